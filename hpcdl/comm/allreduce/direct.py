@@ -1,0 +1,31 @@
+"""All-reduce without a driver: everyone sends everything to everyone.
+
+    0 <──> 1       One step, and no rank waits for a chain of others, but each of the N (N - 1) messages
+    ^ \\  / ^       carries the whole vector: very communication heavy. It pays for tiny vectors only,
+    |  ><  |       where the latency of one message is all that counts.
+    v /  \\ v
+    2 <──> 3
+
+    cost, N ranks        messages      values sent         steps
+    every rank           N - 1         (N - 1) K           1
+
+Each rank holds N K values while it sums, in the order of the ranks, so that all get the same bits.
+"""
+
+import numpy as np
+
+from hpcdl.comm.operations import SUM
+from hpcdl.comm.steps import collective
+
+
+@collective
+def direct(comm, vector, op=SUM):
+    """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, each rank adding all vectors itself."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    others = [other for other in range(size) if other != rank]
+    inbox = np.empty((size, vector.size), vector.dtype)
+    inbox[rank] = vector
+    yield [comm.Irecv(inbox[other], other) for other in others] + [comm.Isend(vector, other) for other in others]
+    vector[:] = inbox[0]
+    for other in range(1, size):
+        op(vector, inbox[other])

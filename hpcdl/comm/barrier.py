@@ -1,0 +1,22 @@
+"""Dissemination barrier: nobody leaves before everybody has come.
+
+In round k each rank notifies the rank 2^k to its right and waits for the one 2^k to its left; after ceil(log2 N)
+rounds word of every rank has reached every other. N ceil(log2 N) empty messages. (Hensgen, Finkel and Manber, "Two
+algorithms for barrier synchronization", 1988; doi:10.1007/BF01379320)
+"""
+
+import numpy as np
+
+from hpcdl.comm.steps import collective
+
+EMPTY = np.empty(0, np.uint8)
+
+
+@collective
+def barrier(comm):
+    """Wait until all ranks of `comm` have called this."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    distance = 1
+    while distance < size:
+        yield comm.Irecv(EMPTY, (rank - distance) % size), comm.Isend(EMPTY, (rank + distance) % size)
+        distance *= 2

@@ -1,0 +1,309 @@
+"""The primitives of distributed learning, each blocking and, with a leading i, asynchronous.
+
+    push       a rank sends data to another             wait/notify   pause until another rank gives a sign
+    pull       a rank fetches data from another         barrier       pause until all ranks have come
+    broadcast  one rank sends the same to all           all_reduce    reduce, and all ranks get the result
+    reduce     combine the data of all on one rank      reduce_scatter, all_gather    the two halves of an all-reduce
+
+`Communicator` is the one door through which messages leave. It checks buffers, chooses the algorithm, and counts and
+times what passes; the algorithms (hpcdl/comm/allreduce/) know nothing of that.
+"""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.chunks import chunk
+from hpcdl.comm import barrier, counting
+from hpcdl.comm.allreduce import algorithm
+from hpcdl.comm.allreduce.mpi import mpi
+from hpcdl.comm.allreduce.ring import all_gather, reduce_scatter
+from hpcdl.comm.allreduce.tree import broadcast, reduce
+from hpcdl.comm.counting import CountingIntracomm
+from hpcdl.comm.exposed import Exposed
+from hpcdl.comm.operations import operation
+from hpcdl.comm.requests import Request
+from hpcdl.comm.trace import Timeline, Traffic
+from hpcdl.comm.watchdog import Activity, Watchdog
+from hpcdl.errors import UsageError
+
+ANY = MPI.ANY_SOURCE
+
+
+class Arrival(NamedTuple):
+    """What `wait` received: from which rank, and how many elements."""
+
+    source: int
+    size: int
+
+
+def flat(array: np.ndarray, dtype=None) -> np.ndarray:
+    """A flat view of a contiguous array, which is what travels; anything else is refused."""
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"a message is a numpy array, not {type(array).__name__}")
+    if not array.flags.c_contiguous:
+        raise UsageError(
+            f"a buffer of shape {array.shape} is not contiguous; pass np.ascontiguousarray(...) or a contiguous part"
+        )
+    if array.dtype.kind not in "biufc" or not array.dtype.isnative:
+        raise UsageError(f"messages hold numbers that MPI knows, not {array.dtype}; convert the array first")
+    return array.reshape(-1)
+
+
+class Communicator:
+    """A group of ranks that exchange typed buffers; wraps an mpi4py communicator, which it duplicates.
+
+    allreduce: name of the algorithm (`naive, direct, ring, tree, mpi`) or package.module:function. timeout: seconds
+    after which a rank that waits in one operation is taken for hung; the job is ended with a report of which ranks
+    wait where. 0: never. trace: how many spans to keep for the picture of the run. Buffers are C-contiguous numpy
+    arrays of any shape and of any type that MPI knows (float32, float64, int64, ...). Making one, `split`,
+    `duplicate`, `expose` and `free` are collective calls.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm = MPI.COMM_WORLD, allreduce: str = "ring", timeout: float = 0, trace: int = 0
+    ):
+        self.allreduce, self.algorithm = allreduce, algorithm(allreduce)
+        self._open(comm, "world", Traffic())
+        self.timeline = Timeline(self.mpi, trace)
+        self.activity = Activity()
+        self.watchdog = Watchdog(self.mpi, self.activity, timeout) if timeout > 0 else None
+
+    def _open(self, comm, name, traffic):
+        self.name, self.traffic = name, traffic
+        self.mpi, self._collective = comm.Dup(), comm.Dup()  # messages between two ranks; collective operations
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self._blocking, self._sequence, self._opened = {}, 0, []
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int | None = None, name: str = "group") -> "Communicator | None":
+        """The group of all ranks that give the same color, ordered by key; None for a rank whose color is None.
+
+        The group inherits algorithm, trace and watchdog.
+        """
+        color, key = MPI.UNDEFINED if color is None else color, self.rank if key is None else key
+        part = self.mpi.Split(color, key)
+        if part == MPI.COMM_NULL:
+            return None
+        group = self._derive(part, name, self.traffic)
+        part.Free()
+        return group
+
+    def duplicate(self, name: str) -> "Communicator":
+        """The same ranks with a traffic count of their own, for messages that are not part of the training."""
+        return self._derive(self.mpi, name, Traffic())
+
+    def _derive(self, comm, name, traffic):
+        group = object.__new__(Communicator)
+        group.allreduce, group.algorithm = self.allreduce, self.algorithm
+        group.timeline, group.activity, group.watchdog = self.timeline, self.activity, None
+        group._open(comm, name, traffic)
+        return group
+
+    def empty(self, n: int, dtype="float32", like: np.ndarray | None = None) -> np.ndarray:
+        """A flat vector of n elements, aligned to 64 bytes (whole cache lines); a collective call."""
+        dtype = np.dtype(dtype if like is None else like.dtype)
+        memory = np.empty(n * dtype.itemsize + 63, np.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + n * dtype.itemsize].view(dtype)
+
+    def expose(self, array: np.ndarray) -> Exposed:
+        """Copy `array` to where all ranks can pull from it and push into it; see `Exposed.array`."""
+        flat(array)
+        exposed = Exposed(self.mpi, array)
+        self._opened.append(exposed)
+        return exposed
+
+    def free(self) -> None:
+        """Give back windows and communicators, and stop the watchdog."""
+        if self.watchdog is not None:
+            self.watchdog.close()
+        for exposed in self._opened:
+            exposed.free()
+        self.mpi.Free()
+        self._collective.Free()
+
+    # -- between two ranks -------------------------------------------------------------------------------------------
+
+    def ipush(
+        self, array, to: int, tag: int = 0, into: Exposed | None = None, at: int = 0, op: str = "replace"
+    ) -> Request:
+        """Send `array` to rank `to`, which takes it by `wait(array, source)`.
+
+        into: write it straight into what `to` exposes, from element `at` on, while that rank computes; op "sum"
+        adds it.
+        """
+        vector = flat(array)
+        self._check_rank(to)
+        comm = self._counting("push", self.mpi)
+        if into is None:
+            return self._request("push", iter([[comm.Isend(vector, to, tag)]]), comm)
+        into.check(vector, to, at)
+        if op not in ("replace", "sum"):
+            raise UsageError(f"push: unknown op {op!r}; known: replace, sum")
+        comm.count(vector)
+        put = into.window.Rput if op == "replace" else into.window.Raccumulate
+        options = {} if op == "replace" else {"op": MPI.SUM}
+        request = put(vector, to, target=at, **options)
+        return self._request("push", iter([[request]]), comm, finish=lambda: into.window.Flush(to))
+
+    def push(self, array, to, tag=0, into=None, at=0, op="replace") -> None:
+        self.ipush(array, to, tag, into, at, op).wait()
+
+    def ipull(self, array, source: int, of: Exposed, at: int = 0) -> Request:
+        """Fetch into `array` the elements from `at` on of what rank `source` exposes, while that rank computes."""
+        vector = flat(array)
+        self._check_rank(source)
+        of.check(vector, source, at)
+        comm = self._counting("pull", self.mpi)
+        comm.count(np.empty(0))  # the values are sent by `source`; what this rank sends is the question
+        return self._request("pull", iter([[of.window.Rget(vector, source, target=at)]]), comm)
+
+    def pull(self, array, source, of, at=0) -> None:
+        self.ipull(array, source, of, at).wait()
+
+    def inotify(self, to: int, tag: int = 0) -> Request:
+        """Give rank `to` a sign, an empty message, for which it can `wait(source=...)`."""
+        self._check_rank(to)
+        comm = self._counting("notify", self.mpi)
+        return self._request("notify", iter([[comm.Isend(barrier.EMPTY, to, tag)]]), comm)
+
+    def notify(self, to, tag=0) -> None:
+        self.inotify(to, tag).wait()
+
+    def iwait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Request:
+        """Pause until a push (into `array`) or, without an array, a notification comes; the result is its `Arrival`."""
+        vector = barrier.EMPTY if array is None else flat(array)
+        if source != ANY:
+            self._check_rank(source)
+        comm, status = self._counting("wait", self.mpi), MPI.Status()
+
+        def arrival():
+            return Arrival(status.source, status.Get_elements(MPI.BYTE) // vector.itemsize)
+
+        return self._request("wait", iter([[comm.Irecv(vector, source, tag)]]), comm, arrival, [status])
+
+    def wait(self, array=None, source=ANY, tag=0) -> Arrival:
+        return self.iwait(array, source, tag).wait()
+
+    # -- all ranks together: every rank of the group makes the same calls in the same order --------------------------
+
+    def iall_reduce(self, array, op: str = "sum") -> Request:
+        """Replace every rank's `array` by the sum (mean, max, min) over all ranks, by the algorithm chosen.
+
+        An algorithm of the user's that is no generator is done when this returns.
+        """
+        vector, op = flat(array), operation(op, array.dtype)
+        comm = self._lane("all_reduce")
+        if hasattr(self.algorithm, "steps"):
+            steps = self.algorithm.steps(comm, vector, op)
+        else:
+            self._opaque("all_reduce", lambda: self.algorithm(comm, vector, op))
+            steps = iter(())
+        return self._request("all_reduce", steps, comm, finish=lambda: op.finish(vector, self.size))
+
+    def all_reduce(self, array, op="sum") -> None:
+        if self.algorithm is not mpi:
+            return self.iall_reduce(array, op).wait()
+        vector, op = flat(array), operation(op, array.dtype)  # the library's blocking call, not its asynchronous one
+        comm = self._counting("all_reduce", self._collective)
+        self._opaque("all_reduce", lambda: mpi(comm, vector, op))
+        comm.counters.calls += 1
+        op.finish(vector, self.size)
+
+    def _opaque(self, name, call):
+        """Make a call that does not tell what it waits for: all of its time counts as blocked."""
+        counters, start = self.traffic[name], time.perf_counter_ns()
+        before = counters.bytes
+        self.activity.enter(name)
+        call()
+        self.activity.leave()
+        stop = time.perf_counter_ns()
+        counters.seconds += (stop - start) / 1e9
+        counters.blocked_seconds += (stop - start) / 1e9
+        self.timeline.add(name, start, stop, counters.bytes - before)
+
+    def ireduce(self, array, root: int = 0, op: str = "sum") -> Request:
+        """Replace the `array` of rank `root` by the sum (mean, max, min) over all ranks; the others keep theirs."""
+        vector, op = flat(array), operation(op, array.dtype)
+        self._check_rank(root)
+        total = vector if self.rank == root else vector.copy()
+        comm = self._lane("reduce")
+
+        def finish():
+            if self.rank == root:
+                op.finish(vector, self.size)
+
+        return self._request("reduce", reduce.steps(comm, total, op, root), comm, finish)
+
+    def reduce(self, array, root=0, op="sum") -> None:
+        self.ireduce(array, root, op).wait()
+
+    def ibroadcast(self, array, root: int = 0) -> Request:
+        """Replace every rank's `array` by that of rank `root`."""
+        vector = flat(array)
+        self._check_rank(root)
+        comm = self._lane("broadcast")
+        return self._request("broadcast", broadcast.steps(comm, vector, root), comm)
+
+    def broadcast(self, array, root=0) -> None:
+        self.ibroadcast(array, root).wait()
+
+    def ireduce_scatter(self, array, op: str = "sum") -> Request:
+        """Leave in rank r chunk r of the sum (mean, max, min) over all ranks; the result is a view of that chunk.
+
+        In place: the other chunks of `array` hold partial sums afterwards. Chunks are those of `hpcdl.chunks`.
+        """
+        vector, op = flat(array), operation(op, array.dtype)
+        own, comm = vector[chunk(vector.size, self.size, self.rank)], self._lane("reduce_scatter")
+
+        def finish():
+            op.finish(own, self.size)
+            return own
+
+        return self._request("reduce_scatter", reduce_scatter.steps(comm, vector, op), comm, finish)
+
+    def reduce_scatter(self, array, op="sum") -> np.ndarray:
+        return self.ireduce_scatter(array, op).wait()
+
+    def iall_gather(self, array) -> Request:
+        """Fill in all chunks of `array`, of which rank r holds chunk r, on all ranks."""
+        comm = self._lane("all_gather")
+        return self._request("all_gather", all_gather.steps(comm, flat(array)), comm)
+
+    def all_gather(self, array) -> None:
+        self.iall_gather(array).wait()
+
+    def ibarrier(self) -> Request:
+        """Complete when all ranks have called this."""
+        comm = self._lane("barrier")
+        return self._request("barrier", barrier.barrier.steps(comm), comm)
+
+    def barrier(self) -> None:
+        self.ibarrier().wait()
+
+    # -- what all of them share --------------------------------------------------------------------------------------
+
+    def _counting(self, name, comm):
+        """The counting communicator of the blocking operations of this name."""
+        if name not in self._blocking:
+            self._blocking[name] = CountingIntracomm(comm)
+            self._blocking[name].counters = self.traffic[name]
+        return self._blocking[name]
+
+    def _lane(self, name):
+        """A counting communicator with tags of its own; all ranks start the same operations in the same order."""
+        self._sequence += 1
+        comm = CountingIntracomm(self._collective)
+        comm.counters, comm.lane = self.traffic[name], 1 + self._sequence % (counting.LANES - 1)
+        return comm
+
+    def _request(self, name, steps, comm, finish=None, statuses=None):
+        return Request(self, name, steps, comm.counters, finish, statuses)
+
+    def _check_rank(self, rank):
+        if not 0 <= rank < self.size:
+            raise UsageError(f"there is no rank {rank} in a group of {self.size} (0 to {self.size - 1})")

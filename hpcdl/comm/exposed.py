@@ -1,0 +1,43 @@
+"""Memory that other ranks read and write while its owner computes: pull and push without the owner's help.
+
+`comm.expose(array)` copies each rank's array into an MPI window that stays open (one `Lock_all` for its whole
+life), so that a pull is one MPI_Get and completes although the rank asked never enters MPI. Within a node this is
+guaranteed; between hosts over TCP the message waits until the owner next enters MPI, unless the library runs a
+progress thread (MPICH: MPIR_CVAR_ASYNC_PROGRESS=1).
+"""
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.errors import UsageError
+
+
+class Exposed:
+    """This rank's `array`, of its own length, in memory that every rank of the communicator can reach."""
+
+    def __init__(self, comm: MPI.Intracomm, array: np.ndarray):
+        kinds = set(comm.allgather(array.dtype.str))
+        if len(kinds) > 1:
+            raise UsageError(f"expose: all ranks must expose arrays of one type, not {', '.join(sorted(kinds))}")
+        self.lengths = comm.allgather(array.size)
+        self.window = MPI.Win.Allocate(array.nbytes, array.itemsize, comm=comm)
+        self.array = np.ndarray(array.shape, array.dtype, buffer=self.window.tomemory())
+        self.array[...] = array
+        self.window.Lock_all(MPI.MODE_NOCHECK)
+        self.window.Sync()
+        comm.Barrier()  # nobody pulls before everybody's values are there
+
+    def check(self, array: np.ndarray, rank: int, at: int) -> None:
+        """Refuse a transfer that would leave the exposed array of `rank`."""
+        if array.dtype != self.array.dtype:
+            raise UsageError(f"the exposed array holds {self.array.dtype}, not {array.dtype}")
+        if at < 0 or at + array.size > self.lengths[rank]:
+            raise UsageError(
+                f"elements {at} to {at + array.size} are outside the {self.lengths[rank]} that rank {rank} exposes"
+            )
+
+    def free(self) -> None:
+        """Close the window; a collective call."""
+        self.array = None
+        self.window.Unlock_all()
+        self.window.Free()

@@ -1,0 +1,45 @@
+"""The reductions: sum, mean, max and min, as kernels for our algorithms and as MPI operations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.errors import UsageError, unknown
+from hpcdl.kernels import reduce as kernels
+
+
+@dataclass(frozen=True)
+class Operation:
+    """op(into, values) combines two flat vectors into the first; `mpi` is the same operation in MPI's words."""
+
+    name: str
+    mpi: MPI.Op
+    combine: Callable[[np.ndarray, np.ndarray], None]
+
+    def __call__(self, into: np.ndarray, values: np.ndarray) -> None:
+        self.combine(into, values)
+
+    def finish(self, vector: np.ndarray, size: int) -> None:
+        """What is left to do once `size` vectors are combined: the mean divides by their number."""
+        if self.name == "mean":
+            kernels.scale(vector, 1 / size)
+
+
+SUM = Operation("sum", MPI.SUM, kernels.add_into)
+MEAN = Operation("mean", MPI.SUM, kernels.add_into)
+MAX = Operation("max", MPI.MAX, kernels.max_into)
+MIN = Operation("min", MPI.MIN, kernels.min_into)
+OPERATIONS = {op.name: op for op in (SUM, MEAN, MAX, MIN)}
+
+
+def operation(name: str, dtype: np.dtype) -> Operation:
+    """The operation of that name, if the type has it: a mean of integers would not be an integer."""
+    if name not in OPERATIONS:
+        raise unknown("reduction", name, OPERATIONS)
+    if dtype.kind not in "iu" and dtype not in (np.float32, np.float64):
+        raise UsageError(f"reductions take integers, float32 and float64, not {dtype}")
+    if name == "mean" and not np.issubdtype(dtype, np.floating):
+        raise UsageError(f"the mean of {dtype} values is not {dtype}; take the sum, or convert to floating point")
+    return OPERATIONS[name]

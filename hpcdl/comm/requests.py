@@ -1,0 +1,57 @@
+"""An operation in flight: `wait()` until it is done, or `test()` to take it as far as its messages have come."""
+
+import time
+
+from mpi4py import MPI
+
+
+class Request:
+    """One asynchronous operation, driven through its generator of MPI requests (see hpcdl/comm/steps.py).
+
+    The communicator's timeline gets its span, `counters` its seconds, and the watchdog learns what this rank waits for:
+    here and nowhere else. statuses: a list that receives the MPI status of each request of the (only) step. finish() is
+    called once, when the last message has arrived; what it returns is the result.
+    """
+
+    def __init__(self, communicator, name, steps, counters, finish=None, statuses=None):
+        self.communicator, self.name, self.steps, self.counters = communicator, name, steps, counters
+        self.finish, self.statuses = finish, statuses
+        self.pending, self.done, self.result = (), False, None
+        self.start, self.bytes = time.perf_counter_ns(), counters.bytes
+        counters.calls += 1
+        self._advance()
+        counters.seconds += (time.perf_counter_ns() - self.start) / 1e9
+
+    def _advance(self) -> None:
+        """Go on to the next set of messages to wait for, or end."""
+        self.pending = next(self.steps, None)
+        if self.pending is None:
+            self.done = True
+            if self.finish is not None:
+                self.result = self.finish()
+            stop = time.perf_counter_ns()
+            self.communicator.timeline.add(self.name, self.start, stop, self.counters.bytes - self.bytes)
+
+    def test(self) -> bool:
+        """Advance without blocking; True when the operation is complete."""
+        start = time.perf_counter_ns()
+        while not self.done and MPI.Request.Testall(self.pending, self.statuses):
+            self._advance()
+        self.counters.seconds += (time.perf_counter_ns() - start) / 1e9
+        return self.done
+
+    def wait(self):
+        """Block until the operation is complete; returns its result, if it has one."""
+        if self.done:
+            return self.result
+        activity, start, blocked = self.communicator.activity, time.perf_counter_ns(), 0
+        activity.enter(self.name)
+        while not self.done:
+            before = time.perf_counter_ns()
+            MPI.Request.Waitall(self.pending, self.statuses)
+            blocked += time.perf_counter_ns() - before
+            self._advance()
+        activity.leave()
+        self.counters.seconds += (time.perf_counter_ns() - start) / 1e9
+        self.counters.blocked_seconds += blocked / 1e9
+        return self.result

@@ -1,0 +1,129 @@
+"""What a rank did and when: counters for every operation, and spans on one clock for a picture of the run.
+
+`Traffic` counts calls, bytes, messages, seconds and seconds blocked, for each kind of operation. `Timeline` keeps
+spans (name, start, end), at most `limit` of them, and `write` gathers those of all ranks into one file in Chrome's
+trace format, one row for each rank, which https://ui.perfetto.dev opens.
+
+Each host has a clock of its own. Their offsets to the clock of rank 0 are measured by ping-pong when the timeline
+is made and again when it is written (Cristian, "Probabilistic clock synchronization", 1989): of several rounds the
+one with the shortest round trip counts, the remote clock being read in its middle; times between are shifted by the
+line through both offsets.
+"""
+
+import contextlib
+import json
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.comm.counting import Counters
+from hpcdl.files import atomic_write
+
+ROUNDS = 10
+
+
+class Traffic(dict):
+    """Counters by kind of operation: traffic["all_reduce"].bytes."""
+
+    def __missing__(self, name: str) -> Counters:
+        counters = self[name] = Counters()
+        return counters
+
+    @property
+    def bytes(self) -> int:
+        return sum(counters.bytes for counters in self.values())
+
+    @property
+    def messages(self) -> int | None:
+        """Messages sent, or None when a library's own collective hid some."""
+        each = [counters.messages for counters in self.values()]
+        return None if None in each else sum(each)
+
+    @property
+    def seconds(self) -> float:
+        return sum(counters.seconds for counters in self.values())
+
+    @property
+    def blocked_seconds(self) -> float:
+        return sum(counters.blocked_seconds for counters in self.values())
+
+
+def clock_offset(comm: MPI.Intracomm, node: MPI.Intracomm) -> int:
+    """Nanoseconds to add to this rank's clock to have that of rank 0; a collective call.
+
+    The ranks of one node share a clock, so only the first rank of each node plays ping-pong with rank 0.
+    """
+    leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
+    offset = np.zeros(1, np.int64)
+    if leaders != MPI.COMM_NULL:
+        ball = np.zeros(1, np.int64)
+        for other in range(1, leaders.size):
+            if leaders.rank == 0:
+                for _ in range(ROUNDS):
+                    leaders.Recv(ball, other)
+                    ball[0] = time.perf_counter_ns()
+                    leaders.Send(ball, other)
+            elif leaders.rank == other:
+                best = None
+                for _ in range(ROUNDS):
+                    start = time.perf_counter_ns()
+                    leaders.Send(ball, 0)
+                    leaders.Recv(ball, 0)
+                    stop = time.perf_counter_ns()
+                    if best is None or stop - start < best:
+                        best, offset[0] = stop - start, ball[0] - (start + stop) // 2
+        leaders.Free()
+    node.Bcast(offset)
+    return int(offset[0])
+
+
+class Timeline:
+    """Spans of one rank. `limit` bounds how many are kept; 0 keeps none."""
+
+    def __init__(self, comm: MPI.Intracomm, limit: int = 0):
+        self.comm, self.limit = comm, limit
+        self.spans, self.dropped = [], 0
+        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED) if limit else None
+        self.first = (time.perf_counter_ns(), clock_offset(comm, self.node)) if limit else None
+
+    def add(self, name: str, start: int, stop: int, bytes: int | None = None) -> None:
+        """Keep one span; start and stop are `time.perf_counter_ns()`."""
+        if len(self.spans) < self.limit:
+            self.spans.append((name, start, stop, bytes))
+        else:
+            self.dropped += 1
+
+    @contextlib.contextmanager
+    def span(self, name: str):
+        """`with timeline.span("evaluate"): ...`"""
+        start = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.add(name, start, time.perf_counter_ns())
+
+    def write(self, path) -> None:
+        """Gather all ranks' spans on the clock of rank 0 and write them there; a collective call."""
+        now, last = time.perf_counter_ns(), clock_offset(self.comm, self.node)
+        then, first = self.first
+        drift = (last - first) / max(1, now - then)
+        spans = [(name, t + first + drift * (t - then), (stop - t), size) for name, t, stop, size in self.spans]
+        everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.dropped))
+        if everyone is None:
+            return
+        origin = min((start for _, spans, _ in everyone for _, start, _, _ in spans), default=0)
+        events = []
+        for rank, (host, spans, dropped) in enumerate(everyone):
+            label = f"rank {rank} on {host}" + (f" ({dropped} later spans not kept)" if dropped else "")
+            events.append({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}})
+            events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": label}})
+            events.append({"name": "thread_sort_index", "ph": "M", "pid": 0, "tid": rank, "args": {"sort_index": rank}})
+            for name, start, length, size in spans:
+                event = {"name": name, "ph": "X", "pid": 0, "tid": rank}
+                event |= {"ts": round((start - origin) / 1e3, 3), "dur": round(length / 1e3, 3)}
+                if size is not None:
+                    event["args"] = {"bytes sent": size}
+                events.append(event)
+        with atomic_write(path) as file:
+            file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())

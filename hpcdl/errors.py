@@ -1,0 +1,39 @@
+"""What the user can put right: one line that says what is wrong and what to do, and exit status 2."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(Exception):
+    """Bad input. A script prints the message as one line on rank 0, without a traceback, and exits with status 2."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that is not among the known ones; it lists them and suggests the nearest."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return UsageError(f"unknown {kind} {name!r}{hint}; known: {', '.join(known)}")
+
+
+def parse_spec(kind: str, spec: str, defaults: dict) -> tuple[str, dict]:
+    """Read NAME or NAME:KEY=VALUE,... (as in `adam:beta1=0.9,eps=1e-8`) into the name and its settings.
+
+    defaults: for each known name its settings with their default values; a value is read as its default's type.
+    Raises UsageError for an unknown name or key, and for a value of another type.
+    """
+    name, _, rest = spec.partition(":")
+    if name not in defaults:
+        raise unknown(kind, name, defaults)
+    settings = dict(defaults[name])
+    for item in filter(None, rest.split(",")):
+        key, equals, text = item.partition("=")
+        if key not in settings or not equals:
+            known = ", ".join(settings) or "none"
+            raise UsageError(f"{kind} {name!r} has no setting {key!r}; write NAME:KEY=VALUE with one of: {known}")
+        try:
+            settings[key] = type(settings[key])(text)
+        except ValueError:
+            wanted = type(settings[key]).__name__
+            raise UsageError(f"{kind} {spec!r}: {key} should be of type {wanted}, not {text!r}") from None
+    return name, settings
