@@ -8,6 +8,10 @@ class UsageError(Exception):
     """Bad input. A script prints the message as one line on rank 0, without a traceback, and exits with status 2."""
 
 
+class TrainingError(Exception):
+    """A run that cannot go on, as every rank knows. A script prints the message as one line and exits with status 1."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is not among the known ones; it lists them and suggests the nearest."""
     known = sorted(known)

@@ -65,11 +65,15 @@ class Communicator:
     def __init__(
         self, comm: MPI.Intracomm = MPI.COMM_WORLD, allreduce: str = "ring", timeout: float = 0, trace: int = 0
     ):
-        self.allreduce, self.algorithm = allreduce, algorithm(allreduce)
+        self.use(allreduce)
         self._open(comm, "world", Traffic())
         self.timeline = Timeline(self.mpi, trace)
         self.activity = Activity()
         self.watchdog = Watchdog(self.mpi, self.activity, timeout) if timeout > 0 else None
+
+    def use(self, allreduce: str) -> None:
+        """Choose the all-reduce algorithm by name; all ranks choose the same."""
+        self.allreduce, self.algorithm = allreduce, algorithm(allreduce)
 
     def _open(self, comm, name, traffic):
         self.name, self.traffic = name, traffic
@@ -103,9 +107,9 @@ class Communicator:
         group._open(comm, name, traffic)
         return group
 
-    def empty(self, n: int, dtype="float32", like: np.ndarray | None = None) -> np.ndarray:
+    def empty(self, n: int | None = None, dtype="float32", like: np.ndarray | None = None) -> np.ndarray:
         """A flat vector of n elements, aligned to 64 bytes (whole cache lines); a collective call."""
-        dtype = np.dtype(dtype if like is None else like.dtype)
+        n, dtype = like.size if n is None else n, np.dtype(dtype if like is None else like.dtype)
         memory = np.empty(n * dtype.itemsize + 63, np.uint8)
         start = -memory.ctypes.data % 64
         return memory[start : start + n * dtype.itemsize].view(dtype)

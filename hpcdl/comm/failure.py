@@ -24,8 +24,8 @@ def abort(kind, value, trace) -> None:
     """Print what happened on this rank and end the whole job: status 2 for bad input, 1 for everything else."""
     comm = MPI.COMM_WORLD
     sys.stdout.flush()
+    time.sleep(0.2 * (comm.rank > 0))  # what fails on all ranks alike is said once: leave the word to rank 0
     if issubclass(kind, UsageError):
-        time.sleep(0.2 * (comm.rank > 0))  # bad input is mostly the same on all ranks: leave the word to rank 0
         sys.stderr.write(f"error: {value}\n")
     elif issubclass(kind, KeyboardInterrupt):
         sys.stderr.write(f"rank {comm.rank}: interrupted\n")

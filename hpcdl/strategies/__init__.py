@@ -1,0 +1,1 @@
+"""Strategies: one file each, whose `train` reads like its algorithm in the lecture or paper."""

@@ -1,0 +1,46 @@
+# make train          train on the embedded digits over RANKS ranks        make test    every test, on 1, 4 and 3 ranks
+# make lint           ruff, format check included                          make clean   take away what make made
+# MPI=mpich (default) or openmpi: from the registry, into a .venv; MPI=site: the mpiexec on the PATH, mpi4py built for it
+MPI    ?= mpich
+RANKS  ?= 4
+PYTHON ?= python3
+ARGS   ?=
+
+comma  := ,
+VENV   := $(if $(filter mpich,$(MPI)),.venv,.venv-$(MPI))
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+EXTRA  := $(if $(filter mpich,$(MPI)),mpi$(comma),$(if $(filter openmpi,$(MPI)),openmpi$(comma)))
+MPIEXEC := $(if $(filter site,$(MPI)),mpiexec,$(BIN)/mpiexec)
+
+# Open MPI refuses root and more ranks than cores unless it is told; harmless elsewhere.
+export OMPI_ALLOW_RUN_AS_ROOT = 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
+export OMPI_MCA_mpi_yield_when_idle = 1
+
+.PHONY: train test lint install clean
+
+train: $(STAMP)
+	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q
+	$(MPIEXEC) -n 4 $(BIN)/python -m pytest -q
+	$(MPIEXEC) -n 3 $(BIN)/python -m pytest -q
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+install: $(STAMP)
+
+$(STAMP): setup.cfg constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(if $(filter site,$(MPI)),--no-binary mpi4py) \
+	  --editable ".[$(EXTRA)test]"
+	touch $@
+
+clean:
+	rm -rf .venv .venv-* build *.egg-info .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

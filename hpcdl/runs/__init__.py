@@ -1,0 +1,13 @@
+"""One training run: its options, progress, metrics, evaluation, checkpoints, signals and summary."""
+
+import importlib
+
+_HOME = {"Options": "options", "Run": "run", "training": "training"}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str):
+    # On demand: a script's signal handlers must be in place before the first import of MPI starts it.
+    if name in _HOME:
+        return getattr(importlib.import_module(f"hpcdl.runs.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

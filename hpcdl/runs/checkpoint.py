@@ -1,0 +1,107 @@
+"""Checkpoints: one HDF5 file with the whole state of a run, from which any number of ranks can go on.
+
+    parameters            the flat vector, in the order of the layout
+    optimizer/NAME        each of the optimizer's vectors
+    attributes            model, layout, data, step, position, ... as one JSON text, and a checksum of all of it
+
+A checkpoint is written under a temporary name, synced and renamed, so that under its own name there is never half of
+one. The checksum (BLAKE2 over the names, bytes and attributes) tells a damaged one.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from hpcdl.errors import UsageError
+from hpcdl.files import atomic_path
+
+VERSION = 1
+
+
+@dataclass
+class Checkpoint:
+    """What a checkpoint file holds: named vectors, and attributes that JSON can express."""
+
+    vectors: dict[str, np.ndarray]
+    attributes: dict
+
+    def digest(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for name in sorted(self.vectors):
+            digest.update(name.encode())
+            digest.update(str(self.vectors[name].dtype).encode())
+            digest.update(np.ascontiguousarray(self.vectors[name]))
+        digest.update(json.dumps(self.attributes, sort_keys=True).encode())
+        return digest.hexdigest()
+
+    def write(self, path: Path) -> None:
+        with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+            for name, vector in self.vectors.items():
+                file[name] = vector
+            file.attrs["format"] = "hpcdl checkpoint"
+            file.attrs["version"] = VERSION
+            file.attrs["attributes"] = json.dumps(self.attributes, sort_keys=True)
+            file.attrs["checksum"] = self.digest()
+
+    @classmethod
+    def read(cls, path: Path) -> "Checkpoint":
+        """Raises UsageError, one line, when the file is missing, damaged, cut off or something else."""
+        path = Path(path)
+        if path.is_dir():
+            path = path / "checkpoint.h5"
+        if not path.is_file():
+            raise UsageError(f"there is no checkpoint {path}")
+        vectors = {}
+        try:
+            with h5py.File(path, "r") as file:
+                if file.attrs.get("format") != "hpcdl checkpoint":
+                    raise UsageError(f"{path} is not a checkpoint of hpcdl")
+                if file.attrs["version"] != VERSION:
+                    raise UsageError(
+                        f"{path} is of format version {file.attrs['version']}; this program reads {VERSION}"
+                    )
+                attributes, checksum = json.loads(file.attrs["attributes"]), file.attrs["checksum"]
+
+                def visit(name, item):
+                    if isinstance(item, h5py.Dataset):
+                        vectors[name] = item[()]
+
+                file.visititems(visit)
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
+            raise UsageError(f"{path} is damaged or cut off, use an older checkpoint ({one_line(error)})") from None
+        found = cls(vectors, attributes)
+        if found.digest() != checksum:
+            raise UsageError(f"{path} is damaged (its checksum does not fit its contents); use an older checkpoint")
+        return found
+
+
+def one_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def rotate(folder: Path, keep: int, checkpoint: Checkpoint) -> None:
+    """Write `checkpoint.h5`, and keep `keep - 1` older ones as checkpoint-STEP.h5.
+
+    The last one gets its second name by a hard link, so that at each moment there is a whole checkpoint.h5.
+    """
+    last = folder / "checkpoint.h5"
+    if last.exists() and keep > 1:
+        link(last, folder / f"checkpoint-{Checkpoint.read(last).attributes['step']:09d}.h5")
+    checkpoint.write(last)
+    older = sorted(folder.glob("checkpoint-*.h5"))
+    for path in older[: max(0, len(older) - (keep - 1))]:
+        path.unlink()
+
+
+def link(source: Path, target: Path) -> None:
+    """Give the file a second name, replacing what bore that name."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    temporary.unlink(missing_ok=True)
+    os.link(source, temporary)
+    os.replace(temporary, target)
+    temporary.unlink(missing_ok=True)  # rename does nothing when both are the same file already

@@ -1,0 +1,64 @@
+"""Scores of a model on a set of examples: the mean loss, and the accuracy (classes) or the root mean squared error."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from hpcdl.chunks import chunk
+from hpcdl.data import Batch
+
+ROWS = 1024  # rows that are scored at once: bounds the memory that evaluation needs
+
+
+class Scores(NamedTuple):
+    """What a model scores on a number of examples; `accuracy` for classes, `rmse` for regression, else None."""
+
+    loss: float
+    accuracy: float | None
+    rmse: float | None
+    examples: int
+
+    def named(self, prefix: str) -> dict:
+        """As entries of a metrics line: test_loss, test_accuracy or test_rmse."""
+        second = {"accuracy": self.accuracy} if self.rmse is None else {"rmse": self.rmse}
+        return {f"{prefix}_{name}": value for name, value in ({"loss": self.loss} | second).items()}
+
+
+def evaluate(model, parameters, split, classes: int, share=(0, 1)) -> np.ndarray:
+    """Sums over this rank's share of the split: [losses, right answers or squared errors, examples].
+
+    A model with a member `evaluate` computes them in one forward pass; for any other the loss is taken from
+    `loss_and_gradient`, whose gradient is thrown away, and the score from `predict`.
+    """
+    rank, size = share
+    rows, sums = chunk(split.examples, size, rank), np.zeros(3)
+    scratch = None if hasattr(model, "evaluate") else np.zeros_like(parameters)
+    for start in range(rows.start, rows.stop, ROWS):
+        stop = min(start + ROWS, rows.stop)
+        x, y = split.rows(start, stop)
+        batch = Batch(x, y, stop - start, epoch=0, step=0, index=np.arange(start, stop))
+        if scratch is None:
+            loss, score = model.evaluate(parameters, batch)
+        else:
+            loss = model.loss_and_gradient(parameters, batch, scratch)
+            score = count(model.predict(parameters, x), y, classes)
+        sums += loss, score, stop - start
+    return sums
+
+
+def count(predicted: np.ndarray, y: np.ndarray, classes: int) -> float:
+    """Right answers, or the sum of squared errors when there are no classes."""
+    if not classes:
+        return float(np.square(predicted.reshape(y.shape) - y, dtype=np.float64).sum())
+    answers = predicted.argmax(axis=1) if predicted.ndim == 2 else predicted > 0.5
+    return int((answers == y).sum())
+
+
+def scores(sums: np.ndarray, classes: int) -> Scores:
+    """Means from the sums of all ranks."""
+    loss, score, examples = sums
+    examples = int(examples)
+    if classes:
+        return Scores(loss / examples, score / examples, None, examples)
+    return Scores(loss / examples, None, math.sqrt(score / examples), examples)

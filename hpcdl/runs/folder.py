@@ -1,0 +1,126 @@
+"""The folder of a run: config.yaml, metrics.jsonl, checkpoint.h5, trace.json, summary.json and logs/, one per rank.
+
+Rank 0 writes all but the logs. What is rewritten as a whole is written under a temporary name first.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import yaml
+from mpi4py import MPI
+
+from hpcdl.errors import UsageError
+from hpcdl.files import atomic_write
+
+log = logging.getLogger("hpcdl")
+PACKAGES = ("hpcdl", "numpy", "numba", "mpi4py", "h5py")
+
+
+def check(path: Path, resumed: bool) -> None:
+    """Refuse a folder that holds another run, or that cannot be made or written."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--out {path} is a file, not a folder; give another name")
+    if not resumed and any((path / name).exists() for name in ("config.yaml", "checkpoint.h5", "summary.json")):
+        raise UsageError(f"--out {path} holds another run; give another folder, or --resume {path} to go on with it")
+    parent = path.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
+        raise UsageError(f"--out {path} cannot be written: no permission in {parent}")
+
+
+def environment() -> dict[str, str]:
+    """What a reader needs to repeat the run: launch line, git commit, versions, machine."""
+    found = {"launch": launch_line(), "commit": commit(), "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    found["mpi"] = " ".join(MPI.Get_library_version().splitlines()[0].strip("\0").split())
+    found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"
+    return found
+
+
+def launch_line() -> str:
+    """The program and its arguments; the launcher's part as far as the world tells it."""
+    return f"{MPI.COMM_WORLD.size} ranks: " + " ".join([Path(sys.executable).name, *sys.argv])
+
+
+def commit() -> str:
+    """The git commit of the code, with -dirty for local changes; unknown outside of a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+class Folder:
+    """A run's folder; without a path, nothing is written."""
+
+    def __init__(self, path: Path | None, rank: int):
+        self.path, self.rank = path, rank
+        self.metrics = self.handler = None
+
+    def create(self, options) -> None:
+        """Make the folder with its config.yaml (rank 0)."""
+        (self.path / "logs").mkdir(parents=True, exist_ok=True)
+        values = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "resume")}
+        header = [f"# {name}: {value}" for name, value in environment().items()]
+        with atomic_write(self.path / "config.yaml") as file:
+            file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
+
+    def open(self, step: int) -> None:
+        """Start this rank's log and, on rank 0, the metrics; when resuming, later steps' lines are dropped."""
+        if self.path is None:
+            return
+        self.handler = logging.FileHandler(self.path / "logs" / f"rank-{self.rank:04d}.log")
+        self.handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(self.handler)
+        log.setLevel(logging.INFO)
+        if self.rank == 0:
+            path = self.path / "metrics.jsonl"
+            kept = [line for line in read_lines(path) if json.loads(line)["step"] <= step]
+            with atomic_write(path) as file:
+                file.write("".join(kept).encode())
+            self.metrics = path.open("a")
+
+    def record(self, lines: list[dict]) -> None:
+        """Append lines to metrics.jsonl."""
+        if self.metrics is not None:
+            self.metrics.write("".join(json.dumps(line) + "\n" for line in lines))
+            self.metrics.flush()
+
+    def write(self, name: str, value: dict) -> None:
+        """Write a JSON file (rank 0)."""
+        if self.path is not None and self.rank == 0:
+            with atomic_write(self.path / name) as file:
+                file.write((json.dumps(value, indent=2) + "\n").encode())
+
+    def close(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
+        if self.handler is not None:
+            log.removeHandler(self.handler)
+            self.handler.close()
+
+
+def read_lines(path: Path) -> list[str]:
+    """The whole lines of a file; a last one that was cut off is left out."""
+    if not path.exists():
+        return []
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def automatic(strategy: str) -> Path:
+    """A new folder's name, for a run that was given none."""
+    return Path("runs", f"{strategy}-{time.strftime('%Y%m%d-%H%M%S')}")

@@ -1,0 +1,405 @@
+"""What a training loop should not spell out: steps, metrics, evaluation, checkpoints, signals and the summary.
+
+    for batch in run.batches(data, share=(comm.rank, comm.size)):
+        ...                          the strategy: gradient, communication, update
+        run.record(loss, batch)      local: this rank's sum of losses
+        run.boundary()               the one collective: agree on losses, signals and stopping
+
+The ranks agree in one small message on a communicator of the run's own, counted apart from the training's; when
+steps are short, only every few steps. All that a decision depends on travels in that message, so that all ranks
+take the same one.
+"""
+
+import dataclasses
+import hashlib
+import logging
+import math
+import resource
+import time
+from pathlib import Path
+
+import numpy as np
+
+from hpcdl.comm import Communicator, agreement
+from hpcdl.comm.operations import SUM
+from hpcdl.data import Batch
+from hpcdl.errors import TrainingError, UsageError
+from hpcdl.optim import make_optimizer, make_schedule
+from hpcdl.random import Random
+from hpcdl.runs import signals
+from hpcdl.runs.checkpoint import Checkpoint, rotate
+from hpcdl.runs.evaluation import evaluate, scores
+from hpcdl.runs.folder import Folder, automatic, check
+from hpcdl.runs.options import Options
+from hpcdl.runs.progress import Display
+from hpcdl.runs.summary import summarize
+
+log = logging.getLogger("hpcdl")
+AGREE_SECONDS = 0.1  # the ranks agree about that often, or at every step when steps are longer
+
+
+class Run:
+    """One training run of all ranks of `comm`. Use it as a context: `with Run(comm, options) as run: train(..., run)`.
+
+    Leaving the context evaluates, saves and writes the summary; `run.summary` holds it on rank 0, `run.stopped` why the
+    run ended: finished, time limit, patience, or the name of a signal.
+    """
+
+    def __init__(self, comm: Communicator, options: Options | None = None):
+        self.comm, self.options = comm, options or Options()
+        self.own = comm.duplicate("run")
+        self.own.use("tree")  # exact counts, the same bits on all ranks, few steps
+        self.random = Random(self.options.seed)
+        self.display = Display(self.options.progress, comm.rank)
+        self.model = self.data = self.optimizer = None
+        self.tracked: dict[str, np.ndarray] = {}
+        self.step = self.agreed = self.examples = 0
+        self.every, self.stopped, self.losses, self.totals = 1, None, [], []
+        self.best, self.improved, self.waited, self.scores, self.train_loss = math.inf, False, 0, {}, math.nan
+        self.loop_seconds = self.data_seconds = self.earlier_seconds = 0.0
+        self.blocked_seconds = self.talked_seconds = 0.0
+        self.folder = self.summary = None
+
+    # -- before the loop ---------------------------------------------------------------------------------------------
+
+    def plan(self, data) -> tuple[int, int, int]:
+        """Examples per update, updates per epoch, updates in all."""
+        batch = self.options.global_batch(self.comm.size, data.examples)
+        per_epoch = data.steps_per_epoch(batch)
+        return batch, per_epoch, self.options.steps or self.options.epochs * per_epoch
+
+    def make_optimizer(self, model, data, size: int | None = None):
+        """The optimizer that the options name, for `size` parameters (default: all of the model's)."""
+        options, (batch, per_epoch, steps) = self.options, self.plan(data)
+        schedule = make_schedule(options.schedule, options.lr, steps, per_epoch, batch)
+        size = model.layout.size if size is None else size
+        return make_optimizer(
+            options.optimizer, size, model.layout.dtype, schedule, options.weight_decay, options.clip_norm
+        )
+
+    def track(self, name: str, array: np.ndarray) -> None:
+        """Make `array`, which is the same on all ranks, part of each checkpoint."""
+        self.tracked[name] = array
+
+    def begin(self, strategy: str, model, parameters: np.ndarray, optimizer, data) -> None:
+        """Track parameters and optimizer, make the run's folder, and load the state when the run resumes."""
+        self.strategy, self.model, self.parameters, self.optimizer, self.data = (
+            strategy,
+            model,
+            parameters,
+            optimizer,
+            data,
+        )
+        self.batch, self.per_epoch, self.steps = self.plan(data)
+        self.track("parameters", parameters)
+        for name, vector in optimizer.state.items():
+            self.track(f"optimizer/{name}", vector)
+        path = self.own.mpi.bcast(self._path() if self.comm.rank == 0 else None)
+        self.folder = Folder(path, self.comm.rank)
+        resumed = bool(self.options.resume)
+        with agreement(self.own.mpi):
+            if path is not None and self.comm.rank == 0:
+                check(path, resumed and path.resolve() == Path(self.options.resume).resolve())
+            found = Checkpoint.read(Path(self.options.resume)) if resumed and self.comm.rank == 0 else None
+            if found is not None:
+                self._check(found)
+        if resumed:
+            self._load(found)
+        with agreement(self.own.mpi):
+            if path is not None and self.comm.rank == 0:
+                try:
+                    self.folder.create(self.options)
+                except OSError as error:
+                    raise UsageError(f"--out {path} cannot be written: {error.strerror}") from None
+        self.folder.open(self.step)
+        self._warm_up()
+        log.info("%s, rank %d of %d, from step %d", strategy, self.comm.rank, self.comm.size, self.step)
+
+    def _warm_up(self) -> None:
+        """Compile, or load from the cache, what a step needs, before any clock runs."""
+        x, y = self.data.train.rows(0, 1)
+        nothing, none = Batch(x[:0], y[:0], 1, epoch=0, step=0, index=np.arange(0)), self.parameters[:0].copy()
+        self.model.loss_and_gradient(self.parameters, nothing, np.zeros_like(self.parameters))
+        self.make_optimizer(self.model, self.data, size=0).update(none, none.copy(), scale=1.0)
+        SUM(none, none.copy())
+        self.own.barrier()
+
+    def _path(self) -> Path | None:
+        if self.options.out == "auto":
+            return automatic(self.strategy)
+        return None if self.options.out in ("", "none") else Path(self.options.out)
+
+    def _attributes(self) -> dict:
+        """What a checkpoint says of its run, beside the vectors."""
+        return {
+            "strategy": self.strategy,
+            "model": self.options.model,
+            "source": self.options.data,
+            "layout": self.model.layout.describe(),
+            "data": {"name": self.data.name, "features": list(self.data.features), "classes": self.data.classes},
+            "optimizer": self.options.optimizer,
+            "seed": self.options.seed,
+            "batch": self.batch,
+            "step": self.step,
+            "epoch": self.step / self.per_epoch,
+            "updates": self.optimizer.step,
+            "examples": self.examples,
+            "best": None if math.isinf(self.best) else self.best,
+            "waited": self.waited,
+            "scores": self.scores,
+            "seconds": self.seconds,
+        }
+
+    def _check(self, found: Checkpoint) -> None:
+        """Refuse to go on from a checkpoint of another model, optimizer, seed or batch size."""
+        mine = self._attributes()
+        for name, word in [("layout", "model"), ("optimizer",) * 2, ("seed",) * 2, ("batch", "batch size")]:
+            if mine[name] != found.attributes[name]:
+                theirs, ours = (
+                    (found.attributes[name], mine[name])
+                    if name != "layout"
+                    else (
+                        f"{found.attributes['model']} with {found.vectors['parameters'].size} parameters",
+                        f"{self.options.model} with {self.parameters.size}",
+                    )
+                )
+                raise UsageError(f"--resume {self.options.resume}: that run's {word} is {theirs}, not {ours}")
+        if set(found.vectors) != set(self.tracked):
+            raise UsageError(f"--resume {self.options.resume}: that run's state is {', '.join(sorted(found.vectors))}")
+
+    def _load(self, found: Checkpoint | None) -> None:
+        """Give all ranks the state that rank 0 has read."""
+        attributes = self.own.mpi.bcast(found.attributes if found else None)
+        for name in sorted(self.tracked):
+            if found:
+                self.tracked[name][:] = found.vectors[name]
+            self.own.broadcast(self.tracked[name])
+        self.step = self.agreed = attributes["step"]
+        self.optimizer.step, self.examples = attributes["updates"], attributes["examples"]
+        self.best = math.inf if attributes["best"] is None else attributes["best"]
+        self.waited, self.scores, self.earlier_seconds = (
+            attributes["waited"],
+            attributes["scores"],
+            attributes["seconds"],
+        )
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def batches(self, data, share: tuple[int, int]):
+        """This rank's share of each batch, epoch after epoch, until the run ends; the loop body is timed as a step."""
+        timeline, clock = self.comm.timeline, time.perf_counter_ns
+        self.started = self.agreed_at = time.perf_counter()
+        self.display.start(self.step, self.steps)
+        while self.step < self.steps and self.stopped is None:
+            epoch, start = divmod(self.step, self.per_epoch)
+            source, asked = iter(data.batches(epoch, self.batch, share, start)), clock()
+            for batch in source:
+                talked, blocked = self.comm.traffic.seconds, self.comm.traffic.blocked_seconds
+                self.mark = given = clock()
+                self.data_seconds += (given - asked) / 1e9
+                yield batch
+                self._lap()
+                timeline.add("step", given, self.mark)
+                self.talked_seconds += self.comm.traffic.seconds - talked
+                self.blocked_seconds += self.comm.traffic.blocked_seconds - blocked
+                if self.stopped is not None or self.step >= self.steps:
+                    source.close()
+                    break
+                asked = clock()
+        self.stopped = self.stopped or "finished"
+        self.display.stop()
+
+    def _lap(self) -> None:
+        """Add the time since the mark to the steps' time, and set the mark anew."""
+        now = time.perf_counter_ns()
+        self.loop_seconds += (now - self.mark) / 1e9
+        self.mark = now
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent on steps and data so far, those before a resumption included; no evaluation, no checkpoints."""
+        return self.earlier_seconds + self.loop_seconds + self.data_seconds
+
+    def record(self, loss: float, batch) -> None:
+        """Note this rank's sum of losses of a step; local."""
+        self.losses.append(float(loss))
+        self.totals.append(batch.total)
+        self.step += 1
+        self.examples += batch.total
+
+    def boundary(self) -> None:
+        """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop."""
+        options, epoch_ends = self.options, self.step % self.per_epoch == 0
+        saving = bool(options.checkpoint_every) and self.step % options.checkpoint_every == 0
+        ends = self.step >= self.steps
+        if not (epoch_ends or saving or ends or self.step - self.agreed >= self.every):
+            return
+        self._lap()
+        with self.comm.timeline.span("agree"):
+            self._agree()
+        if (epoch_ends and self.step // self.per_epoch % options.evaluate_every == 0) or ends:
+            with self.comm.timeline.span("evaluate"):
+                self._evaluate()
+            if self.improved:
+                self.save_best()
+        if saving or ends or self.stopped is not None:
+            with self.comm.timeline.span("checkpoint"):
+                self.save()
+        self.mark = time.perf_counter_ns()  # what the boundary took is no part of the step
+
+    def _agree(self) -> None:
+        """Sum the losses of the steps since the last agreement; share signals, the time limit and the next interval."""
+        count, options = len(self.losses), self.options
+        elapsed = time.perf_counter() - self.started
+        message = np.zeros(count + 3)
+        message[:count] = self.losses
+        message[count] = len(signals.received)
+        if self.comm.rank == 0:  # what depends on a clock is decided by one rank
+            message[count + 1] = bool(options.time_limit) and elapsed >= options.time_limit
+            lately = (time.perf_counter() - self.agreed_at) / count
+            message[count + 2] = min(1000, max(1, AGREE_SECONDS // lately))
+        self.own.all_reduce(message)
+        losses, (signalled, late, every) = message[:count], message[count:]
+        self._refuse_infinite(losses)
+        lines = []
+        for index, (loss, total) in enumerate(zip(losses, self.totals, strict=True)):
+            step = self.step - count + index + 1
+            lines.append({"step": step, "epoch": step / self.per_epoch, "train_loss": loss / total})
+            lines[-1]["seconds"] = round(self.seconds, 6)
+        self.folder.record(lines)
+        self.train_loss, rate = lines[-1]["train_loss"], self.examples / max(1e-9, self.seconds)
+        self.display.update(self.step, self.steps, lines[-1]["epoch"], self.train_loss, self._score(), rate)
+        self.losses, self.totals, self.agreed, self.every = [], [], self.step, int(every)
+        self.agreed_at = time.perf_counter()
+        if signalled:
+            self.stopped = "signal"
+        elif late and self.stopped is None:
+            self.stopped = "time limit"
+
+    def _refuse_infinite(self, losses) -> None:
+        """End the run when the loss of a step is not a finite number, and say of which step and rank."""
+        if np.isfinite(losses).all():
+            return
+        count = len(self.losses)
+        first = np.full(self.comm.size, count, np.int64)
+        bad = np.flatnonzero(~np.isfinite(self.losses))
+        first[self.comm.rank] = bad[0] if bad.size else count
+        self.own.all_reduce(first, op="min")
+        rank = int(first.argmin())
+        step = self.step - count + int(first[rank]) + 1
+        raise TrainingError(
+            f"the loss of step {step} is not finite on rank {rank}; {self._kept()}; "
+            "a smaller --lr or --clip-norm may help"
+        )
+
+    def _kept(self) -> str:
+        last = self.folder.path and self.folder.path / "checkpoint.h5"
+        return f"the last good checkpoint is {last}" if last and last.exists() else "there is no checkpoint yet"
+
+    def _evaluate(self) -> None:
+        """Score the model on the test part and the validation part, all ranks together."""
+        line = {"step": self.step, "epoch": self.step / self.per_epoch}
+        share = self.comm.rank, self.comm.size
+        for name, split in (("test", self.data.test), ("validation", self.data.validation)):
+            if split is not None:
+                sums = evaluate(self.model, self.parameters, split, self.data.classes, share)
+                self.own.all_reduce(sums)
+                line |= scores(sums, self.data.classes).named(name)
+        self.scores = {name: value for name, value in line.items() if name not in ("step", "epoch")}
+        judged = self.scores.get("validation_loss", self.scores.get("test_loss", self.train_loss))
+        self.improved = judged < self.best
+        self.best, self.waited = (judged, 0) if self.improved else (self.best, self.waited + 1)
+        if self.options.patience and self.waited >= self.options.patience and self.stopped is None:
+            self.stopped = "patience"
+        self.folder.record([line | {"train_loss": self.train_loss, "seconds": round(self.seconds, 6)}])
+        if self.display.mode == "lines":
+            rate = self.examples / max(1e-9, self.seconds)
+            self.display.line(
+                f"epoch {line['epoch']:g}  step {self.step}/{self.steps}  loss {self.train_loss:.4f}  "
+                f"{self._score()}  {rate:,.0f} examples/s"
+            )
+
+    def _score(self) -> str:
+        for name in ("validation_accuracy", "test_accuracy"):
+            if name in self.scores:
+                return f"{name.replace('_', ' ')} {self.scores[name]:.2%}"
+        return "".join(
+            f"{name.replace('_', ' ')} {self.scores[name]:.4g}" for name in ("test_rmse",) if name in self.scores
+        )
+
+    def save(self) -> None:
+        """Write checkpoint.h5, and keep as many older ones as the options say."""
+        self._write(lambda found: rotate(self.folder.path, self.options.keep, found))
+
+    def save_best(self) -> None:
+        """Write best.h5: the state that scored best so far."""
+        self._write(lambda found: found.write(self.folder.path / "best.h5"))
+
+    def _write(self, write) -> None:
+        """Write a checkpoint on rank 0, unless the state is not finite: a checkpoint is always a good one."""
+        failed, reason = np.zeros(2), ""
+        if self.folder.path is not None and self.comm.rank == 0:
+            if not all(np.isfinite(vector).all() for vector in self.tracked.values()):
+                failed[0] = 1
+            else:
+                try:
+                    write(Checkpoint(self.tracked, self._attributes()))
+                except OSError as error:
+                    failed[1], reason = 1, str(error)
+        self.own.broadcast(failed)
+        if failed[0]:
+            raise TrainingError(f"the parameters after step {self.step} are not finite; {self._kept()}")
+        if failed[1]:
+            raise TrainingError(f"the checkpoint of step {self.step} cannot be written: {reason}")
+
+    # -- after the loop ----------------------------------------------------------------------------------------------
+
+    def replicas_agree(self) -> bool:
+        """Whether all ranks hold the same parameters, to the bit."""
+        digest = hashlib.blake2b(np.ascontiguousarray(self.parameters), digest_size=7).digest()
+        low = np.array([int.from_bytes(digest, "little")], np.int64)
+        high = low.copy()
+        self.own.all_reduce(low, op="min")
+        self.own.all_reduce(high, op="max")
+        return bool(low[0] == high[0])
+
+    def measurements(self) -> dict:
+        """What this run cost this rank, in the names of summary.json."""
+        traffic, memory = self.comm.traffic, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {
+            "bytes_sent_per_rank": traffic.bytes,
+            "messages_per_rank": traffic.messages,
+            "bookkeeping_bytes_per_rank": self.own.traffic.bytes,
+            "compute_seconds_per_rank": self.loop_seconds - self.talked_seconds,
+            "communication_seconds_per_rank": self.talked_seconds,
+            "idle_seconds_per_rank": self.blocked_seconds,
+            "data_seconds_per_rank": self.data_seconds,
+            "peak_memory_bytes_per_rank": memory,
+            "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
+        }
+
+    def finish(self) -> dict | None:
+        """Write trace and summary and print the table; if a signal stopped the run, say how to go on."""
+        if self.folder.path is not None and self.comm.timeline.limit:
+            self.comm.timeline.write(self.folder.path / "trace.json")
+        if self.stopped == "signal":
+            where = f"go on with --resume {self.folder.path}" if self.folder.path else "nothing was saved (no --out)"
+            self.display.line(f"stopped by a signal after step {self.step} of {self.steps}; {where}")
+        else:
+            agree = self.replicas_agree()
+            ranks = self.own.mpi.gather(self.measurements())
+            if ranks is not None:
+                self.summary = summarize(self, ranks, agree)
+                self.folder.write("summary.json", self.summary)
+        self.folder.close()
+        return self.summary
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        self.display.stop()
+        if kind is None:
+            self.finish()
+        elif self.folder is not None:
+            self.folder.close()

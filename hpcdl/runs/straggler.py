@@ -1,0 +1,63 @@
+"""Make computing slower on purpose, to see what waiting for the slowest costs.
+
+`RANK:FACTOR` slows one rank down always; `random:P:FACTOR` slows any rank down with probability P per gradient,
+drawn from (seed, rank, count), so that a repeated run has the same stragglers. `pretend_compute`: a gradient takes
+at least so many milliseconds; as sleeping needs no core, more ranks than cores then keep the timing that they would
+have on cores of their own.
+"""
+
+import time
+
+from hpcdl.errors import UsageError
+from hpcdl.random import Random
+
+
+def slowed(model, options, rank: int, ranks: int):
+    """The model itself, or one whose `loss_and_gradient` takes as long as the options say."""
+    factor, probability = parse(options.straggler, rank, ranks)
+    if factor == 1 and not options.pretend_compute:
+        return model
+    return Slowed(model, factor, probability, options.pretend_compute / 1000, Random(options.seed), rank)
+
+
+def parse(straggler: str, rank: int, ranks: int) -> tuple[float, float]:
+    """The factor for this rank and the probability with which it strikes."""
+    if not straggler:
+        return 1, 0
+    refusal = UsageError(f"--straggler is RANK:FACTOR or random:PROBABILITY:FACTOR, not {straggler!r}")
+    who, *numbers = straggler.split(":")
+    try:
+        numbers = [float(number) for number in numbers]
+        slow = int(who) if who != "random" else None
+    except ValueError:
+        raise refusal from None
+    if len(numbers) != (2 if slow is None else 1) or numbers[-1] < 1:
+        raise refusal
+    if slow is None:
+        if not 0 <= numbers[0] <= 1:
+            raise refusal
+        return numbers[1], numbers[0]
+    if not 0 <= slow < ranks:
+        raise UsageError(f"--straggler {straggler}: there is no rank {slow} among {ranks} ranks")
+    return (numbers[0], 1) if slow == rank else (1, 0)
+
+
+class Slowed:
+    """A model whose gradient takes at least `least` seconds, and `factor` times as long when it straggles."""
+
+    def __init__(self, model, factor, probability, least, random, rank):
+        self.model, self.factor, self.probability, self.least = model, factor, probability, least
+        self.random, self.rank, self.count = random, rank, 0
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):
+        start = time.perf_counter()
+        loss = self.model.loss_and_gradient(parameters, batch, gradient, on_ready)
+        computed = max(time.perf_counter() - start, self.least)
+        struck = self.random("straggler", self.rank, self.count).random() < self.probability
+        self.count += 1
+        end = start + computed * (self.factor if struck else 1)
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return loss

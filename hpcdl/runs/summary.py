@@ -1,0 +1,80 @@
+"""summary.json: what a run was, what it reached, what it cost each rank; and the table printed at its end."""
+
+from rich.table import Table
+
+from hpcdl.runs.folder import environment
+
+SCHEMA_VERSION = 1
+
+
+def summarize(run, ranks: list[dict], agree: bool) -> dict:
+    """The summary as a dictionary, printed as a table, too; `ranks` holds each rank's `Run.measurements()`.
+
+    communication_seconds is the time inside the communicator's calls during steps; idle_seconds is the part of it that
+    was blocked until messages had come; compute_seconds is the rest of the steps. data_seconds is the time in which a
+    step waited for its batch. A count of messages is null where a library's own collective hides them.
+    traffic_per_rank splits calls, bytes, messages and seconds by operation.
+    """
+    options, data = run.options, run.data
+    scores = {name: run.scores.get(name) for name in ("test_loss", "test_accuracy")}
+    summary = {
+        "schema_version": SCHEMA_VERSION,
+        "strategy": run.strategy,
+        "ranks": run.comm.size,
+        "workers": run.comm.size,
+        "data": data.name,
+        "model": options.model,
+        "parameters": int(run.model.layout.size),
+        "dtype": str(run.model.layout.dtype),
+        "epochs": run.step / run.per_epoch,
+        "steps": run.step,
+        "batch_size": run.batch,
+        "seed": options.seed,
+        "allreduce": run.comm.allreduce,
+        "stopped": run.stopped,
+        "train_loss": run.train_loss,
+        **scores,
+        **run.scores,
+        "seconds": run.seconds,
+        "examples_per_second": run.examples / max(1e-9, run.seconds),
+        "replicas_agree": agree,
+    }
+    summary |= {name: [rank[name] for rank in ranks] for name in ranks[0]}
+    summary["environment"] = environment()
+    run.display.console.print(as_table(summary))
+    return summary
+
+
+def as_table(summary: dict) -> Table:
+    """The result of a run for people."""
+    table = Table(title=f"{summary['strategy']} on {summary['ranks']} ranks", title_justify="left", show_header=False)
+    table.add_row("model", f"{summary['model']}, {summary['parameters']:,} parameters, {summary['dtype']}")
+    table.add_row("data", summary["data"])
+    table.add_row("steps", f"{summary['steps']:,} of {summary['batch_size']} examples, {summary['epochs']:g} epochs")
+    table.add_row("train loss", f"{summary['train_loss']:.4f}")
+    for name in ("validation_loss", "validation_accuracy", "test_loss", "test_accuracy", "test_rmse"):
+        if summary.get(name) is not None:
+            value = f"{summary[name]:.2%}" if name.endswith("accuracy") else f"{summary[name]:.4f}"
+            table.add_row(name.replace("_", " "), value)
+    table.add_row("seconds", f"{summary['seconds']:.2f} ({summary['examples_per_second']:,.0f} examples/s)")
+    table.add_row("all-reduce", summary["allreduce"])
+    sent, messages = summary["bytes_sent_per_rank"], summary["messages_per_rank"]
+    table.add_row("sent per rank", f"{span([each / 1e6 for each in sent], '.2f')} MB")
+    if None not in messages:
+        table.add_row("messages per rank", span(messages, ",.0f"))
+    for name in ("compute", "communication", "idle"):
+        seconds = summary[f"{name}_seconds_per_rank"]
+        table.add_row(f"{name} per rank", f"{span(seconds, '.2f')} s")
+    table.add_row(
+        "peak memory per rank", f"{span([x / 2**20 for x in summary['peak_memory_bytes_per_rank']], ',.0f')} MiB"
+    )
+    table.add_row("replicas agree", "yes" if summary["replicas_agree"] else "NO")
+    if summary["stopped"] != "finished":
+        table.add_row("ended by", summary["stopped"])
+    return table
+
+
+def span(values: list, form: str) -> str:
+    """One number, or the smallest and the largest of several."""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"

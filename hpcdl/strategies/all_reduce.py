@@ -1,0 +1,33 @@
+"""Minibatch SGD with all-reduce: data-parallel training in which N ranks take the very steps of one.
+
+    rank 0: w <- initial values; broadcast w
+    for t = 0, 1, 2, ...
+        on each rank, its share B_r of the minibatch B = B_1 + ... + B_N of b examples:
+            g_r <- sum over i in B_r of grad f(w; x_i, y_i)
+        g <- all-reduce sum of g_1, ..., g_N
+        on each rank: w <- w - lr / b * g             (or the rule of the optimizer)
+
+The sum of the shares' gradients is the batch's gradient, so all ranks hold the same w at every step, and N changes
+nothing but the time and the order of additions. Shares may be uneven or empty. Each step costs one all-reduce of as
+many values as there are parameters: 2 (N-1)/N of them sent per rank by a ring.
+"""
+
+
+def train(comm, model, data, optimizer, run):
+    """Train on all ranks of `comm`; returns the parameters, the same flat vector on each."""
+    parameters = comm.empty(model.layout.size, model.layout.dtype)
+    gradient = comm.empty(like=parameters)
+    if comm.rank == 0:
+        parameters[:] = model.initialize(run.random)
+    comm.broadcast(parameters)
+    run.begin("all_reduce", model, parameters, optimizer, data)
+    for batch in run.batches(data, share=(comm.rank, comm.size)):
+        gradient[:] = 0
+        loss = 0.0
+        for part in batch.split(run.options.accumulate):
+            loss += model.loss_and_gradient(parameters, part, gradient)
+        comm.all_reduce(gradient)
+        optimizer.update(parameters, gradient, scale=1 / batch.total)
+        run.record(loss, batch)
+        run.boundary()
+    return parameters

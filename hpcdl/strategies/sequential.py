@@ -1,0 +1,26 @@
+"""Sequential minibatch SGD: the algorithm that all other strategies distribute, and are compared with.
+
+    w <- initial values
+    for t = 0, 1, 2, ...
+        draw a minibatch B of b examples
+        g <- 1/b * sum over i in B of grad f(w; x_i, y_i)
+        w <- w - lr * g              (or the rule of the optimizer)
+
+With b = all examples it is full gradient descent. (Robbins and Monro, "A stochastic approximation method", 1951)
+"""
+
+
+def train(comm, model, data, optimizer, run):
+    """Train on one rank; returns the parameters, a flat vector."""
+    parameters = model.initialize(run.random)
+    gradient = comm.empty(like=parameters)
+    run.begin("sequential", model, parameters, optimizer, data)
+    for batch in run.batches(data, share=(0, 1)):
+        gradient[:] = 0
+        loss = 0.0
+        for part in batch.split(run.options.accumulate):
+            loss += model.loss_and_gradient(parameters, part, gradient)
+        optimizer.update(parameters, gradient, scale=1 / batch.total)
+        run.record(loss, batch)
+        run.boundary()
+    return parameters

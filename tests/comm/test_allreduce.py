@@ -1,0 +1,132 @@
+"""What every all-reduce algorithm must do, one body for all of them: names, types, lengths, sizes, operations."""
+
+import numpy as np
+import pytest
+
+from hpcdl.comm import Communicator
+from hpcdl.comm.allreduce import ALGORITHMS, algorithm
+from hpcdl.errors import UsageError
+
+LENGTHS = [0, 1, 2, 3, 5, 7, 64, 1009, 100_003]
+
+
+@pytest.fixture(params=sorted(ALGORITHMS))
+def name(request):
+    return request.param
+
+
+def vector(rank, length, dtype):
+    """Whole numbers, different on each rank, whose sums are exact in every type."""
+    return ((np.arange(length) * 7 + rank * 13) % 1000).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32"])
+def test_sum_is_exact_on_whole_numbers(name, dtype, each_group):
+    def body(comm):
+        for length in LENGTHS:
+            mine = vector(comm.rank, length, dtype)
+            ALGORITHMS[name](comm, mine)  # on the bare communicator, as a benchmark would
+            assert np.array_equal(mine, sum(vector(rank, length, dtype) for rank in range(comm.size)))
+
+    each_group(body)
+
+
+def test_sum_of_reals_is_within_rounding_and_the_same_bits_on_all_ranks_and_again(name, each_group):
+    def body(comm):
+        rows = np.random.default_rng(5).standard_normal((comm.size, 4099)).astype("float32")
+        first, second = rows[comm.rank].copy(), rows[comm.rank].copy()
+        ALGORITHMS[name](comm, first)
+        ALGORITHMS[name](comm, second)
+        exact, bound = rows.astype("float64").sum(0), comm.size * np.finfo("f4").eps * np.abs(rows).sum(0)
+        assert (np.abs(first - exact) <= bound).all()
+        assert all(np.array_equal(first, other) for other in comm.allgather(first))
+        assert np.array_equal(first, second)
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("shape", [(6,), (4, 5), (0, 3)])
+def test_operations_on_arrays_of_any_shape(name, op, shape, each_group):
+    def body(bare):
+        comm = Communicator(bare, allreduce=name)
+        rows = np.random.default_rng(3).integers(-9, 9, (comm.size, *shape)).astype("float64")
+        mine = rows[comm.rank].copy()
+        comm.all_reduce(mine, op)
+        assert np.allclose(mine, getattr(rows, op)(0), rtol=1e-15, atol=0)
+        comm.free()
+
+    each_group(body)
+
+
+def test_many_in_flight_completed_in_another_order(name, each_group):
+    def body(bare):
+        comm = Communicator(bare, allreduce=name)
+        arrays = [vector(comm.rank, length, "float64") for length in LENGTHS]
+        requests = [comm.iall_reduce(array) for array in arrays]
+        order = np.random.default_rng(comm.rank).permutation(len(requests))  # another one on each rank
+        waiting = {int(index) for index in order}
+        while waiting:  # only test: a wait for one would not take the others forward
+            waiting = {index for index in waiting if not requests[index].test()}
+        for array, length in zip(arrays, LENGTHS, strict=True):
+            assert np.array_equal(array, sum(vector(rank, length, "float64") for rank in range(comm.size)))
+        comm.free()
+
+    each_group(body)
+
+
+def test_a_blocking_one_between_the_start_and_the_end_of_another(name, world):
+    comm = Communicator(world, allreduce=name)
+    early, between = np.full(100, 1.0), np.full(100, 10.0)
+    request = comm.iall_reduce(early)
+    comm.all_reduce(between)
+    request.wait()
+    assert (early == comm.size).all() and (between == 10 * comm.size).all()
+    comm.free()
+
+
+def test_max_keeps_a_nan(world):
+    for name in ("naive", "direct", "ring", "tree"):
+        comm = Communicator(world, allreduce=name)
+        for op in ("max", "min"):
+            array = np.array([1.0, np.nan if comm.rank == comm.size - 1 else 2.0, 3.0])
+            comm.all_reduce(array, op)
+            assert np.isnan(array[1]) and array[0] == 1 and array[2] == 3
+        comm.free()
+
+
+def their_own(comm, vector, op):
+    """A user's algorithm, not a generator, with messages that name no tag."""
+    total = vector.copy()
+    for other in range(comm.Get_size()):
+        if other != comm.Get_rank():
+            theirs = np.empty_like(vector)
+            comm.Sendrecv(vector, other, recvbuf=theirs, source=other)
+            op(total, theirs)
+    vector[:] = total
+
+
+def test_a_users_own_algorithm(world, monkeypatch):
+    import sys
+    import types
+
+    module = types.ModuleType("theirs")
+    module.their_own, module.number = their_own, 3
+    monkeypatch.setitem(sys.modules, "theirs", module)
+    comm = Communicator(world, allreduce="theirs:their_own")
+    blocking, flying = np.arange(5.0) * (comm.rank + 1), np.arange(5.0)
+    request = comm.iall_reduce(flying)
+    comm.all_reduce(blocking)
+    request.wait()
+    assert np.array_equal(blocking, np.arange(5.0) * comm.size * (comm.size + 1) / 2)
+    assert np.array_equal(flying, np.arange(5.0) * comm.size)
+    assert comm.traffic["all_reduce"].bytes == 2 * 40 * (comm.size - 1)
+    comm.free()
+    for wrong, word in [("theirs:absent", "absent"), ("no.such.module:f", "no"), ("theirs:number", "not a function")]:
+        with pytest.raises(UsageError, match=word):
+            algorithm(wrong)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(UsageError, match=r"did you mean 'ring'.*direct, mpi, naive.*tree"):
+        algorithm("rings")

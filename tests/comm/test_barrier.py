@@ -1,0 +1,35 @@
+"""Nobody leaves before everybody has come, in ceil(log2 N) rounds."""
+
+import math
+
+from hpcdl.comm import Communicator
+
+
+def test_nobody_leaves_before_the_last_has_come(each_group):
+    def body(bare):
+        comm = Communicator(bare)
+        for last in range(comm.size):  # the last one enters only when all others have told it that they are inside
+            request = None
+            if comm.rank != last:
+                request = comm.ibarrier()
+                assert not request.test() or comm.size == 1
+                comm.notify(last, tag=7)
+                assert not request.test()
+            else:
+                for other in range(comm.size):
+                    if other != last:
+                        comm.wait(source=other, tag=7)
+                for other in range(comm.size):  # all others still wait: each answers from inside its barrier
+                    if other != last:
+                        comm.notify(other, tag=8)
+                request = comm.ibarrier()
+            if comm.rank != last:
+                comm.wait(source=last, tag=8)
+            request.wait()
+        rounds = math.ceil(math.log2(comm.size))
+        assert comm.traffic["barrier"].messages == comm.size * rounds
+        assert comm.traffic["barrier"].bytes == 0
+        comm.barrier()
+        comm.free()
+
+    each_group(body)

@@ -1,0 +1,171 @@
+"""The primitives between two ranks, groups, and the refusals."""
+
+import numpy as np
+import pytest
+
+from hpcdl.comm import Communicator
+from hpcdl.errors import UsageError
+
+
+@pytest.fixture
+def comm(world):
+    made = Communicator(world)
+    yield made
+    made.free()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+def test_push_and_wait_around_a_ring(comm, dtype):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    sent, taken = np.full((2, 3), comm.rank, dtype), np.zeros((2, 3), dtype)
+    request = comm.ipush(sent, right)
+    arrival = comm.wait(taken, source=left)
+    request.wait()
+    assert (taken == left).all()
+    assert arrival == (left, 6)
+    assert (comm.traffic["push"].messages, comm.traffic["push"].bytes) == (1, sent.nbytes)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_wait_for_anyone_tells_who_and_how_much(comm):
+    if comm.rank == 0:
+        box, seen = np.zeros(comm.size), {}
+        for _ in range(comm.size - 1):
+            source, size = comm.wait(box, tag=3)
+            seen[source] = size
+            assert (box[:size] == source).all()
+        assert seen == {rank: rank for rank in range(1, comm.size)}
+    else:
+        comm.push(np.full(comm.rank, float(comm.rank)), 0, tag=3)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_tags_keep_messages_apart(comm):
+    if comm.rank == 0:
+        requests = [comm.ipush(np.array([float(tag)]), 1, tag) for tag in (1, 2)]
+        for request in requests:
+            request.wait()
+    elif comm.rank == 1:
+        box = np.zeros(1)
+        for tag in (2, 1):
+            comm.wait(box, 0, tag)
+            assert box[0] == tag
+
+
+@pytest.mark.mpi(min_size=2)
+def test_notify_wakes_the_one_that_waits(comm):
+    if comm.rank == 0:
+        request = comm.iwait(source=1)
+        assert not request.test()  # rank 1 gives its sign only after it has been asked to
+        comm.notify(1)
+        assert request.wait() == (1, 0)
+    elif comm.rank == 1:
+        comm.wait(source=0)
+        comm.notify(0)
+
+
+def test_pull_and_push_while_the_owner_never_enters_mpi(world):
+    import time
+
+    comm = Communicator(world)
+    exposed = comm.expose(np.zeros(5 + comm.size))
+    mine = exposed.array
+    mine[:5] = 100 * comm.rank + np.arange(5)
+    comm.barrier()
+    if comm.rank == 0:
+        deadline = time.monotonic() + 30
+        while (mine[5 + 1 : 5 + comm.size] == 0).any():  # computes, and calls nothing of MPI
+            assert time.monotonic() < deadline, "a pull did not complete while the owner computed"
+    else:
+        box = np.zeros(3)
+        comm.pull(box, 0, exposed, at=2)
+        assert np.array_equal(box, [2, 3, 4])
+        comm.push(np.array([7.0]), 0, into=exposed, at=5 + comm.rank)
+    comm.barrier()
+    if comm.rank == 0:
+        assert (mine[6:] == 7).all()
+    comm.free()
+
+
+def test_pushes_that_add(comm):
+    exposed = comm.expose(np.zeros(4, "int64"))
+    for _ in range(10):
+        comm.push(np.arange(4), 0, into=exposed, op="sum")
+    comm.barrier()
+    if comm.rank == 0:
+        assert np.array_equal(exposed.array, 10 * comm.size * np.arange(4))
+
+
+def test_exposed_arrays_of_other_lengths_and_of_none(comm):
+    exposed = comm.expose(np.arange(float(comm.rank)))
+    last = comm.size - 1
+    box = np.zeros(last)
+    comm.pull(box, last, exposed)
+    assert np.array_equal(box, np.arange(float(last)))
+    with pytest.raises(UsageError, match="outside"):
+        comm.pull(np.zeros(last + 1), last, exposed)
+    with pytest.raises(UsageError, match="float64, not float32"):
+        comm.pull(np.zeros(last, "float32"), last, exposed)
+    comm.barrier()
+
+
+def test_groups_inherit_algorithm_and_counts(world):
+    comm = Communicator(world, allreduce="naive")
+    group = comm.split(comm.rank % 2, name="parity")
+    array = np.array([1.0])
+    group.all_reduce(array)
+    assert array[0] == group.size == len(range(comm.rank % 2, comm.size, 2))
+    assert group.allreduce == "naive"
+    assert group.traffic is comm.traffic
+    nobody = comm.split(None if comm.rank else 0)
+    assert (nobody is None) == (comm.rank > 0)
+    reversed_order = comm.split(0, key=-comm.rank)
+    assert reversed_order.rank == comm.size - 1 - comm.rank
+    apart = comm.duplicate("apart")
+    before = comm.traffic.bytes
+    apart.all_reduce(array)
+    assert comm.traffic.bytes == before
+    assert apart.size == 1 or apart.traffic.bytes > 0
+    for each in (group, nobody, reversed_order, apart, comm):
+        if each is not None:
+            each.free()
+
+
+def test_empty_is_aligned(comm):
+    for n in (1, 7, 1000):
+        array = comm.empty(n, "float64")
+        assert array.size == n and array.dtype == "float64" and array.ctypes.data % 64 == 0
+    assert comm.empty(0).size == 0
+    assert comm.empty(like=np.zeros(3, "float32")).dtype == "float32"
+
+
+def test_refusals(comm):
+    two = np.zeros((4, 6))
+    with pytest.raises(UsageError, match=r"shape \(4, 3\) is not contiguous"):
+        comm.all_reduce(two[:, :3])
+    with pytest.raises(UsageError, match="not contiguous"):
+        comm.push(two[:, 0], 0)
+    with pytest.raises(UsageError, match="not list"):
+        comm.broadcast([1.0, 2.0])
+    with pytest.raises(UsageError, match="object"):
+        comm.broadcast(np.array([None]))
+    with pytest.raises(UsageError, match="float16"):
+        comm.all_reduce(np.zeros(3, "float16"))
+    with pytest.raises(UsageError, match=f"no rank {comm.size} in a group of {comm.size}"):
+        comm.push(np.zeros(1), comm.size)
+    with pytest.raises(UsageError, match="no rank -1"):
+        comm.broadcast(np.zeros(1), root=-1)
+    with pytest.raises(UsageError, match="unknown reduction 'product'"):
+        comm.all_reduce(np.zeros(1), "product")
+    with pytest.raises(UsageError, match="mean of int64"):
+        comm.all_reduce(np.zeros(1, "int64"), "mean")
+    with pytest.raises(UsageError, match="unknown all-reduce algorithm"):
+        Communicator(allreduce="none")
+
+
+def test_seconds_and_blocked_seconds_are_counted(comm):
+    comm.all_reduce(np.zeros(100_000))
+    counted = comm.traffic["all_reduce"]
+    assert counted.calls == 1
+    assert 0 <= counted.blocked_seconds <= counted.seconds
+    assert counted.seconds > 0

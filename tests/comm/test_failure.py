@@ -1,0 +1,51 @@
+"""One rank's failure ends all ranks at once, with its traceback, once."""
+
+import pytest
+
+from hpcdl.comm import agreement
+from hpcdl.errors import UsageError
+
+FAILS = """
+import sys, threading, time
+import numpy as np
+from hpcdl.comm import Communicator
+from hpcdl.errors import UsageError
+
+def fail():
+    raise {error}
+
+comm = Communicator()
+comm.barrier()
+if comm.rank == 1:
+    {call}
+comm.all_reduce(np.zeros(3))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("call", ["fail()", "threading.Thread(target=fail).start(); time.sleep(60)"])
+def test_an_exception_ends_all_ranks_with_its_traceback_once(launch, tmp_path, call):
+    program = tmp_path / "fails.py"
+    program.write_text(FAILS.format(error="RuntimeError('the cat is out')", call=call))
+    done = launch(3, program, timeout=30)  # half of the minute for which the ranks would sleep
+    assert done.returncode not in (0, None)
+    assert done.stderr.count("RuntimeError: the cat is out") == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "rank 1 of 3 failed" in done.stderr
+
+
+def test_bad_input_on_one_rank_is_one_line_and_status_2(launch, tmp_path):
+    program = tmp_path / "fails.py"
+    program.write_text(FAILS.format(error="UsageError('no such thing; take another')", call="fail()"))
+    done = launch(3, program, timeout=30)
+    assert done.returncode == 2
+    assert "error: no such thing; take another" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_agreement_refuses_on_all_ranks_with_the_word_of_the_lowest(world):
+    with pytest.raises(UsageError, match=f"rank {world.size // 2} says no"), agreement(world):
+        if world.rank >= world.size // 2:
+            raise UsageError(f"rank {world.rank} says no")
+    with agreement(world):
+        pass  # and nobody is left waiting

@@ -1,0 +1,60 @@
+"""The trace: counters by operation, spans of all ranks in one file that Perfetto opens, on one clock."""
+
+import json
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.comm import Communicator
+from hpcdl.comm.trace import clock_offset
+
+
+def test_one_row_per_rank_with_names_times_and_bytes(world, mpi_tmp_path):
+    comm = Communicator(world, trace=3)
+    comm.barrier()
+    comm.all_reduce(np.zeros(12))
+    with comm.timeline.span("compute"):
+        time.sleep(0.002)
+    comm.barrier()  # the fourth span is over the limit
+    path = mpi_tmp_path / "trace.json"
+    comm.timeline.write(path)
+    if world.rank == 0:
+        events = json.loads(path.read_text())["traceEvents"]
+        rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        assert sorted(rows) == list(range(world.size))
+        assert all(f"rank {rank} on " in name and "(1 later spans not kept)" in name for rank, name in rows.items())
+        for rank in range(world.size):
+            spans = [event for event in events if event["ph"] == "X" and event["tid"] == rank]
+            assert [event["name"] for event in spans] == ["barrier", "all_reduce", "compute"]
+            assert spans[2]["dur"] >= 2000  # microseconds
+            if world.size == 4:
+                assert spans[1]["args"]["bytes sent"] == 2 * 3 * 12 * 8 // 4
+    comm.free()
+
+
+def test_a_barrier_overlaps_on_all_ranks_when_they_share_a_clock(world, mpi_tmp_path):
+    comm = Communicator(world, trace=10)
+    time.sleep(0.02 * world.rank)
+    comm.barrier()
+    path = mpi_tmp_path / "trace.json"
+    comm.timeline.write(path)
+    if world.rank == 0:
+        spans = [event for event in json.loads(path.read_text())["traceEvents"] if event["name"] == "barrier"]
+        assert max(event["ts"] for event in spans) <= min(event["ts"] + event["dur"] for event in spans)
+    comm.free()
+
+
+def test_the_offset_of_a_clock_that_is_wrong_is_found(world, monkeypatch):
+    """Each rank is taken for a host of its own, whose clock is 3 s per rank ahead."""
+    right = time.perf_counter_ns
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: right() + 3_000_000_000 * world.rank)
+    offset = clock_offset(world, MPI.COMM_SELF)
+    assert abs(offset + 3_000_000_000 * world.rank) < 500_000_000
+
+
+def test_no_spans_are_kept_without_a_limit(world):
+    comm = Communicator(world)
+    comm.barrier()
+    assert comm.timeline.spans == []
+    comm.free()

@@ -1,0 +1,87 @@
+"""Tests run on one rank and under mpiexec on several: a rank that fails ends all, for the others would wait for it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+BESIDE = Path(sys.executable).with_name("mpiexec")  # the launcher of the same environment, else the site's
+MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    """Rank 0 reports for all; what another rank has to say, it says when it fails."""
+    if MPI.COMM_WORLD.rank > 0:
+        config.get_terminal_writer()._file = open(os.devnull, "w")  # noqa: SIM115 - open as long as pytest runs
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node, call, report):
+    """Print the report of the rank that failed, then end the job."""
+    if MPI.COMM_WORLD.size > 1:
+        sys.stdout.flush()
+        sys.stderr.write(f"\nrank {MPI.COMM_WORLD.rank} failed in {node.nodeid}\n{report.longreprtext}\n")
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)
+
+
+@pytest.fixture
+def world():
+    """All ranks; a barrier before and after keeps one test's messages out of the next."""
+    MPI.COMM_WORLD.Barrier()
+    yield MPI.COMM_WORLD
+    MPI.COMM_WORLD.Barrier()
+
+
+def groups(world):
+    """One communicator for each size from 1 to the world's; a rank that is not in it gets None."""
+    for size in range(1, world.size + 1):
+        part = world.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
+        yield size, None if part == MPI.COMM_NULL else part
+        if part != MPI.COMM_NULL:
+            part.Free()
+
+
+@pytest.fixture
+def each_group(world):
+    """A function: run `body(comm)` on the first 1, 2, ... ranks, so that a world of 4 tests sizes 1 to 4."""
+
+    def run(body):
+        for _, comm in groups(world):
+            if comm is not None:
+                body(comm)
+
+    return run
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """A function: start a program on so many ranks, as a user would; for tests that run on one rank themselves."""
+    if MPI.COMM_WORLD.size > 1:
+        pytest.skip("starts ranks of its own")
+
+    def run(ranks, *command, timeout=60, check=None, cwd=tmp_path, **environment):
+        # What an MPI library has put into this process's environment must not reach a new launcher.
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PMI", "MPI_LOCAL", "HYDRA")) and not name.startswith("OMPI_COMM_WORLD")
+        }
+        done = subprocess.run(
+            [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, command)],
+            env=clean | environment,
+            cwd=cwd,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+        )
+        if check is not None:
+            assert done.returncode == check, done.stdout + done.stderr
+        return done
+
+    return run

@@ -1,0 +1,251 @@
+"""One training run: what it writes, when it stops, and that going on from a checkpoint changes nothing."""
+
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+
+from hpcdl.errors import TrainingError, UsageError
+from hpcdl.models import make_model
+from hpcdl.runs import signals
+from hpcdl.runs.checkpoint import Checkpoint
+
+KEYS = """schema_version strategy ranks workers data model parameters epochs steps seed allreduce train_loss test_loss
+test_accuracy seconds examples_per_second bytes_sent_per_rank messages_per_rank bookkeeping_bytes_per_rank
+compute_seconds_per_rank communication_seconds_per_rank idle_seconds_per_rank peak_memory_bytes_per_rank
+replicas_agree""".split()
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_folder_of_a_run(run, world, data, mpi_tmp_path):
+    out = mpi_tmp_path / "a"
+    done = run(out=str(out), trace=50)
+    assert (done.summary is not None) == (world.rank == 0)
+    world.Barrier()
+    names = {"best.h5", "checkpoint.h5", "config.yaml", "logs", "metrics.jsonl", "summary.json", "trace.json"}
+    assert {path.name for path in out.iterdir()} == names
+    assert {path.name for path in (out / "logs").iterdir()} == {f"rank-{rank:04d}.log" for rank in range(world.size)}
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary.keys() >= set(KEYS)
+    assert (summary["ranks"], summary["steps"], summary["epochs"]) == (world.size, 20, 5)
+    assert summary["replicas_agree"] is True
+    for name in KEYS:
+        if name.endswith("per_rank"):
+            assert len(summary[name]) == world.size
+    for rank in range(world.size):
+        times = [summary[f"{name}_seconds_per_rank"][rank] for name in ("compute", "communication", "data")]
+        assert min(times) >= 0
+        assert summary["idle_seconds_per_rank"][rank] <= summary["communication_seconds_per_rank"][rank]
+        if rank == 0:
+            assert math.isclose(sum(times), summary["seconds"], rel_tol=1e-6)
+    steps = [line for line in lines(out) if "test_loss" not in line]
+    assert [line["step"] for line in steps] == list(range(1, 21))
+    assert all(a["seconds"] <= b["seconds"] for a, b in zip(steps, steps[1:], strict=False))
+    evaluations = [line for line in lines(out) if "test_loss" in line]
+    assert [line["step"] for line in evaluations] == [4, 8, 12, 16, 20]
+    assert evaluations[-1]["test_accuracy"] == summary["test_accuracy"] > 0.5
+    assert evaluations[-1].keys() >= {"validation_loss", "validation_accuracy", "test_loss", "train_loss", "epoch"}
+    spans = {event["name"] for event in json.loads((out / "trace.json").read_text())["traceEvents"]}
+    assert spans >= {"step", "all_reduce", "broadcast", "agree", "evaluate", "checkpoint"}
+
+
+def test_the_scores_are_those_of_the_final_parameters(run, data, world):
+    done = run()
+    x, y = data.test.rows(0, data.test.examples)
+    probabilities = done.model.predict(done.parameters, x)
+    assert math.isclose(done.scores["test_accuracy"], (probabilities.argmax(1) == y).mean())
+    assert math.isclose(done.scores["test_loss"], -np.log(probabilities[np.arange(len(y)), y]).mean(), rel_tol=1e-9)
+
+
+def test_a_model_of_four_members_is_scored_the_same(run):
+    class Four:
+        """No `evaluate`: the run takes the loss from `loss_and_gradient` and the score from `predict`."""
+
+        def __init__(self):
+            self.inner = make_model("mlp:6", (4,), 3, "float64")
+            self.layout, self.initialize = self.inner.layout, self.inner.initialize
+            self.loss_and_gradient, self.predict = self.inner.loss_and_gradient, self.inner.predict
+
+    four, whole = run(model=Four()), run()
+    assert four.scores.keys() == whole.scores.keys()
+    for name, value in whole.scores.items():
+        assert math.isclose(four.scores[name], value, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("stop", [6, 8])  # in the middle of an epoch, and at the end of one
+def test_resumed_is_never_stopped_to_the_bit(run, world, mpi_tmp_path, optimizer, stop):
+    whole = run(optimizer=optimizer, steps=15, out=str(mpi_tmp_path / "whole"))
+    first = run(optimizer=optimizer, steps=15, out=str(mpi_tmp_path / "parts"), checkpoint_every=stop, keep=9)
+    world.Barrier()
+    assert np.array_equal(first.parameters, whole.parameters)
+    if world.rank == 0:  # as if it had been killed after that checkpoint
+        (mpi_tmp_path / "parts" / f"checkpoint-{stop:09d}.h5").replace(mpi_tmp_path / "parts" / "checkpoint.h5")
+    world.Barrier()
+    folder = str(mpi_tmp_path / "parts")
+    second = run(optimizer=optimizer, steps=15, out=folder, resume=folder)
+    assert second.step == 15
+    assert np.array_equal(second.parameters, whole.parameters)
+    for name, vector in whole.optimizer.state.items():
+        assert np.array_equal(second.optimizer.state[name], vector)
+    world.Barrier()
+    once = {line["step"]: line["train_loss"] for line in lines(mpi_tmp_path / "whole")}
+    again = [line for line in lines(mpi_tmp_path / "parts") if "test_loss" not in line]
+    assert [line["step"] for line in again] == list(range(1, 16))  # none twice, none missing
+    assert all(once[line["step"]] == line["train_loss"] for line in again)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_another_number_of_ranks_starts_from_the_same_bits(run, world, mpi_tmp_path):
+    from mpi4py import MPI
+
+    out = str(mpi_tmp_path / "a")
+    first = run(steps=6, optimizer="adam", out=out)
+    world.Barrier()
+    seen = {}
+
+    def look(self):  # the state as it was loaded, before the first step
+        seen.update({name: vector.copy() for name, vector in self.tracked.items()}, step=self.step)
+
+    part = world.Split(0 if world.rank < world.size - 1 else MPI.UNDEFINED, world.rank)
+    whole = run(steps=12, optimizer="adam")
+    if part != MPI.COMM_NULL:
+        from hpcdl.runs.run import Run
+
+        original, Run._warm_up = Run._warm_up, look
+        try:
+            second = run(comm=part, steps=12, optimizer="adam", out=out, resume=out)
+        finally:
+            Run._warm_up = original
+        assert seen.pop("step") == 6
+        for name, vector in first.tracked.items():
+            assert np.array_equal(seen[name], vector)
+        assert np.allclose(second.parameters, whole.parameters, rtol=1e-9, atol=1e-12)
+    world.Barrier()
+
+
+def test_what_does_not_fit_is_not_resumed(run, world, mpi_tmp_path):
+    out = str(mpi_tmp_path / "a")
+    run(steps=3, out=out)
+    world.Barrier()
+    for changed, words in [
+        ({"model": "mlp:7"}, "that run's model is mlp:6 with 51 parameters, not mlp:7 with 59"),
+        ({"optimizer": "adam"}, "optimizer is momentum, not adam"),
+        ({"seed": 5}, "seed is 0, not 5"),
+        ({"batch_size": 8}, "batch size is 7, not 8"),
+        ({"dtype": "float64", "model": "softmax"}, "model"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            run(steps=6, out=out, resume=out, **changed)
+    with pytest.raises(UsageError, match="holds another run"):
+        run(steps=3, out=out)
+    with pytest.raises(UsageError, match="there is no checkpoint"):
+        run(steps=3, out=out, resume=str(mpi_tmp_path))
+    if world.rank == 0:
+        path = mpi_tmp_path / "a" / "checkpoint.h5"
+        path.write_bytes(path.read_bytes()[:-5])
+    world.Barrier()
+    with pytest.raises(UsageError, match="damaged"):
+        run(steps=6, out=out, resume=out)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_rank(run, world, mpi_tmp_path):
+    model, sick = make_model("mlp:6", (4,), 3, "float64"), world.size - 1
+
+    class Sick:
+        calls = 0
+
+        def __getattr__(self, name):
+            return getattr(model, name)
+
+        def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):
+            self.calls += 1
+            loss = model.loss_and_gradient(parameters, batch, gradient, on_ready)
+            if self.calls == 1 + 11 and world.rank == sick:  # the first call is the warm-up
+                gradient[3] = np.nan
+                return np.nan
+            return loss
+
+    out = mpi_tmp_path / "a"
+    with pytest.raises(TrainingError, match=rf"the loss of step 11 is not finite on rank {sick}; .*checkpoint.h5"):
+        run(model=Sick(), out=str(out), checkpoint_every=4)
+    world.Barrier()
+    kept = Checkpoint.read(out)
+    assert kept.attributes["step"] == 8 and np.isfinite(kept.vectors["parameters"]).all()
+    assert not (out / "summary.json").exists()
+
+
+def test_a_signal_on_one_rank_stops_all_after_the_same_step_with_a_checkpoint(run, world, mpi_tmp_path, monkeypatch):
+    model, one = make_model("mlp:6", (4,), 3, "float64"), world.size // 2
+
+    class Signalled:
+        calls = 0
+
+        def __getattr__(self, name):
+            return getattr(model, name)
+
+        def loss_and_gradient(self, *arguments):
+            self.calls += 1
+            if self.calls == 1 + 3 and world.rank == one:
+                signals.received.append("SIGUSR1")
+            return model.loss_and_gradient(*arguments)
+
+    monkeypatch.setattr(signals, "received", [])
+    out = mpi_tmp_path / "a"
+    stopped = run(model=Signalled(), out=str(out), epochs=50)
+    steps = world.allgather(stopped.step)
+    assert stopped.stopped == "signal" and len(set(steps)) == 1 and 3 <= steps[0] < 200
+    world.Barrier()
+    assert Checkpoint.read(out).attributes["step"] == steps[0]
+    assert np.array_equal(Checkpoint.read(out).vectors["parameters"], stopped.parameters)
+    assert not (out / "summary.json").exists()  # the run is not at its end
+
+
+def test_the_time_limit_ends_the_run_in_good_order(run, world, mpi_tmp_path):
+    model = make_model("mlp:6", (4,), 3, "float64")
+
+    class Slow:
+        def __getattr__(self, name):
+            return getattr(model, name)
+
+        def loss_and_gradient(self, *arguments):
+            time.sleep(0.02)
+            return model.loss_and_gradient(*arguments)
+
+    out = mpi_tmp_path / "a"
+    done = run(model=Slow(), out=str(out), epochs=100_000, time_limit=0.3)
+    assert done.stopped == "time limit"
+    assert len(set(world.allgather(done.step))) == 1
+    world.Barrier()
+    assert Checkpoint.read(out).attributes["step"] == done.step
+    assert json.loads((out / "summary.json").read_text())["stopped"] == "time limit"
+
+
+def test_patience_stops_a_run_that_no_longer_improves_and_keeps_the_best(run, world, mpi_tmp_path):
+    out = mpi_tmp_path / "a"
+    done = run(out=str(out), patience=3, validation=0.2, epochs=500, lr=0.5)
+    assert done.stopped == "patience" and done.step < 500 * 4
+    world.Barrier()
+    losses = [line["validation_loss"] for line in lines(out) if "validation_loss" in line]
+    best = int(np.argmin(losses))
+    assert len(losses) - 1 - best == 3
+    assert Checkpoint.read(out / "best.h5").attributes["step"] == (best + 1) * 4
+
+
+def test_the_agreement_is_counted_apart(run, world):
+    done = run()
+    assert set(done.comm.traffic) == {"broadcast", "all_reduce"}
+    assert done.comm.traffic["all_reduce"].calls == 20
+    assert world.size == 1 or done.own.traffic.bytes > 0
+
+
+def test_long_steps_are_agreed_on_at_once_and_short_ones_in_bulk(run, world):
+    done = run(epochs=50)
+    agreements = done.own.traffic["all_reduce"].calls
+    assert agreements >= 50  # at least at the end of each epoch
+    assert agreements < 50 * 4 + 150  # 4 steps an epoch, and two scores each

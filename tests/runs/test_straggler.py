@@ -1,0 +1,74 @@
+"""Stragglers strike whom and when they are told to, and change no number."""
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hpcdl.errors import UsageError
+from hpcdl.runs import Options
+from hpcdl.runs.straggler import parse, slowed
+
+
+def test_who_is_slow():
+    assert parse("", 0, 4) == (1, 0)
+    assert parse("2:3", 2, 4) == (3, 1)
+    assert parse("2:3", 1, 4) == (1, 0)
+    assert parse("random:0.1:4", 1, 4) == (4, 0.1)
+    for wrong in ("4:2", "-1:2", "1", "1:0.5", "random:2:3", "random:0.1", "x:2", "1:x"):
+        with pytest.raises(UsageError):
+            parse(wrong, 0, 4)
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    """A clock that only sleeping and computing move."""
+    clock = SimpleNamespace(now=0.0, slept=[])
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+
+    def sleep(seconds):
+        clock.slept.append(round(seconds, 9))
+        clock.now += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    return clock
+
+
+class Model:
+    layout = "the model's own"
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):
+        self.clock.now += 0.010
+        gradient += 1
+        return 5.0
+
+
+def test_how_long(slept):
+    gradient = np.zeros(2)
+    model = slowed(Model(slept), Options(straggler="1:3"), 1, 2)
+    assert model.layout == "the model's own"
+    assert model.loss_and_gradient(None, None, gradient) == 5.0 and (gradient == 1).all()
+    assert slept.slept == [0.020]
+    slept.slept.clear()
+    slowed(Model(slept), Options(pretend_compute=25), 0, 2).loss_and_gradient(None, None, gradient)
+    slowed(Model(slept), Options(pretend_compute=25, straggler="0:2"), 0, 2).loss_and_gradient(None, None, gradient)
+    assert slept.slept == [0.015, 0.040]
+    plain = Model(slept)
+    assert slowed(plain, Options(), 0, 2) is plain
+
+
+def test_random_ones_strike_as_often_as_they_should_and_again_the_same(slept):
+    def strikes(rank):
+        slept.slept.clear()
+        model = slowed(Model(slept), Options(straggler="random:0.25:4"), rank, 2)
+        for _ in range(400):
+            model.loss_and_gradient(None, None, np.zeros(1))
+        return [seconds > 0.001 for seconds in slept.slept]
+
+    first = strikes(0)
+    assert 70 < sum(first) < 130
+    assert first == strikes(0) != strikes(1)

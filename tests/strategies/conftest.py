@@ -1,0 +1,46 @@
+"""Runs of one strategy whose parameters are kept step by step, so that two runs can be compared step by step."""
+
+import numpy as np
+import pytest
+
+from hpcdl.comm import Communicator
+from hpcdl.data import from_arrays
+from hpcdl.models import make_model
+from hpcdl.runs import Options, Run
+
+
+class Watched(Run):
+    """A run that keeps the parameters after every update, and this rank's sums of losses."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.path, self.own_losses = [], []
+
+    def record(self, loss, batch):
+        super().record(loss, batch)
+        self.path.append(self.parameters.copy())
+        self.own_losses.append(loss)
+
+
+def examples(dtype):
+    """29 examples of 3 classes: batches of 13 leave a last one of 3, of which a fourth rank gets nothing."""
+    random = np.random.default_rng(4)
+    y = random.integers(0, 3, 29)
+    x = random.standard_normal((29, 6)) + y[:, None]
+    return from_arrays(x, y, x[:11], y[:11], dtype=dtype)
+
+
+@pytest.fixture
+def follow():
+    """A function: train on `bare`, a communicator of mpi4py; returns the run, with its `path` of parameters."""
+
+    def run(bare, train, data=None, model="mlp:5", **options):
+        options = Options(**{"batch_size": 13, "epochs": 4, "dtype": "float64", "progress": "none"} | options)
+        comm = Communicator(bare, options.allreduce)
+        data = data or examples(options.dtype)
+        made = make_model(model, data.features, data.classes, options.dtype)
+        with Watched(comm, options) as watched:
+            train(comm, made, data, watched.make_optimizer(made, data), watched)
+        return watched
+
+    return run

@@ -1,0 +1,118 @@
+"""All-reduce SGD on N ranks takes the very steps of sequential SGD at the same batch."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcdl.comm.allreduce import ALGORITHMS
+from hpcdl.data import open_data
+from hpcdl.strategies import all_reduce, sequential
+
+OPTIMIZERS = ["sgd", "momentum", "nesterov", "adam", "adamw"]
+
+
+def agree(run, reference, tolerance):
+    assert len(run.path) == len(reference.path) > 0
+    for step, (mine, wanted) in enumerate(zip(run.path, reference.path, strict=True)):
+        scale = max(1, np.abs(wanted).max())
+        assert np.abs(mine - wanted).max() <= tolerance * scale, f"step {step}"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_step_by_step_for_every_algorithm_and_optimizer(name, optimizer, follow, each_group):
+    reference = follow(MPI.COMM_SELF, sequential.train, optimizer=optimizer)
+    assert len(reference.path) == 4 * 3
+
+    def body(comm):
+        agree(follow(comm, all_reduce.train, optimizer=optimizer, allreduce=name), reference, 1e-10)
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_float32_to_rounding(optimizer, follow, each_group):
+    reference = follow(MPI.COMM_SELF, sequential.train, optimizer=optimizer, dtype="float32")
+
+    def body(comm):
+        agree(follow(comm, all_reduce.train, optimizer=optimizer, dtype="float32"), reference, 2e-4)
+
+    each_group(body)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_norm": 0.05},
+        {"weight_decay": 0.1},
+        {"accumulate": 3},
+        {"schedule": "cosine:warmup=1"},
+        {"batch_size": "full", "epochs": 6},
+        {"batch_size": 2},  # fewer examples than ranks in every batch
+        {"steps": 5},
+        {"model": "softmax"},
+    ],
+    ids=str,
+)
+def test_with_other_options(options, follow, each_group):
+    reference = follow(MPI.COMM_SELF, sequential.train, **options)
+    plain = follow(MPI.COMM_SELF, sequential.train, **({"model": options["model"]} if "model" in options else {}))
+    assert options.keys() <= {"accumulate", "model"} or not np.allclose(reference.path[-1], plain.path[-1])
+
+    def body(comm):
+        agree(follow(comm, all_reduce.train, **options), reference, 1e-10)
+
+    each_group(body)
+
+
+def test_accumulation_changes_nothing_but_memory(follow):
+    whole = follow(MPI.COMM_SELF, sequential.train)
+    agree(follow(MPI.COMM_SELF, sequential.train, accumulate=4), whole, 1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"augment": "shift:1"}, {"placement": "streamed"}], ids=str)
+def test_on_digits_with_every_way_to_hold_and_change_the_rows(options, follow, world):
+    def data(comm):
+        return open_data("digits", comm=comm, dtype="float64", seed=3, **options)
+
+    settings = {"seed": 3, "batch_size": 100, "epochs": 1, "model": "mlp:16"}
+    reference = follow(MPI.COMM_SELF, sequential.train, data(MPI.COMM_SELF), **settings)
+    mine = data(world)
+    run = follow(world, all_reduce.train, mine, **settings)
+    agree(run, reference, 1e-10)
+    mine.close()
+
+
+def test_the_losses_of_all_ranks_are_the_loss_of_the_batch(follow, each_group):
+    reference = follow(MPI.COMM_SELF, sequential.train)
+
+    def body(comm):
+        run = follow(comm, all_reduce.train)
+        total = np.array(run.own_losses)
+        comm.Allreduce(MPI.IN_PLACE, total)
+        assert np.allclose(total, reference.own_losses, rtol=1e-12)
+
+    each_group(body)
+
+
+def test_all_ranks_hold_the_same_bits(follow, each_group):
+    def body(comm):
+        run = follow(comm, all_reduce.train, dtype="float32")
+        assert run.replicas_agree()
+        run.parameters[0] += comm.rank == comm.size - 1  # and it is seen when they do not
+        assert run.replicas_agree() == (comm.size == 1)
+
+    each_group(body)
+
+
+def test_the_ring_sends_what_theory_says(follow, each_group):
+    def body(comm):
+        run = follow(comm, all_reduce.train)
+        size, steps = run.model.layout.size, len(run.path)
+        counted = run.comm.traffic["all_reduce"]
+        assert counted.calls == steps and counted.messages == steps * 2 * (comm.size - 1)
+        total = comm.allreduce(counted.bytes)
+        assert total == steps * 2 * (comm.size - 1) * size * 8
+        assert run.comm.traffic["broadcast"].calls == 1
+
+    each_group(body)

@@ -1,0 +1,64 @@
+"""Imports point one way: a room imports from rooms below it, never from one above or beside."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GROUND = {"chunks", "errors", "files", "random"}  # beneath all rooms
+LEVEL = {"kernels": 1, "comm": 2, "models": 3, "optim": 3, "data": 3, "runs": 4, "services": 5, "strategies": 6}
+LEVEL |= {"search": 7, "rl": 7, "planning": 7, "scripts": 8}
+ALLOWED = {"kernels": {"numpy", "numba", "hpcdl"}}  # numpy and numba only
+WITHOUT_MPI = {"models", "optim", "kernels"}
+STANDARD = set(__import__("sys").stdlib_module_names)
+
+
+def files():
+    for folder in ("hpcdl", "kernels", "scripts"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return parts[1].removesuffix(".py") if parts[0] == "hpcdl" else parts[0]
+
+
+def imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield node.module if node.module != "hpcdl" else f"hpcdl.{node.names[0].name}"
+
+
+@pytest.mark.parametrize("path", list(files()), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path):
+    room = room_of(path)
+    for name in imports(path):
+        top, _, rest = name.partition(".")
+        if room in WITHOUT_MPI:
+            assert top != "mpi4py" and not name.startswith("hpcdl.comm")
+        if room in ALLOWED:
+            assert top in ALLOWED[room] | STANDARD
+        if room in GROUND:
+            assert top in STANDARD | {"numpy"}
+        below = rest.split(".")[0]
+        if top != "hpcdl" or below in GROUND or room not in LEVEL:
+            continue
+        assert below in LEVEL, f"{path} imports {name}, which is no room"
+        if room == "strategies":
+            assert not name.startswith("hpcdl.strategies."), "strategies do not import each other"
+        assert LEVEL[below] < LEVEL[room] or below == room, f"{room} imports {name}, from above or beside"
+
+
+def test_the_rooms_are_all_packaged():
+    import configparser
+
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    packaged = set(setup["options"]["packages"].split())
+    folders = {path.parent for path in files() if path.name == "__init__.py"}
+    names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert packaged == {name if name.startswith("hpcdl") else f"hpcdl.{name}" for name in names}
