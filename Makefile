@@ -19,7 +19,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
 export OMPI_MCA_mpi_yield_when_idle = 1
 
-.PHONY: train test lint install clean
+.PHONY: train test lint install print-bin clean
 
 train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
@@ -34,6 +34,9 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check
 
 install: $(STAMP)
+
+print-bin:
+	@echo $(BIN)
 
 $(STAMP): setup.cfg constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,16 +1,13 @@
 """Tests run on one rank and under mpiexec on several: a rank that fails ends all, for the others would wait for it."""
 
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from mpi4py import MPI
 
-BESIDE = Path(sys.executable).with_name("mpiexec")  # the launcher of the same environment, else the site's
-MPIEXEC = str(BESIDE) if BESIDE.exists() else shutil.which("mpiexec")
+from hpcdl.comm.launcher import clean_environment, mpiexec
 
 
 @pytest.hookimpl(trylast=True)
@@ -66,15 +63,9 @@ def launch(tmp_path):
         pytest.skip("starts ranks of its own")
 
     def run(ranks, *command, timeout=60, check=None, cwd=tmp_path, **environment):
-        # What an MPI library has put into this process's environment must not reach a new launcher.
-        clean = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("PMI", "MPI_LOCAL", "HYDRA")) and not name.startswith("OMPI_COMM_WORLD")
-        }
         done = subprocess.run(
-            [MPIEXEC, "-n", str(ranks), sys.executable, *map(str, command)],
-            env=clean | environment,
+            [mpiexec(), "-n", str(ranks), sys.executable, *map(str, command)],
+            env=clean_environment() | environment,
             cwd=cwd,
             timeout=timeout,
             capture_output=True,
@@ -84,4 +75,5 @@ def launch(tmp_path):
             assert done.returncode == check, done.stdout + done.stderr
         return done
 
+    run.mpiexec = mpiexec()
     return run

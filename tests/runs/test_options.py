@@ -23,7 +23,7 @@ def test_defaults_and_values():
     "arguments, words",
     [
         (["--lr", "-1"], "--lr must be greater than 0, not -1"),
-        (["--lr", "nan"], "--lr must be greater than 0"),
+        (["--lr", "inf"], "--lr"),
         (["--lr", "fast"], "--lr: expected a number, not fast"),
         (["--batch-size", "0"], "--batch-size must be greater than 0, not 0"),
         (["--batch-size", "some"], "--batch-size: a number of examples, or full, not 'some'"),

@@ -1,0 +1,159 @@
+"""Examples per second beside PyTorch DDP: python scripts/bench_training.py --data fashion.h5 --ranks 2
+
+Runs the same model, batch, optimizer and number of epochs with hpcdl (mpiexec) and with PyTorch's
+DistributedDataParallel over gloo, in turn, `--repeats` times each, one thread per rank, and prints medians, spread
+and the ratio of each pair. Both hold the data in memory and time their training loops only: no start-up, no
+evaluation. PyTorch's data is a tensor that each rank indexes by its share of the epoch's permutation, which is
+faster than a DataLoader. Needs the extra `torch`.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hpcdl.comm.launcher import clean_environment, mpiexec
+from hpcdl.data import open_data
+from hpcdl.errors import UsageError
+from hpcdl.runs.options import option, parse
+
+
+@dataclass
+class BenchOptions:
+    """What is compared, and how often."""
+
+    data: str = option("digits", "data set: digits, or an HDF5 file made by prepare-data")
+    model: str = option("mlp:256,128", "mlp:WIDTHS, relu")
+    ranks: int = option(2, "ranks of each program")
+    batch_per_rank: int = option(64, "examples per update and rank")
+    lr: float = option(0.05, "learning rate")
+    epochs: int = option(3, "passes over the training rows in each run")
+    repeats: int = option(5, "runs of each program")
+    json: str = option("", "file for the result")
+    worker: int = option(-1, "(used by the program itself: the rank of a PyTorch process)")
+    port: int = option(0, "(used by the program itself)")
+
+
+def ours(options: BenchOptions, folder: Path) -> dict:
+    """One run of hpcdl."""
+    out = folder / f"run-{time.monotonic_ns()}"
+    command = [mpiexec(), "-n", str(options.ranks), sys.executable, Path(__file__).with_name("train_allreduce.py")]
+    command += ["--data", options.data, "--model", options.model, "--batch-per-rank", str(options.batch_per_rank)]
+    command += ["--optimizer", "momentum", "--lr", str(options.lr), "--epochs", str(options.epochs)]
+    command += ["--out", out, "--evaluate-every", str(options.epochs), "--progress", "none"]
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, env=clean_environment() | threads, stdout=subprocess.DEVNULL)
+    summary = json.loads((out / "summary.json").read_text())
+    return {"examples_per_second": summary["examples_per_second"], "test_accuracy": summary["test_accuracy"]}
+
+
+def theirs(options: BenchOptions, folder: Path) -> dict:
+    """One run of PyTorch DDP over gloo: one process per rank, this program with --worker."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = [text for name, value in asdict(options).items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    workers = []
+    for rank in range(options.ranks):
+        command = [sys.executable, __file__, *settings, "--worker", str(rank), "--port", str(port)]
+        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    outputs = [worker.communicate()[0] for worker in workers]
+    if any(worker.returncode for worker in workers):
+        raise SystemExit("bench_training: PyTorch's part failed")
+    return json.loads(outputs[0].splitlines()[-1])
+
+
+def work(options: BenchOptions) -> None:
+    """One rank of PyTorch DDP; rank 0 prints its result."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    rank, ranks, batch = options.worker, options.ranks, options.batch_per_rank
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{options.port}", rank=rank, world_size=ranks)
+    data = open_data(options.data)
+    (x, y), (x_test, y_test) = (map(torch.from_numpy, part.rows(0, part.examples)) for part in (data.train, data.test))
+    widths = [x.shape[1], *map(int, options.model.partition(":")[2].split(",")), data.classes]
+    layers = []
+    for index in range(len(widths) - 1):
+        layers += [torch.nn.Linear(widths[index], widths[index + 1]), torch.nn.ReLU()]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*layers[:-1])
+    replica = DistributedDataParallel(model) if ranks > 1 else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
+    loss_of = torch.nn.CrossEntropyLoss()
+    steps, start = len(x) // (batch * ranks), time.perf_counter()
+    for epoch in range(options.epochs):
+        order = torch.from_numpy(np.random.default_rng(epoch).permutation(len(x)))
+        for step in range(steps):
+            first = (step * ranks + rank) * batch
+            rows = order[first : first + batch]
+            optimizer.zero_grad()
+            loss_of(replica(x[rows]), y[rows]).backward()
+            optimizer.step()
+    seconds = time.perf_counter() - start
+    with torch.no_grad():
+        accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()
+    if rank == 0:
+        examples = options.epochs * steps * batch * ranks
+        print(json.dumps({"examples_per_second": examples / seconds, "test_accuracy": accuracy}))
+    dist.destroy_process_group()
+
+
+def main(arguments=None):
+    try:
+        options = parse(BenchOptions, "bench-training", __doc__.split("\n")[0], arguments)
+        if options.worker >= 0:
+            return work(options)
+        open_data(options.data).close()
+        compare(options)
+    except UsageError as error:
+        print(f"bench-training: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def compare(options: BenchOptions) -> None:
+    """Run both in turn and print the table."""
+    try:
+        import torch
+    except ImportError:
+        raise UsageError("PyTorch is not installed; pip install 'hpcdl[torch]'") from None
+    from hpcdl.runs.folder import environment
+
+    results = {"hpcdl": [], "torch": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(options.repeats):
+            results["hpcdl"].append(ours(options, Path(folder)))
+            results["torch"].append(theirs(options, Path(folder)))
+    speeds = {name: [run["examples_per_second"] for run in runs] for name, runs in results.items()}
+    ratios = [mine / other for mine, other in zip(speeds["hpcdl"], speeds["torch"], strict=True)]
+    about = environment() | {"torch": torch.__version__}
+    print(f"{options.model} on {options.data}, {options.ranks} ranks, {options.batch_per_rank} examples each, momentum")
+    print(", ".join(f"{name} {about[name]}" for name in ("python", "numpy", "numba", "mpi", "torch", "machine")) + "\n")
+    print("| program | examples/s, median | lowest to highest | test accuracy, median |")
+    print("|---|---|---|---|")
+    for name, label in (("hpcdl", "hpcdl, ring"), ("torch", "PyTorch DDP, gloo")):
+        accuracy = statistics.median(run["test_accuracy"] for run in results[name])
+        middle, low, high = statistics.median(speeds[name]), min(speeds[name]), max(speeds[name])
+        print(f"| {label} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {accuracy:.2%} |")
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} pairs"
+    print(f"\nhpcdl / PyTorch: {statistics.median(ratios):.2f} ({spread})")
+    if options.json:
+        Path(options.json).write_text(
+            json.dumps({"results": results, "ratios": ratios, "environment": about}, indent=2)
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Small runs for the tests of this room."""
+
+import numpy as np
+import pytest
+
+from hpcdl.comm import Communicator
+from hpcdl.data import from_arrays
+from hpcdl.models import make_model
+from hpcdl.runs import Options, Run
+from hpcdl.strategies import all_reduce
+
+
+@pytest.fixture
+def data():
+    """Examples of 3 classes that overlap a little, 28 to train, 7 to validate, 30 to test; float64."""
+    random = np.random.default_rng(9)
+    y = random.integers(0, 3, 65)
+    x = random.standard_normal((65, 4)) + 2 * np.eye(3, 4)[y]
+    return from_arrays(x[:35], y[:35], x[35:], y[35:], dtype="float64", validation=0.2)
+
+
+@pytest.fixture
+def run(world, data):
+    """A function: train with these options on all ranks; returns the run after its end."""
+
+    def start(own=None, comm=world, **options):
+        defaults = {"batch_size": 7, "epochs": 5, "dtype": "float64", "progress": "none", "model": "mlp:6"}
+        options = Options(**defaults | options)
+        wrapped = Communicator(comm, options.allreduce, trace=options.trace)
+        made = own or make_model(options.model, data.features, data.classes, options.dtype)
+        with Run(wrapped, options) as running:
+            all_reduce.train(wrapped, made, data, running.make_optimizer(made, data), running)
+        return running
+
+    return start

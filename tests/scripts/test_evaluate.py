@@ -1,0 +1,68 @@
+"""evaluate.py scores, predicts and exports what a run has trained."""
+
+import json
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hpcdl.data import open_data
+from hpcdl.runs.checkpoint import Checkpoint
+
+FOLDER = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def trained(launch, tmp_path):
+    launch(2, FOLDER / "train_allreduce.py", "--epochs", "3", "--out", tmp_path / "a", check=0)
+    return tmp_path / "a"
+
+
+def forward(tensors, x):
+    """The network in plain numpy."""
+    names = list(tensors)
+    hidden = np.maximum(x @ tensors[names[0]] + tensors[names[1]], 0)
+    return hidden @ tensors[names[2]] + tensors[names[3]]
+
+
+def test_score_predict_and_export(launch, trained, tmp_path):
+    program = FOLDER / "evaluate.py"
+    done = launch(3, program, trained, "--predict", "p.npz", "--export", "w.npz", check=0)
+    summary = json.loads((trained / "summary.json").read_text())
+    found = dict(re.findall(r"(test_\w+) ([\d.e-]+)", done.stdout))
+    assert float(found["test_accuracy"]) == pytest.approx(summary["test_accuracy"], rel=1e-5)
+    assert float(found["test_loss"]) == pytest.approx(summary["test_loss"], rel=1e-4)
+    launch(1, program, trained, "--predict", "p.csv", "--export", "w.safetensors", check=0)
+    test = open_data("digits").test
+    x, y = test.rows(0, test.examples)
+    with np.load(tmp_path / "w.npz") as file:
+        weights = {name: file[name] for name in file.files}
+    answers = forward(weights, x).argmax(1)
+    assert (answers == y).mean() == pytest.approx(summary["test_accuracy"])
+    with np.load(tmp_path / "p.npz") as file:
+        assert np.array_equal(file["prediction"], answers)
+        assert file["output"].shape == (len(y), 10)
+    assert np.array_equal(np.loadtxt(tmp_path / "p.csv", skiprows=1, dtype=int), answers)
+    other = load_file(tmp_path / "w.safetensors")
+    assert other.keys() == weights.keys()
+    assert all(np.array_equal(other[name], weights[name]) for name in weights)
+    flat = np.concatenate([weights[name].ravel() for name in weights])
+    assert np.array_equal(flat, Checkpoint.read(trained).vectors["parameters"])
+
+
+def test_refusals(launch, trained, tmp_path):
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        for part in ("train", "test"):
+            file[f"{part}/x"], file[f"{part}/y"] = np.ones((4, 3), "f4"), np.arange(4) % 2
+        file.attrs["classes"] = 2
+    for options, words in [
+        (["nowhere"], "there is no checkpoint nowhere"),
+        ([trained, "--data", tmp_path / "other.h5"], r"trained on shape \(8, 8\) and 10 classes"),
+        ([trained, "--export", "w.onnx"], "should end in .npz or .safetensors"),
+        ([trained, "--predict", "p.txt"], "should end in .csv or .npz"),
+    ]:
+        done = launch(2, FOLDER / "evaluate.py", *options)
+        assert done.returncode == 2 and re.search(words, done.stderr) and "Traceback" not in done.stderr

@@ -1,0 +1,165 @@
+"""The program as its user starts it: the same curve on any number of ranks, theory's bytes, resumption, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcdl.chunks import chunks
+from hpcdl.runs.checkpoint import Checkpoint
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
+OPTIONS = ["--data", "digits", "--model", "mlp", "--epochs", "2", "--seed", "1", "--dtype", "float64"]
+STEPS, PARAMETERS = 46, 64 * 128 + 128 + 128 * 10 + 10
+
+
+def curve(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return np.array([line["train_loss"] for line in lines if "test_loss" not in line])
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The curve of the sequential program."""
+    out = tmp_path_factory.mktemp("alone") / "s"
+    script = SCRIPT.with_name("train_sequential.py")
+    subprocess.run([sys.executable, script, *OPTIONS, "--out", out], check=True, capture_output=True, timeout=60)
+    return curve(out)
+
+
+@pytest.mark.parametrize(
+    "ranks, algorithm",
+    [*((ranks, "ring") for ranks in (1, 2, 3, 5, 7)), (3, "naive"), (3, "direct"), (5, "tree"), (3, "mpi")],
+)
+def test_the_same_curve_and_the_bytes_of_theory(launch, tmp_path, request, ranks, algorithm):
+    out = tmp_path / "a"
+    launch(ranks, SCRIPT, *OPTIONS, "--allreduce", algorithm, "--out", out, check=0)
+    wanted = request.getfixturevalue("alone")
+    assert len(wanted) == STEPS and np.abs(curve(out) - wanted).max() <= 1e-10
+    found = summary(out)
+    assert found["replicas_agree"] is True and found["parameters"] == PARAMETERS
+    length = [cut.stop - cut.start for cut in chunks(PARAMETERS, ranks)]
+    theory = {  # values and messages that rank r sends for one all-reduce
+        "ring": lambda r: (2 * PARAMETERS - length[(r + 1) % ranks] - length[(r + 2) % ranks], 2 * (ranks - 1)),
+        "naive": lambda r: (PARAMETERS * (ranks - 1 if r == 0 else 1), ranks - 1 if r == 0 else 1),
+        "direct": lambda r: (PARAMETERS * (ranks - 1), ranks - 1),
+        "tree": lambda r: ([3, 1, 2, 1, 1][r] * PARAMETERS, [3, 1, 2, 1, 1][r]),  # of 5 ranks
+        "mpi": lambda r: (PARAMETERS, None),
+    }[algorithm]
+    for rank, traffic in enumerate(found["traffic_per_rank"]):
+        counted, (values, messages) = traffic["all_reduce"], theory(rank) if ranks > 1 else (0, 0)
+        assert counted["calls"] == STEPS
+        assert counted["bytes"] == 8 * STEPS * values
+        assert counted["messages"] == (None if messages is None else STEPS * messages)
+        assert found["bytes_sent_per_rank"][rank] == counted["bytes"] + traffic["broadcast"]["bytes"]
+
+
+def test_killed_and_resumed_is_never_stopped_to_the_bit(launch, tmp_path):
+    options = [*OPTIONS, "--optimizer", "adam", "--lr", "0.01"]
+    launch(2, SCRIPT, *options, "--out", tmp_path / "whole", check=0)
+    crash = tmp_path / "crash.py"
+    crash.write_text(
+        "import os, signal, sys\n"
+        "from hpcdl.runs import training, run\n"
+        "from hpcdl.scripts import train_allreduce\n"
+        "def record(self, loss, batch, original=run.Run.record):\n"
+        "    original(self, loss, batch)\n"
+        "    if self.step == 33 and self.comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "run.Run.record = record\n"
+        "train_allreduce.main(sys.argv[1:])\n"
+    )
+    killed = launch(2, crash, *options, "--out", tmp_path / "parts", "--checkpoint-every", "10")
+    assert killed.returncode != 0
+    assert Checkpoint.read(tmp_path / "parts").attributes["step"] == 30
+    launch(2, SCRIPT, "--resume", tmp_path / "parts", check=0)
+    whole, parts = (Checkpoint.read(tmp_path / name) for name in ("whole", "parts"))
+    assert parts.attributes["step"] == STEPS
+    for name, vector in whole.vectors.items():
+        assert np.array_equal(parts.vectors[name], vector)
+    assert np.array_equal(curve(tmp_path / "whole"), curve(tmp_path / "parts"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_one_rank_saves_and_exits_with_85(launch, tmp_path, number):
+    program = tmp_path / "p.py"
+    program.write_text(
+        "import os, sys\n"
+        "from hpcdl.runs import training, run\n"
+        "from hpcdl.scripts import train_allreduce\n"
+        "def record(self, loss, batch, original=run.Run.record):\n"
+        "    original(self, loss, batch)\n"
+        f"    if self.step == 5 and self.comm.rank == 1: os.kill(os.getpid(), {int(number)})\n"
+        "run.Run.record = record\n"
+        "train_allreduce.main(sys.argv[1:])\n"
+    )
+    done = launch(3, program, *OPTIONS, "--epochs", "100000", "--out", tmp_path / "a", check=85)
+    step = Checkpoint.read(tmp_path / "a").attributes["step"]
+    assert 5 <= step < 100_000 * 23
+    assert f"stopped by a signal after step {step}" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_the_config_of_a_run_repeats_it(launch, tmp_path):
+    launch(2, SCRIPT, *OPTIONS, "--lr", "0.03", "--batch-size", "50", "--out", tmp_path / "a", check=0)
+    launch(2, SCRIPT, "--config", tmp_path / "a" / "config.yaml", "--out", tmp_path / "b", check=0)
+    assert np.array_equal(curve(tmp_path / "a"), curve(tmp_path / "b"))
+    text = (tmp_path / "a" / "config.yaml").read_text()
+    assert "# launch: 2 ranks: " in text and "# commit: " in text and "# numpy: " in text
+
+
+def test_without_out_a_folder_is_made_and_with_none_nothing_is_written(launch, tmp_path):
+    launch(2, SCRIPT, *OPTIONS, "--epochs", "1", check=0)
+    (made,) = (tmp_path / "runs").iterdir()
+    assert made.name.startswith("all_reduce-") and (made / "summary.json").exists()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    launch(2, SCRIPT, *OPTIONS, "--epochs", "1", "--out", "none", check=0, cwd=empty)
+    assert not list(empty.iterdir())
+
+
+def test_a_pipe_gets_plain_lines(launch, tmp_path):
+    done = launch(2, SCRIPT, *OPTIONS, "--out", "none", check=0)
+    assert "\x1b" not in done.stdout
+    assert "epoch 1  step 23/46" in done.stdout and "replicas agree" in done.stdout
+    assert done.stderr == ""
+
+
+def test_help_is_printed_once(launch):
+    done = launch(3, SCRIPT, "--help", check=0)
+    assert done.stdout.count("usage:") == 1 and "--batch-per-rank" in done.stdout
+
+
+def test_ranks_that_are_ended_by_the_launcher_leave(launch, tmp_path):
+    """mpiexec itself is told to stop, as a scheduler does: the ranks save and leave."""
+    command = [
+        launch.mpiexec,
+        "-n",
+        "2",
+        sys.executable,
+        SCRIPT,
+        *OPTIONS,
+        "--epochs",
+        "100000",
+        "--out",
+        tmp_path / "a",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "a" / "best.h5").exists():  # the run is under way
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert Checkpoint.read(tmp_path / "a" / "best.h5").vectors["parameters"].size == PARAMETERS
+    assert not [name for name in os.listdir(tmp_path / "a") if name.endswith(".part")]
