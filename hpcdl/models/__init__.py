@@ -1,0 +1,68 @@
+"""Models: they compute losses and gradients into flat vectors, and know nothing of MPI.
+
+    spec                                        model                                        data
+    linear                                      x w + b, half the squared error              regression
+    logistic                                    logistic regression                          2 classes
+    softmax                                     softmax regression                           2 classes or more
+    mlp  mlp:256,128  mlp:64,activation=tanh    multi-layer perceptron (128 relu units)      2 classes or more
+
+A model of one's own works under any strategy when it has `layout`, `size`, `dtype`, `initialize`, `loss_and_gradient`,
+`evaluate` and `predict` as hpcdl.models.layered.Layered has them.
+"""
+
+import contextlib
+import math
+
+import numpy as np
+
+from hpcdl.errors import UsageError, parse_spec, unknown
+from hpcdl.models.layers import ACTIVATIONS
+from hpcdl.models.linear import LinearRegression
+from hpcdl.models.logistic import LogisticRegression
+from hpcdl.models.mlp import MLP
+
+SETTINGS = {"linear": {}, "logistic": {}, "softmax": {}, "mlp": {"activation": "relu"}}
+DTYPES = ("float32", "float64")
+
+
+def make_model(spec: str, features: tuple[int, ...], classes: int, dtype="float32"):
+    """The model that `spec` names, for examples of shape `features` with `classes` classes (0: regression).
+
+    Raises UsageError for an unknown name or setting, a width that is not positive, a type other than float32 and
+    float64, and a model that does not fit the data.
+    """
+    with contextlib.suppress(TypeError):
+        dtype = np.dtype(dtype).name
+    if dtype not in DTYPES:
+        raise unknown("dtype", str(dtype), DTYPES)
+    name, hidden, settings = parse_model(spec)
+    size = math.prod(features)
+    if name == "linear":
+        if classes != 0:
+            raise UsageError(f"model 'linear' is for regression, the data has {classes} classes; use softmax or mlp")
+        return LinearRegression(size, dtype)
+    if classes == 0:
+        raise UsageError(f"model {name!r} is a classifier, the data has no classes (regression); use linear")
+    if name == "logistic":
+        if classes != 2:
+            raise UsageError(f"model 'logistic' is for 2 classes, the data has {classes}; use softmax or mlp")
+        return LogisticRegression(size, dtype)
+    if classes < 2:
+        raise UsageError(f"model {name!r} needs data with at least 2 classes, not {classes}")
+    return MLP(size, classes, dtype, hidden, **settings)
+
+
+def parse_model(spec: str) -> tuple[str, tuple[int, ...], dict]:
+    """The name, the widths of the hidden layers (`mlp` only, 128 when none is given), and the settings."""
+    name, _, rest = spec.partition(":")
+    items = [item for item in rest.split(",") if item]
+    hidden = () if name != "mlp" else tuple(item for item in items if "=" not in item)
+    rest = ",".join(item for item in items if item not in hidden)
+    name, settings = parse_spec("model", f"{name}:{rest}", SETTINGS)
+    for width in hidden:
+        if not width.isdecimal() or int(width) == 0:
+            raise UsageError(f"model {spec!r}: the width of a hidden layer is a positive whole number, not {width!r}")
+    activation = settings.get("activation", "none")
+    if activation not in ACTIVATIONS:
+        raise unknown("activation", activation, ACTIVATIONS)
+    return name, tuple(map(int, hidden)) or ((128,) if name == "mlp" else ()), settings

@@ -1,0 +1,31 @@
+"""Optimizers and learning-rate schedules on flat vectors; they know nothing of MPI.
+
+sgd    momentum:beta=0.9    nesterov:beta=0.9    adam:beta1=0.9,beta2=0.999,eps=1e-8    adamw:...
+"""
+
+from collections.abc import Callable
+
+from hpcdl.errors import parse_spec
+from hpcdl.optim.adam import Adam, AdamW
+from hpcdl.optim.optimizer import Optimizer
+from hpcdl.optim.schedules import make_schedule
+from hpcdl.optim.sgd import SGD, Momentum, Nesterov
+
+__all__ = ["Optimizer", "make_optimizer", "make_schedule"]
+
+ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+SETTINGS = {"sgd": {}, "momentum": {"beta": 0.9}, "nesterov": {"beta": 0.9}, "adam": ADAM, "adamw": ADAM}
+OPTIMIZERS = {"sgd": SGD, "momentum": Momentum, "nesterov": Nesterov, "adam": Adam, "adamw": AdamW}
+
+
+def make_optimizer(
+    spec: str, size: int, dtype, schedule: Callable[[int], float], weight_decay: float = 0.0, clip_norm: float = 0.0
+) -> Optimizer:
+    """The optimizer that `spec` names, for a vector of `size` elements of `dtype`.
+
+    schedule: step -> learning rate (make_schedule). weight_decay: its product with w is added to the mean gradient, in
+    adamw the rate times it is taken off w itself. clip_norm: largest 2-norm of the mean gradient, 0 for none.
+    Raises UsageError for an unknown name or setting and for a value out of its range.
+    """
+    name, settings = parse_spec("optimizer", spec, SETTINGS)
+    return OPTIMIZERS[name](size, dtype, schedule, weight_decay, clip_norm, **settings)

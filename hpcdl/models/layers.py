@@ -1,0 +1,128 @@
+"""Layers: each computes its output and, from the gradient by its output, the gradients by its weights and its input.
+
+    y, saved = layer.forward(w, x, group)               saved: what backward needs, from the pool
+    dx = layer.backward(w, saved, dy, g, group)         adds to g; uses saved up
+    layer.release(saved)                                in place of backward, when only y is wanted
+
+w and g are tuples of views, one for each of `layer.shapes`, of the layer's own tensors in the parameters and the
+gradient; x, y, dx, dy are (rows, width). A layer holds no state between calls, so several micro-batches can be in
+flight. dx is from the pool and belongs to the caller, and so does dy.
+
+The last layer of a model is its loss (losses.py).
+
+    Dense      y = activation(x W + b)      dz = dy * activation'       dW += x^T dz      db += sum dz      dx = dz W^T
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpcdl.kernels import activation as kernels
+from hpcdl.models.pool import Pool
+
+
+class Identity:
+    """y = z + b."""
+
+    gain = 1.0
+
+    @staticmethod
+    def forward(z, b):
+        """z becomes y."""
+        kernels.add_bias(z, b)
+
+    @staticmethod
+    def backward(y, dy, gb):
+        """Return dz; add the bias gradient to gb."""
+        kernels.add_rows(dy, gb)
+        return dy
+
+
+class Relu:
+    """y = max(z + b, 0)."""
+
+    gain = 2.0  # half of the units are at zero: He et al., "Delving deep into rectifiers", 2015
+
+    @staticmethod
+    def forward(z, b):
+        """z becomes y."""
+        kernels.add_bias_relu(z, b)
+
+    @staticmethod
+    def backward(y, dy, gb):
+        """Return dz, which takes y's place; add the bias gradient to gb."""
+        kernels.relu_backward(y, dy, gb)
+        return y
+
+
+class Tanh:
+    """y = tanh(z + b)."""
+
+    gain = 1.0
+
+    @staticmethod
+    def forward(z, b):
+        """z becomes y."""
+        kernels.add_bias(z, b)
+        np.tanh(z, out=z)
+
+    @staticmethod
+    def backward(y, dy, gb):
+        """Return dz, which takes y's place; add the bias gradient to gb."""
+        kernels.tanh_backward(y, dy, gb)
+        return y
+
+
+ACTIVATIONS = {"none": Identity, "relu": Relu, "tanh": Tanh}
+
+
+class Dense:
+    """A fully connected layer, y = activation(x W + b), with W (inputs, outputs) and b (outputs,).
+
+    The `first` layer of a model computes no gradient by its input: its dx is None.
+    """
+
+    def __init__(self, name: str, inputs: int, outputs: int, activation: str, pool: Pool, first: bool = False):
+        self.name, self.pool, self.first = name, pool, first
+        self.activation = ACTIVATIONS[activation]
+        self.shapes = {"weight": (inputs, outputs), "bias": (outputs,)}
+
+    def initialize(self, w, generators):
+        """Draw W with variance gain / inputs (gain 2 before a relu, else 1); set b to zero."""
+        weight, bias = w
+        deviation = math.sqrt(self.activation.gain / weight.shape[0])
+        weight[...] = deviation * generators[0].standard_normal(weight.shape)
+        bias[...] = 0
+
+    def forward(self, w, x, group):
+        """y and what backward needs."""
+        weight, bias = w
+        y = group.g(np.matmul(x, weight, out=self.pool.take(x.shape[0], weight.shape[1])))
+        self.activation.forward(y, bias)
+        return y, (x, y)
+
+    def backward(self, w, saved, dy, g, group):
+        """dx; the gradients by W and b are added to g."""
+        (weight, _), (x, y), (weight_gradient, bias_gradient) = w, saved, g
+        dz = self.activation.backward(y, dy, bias_gradient)
+        product = self.pool.take(*weight.shape)
+        np.matmul(x.T, dz, out=product)
+        weight_gradient += product
+        self.pool.give(product)
+        dx = None if self.first else group.f(np.matmul(dz, weight.T, out=self.pool.take(*x.shape)))
+        self.release(saved)
+        return dx
+
+    def release(self, saved):
+        """Give back what forward took."""
+        self.pool.give(saved[1])
+
+
+def dense_layers(widths: Sequence[int], activation: str, pool: Pool) -> list[Dense]:
+    """Dense layers from widths[0] inputs to widths[-1] outputs, the activation between them and none at the end."""
+    last = len(widths) - 1
+    return [
+        Dense(f"dense{i}", widths[i - 1], widths[i], activation if i < last else "none", pool, first=i == 1)
+        for i in range(1, last + 1)
+    ]

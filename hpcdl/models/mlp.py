@@ -1,0 +1,20 @@
+"""The multi-layer perceptron, and softmax regression, which is one without hidden layers.
+
+    x -> relu(x W1 + b1) -> ... -> h Wn + bn -> softmax -> cross-entropy
+
+(Rumelhart, Hinton and Williams, "Learning representations by back-propagating errors", Nature 1986.)
+"""
+
+from hpcdl.models.layered import Layered
+from hpcdl.models.layers import dense_layers
+from hpcdl.models.losses import SoftmaxCrossEntropy
+from hpcdl.models.pool import Pool
+
+
+class MLP(Layered):
+    """A classifier of (rows, features) into `classes` classes with the given widths of its hidden layers."""
+
+    def __init__(self, features: int, classes: int, dtype, hidden: tuple[int, ...] = (), activation: str = "relu"):
+        pool = Pool(dtype)
+        layers = dense_layers([features, *hidden, classes], activation, pool)
+        super().__init__(features, [*layers, SoftmaxCrossEntropy(pool)], pool)

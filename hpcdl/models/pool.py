@@ -1,0 +1,35 @@
+"""Buffers that are used again, so that training allocates nothing big after its first step.
+
+    forward    y = pool.take(rows, width)      several micro-batches in flight: each takes its own
+    backward   pool.give(y)                    whoever finishes with a buffer gives it back
+
+Free buffers lie in classes of 2^k elements: a batch of another size finds a buffer too, and however many sizes come
+by, a class never holds more buffers than were in use at once.
+"""
+
+import math
+from collections import defaultdict
+
+import numpy as np
+
+
+class Pool:
+    """Buffers of one element type; `take(*shape)` lends one with unspecified contents, `give(buffer)` returns it."""
+
+    def __init__(self, dtype):
+        self.dtype = np.dtype(dtype)
+        self.free = defaultdict(list)
+
+    def take(self, *shape: int) -> np.ndarray:
+        """Lend a C-contiguous array of this shape."""
+        size = math.prod(shape)
+        k = (size - 1).bit_length()
+        try:
+            whole = self.free[k].pop()
+        except IndexError:
+            whole = np.empty(1 << k, self.dtype)
+        return whole[:size].reshape(shape)
+
+    def give(self, buffer: np.ndarray):
+        """Take back an array that `take` lent; it must not be used any more."""
+        self.free[(buffer.size - 1).bit_length()].append(buffer.base)

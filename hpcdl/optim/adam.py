@@ -1,0 +1,47 @@
+"""Adam, and AdamW with weight decay apart from the gradient.
+
+With d = mean gradient (for Adam + weight_decay w), at learning rate a and step t counted from 1:
+
+    m <- beta1 m + (1 - beta1) d            s <- beta2 s + (1 - beta2) d^2
+    w <- w - a m' / (sqrt(s') + eps)        m' = m / (1 - beta1^t),  s' = s / (1 - beta2^t)
+
+AdamW first takes w <- (1 - a weight_decay) w. (Kingma and Ba, "Adam", ICLR 2015; Loshchilov and Hutter, "Decoupled
+weight decay regularization", ICLR 2019.) The same numbers as PyTorch's Adam and AdamW.
+"""
+
+import math
+
+from hpcdl.errors import UsageError
+from hpcdl.kernels import updates
+from hpcdl.optim.optimizer import Optimizer, check_decay_rate
+
+
+class Adam(Optimizer):
+    """Adam; state: first_moment, second_moment."""
+
+    vectors = ("first_moment", "second_moment")
+    decoupled = False
+
+    def __init__(self, *args, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **kwargs):
+        check_decay_rate("Adam's beta1", beta1)
+        check_decay_rate("Adam's beta2", beta2)
+        if not eps > 0:
+            raise UsageError(f"Adam's eps is positive, not {eps}")
+        super().__init__(*args, **kwargs)
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+
+    def apply(self, w, g, rate, scale):
+        """The moments, then w; the bias corrections go into the rate and the root's factor."""
+        t, decay, shrink = self.step + 1, self.weight_decay, 1.0
+        if self.decoupled:
+            decay, shrink = 0.0, 1.0 - rate * self.weight_decay
+        rate = rate / (1 - self.beta1**t)
+        root = 1 / math.sqrt(1 - self.beta2**t)
+        m, s = self.state["first_moment"], self.state["second_moment"]
+        updates.adam(w, g, m, s, rate, scale, decay, shrink, self.beta1, self.beta2, root, self.eps)
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay; state: first_moment, second_moment."""
+
+    decoupled = True

@@ -1,0 +1,67 @@
+"""What every optimizer shares: the step count, the learning rate of the step, clipping, and the checks.
+
+An update of parameters w by the sum of gradients g over a batch, with scale = 1 / (examples of the batch):
+
+    1. norm clipping, where asked for: scale <- scale * min(1, clip_norm / (scale |g|))    (Pascanu et al., ICML 2013)
+    2. the rule's one pass over w, g and its state (kernels/updates.py)
+
+The mean gradient and the weight decay are formed inside that pass, so g is left as it is and nothing is allocated. An
+optimizer may hold a slice of the model only: all is element by element, but for the norm, which its caller then gives.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+
+from hpcdl.errors import UsageError
+from hpcdl.kernels.norm import sum_of_squares
+
+
+class Optimizer(ABC):
+    """An update rule with its state: flat vectors by name (`state`), and the number of updates done (`step`).
+
+    size, dtype: of the parameter vector or slice. schedule(step): learning rate. weight_decay, clip_norm: 0 is none.
+    """
+
+    vectors: tuple[str, ...] = ()
+
+    def __init__(
+        self, size: int, dtype, schedule: Callable[[int], float], weight_decay: float = 0.0, clip_norm: float = 0.0
+    ):
+        if not 0 <= weight_decay < math.inf:
+            raise UsageError(f"the weight decay is zero or positive, not {weight_decay}")
+        if not 0 <= clip_norm < math.inf:
+            raise UsageError(f"the norm to clip at is positive, or zero for no clipping, not {clip_norm}")
+        self.size, self.dtype, self.schedule = size, np.dtype(dtype), schedule
+        self.weight_decay, self.clip_norm = weight_decay, clip_norm
+        self.state = {name: np.zeros(size, dtype) for name in self.vectors}
+        self.step = 0
+
+    def update(self, parameters: np.ndarray, gradient: np.ndarray, scale: float = 1.0, norm: float | None = None):
+        """Update `parameters` (size,) in place by the mean gradient, gradient * scale.
+
+        norm: the 2-norm of the whole gradient before scaling, where `gradient` is a slice of it; for clipping only.
+        Raises UsageError where an array does not fit.
+        """
+        for array in (parameters, gradient):
+            if array.shape != (self.size,) or array.dtype != self.dtype or not array.flags.carray:
+                wanted = f"writable, contiguous {self.dtype} vectors of {self.size} elements"
+                raise UsageError(f"this optimizer updates {wanted}, not a {array.dtype} array of shape {array.shape}")
+        if self.clip_norm > 0:
+            norm = scale * (math.sqrt(sum_of_squares(gradient)) if norm is None else norm)
+            if norm > self.clip_norm:
+                scale *= self.clip_norm / norm
+        self.apply(parameters, gradient, self.schedule(self.step), scale)
+        self.step += 1
+
+    @abstractmethod
+    def apply(self, w: np.ndarray, g: np.ndarray, rate: float, scale: float):
+        """The rule's own pass over w, g and its state, at this learning rate."""
+
+
+def check_decay_rate(name: str, value: float):
+    """Raise UsageError unless 0 <= value < 1."""
+    if not 0 <= value < 1:
+        raise UsageError(f"{name} is at least 0 and less than 1, not {value}")

@@ -1,0 +1,68 @@
+"""Learning-rate schedules: functions of the step, counted in updates from 0.
+
+With a = lr, W = warm-up steps, E = steps of an epoch, T = steps of the whole run:
+
+    constant                    a
+    step:every=10,factor=0.1    a factor^floor(step / (every E))                                 every: epochs
+    cosine:floor=0              a (floor + (1 - floor) (1 + cos(pi x)) / 2),  x = (step - W) / (T - W), at most 1
+    1/t:decay=0.01              a / (1 + decay (step - W))
+
+Cosine: Loshchilov and Hutter, "SGDR", ICLR 2017; its floor is a fraction of the rate. 1/t: Robbins and Monro, 1951. Two
+settings go with each of them:
+
+    warmup=5                    epochs of warm-up, W = warmup E: there the rate is a (step + 1) / W
+    reference-batch=256         a = lr batch_size / 256: the rate is meant for batches of 256 and grows with the batch
+
+(both: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017).
+"""
+
+import math
+from collections.abc import Callable
+
+from hpcdl.errors import UsageError, parse_spec
+
+COMMON = {"warmup": 0.0, "reference-batch": 0}
+SETTINGS = {
+    "constant": COMMON,
+    "step": {"every": 10.0, "factor": 0.1, **COMMON},
+    "cosine": {"floor": 0.0, **COMMON},
+    "1/t": {"decay": 0.01, **COMMON},
+}
+LARGEST = {"floor": 1.0}
+
+
+def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_size: int) -> Callable[[int], float]:
+    """The function step -> learning rate that `spec` names, for a run of `steps` updates.
+
+    lr: positive. batch_size: examples per update, all ranks together. Raises UsageError for an unknown name or setting
+    and for a value out of its range.
+    """
+    name, settings = parse_spec("schedule", spec, SETTINGS)
+    check("learning rate", lr, positive=True)
+    for key, value in settings.items():
+        check(f"schedule's {key}", value, positive=key in ("every", "factor"), largest=LARGEST.get(key, math.inf))
+    reference = settings["reference-batch"]
+    peak = lr * batch_size / reference if reference else lr
+    warmup = round(settings["warmup"] * steps_per_epoch)
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return peak * (step + 1) / warmup
+        if name == "step":
+            return peak * settings["factor"] ** (step // max(1, round(settings["every"] * steps_per_epoch)))
+        if name == "cosine":
+            x = min(1, (step - warmup) / max(1, steps - warmup))
+            return peak * (settings["floor"] + (1 - settings["floor"]) * (1 + math.cos(math.pi * x)) / 2)
+        if name == "1/t":
+            return peak / (1 + settings["decay"] * (step - warmup))
+        return peak
+
+    return rate
+
+
+def check(what: str, value: float, positive: bool, largest: float = math.inf):
+    """Raise UsageError unless the value is finite, positive (or else at least zero) and not above the largest."""
+    if math.isfinite(value) and 0 <= value <= largest and (value > 0 or not positive):
+        return
+    wanted = "positive" if positive else "zero or positive"
+    raise UsageError(f"the {what} is {wanted}{'' if largest == math.inf else f', at most {largest}'}, not {value}")

@@ -1,0 +1,43 @@
+"""Stochastic gradient descent, with Polyak's or Nesterov's momentum.
+
+With d = mean gradient + weight_decay w, at learning rate a:
+
+    sgd         w <- w - a d                                            (Robbins and Monro, 1951)
+    momentum    v <- beta v + d,     w <- w - a v                       (Polyak, 1964)
+    nesterov    v <- beta v + d,     w <- w - a (d + beta v)            (Sutskever et al., ICML 2013)
+
+The same numbers as PyTorch's SGD: v is a sum of gradients, and the rate stands outside of it.
+"""
+
+from hpcdl.kernels import updates
+from hpcdl.optim.optimizer import Optimizer, check_decay_rate
+
+
+class SGD(Optimizer):
+    """Gradient descent."""
+
+    def apply(self, w, g, rate, scale):
+        """w <- w - rate d."""
+        updates.sgd(w, g, rate, scale, self.weight_decay)
+
+
+class Momentum(Optimizer):
+    """Gradient descent with momentum; state: momentum."""
+
+    vectors = ("momentum",)
+    kernel = updates.momentum
+
+    def __init__(self, *args, beta: float = 0.9, **kwargs):
+        check_decay_rate("the momentum's beta", beta)
+        super().__init__(*args, **kwargs)
+        self.beta = beta
+
+    def apply(self, w, g, rate, scale):
+        """v <- beta v + d, then w by v."""
+        self.kernel(w, g, self.state["momentum"], rate, scale, self.weight_decay, self.beta)
+
+
+class Nesterov(Momentum):
+    """Gradient descent with Nesterov's momentum; state: momentum."""
+
+    kernel = updates.nesterov

@@ -1,0 +1,74 @@
+"""Losses with their gradient and score, in one pass over the rows.
+
+                             loss of a row                      gradient dz             score (summed over rows)
+    softmax_cross_entropy    log(sum_j exp z_j) - z_y           softmax(z) - onehot(y)  1 if argmax z is y
+    logistic (s = 2y - 1)    log(1 + exp(-s z))                 1/(1 + exp(-z)) - y     1 if z > 0 is y = 1
+    squared                  (z - y)^2 / 2                      z - y                   (z - y)^2
+
+Each writes dz and returns (sum of losses, sum of scores); the losses are summed in float64. No exponential overflows:
+the largest z of a row is taken out of its sum first, and the logistic loss is max(-s z, 0) + log(1 + exp(-|z|)). A row
+with NaN has a NaN loss and never counts as correct. A label that is not a class ends the pass with the score -1, for
+the caller to report; nothing is read out of bounds.
+"""
+
+import math
+
+import numpy as np
+
+from hpcdl.kernels.bind import cpu
+
+
+@cpu("T[:, ::1], int64[::1], T[:, ::1]")
+def softmax_cross_entropy(z, labels, dz):
+    """Softmax and cross-entropy of z (rows, classes) against labels (rows,)."""
+    one, loss, correct = z.dtype.type(1), 0.0, 0
+    classes = z.shape[1]
+    for i in range(z.shape[0]):
+        label = labels[i]
+        if label < 0 or label >= classes:
+            return loss, -1
+        top = 0
+        for j in range(1, classes):
+            if z[i, j] > z[i, top]:
+                top = j
+        shift, total = z[i, top], z.dtype.type(0)
+        for j in range(classes):
+            dz[i, j] = math.exp(z[i, j] - shift)
+            total += dz[i, j]
+        inverse = one / total
+        for j in range(classes):
+            dz[i, j] *= inverse
+        dz[i, label] -= one
+        row = math.log(np.float64(total)) + np.float64(shift - z[i, label])
+        loss += row
+        if top == label and row == row:
+            correct += 1
+    return loss, correct
+
+
+@cpu("T[:, ::1], int64[::1], T[:, ::1]")
+def logistic(z, labels, dz):
+    """Logistic loss of z (rows, 1) against labels 0 or 1 (rows,)."""
+    one, loss, correct = z.dtype.type(1), 0.0, 0
+    for i in range(z.shape[0]):
+        label = labels[i]
+        if label < 0 or label > 1:
+            return loss, -1
+        small = math.exp(-abs(z[i, 0]))
+        probability = (one if z[i, 0] > 0 else small) / (one + small)
+        dz[i, 0] = probability - z.dtype.type(label)
+        wrong = np.float64(z[i, 0]) if label == 0 else -np.float64(z[i, 0])  # -s z
+        loss += (0.0 if wrong < 0 else wrong) + math.log1p(np.float64(small))
+        if wrong < 0 or (wrong == 0 and label == 0):
+            correct += 1
+    return loss, correct
+
+
+@cpu("T[:, ::1], T[::1], T[:, ::1]")
+def squared(z, y, dz):
+    """Half the squared error of z (rows, 1) against y (rows,)."""
+    score = 0.0
+    for i in range(z.shape[0]):
+        dz[i, 0] = z[i, 0] - y[i]
+        score += np.float64(dz[i, 0]) ** 2
+    return 0.5 * score, score

@@ -1,0 +1,297 @@
+"""Every model: its gradient against finite differences and an independent reference, and what a strategy relies on."""
+
+import itertools
+import tracemalloc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdl.errors import UsageError
+from hpcdl.models import make_model
+from hpcdl.random import Random
+
+FEATURES = 5
+CASES = {  # spec -> (classes, the reference's loss, its activation)
+    "linear": (0, "squared", "none"),
+    "logistic": (2, "logistic", "none"),
+    "softmax": (3, "softmax", "none"),
+    "mlp:4": (3, "softmax", "relu"),
+    "mlp:7,4,6": (4, "softmax", "relu"),
+    "mlp:4,3,activation=tanh": (2, "softmax", "tanh"),
+}
+TOLERANCE = {"float32": 1e-4, "float64": 1e-10}
+
+
+@pytest.fixture(params=CASES)
+def spec(request):
+    return request.param
+
+
+def build(spec, dtype, seed=0):
+    """The model and a parameter vector whose biases are not zero."""
+    model = make_model(spec, (FEATURES,), CASES[spec][0], dtype)
+    parameters = model.initialize(Random(seed))
+    parameters += 0.1 * np.random.default_rng(seed).standard_normal(model.size).astype(dtype)
+    return model, parameters
+
+
+def gradient_of(model, parameters, batch):
+    gradient = np.zeros_like(parameters)
+    loss = model.loss_and_gradient(parameters, batch, gradient)
+    return loss, gradient
+
+
+def part(batch, rows):
+    return SimpleNamespace(x=batch.x[rows], y=batch.y[rows])
+
+
+def test_gradient_against_central_differences(spec, make_batch):
+    model, parameters = build(spec, "float64")
+    batch = make_batch(6, FEATURES, CASES[spec][0], "float64")
+    _, gradient = gradient_of(model, parameters, batch)
+    numeric, h = np.empty_like(gradient), 1e-5
+    for i in range(model.size):
+        losses = []
+        for sign in (1, -1):
+            moved = parameters.copy()
+            moved[i] += sign * h
+            losses.append(gradient_of(model, moved, batch)[0])
+        numeric[i] = (losses[0] - losses[1]) / (2 * h)
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rows", [0, 1, 2, 33])
+def test_loss_and_gradient_against_reference(spec, rows, dtype, make_batch, reference):
+    classes, kind, activation = CASES[spec]
+    model, parameters = build(spec, dtype)
+    batch = make_batch(rows, FEATURES, classes, dtype)
+    loss, gradient = gradient_of(model, parameters, batch)
+    tensors = {name: view.astype("float64") for name, view in model.layout.views(parameters).items()}
+    wanted, by_name = reference.loss_and_gradient(kind, activation, tensors, batch.x.astype("float64"), batch.y)
+    assert isinstance(loss, float)
+    assert loss == pytest.approx(wanted, rel=TOLERANCE[dtype], abs=TOLERANCE[dtype])
+    for name, view in model.layout.views(gradient).items():
+        assert view.dtype == dtype
+        np.testing.assert_allclose(view, by_name[name], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], err_msg=name)
+
+
+def test_gradient_is_added(spec, make_batch):
+    model, parameters = build(spec, "float64")
+    batch = make_batch(6, FEATURES, CASES[spec][0], "float64")
+    _, alone = gradient_of(model, parameters, batch)
+    before = np.random.default_rng(1).standard_normal(model.size)
+    gradient, kept = before.copy(), parameters.copy()
+    model.loss_and_gradient(parameters, batch, gradient)
+    np.testing.assert_allclose(gradient, before + alone, rtol=1e-13, atol=1e-13)
+    np.testing.assert_array_equal(parameters, kept)
+
+
+def test_zero_rows(spec, make_batch):
+    model, parameters = build(spec, "float32")
+    empty = make_batch(0, FEATURES, CASES[spec][0], "float32")
+    gradient, slices = np.full(model.size, 7, "float32"), []
+    assert model.loss_and_gradient(parameters, empty, gradient, slices.append) == 0
+    assert (gradient == 7).all()
+    assert len(slices) == len(model.layout.layer_slices)
+    assert model.evaluate(parameters, empty) == (0, 0)
+    assert len(model.predict(parameters, empty.x)) == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(0, 20), cuts=st.lists(st.integers(0, 20), max_size=4), data=st.data())
+def test_parts_of_a_batch_add_up(rows, cuts, data, make_batch):
+    spec = data.draw(st.sampled_from(list(CASES)))
+    model, parameters = build(spec, "float64")
+    batch = make_batch(rows, FEATURES, CASES[spec][0], "float64", seed=rows)
+    whole_loss, whole = gradient_of(model, parameters, batch)
+    ends = [0, *sorted(min(cut, rows) for cut in cuts), rows]
+    gradient, loss, score = np.zeros_like(whole), 0, 0
+    for start, stop in itertools.pairwise(ends):
+        loss += model.loss_and_gradient(parameters, part(batch, slice(start, stop)), gradient)
+        score += model.evaluate(parameters, part(batch, slice(start, stop)))[1]
+    assert loss == pytest.approx(whole_loss, rel=1e-12, abs=1e-12)
+    np.testing.assert_allclose(gradient, whole, rtol=1e-11, atol=1e-11)
+    assert score == pytest.approx(model.evaluate(parameters, batch)[1], rel=1e-12)
+
+
+def test_on_ready_gives_final_slices_last_layer_first(spec, make_batch):
+    model, parameters = build(spec, "float64")
+    batch = make_batch(6, FEATURES, CASES[spec][0], "float64")
+    gradient, seen = np.ones(model.size), []
+    model.loss_and_gradient(parameters, batch, gradient, lambda part: seen.append((part, gradient[part].copy())))
+    covered = np.concatenate([np.arange(model.size)[part] for part, _ in reversed(seen)])
+    np.testing.assert_array_equal(covered, np.arange(model.size))
+    assert [part for part, _ in reversed(seen)] == [part for _, part in model.layout.layer_slices]
+    for part, values in seen:
+        np.testing.assert_array_equal(values, gradient[part])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_evaluate_and_predict_agree_with_the_loss(spec, dtype, make_batch):
+    classes, kind, _ = CASES[spec]
+    model, parameters = build(spec, dtype)
+    batch = make_batch(40, FEATURES, classes, dtype)
+    loss, _ = gradient_of(model, parameters, batch)
+    total, score = model.evaluate(parameters, batch)
+    prediction = model.predict(parameters, batch.x)
+    assert total == loss
+    assert prediction.dtype == dtype
+    if kind == "softmax":
+        assert prediction.shape == (40, classes)
+        np.testing.assert_allclose(prediction.sum(axis=1), 1, rtol=1e-6)
+        assert score == (prediction.argmax(axis=1) == batch.y).sum()
+        assert -np.log(prediction[np.arange(40), batch.y]).sum() == pytest.approx(loss, rel=1e-5)
+    elif kind == "logistic":
+        assert prediction.shape == (40,)
+        assert score == ((prediction > 0.5) == batch.y).sum()
+        assert -np.log(np.where(batch.y, prediction, 1 - prediction)).sum() == pytest.approx(loss, rel=1e-5)
+    else:
+        assert prediction.shape == (40,)
+        assert score == pytest.approx(((prediction - batch.y) ** 2).sum(), rel=1e-5)
+        assert total == score / 2
+
+
+def test_a_prediction_is_not_overwritten_later(spec, make_batch):
+    model, parameters = build(spec, "float64")
+    batch = make_batch(8, FEATURES, CASES[spec][0], "float64")
+    prediction = model.predict(parameters, batch.x)
+    kept = prediction.copy()
+    gradient_of(model, parameters, batch)
+    model.predict(parameters, -batch.x)
+    np.testing.assert_array_equal(prediction, kept)
+
+
+def test_micro_batches_in_flight(spec, make_batch):
+    """Several forwards before the first backward, as in a pipeline, give the same gradient."""
+    model, parameters = build(spec, "float64")
+    batch = make_batch(9, FEATURES, CASES[spec][0], "float64")
+    _, whole = gradient_of(model, parameters, batch)
+    gradient = np.zeros_like(whole)
+    w, g, flying = model.views(parameters), model.views(gradient), []
+    for rows in (slice(0, 4), slice(4, 5), slice(5, 9)):
+        x, kept = batch.x[rows], []
+        for layer, tensors in zip(model.layers[:-1], w, strict=False):
+            x, saved = layer.forward(tensors, x, model.group)
+            kept.append(saved)
+        kept.append(model.layers[-1].forward((), x, model.group, batch.y[rows])[1])
+        flying.append(kept)
+    for kept in flying:
+        dy = None
+        for layer, tensors, saved, into in reversed(list(zip(model.layers, w, kept, g, strict=True))):
+            dy = layer.backward(tensors, saved, dy, into, model.group)
+        assert dy is None  # nobody needs the gradient by the examples
+    np.testing.assert_allclose(gradient, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_steady_state_allocates_nothing_big(make_batch):
+    model = make_model("mlp:64,activation=tanh", (200,), 10, "float64")
+    parameters = model.initialize(Random(0))
+    gradient = np.zeros_like(parameters)
+    batches = [make_batch(rows, 200, 10, "float64") for rows in (64, 37)]
+
+    def step():
+        for batch in batches:
+            model.loss_and_gradient(parameters, batch, gradient)
+            model.evaluate(parameters, batch)
+
+    step()
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            step()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 37 * 10 * 8 + 16 * 2**10  # the smallest activation has 37 x 10 x 8 bytes, the weight 100 KiB
+
+
+def test_nan_is_not_hidden(spec, make_batch):
+    classes = CASES[spec][0]
+    model, parameters = build(spec, "float32")
+    batch = make_batch(4, FEATURES, classes, "float32")
+    batch.x[2] = np.nan
+    loss, gradient = gradient_of(model, parameters, batch)
+    assert np.isnan(loss)
+    assert np.isnan(gradient).any()
+    total, score = model.evaluate(parameters, batch)
+    assert np.isnan(total)
+    rest = part(batch, [0, 1, 3])
+    assert np.isnan(score) if classes == 0 else score == model.evaluate(parameters, rest)[1]
+    assert np.isnan(model.predict(parameters, batch.x)[2]).all()
+
+
+def test_initial_values_depend_on_seed_and_name_only():
+    wide = make_model("mlp:8,3", (FEATURES,), 3, "float64")
+    narrow = make_model("mlp:8", (FEATURES,), 4, "float32")
+    a, b = wide.initialize(Random(5)), narrow.initialize(Random(5))
+    first = wide.layout.view(a, "dense1.weight")
+    np.testing.assert_array_equal(first.astype("float32"), narrow.layout.view(b, "dense1.weight"))
+    assert (wide.layout.view(wide.initialize(Random(6)), "dense1.weight") != first).all()
+    np.testing.assert_array_equal(wide.initialize(Random(5)), a)
+
+
+def test_initial_spread():
+    for spec, gains in (("mlp:300,200", (2, 2, 1)), ("mlp:300,activation=tanh", (1, 1)), ("softmax", (1,))):
+        model = make_model(spec, (20, 20), 100, "float64")
+        views = model.layout.views(model.initialize(Random(0)))
+        for i, gain in enumerate(gains, start=1):
+            weight = views[f"dense{i}.weight"]
+            assert weight.var() * len(weight) == pytest.approx(gain, rel=0.05)
+            assert abs(weight.mean()) * len(weight) ** 0.5 < 0.05
+            assert (views[f"dense{i}.bias"] == 0).all()
+
+
+def read_only(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("spec", ["linear", "logistic", "mlp:4"])
+def test_arrays_that_do_not_fit(spec, make_batch):
+    model, parameters = build(spec, "float64")
+    good = make_batch(6, FEATURES, CASES[spec][0], "float64")
+    gradient = np.zeros_like(parameters)
+    batches = [
+        (good.x[:, :4].copy(), good.y, r"x is a float64 array of shape \(6, 4\)"),
+        (good.x.astype("float32"), good.y, "x is a float32 array"),
+        (np.asfortranarray(good.x), good.y, "C-contiguous"),
+        (good.x.reshape(6, FEATURES, 1), good.y, "x is a float64 array of shape"),
+        (good.x, good.y[:5], r"y is a \w+ array of shape \(5,\)"),
+        (good.x, good.y.astype("int32"), "y is a int32 array"),
+        (good.x, good.y[:, None], r"y is a \w+ array of shape \(6, 1\)"),
+        (good.x, np.repeat(good.y, 2)[::2], "wants a writable, C-contiguous"),
+        (good.x, read_only(good.y), "wants a writable, C-contiguous"),
+    ]
+    for x, y, message in batches:
+        batch = SimpleNamespace(x=x, y=y)
+        with pytest.raises(UsageError, match=message):
+            model.loss_and_gradient(parameters, batch, gradient)
+        with pytest.raises(UsageError, match=message):
+            model.evaluate(parameters, batch)
+    with pytest.raises(UsageError, match="x is a float32 array"):
+        model.predict(parameters, good.x.astype("float32"))
+    strided = np.repeat(parameters, 2)[::2]
+    message = f"wants a writable, contiguous float64 vector of {model.size} elements"
+    for vector in (parameters[1:], parameters.astype("float32"), parameters.reshape(1, -1), strided):
+        with pytest.raises(UsageError, match=message):
+            model.loss_and_gradient(vector, good, gradient)
+        with pytest.raises(UsageError, match=message):
+            model.loss_and_gradient(parameters, good, vector)
+    assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize(("spec", "largest"), [("logistic", 1), ("softmax", 2)])
+def test_label_outside_of_the_classes(spec, largest, make_batch):
+    model, parameters = build(spec, "float64")
+    batch = make_batch(6, FEATURES, CASES[spec][0], "float64")
+    for label in (-1, largest + 1):
+        batch.y[3] = label
+        with pytest.raises(UsageError, match=f"outside of the classes 0 to {largest}"):
+            gradient_of(model, parameters, batch)
+        with pytest.raises(UsageError, match=f"outside of the classes 0 to {largest}"):
+            model.evaluate(parameters, batch)

@@ -1,0 +1,83 @@
+"""Dense layers by themselves: where they call the group's operators, and weights that are parts of a cut tensor."""
+
+import numpy as np
+import pytest
+
+from hpcdl.models.group import Alone
+from hpcdl.models.layers import Dense, dense_layers
+from hpcdl.models.pool import Pool
+
+
+class Doubling:
+    """As if a second rank held the same part: each sum over the group is twice the own value."""
+
+    def f(self, dx):
+        dx *= 2
+        return dx
+
+    def g(self, z):
+        z *= 2
+        return z
+
+
+@pytest.fixture
+def arrays():
+    """w = (W, b), x, dy for a layer of 4 inputs and 3 outputs."""
+    random = np.random.default_rng(0)
+    shapes = [(4, 3), (3,), (5, 4), (5, 3)]
+    weight, bias, x, dy = (random.standard_normal(shape) for shape in shapes)
+    return (weight, bias), x, dy
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "tanh"])
+def test_group_operators_stand_before_the_bias_and_on_dx(activation, arrays):
+    (weight, bias), x, dy = arrays
+    value = {"none": lambda z: z, "relu": lambda z: np.maximum(z, 0), "tanh": np.tanh}[activation]
+    slope = {"none": np.ones_like, "relu": lambda z: (z > 0) * 1.0, "tanh": lambda z: 1 - np.tanh(z) ** 2}[activation]
+    layer = Dense("dense2", 4, 3, activation, Pool("float64"))
+    for group, factor in ((Alone(), 1), (Doubling(), 2)):
+        z = factor * x @ weight + bias
+        y, saved = layer.forward((weight, bias), x, group)
+        np.testing.assert_allclose(y, value(z), rtol=1e-13)
+        g = np.zeros((4, 3)), np.zeros(3)
+        dx = layer.backward((weight, bias), saved, dy.copy(), g, group)
+        dz = dy * slope(z)
+        np.testing.assert_allclose(dx, factor * dz @ weight.T, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(g[0], x.T @ dz, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(g[1], dz.sum(axis=0), rtol=1e-12, atol=1e-13)
+
+
+def test_backward_leaves_dy_and_x_as_they_are(arrays):
+    w, x, dy = arrays
+    for activation in ("none", "relu", "tanh"):
+        layer = Dense("dense2", 4, 3, activation, Pool("float64"))
+        x_before, dy_before = x.copy(), dy.copy()
+        _, saved = layer.forward(w, x, Alone())
+        layer.backward(w, saved, dy, (np.zeros((4, 3)), np.zeros(3)), Alone())
+        np.testing.assert_array_equal(x, x_before)
+        np.testing.assert_array_equal(dy, dy_before)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_strided_part_of_a_weight(axis, arrays):
+    (weight, bias), x, dy = arrays
+    rows, columns = (slice(0, 2), slice(None)) if axis == 0 else (slice(None), slice(1, 3))
+    part, x, dy = weight[rows, columns], np.ascontiguousarray(x[:, rows]), np.ascontiguousarray(dy[:, columns])
+    gradient = np.zeros_like(weight)
+    layer = Dense("dense2", 4, 3, "none", Pool("float64"))
+    w, g = (part, bias[columns].copy()), (gradient[rows, columns], np.zeros(part.shape[1]))
+    y, saved = layer.forward(w, x, Alone())
+    np.testing.assert_allclose(y, x @ part + bias[columns], rtol=1e-13)
+    dx = layer.backward(w, saved, dy, g, Alone())
+    np.testing.assert_allclose(dx, dy @ part.T, rtol=1e-13)
+    expected = np.zeros_like(weight)
+    expected[rows, columns] = x.T @ dy
+    np.testing.assert_allclose(gradient, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_dense_layers():
+    layers = dense_layers([7, 5, 4, 2], "relu", Pool("float32"))
+    assert [layer.name for layer in layers] == ["dense1", "dense2", "dense3"]
+    assert [layer.shapes["weight"] for layer in layers] == [(7, 5), (5, 4), (4, 2)]
+    assert [layer.activation.__name__ for layer in layers] == ["Relu", "Relu", "Identity"]
+    assert [layer.first for layer in layers] == [True, False, False]

@@ -1,0 +1,250 @@
+"""Every optimizer against its textbook formula and PyTorch, and what all share: scale, clipping, slices, checks."""
+
+import numpy as np
+import pytest
+
+from hpcdl.errors import UsageError
+from hpcdl.optim import make_optimizer
+
+SIZE, STEPS, SCALE = 23, 100, 0.25
+
+
+def rate(step):
+    """A learning rate of its own for each step."""
+    return 0.1 / (1 + step / 10)
+
+
+def gradients(dtype="float64"):
+    """A gradient for each step, of changing size and with some zeros."""
+    random = np.random.default_rng(0)
+    g = random.standard_normal((STEPS, SIZE)) * random.lognormal(size=(STEPS, 1))
+    g[::7, ::3] = 0
+    return g.astype(dtype)
+
+
+def start(dtype="float64"):
+    return np.random.default_rng(1).standard_normal(SIZE).astype(dtype)
+
+
+def run(spec, dtype="float64", schedule=rate, scale=SCALE, **options):
+    """The parameters after each step."""
+    optimizer, w, trace = make_optimizer(spec, SIZE, dtype, schedule, **options), start(dtype), []
+    for g in gradients(dtype):
+        optimizer.update(w, g, scale=scale)
+        trace.append(w.copy())
+    assert optimizer.step == STEPS
+    return np.array(trace)
+
+
+# The textbook: w after each step from mean gradients, with the state as it is written in the papers.
+
+
+def sgd(w, mean, decay):
+    for step, g in enumerate(mean):
+        w = w - rate(step) * (g + decay * w)
+        yield w
+
+
+def momentum(w, mean, decay, beta=0.9):
+    v = np.zeros_like(w)
+    for step, g in enumerate(mean):
+        v = beta * v + (g + decay * w)
+        w = w - rate(step) * v
+        yield w
+
+
+def nesterov(w, mean, decay, beta=0.9):
+    v = np.zeros_like(w)
+    for step, g in enumerate(mean):
+        d = g + decay * w
+        v = beta * v + d
+        w = w - rate(step) * (d + beta * v)
+        yield w
+
+
+def adam(w, mean, decay, beta1=0.9, beta2=0.999, eps=1e-8, decoupled=False):
+    m, s = np.zeros_like(w), np.zeros_like(w)
+    for step, g in enumerate(mean):
+        if decoupled:
+            w = w - rate(step) * decay * w
+        else:
+            g = g + decay * w
+        m = beta1 * m + (1 - beta1) * g
+        s = beta2 * s + (1 - beta2) * g * g
+        m_hat, s_hat = m / (1 - beta1 ** (step + 1)), s / (1 - beta2 ** (step + 1))
+        w = w - rate(step) * m_hat / (np.sqrt(s_hat) + eps)
+        yield w
+
+
+def adamw(w, mean, decay, **settings):
+    return adam(w, mean, decay, decoupled=True, **settings)
+
+
+TEXTBOOK = {"sgd": sgd, "momentum": momentum, "nesterov": nesterov, "adam": adam, "adamw": adamw}
+SPECS = {  # spec -> textbook settings
+    "sgd": {},
+    "momentum": {},
+    "momentum:beta=0": {"beta": 0},
+    "momentum:beta=0.5": {"beta": 0.5},
+    "nesterov": {},
+    "nesterov:beta=0.5": {"beta": 0.5},
+    "adam": {},
+    "adam:beta1=0.8,beta2=0.95,eps=1e-3": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-3},
+    "adamw": {},
+    "adamw:beta1=0": {"beta1": 0},
+}
+
+
+@pytest.fixture(params=TEXTBOOK)
+def name(request):
+    return request.param
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.03])
+@pytest.mark.parametrize("spec", SPECS)
+def test_against_the_textbook(spec, decay):
+    name = spec.partition(":")[0]
+    expected = np.array(list(TEXTBOOK[name](start(), SCALE * gradients(), decay, **SPECS[spec])))
+    np.testing.assert_allclose(run(spec, weight_decay=decay), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.03])
+def test_float32(name, decay):
+    trace = run(name, "float32", weight_decay=decay)
+    assert trace.dtype == "float32"
+    np.testing.assert_allclose(trace, run(name, weight_decay=decay), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.03])
+def test_against_torch(name, decay):
+    torch = pytest.importorskip("torch")
+    w = torch.tensor(start(), requires_grad=True)
+    theirs = {
+        "sgd": lambda: torch.optim.SGD([w], lr=1, weight_decay=decay),
+        "momentum": lambda: torch.optim.SGD([w], lr=1, momentum=0.9, weight_decay=decay),
+        "nesterov": lambda: torch.optim.SGD([w], lr=1, momentum=0.9, nesterov=True, weight_decay=decay),
+        "adam": lambda: torch.optim.Adam([w], lr=1, weight_decay=decay),
+        "adamw": lambda: torch.optim.AdamW([w], lr=1, weight_decay=decay),
+    }[name]()
+    expected = []
+    for step, g in enumerate(SCALE * gradients()):
+        theirs.param_groups[0]["lr"] = rate(step)
+        w.grad = torch.tensor(g)
+        theirs.step()
+        expected.append(w.detach().numpy().copy())
+    np.testing.assert_allclose(run(name, weight_decay=decay), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_decoupled_decay_differs_from_decay_in_the_gradient():
+    assert abs(run("adamw", weight_decay=0.1) - run("adam", weight_decay=0.1)).max() > 0.01
+    np.testing.assert_array_equal(run("adamw"), run("adam"))
+
+
+def test_clipping(name):
+    """Clipping at a norm is the unclipped rule on gradients that were shortened to that norm."""
+    clip = 0.5 * SCALE * np.median(np.linalg.norm(gradients(), axis=1))
+    mean = SCALE * gradients()
+    norms = np.linalg.norm(mean, axis=1, keepdims=True)
+    assert (norms > clip).any() and (norms < clip).any()
+    expected = np.array(list(TEXTBOOK[name](start(), mean * np.minimum(1, clip / norms), 0.01)))
+    np.testing.assert_allclose(run(name, weight_decay=0.01, clip_norm=clip), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_clipping_above_every_norm_changes_no_bit(name):
+    np.testing.assert_array_equal(run(name, clip_norm=1e9), run(name))
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_slices_with_the_norm_given_equal_the_whole(name, clip):
+    cuts = [slice(0, 7), slice(7, 7), slice(7, SIZE)]
+    options = {"weight_decay": 0.01, "clip_norm": clip}
+    parts = [make_optimizer(name, cut.stop - cut.start, "float64", rate, **options) for cut in cuts]
+    w = start()
+    for g in gradients():
+        norm = np.sqrt((g**2).sum())
+        for cut, part in zip(cuts, parts, strict=True):
+            part.update(w[cut], g[cut], SCALE, norm)
+    np.testing.assert_allclose(w, run(name, **options)[-1], rtol=1e-12, atol=1e-12)
+
+
+def test_gradient_is_left_as_it_is(name):
+    optimizer, w, g = make_optimizer(name, SIZE, "float64", rate, 0.1, 0.1), start(), gradients()[0]
+    before = g.copy()
+    optimizer.update(w, g, SCALE)
+    np.testing.assert_array_equal(g, before)
+
+
+def test_state_is_all_there_is(name):
+    """State and step copied into a fresh optimizer go on to the same bits."""
+    wanted = {"sgd": [], "momentum": ["momentum"], "nesterov": ["momentum"]}
+    old, w = make_optimizer(name, SIZE, "float32", rate), start("float32")
+    assert list(old.state) == wanted.get(name, ["first_moment", "second_moment"])
+    for g in gradients("float32")[:10]:
+        old.update(w, g)
+    new, copy = make_optimizer(name, SIZE, "float32", rate), w.copy()
+    for key, vector in old.state.items():
+        assert vector.shape == (SIZE,) and vector.dtype == "float32" and vector.any()
+        new.state[key][:] = vector
+    new.step = old.step
+    assert old.step == 10
+    for g in gradients("float32")[10:20]:
+        old.update(w, g)
+        new.update(copy, g)
+    np.testing.assert_array_equal(w, copy)
+
+
+def test_schedule_is_asked_once_for_each_step_from_zero(name):
+    asked = []
+    run(name, schedule=lambda step: asked.append(step) or 0.1)
+    assert asked == list(range(STEPS))
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_not_hidden(name, bad, clip):
+    optimizer, w, g = make_optimizer(name, SIZE, "float32", rate, clip_norm=clip), start("float32"), np.ones(SIZE, "f4")
+    g[5] = bad
+    optimizer.update(w, g)
+    assert not np.isfinite(w[5])
+
+
+def test_nothing_to_update(name):
+    optimizer = make_optimizer(name, 0, "float32", rate, clip_norm=1.0)
+    optimizer.update(np.empty(0, "float32"), np.empty(0, "float32"))
+    assert optimizer.step == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ("adma", {}, r"unknown optimizer 'adma' \(did you mean 'adam'\?\)"),
+        ("sgd:beta=0.9", {}, "'sgd' has no setting 'beta'"),
+        ("momentum:beta1=0.9", {}, "'momentum' has no setting 'beta1'"),
+        ("momentum:beta=high", {}, "beta should be of type float, not 'high'"),
+        ("momentum:beta=1", {}, "beta is at least 0 and less than 1, not 1.0"),
+        ("nesterov:beta=-0.1", {}, "beta is at least 0 and less than 1, not -0.1"),
+        ("nesterov:beta=nan", {}, "beta is at least 0 and less than 1, not nan"),
+        ("adam:beta1=1", {}, "beta1 is at least 0"),
+        ("adamw:beta2=1.5", {}, "beta2 is at least 0"),
+        ("adam:eps=0", {}, "eps is positive, not 0.0"),
+        ("sgd", {"weight_decay": -1.0}, "weight decay is zero or positive, not -1.0"),
+        ("sgd", {"weight_decay": float("nan")}, "weight decay is zero or positive, not nan"),
+        ("adam", {"clip_norm": -1.0}, "norm to clip at is positive, or zero for no clipping, not -1.0"),
+        ("adam", {"clip_norm": float("inf")}, "norm to clip at is positive"),
+    ],
+)
+def test_wrong_settings(spec, options, message):
+    with pytest.raises(UsageError, match=message):
+        make_optimizer(spec, SIZE, "float32", rate, **options)
+
+
+def test_arrays_that_do_not_fit(name):
+    optimizer, good = make_optimizer(name, SIZE, "float32", rate), start("float32")
+    before = good.copy()
+    strided = np.ones(2 * SIZE, "float32")[::2]
+    for bad in (np.ones(SIZE - 1, "float32"), np.ones(SIZE, "float64"), np.ones((1, SIZE), "float32"), strided):
+        for pair in ((bad, good), (good, bad)):
+            with pytest.raises(UsageError, match=f"float32 vectors of {SIZE} elements, not a {bad.dtype} array"):
+                optimizer.update(*pair)
+    np.testing.assert_array_equal(good, before)
+    assert optimizer.step == 0
