@@ -25,9 +25,9 @@ train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
-	$(MPIEXEC) -n 4 $(BIN)/python -m pytest -q
-	$(MPIEXEC) -n 3 $(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --color=no
+	$(MPIEXEC) -n 4 $(BIN)/python -m pytest -q --color=no
+	$(MPIEXEC) -n 3 $(BIN)/python -m pytest -q --color=no
 
 lint: $(STAMP)
 	$(BIN)/ruff check

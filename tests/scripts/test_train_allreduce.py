@@ -131,7 +131,7 @@ def test_a_pipe_gets_plain_lines(launch, tmp_path):
     done = launch(2, SCRIPT, *OPTIONS, "--out", "none", check=0)
     assert "\x1b" not in done.stdout
     assert "epoch 1  step 23/46" in done.stdout and "replicas agree" in done.stdout
-    assert done.stderr == ""
+    assert "rank" not in done.stderr and "hpcdl" not in done.stderr  # the MPI library may have warnings of its own
 
 
 def test_help_is_printed_once(launch):

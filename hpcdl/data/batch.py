@@ -1,0 +1,48 @@
+"""One batch, and the arrays that batches take turns in."""
+
+import dataclasses
+
+import numpy as np
+
+from hpcdl.chunks import chunks
+
+
+@dataclasses.dataclass(slots=True)
+class Batch:
+    """One rank's share of a batch; it may have no rows.
+
+    x      (rows, features) in the model's type, C-contiguous, scaled
+    y      (rows,) int64 class numbers, or values to predict in the model's type
+    total  examples of the whole batch, all ranks together
+    epoch, step (in the epoch), index (rows,): row numbers in the training set
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    total: int
+    epoch: int
+    step: int
+    index: np.ndarray
+
+    def split(self, parts: int) -> list["Batch"]:
+        """Cut into micro-batches by chunks(rows, parts): views, with the same total; some may have no rows."""
+        return [
+            Batch(self.x[part], self.y[part], self.total, self.epoch, self.step, self.index[part])
+            for part in chunks(len(self.x), parts)
+        ]
+
+
+class Buffers:
+    """So many pairs of arrays (x, y), used in turn, so that an epoch allocates nothing after its first batches."""
+
+    def __init__(self, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype):
+        self.turn, self.pairs = 0, [(np.empty((0, width), dtype), np.empty(0, y_dtype)) for _ in range(count)]
+
+    def next(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """The first rows of the next pair; it is the one that was used longest ago."""
+        self.turn = (self.turn + 1) % len(self.pairs)
+        x, y = self.pairs[self.turn]
+        if len(y) < rows:
+            x, y = np.empty((rows, x.shape[1]), x.dtype), np.empty(rows, y.dtype)
+            self.pairs[self.turn] = x, y
+        return x[:rows], y[:rows]

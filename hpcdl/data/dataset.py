@@ -1,0 +1,100 @@
+"""A data set as a training run sees it: shared batches for training, plain rows for scoring."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hpcdl.data.batch import Batch, Buffers
+from hpcdl.data.order import steps_per_epoch
+from hpcdl.data.placement import FileRows, MemoryRows
+from hpcdl.data.prefetch import prefetch
+from hpcdl.data.readers import MemoryReader, StreamReader
+from hpcdl.errors import UsageError
+
+
+class Split:
+    """Some rows of a data set (training, test or validation), all of which every rank can read."""
+
+    def __init__(self, source: MemoryRows | FileRows, numbers: np.ndarray | None, dtype: np.dtype):
+        self.source, self.numbers, self.dtype = source, numbers, dtype
+        self.examples = len(source) if numbers is None else len(numbers)
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows start to stop: new arrays x (rows, features), scaled and in the model's type, and y (rows,)."""
+        return self.take(np.arange(start, stop))
+
+    def take(self, index) -> tuple[np.ndarray, np.ndarray]:
+        """The rows with these numbers, as `rows`; IndexError if one does not exist."""
+        index = np.array(index, np.int64)
+        if len(index) and (index.min() < 0 or index.max() >= self.examples):
+            raise IndexError(f"row numbers go from 0 to {self.examples - 1}, not {index.min()} to {index.max()}")
+        x, y = np.empty((len(index), self.source.width), self.dtype), np.empty(len(index), self.source.y_kind)
+        if len(index):
+            self.source.gather(index if self.numbers is None else self.numbers[index], x, y)
+        return x, y
+
+
+class Data:
+    """A data set: what `open_data` and `from_arrays` return.
+
+    name, features (shape of one example), classes (0: regression), dtype, examples (training rows, all ranks),
+    train, test, validation (Split, or None where there is none)
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        features: tuple,
+        classes: int,
+        train: Split,
+        test: Split | None,
+        validation: Split | None,
+        reader: MemoryReader | StreamReader,
+        threaded: bool,
+        share: tuple | None = None,
+        resources: list,
+    ):
+        self.name, self.features, self.classes, self.dtype = name, features, classes, train.dtype
+        self.train, self.test, self.validation = train, test, validation
+        self.examples = train.examples
+        self._reader, self._threaded, self._share, self._resources = reader, threaded, share, resources
+        self._free = []
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """The number of batches of an epoch, ceil(examples / batch_size)."""
+        if batch_size < 1:
+            raise UsageError(f"the batch size must be 1 or more, not {batch_size}")
+        return steps_per_epoch(self.examples, batch_size)
+
+    def batches(self, epoch: int, batch_size: int, share: tuple = (0, 1), start: int = 0) -> Iterator[Batch]:
+        """This rank's share (rank, size) of the batches of an epoch, from step `start` on.
+
+        A batch is valid until the next but one is asked for: its arrays are then used again. Steps that are left out
+        by `start` are not read. With augmentation or placement streamed the next batch is made by a background
+        thread while this one is used; an error there is raised here.
+        """
+        steps = self.steps_per_epoch(batch_size)
+        if not 0 <= start <= steps:
+            raise UsageError(f"an epoch of {steps} steps cannot start at step {start}")
+        if not 0 <= share[0] < share[1]:
+            raise UsageError(f"share {share} is not (rank, size)")
+        if self._share not in (None, tuple(share)):
+            raise UsageError(f"placement partitioned: this rank holds the rows of share {self._share}, not {share}")
+        return self._batches(epoch, batch_size, share, start)
+
+    def _batches(self, *what):
+        # One pair of arrays for the batch in use, one for the batch before it; with a thread, one for the batch ahead.
+        rows = self.train.source
+        buffers = self._free.pop() if self._free else Buffers(2 + self._threaded, rows.width, self.dtype, rows.y_kind)
+        made = self._reader.batches(*what, buffers)
+        yield from prefetch(made) if self._threaded else made
+        self._free = [buffers]  # not when closed early: a thread may have gone ahead by one
+
+    def close(self):
+        """Collective where a window is shared: free it, and close the file. The data cannot be used afterwards.
+
+        Without it a window lasts until MPI ends, and a file until the program does; both end by themselves then.
+        """
+        while self._resources:
+            self._resources.pop().close()

@@ -1,0 +1,293 @@
+"""Open a data set: from an HDF5 file under one of three placements, or from one's own arrays."""
+
+import dataclasses
+
+import numpy as np
+
+from hpcdl.data.augment import make_augment
+from hpcdl.data.dataset import Data, Split
+from hpcdl.data.format import Info, check_x, check_y, find, read_info
+from hpcdl.data.partition import hold_out, parse_partition
+from hpcdl.data.partition import partition as make_partition
+from hpcdl.data.placement import Arena, FileRows, MemoryRows, agreed, memory_type, read_x, read_y
+from hpcdl.data.readers import MemoryReader, StreamReader, rows_before
+from hpcdl.errors import UsageError, unknown
+from hpcdl.random import Random
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How to open a data set; `dtype` is the model's."""
+
+    partition: str
+    dtype: np.dtype
+    seed: int
+    validation: float
+    augment: str
+
+    def check(self, classes: int, features: tuple):
+        """UsageError if something makes no sense for such data."""
+        if self.dtype not in (np.float32, np.float64):
+            raise UsageError(f"dtype must be float32 or float64, not {self.dtype}")
+        if not 0 <= self.validation < 1:
+            raise UsageError(f"validation must be a fraction from 0 up to 1, as 0.1, not {self.validation}")
+        parse_partition(self.partition, classes)
+        make_augment(self.augment, features, self.seed)
+
+
+def open_data(
+    name: str,
+    *,
+    comm=None,
+    placement: str = "shared",
+    partition: str = "iid",
+    dtype: str = "float32",
+    seed: int = 0,
+    validation: float = 0.0,
+    augment: str = "",
+) -> Data:
+    """Open a known data set (`digits`) or an HDF5 file. Collective over `comm` (an mpi4py communicator, or None).
+
+    placement   shared, partitioned or streamed (see placement.py)
+    partition   iid, by-label or dirichlet:ALPHA (see partition.py): which rows belong to which rank
+    dtype       of the model: float32 or float64
+    seed        of the order, the partition, the held-out rows and the augmentation
+    validation  fraction of the training rows to hold out, stratified by class
+    augment     for images: `shift:N`, `flip` or `shift:N,flip` (see augment.py)
+    A bad file or option is a UsageError, with the same message on every rank.
+    """
+    placements = {"shared": _open_shared, "partitioned": _open_partitioned, "streamed": _open_streamed}
+    if placement not in placements:
+        raise unknown("placement", placement, placements)
+    options = Options(partition, _model_type(dtype), seed, validation, augment)
+    info = _by_one(comm, lambda: read_info(find(name)))
+    options.check(info.classes, info.features)
+    return placements[placement](info, comm, options)
+
+
+def from_arrays(
+    x,
+    y,
+    x_test=None,
+    y_test=None,
+    *,
+    name: str = "arrays",
+    classes: int | None = None,
+    scale: float = 1.0,
+    partition: str = "iid",
+    dtype: str = "float32",
+    seed: int = 0,
+    validation: float = 0.0,
+    augment: str = "",
+) -> Data:
+    """The same `Data` from arrays x (rows, features...) and y (rows,) that every rank has in full.
+
+    classes: None takes it from y: the largest label + 1 for integers, 0 (regression) for floats. The model sees
+    x * scale. The other options are those of `open_data`. Arrays of a fitting type are used in place, not copied.
+    """
+    options = Options(partition, _model_type(dtype), seed, validation, augment)
+    x, y = _as_arrays(x, y, "")
+    test = None if x_test is None and y_test is None else _as_arrays(x_test, y_test, "_test")
+    if test and test[0].shape[1:] != x.shape[1:]:
+        raise UsageError(f"x has rows of shape {x.shape[1:]}, but x_test of shape {test[0].shape[1:]}")
+    labels = [y] if test is None else [y, test[1]]
+    whole = all(part.dtype.kind in "iu" for part in labels)
+    if classes is None:
+        classes = max(int(part.max()) for part in labels) + 1 if whole else 0
+    if classes < 0 or classes == 1 or (classes and not whole):
+        raise UsageError(f"classes={classes} does not fit y; use 0 for regression, 2 or more with integer labels")
+    features = x.shape[1:]
+    options.check(classes, features)
+    augment = make_augment(options.augment, features, options.seed)
+    train = _from_memory(x, y, classes, scale, options.dtype, "x", "y", augment)
+    tested = None if test is None else _from_memory(*test, classes, scale, options.dtype, "x_test", "y_test")
+    held = _hold_out(train.y, classes, options)
+    return _in_memory(name, features, classes, options, train, tested, held, [])
+
+
+def _model_type(dtype):
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        raise UsageError(f"dtype must be float32 or float64, not {dtype!r}") from None
+
+
+def _by_one(comm, work):
+    """Do the work on the first rank; all ranks get its result, or raise its UsageError."""
+    result = agreed(comm, work, here=comm is None or comm.rank == 0)
+    return result if comm is None else comm.bcast(result)
+
+
+def _hold_out(labels, classes, options):
+    """The rows (sorted) that validation holds out; empty without."""
+    rows = hold_out(labels, classes, options.validation, Random(options.seed)("validation"))
+    if options.validation and not 0 < len(rows) < len(labels):
+        raise UsageError(f"validation={options.validation} would hold out {len(rows)} of {len(labels)} training rows")
+    return rows
+
+
+def _in_memory(name, features, classes, options, train, test, held, resources):
+    """Data whose rows all lie in memory."""
+    numbers = np.delete(np.arange(len(train)), held) if len(held) else None
+    return Data(
+        name=name,
+        features=features,
+        classes=classes,
+        train=Split(train, numbers, options.dtype),
+        test=Split(test, None, options.dtype) if test is not None else None,
+        validation=Split(train, held, options.dtype) if len(held) else None,
+        reader=MemoryReader(train, numbers, classes, options.seed, options.partition),
+        threaded=train.augment is not None,
+        resources=[*resources, train, *([] if test is None else [test])],
+    )
+
+
+def _as_arrays(x, y, suffix):
+    """Check the form of x and y, and make x of shape (rows, features...)."""
+    if x is None or y is None:
+        raise UsageError(f"x{suffix} and y{suffix} belong together; one of them is missing")
+    x, y = np.asarray(x), np.asarray(y)
+    x, y = (array.view(np.uint8) if array.dtype == bool else array for array in (x, y))
+    for array, name in ((x, "x"), (y, "y")):
+        if array.dtype.kind not in "iuf":
+            raise UsageError(f"{name}{suffix} holds elements of type {array.dtype}; it must hold integers or floats")
+    if x.ndim < 2 or 0 in x.shape:
+        raise UsageError(f"x{suffix} has shape {x.shape}; it must have shape (rows, features...), and none of them 0")
+    if y.shape != x.shape[:1]:
+        raise UsageError(f"x{suffix} has {len(x)} rows, but y{suffix} has shape {y.shape}")
+    return x, y
+
+
+def _from_memory(x, y, classes, scale, dtype, x_name, y_name, augment=None):
+    """The rows of arrays, in a type that the loops can use; without a copy where they already have it."""
+    y = y.astype(np.int64 if classes else dtype, copy=False)
+    check_y(y, classes, y_name)
+    x = np.require(x.reshape(len(x), -1), memory_type(x.dtype, dtype), ["C", "A"])
+    check_x(x, x_name)
+    return MemoryRows(x, y, scale, dtype, augment)
+
+
+def _specs(info, group, rows, options):
+    """Shapes and types of x and y of so many rows of a group."""
+    y_kind = np.dtype(np.int64) if info.classes else options.dtype
+    x_kind = memory_type(info.kinds[group], options.dtype)
+    return [((rows, int(np.prod(info.features))), x_kind), ((rows,), y_kind)]
+
+
+def _filled(comm, arena, fill):
+    """Let one rank of each node fill the arena; a UsageError frees it and is raised on every rank."""
+    try:
+        agreed(comm, lambda: fill(*arena.arrays), here=arena.fills)
+    except UsageError:
+        arena.close()
+        raise
+    arena.ready()
+    return arena.arrays
+
+
+def _held_out_of(info, comm, options):
+    """The rows of train that validation holds out, drawn by one rank."""
+    if not options.validation:
+        return np.empty(0, np.int64)
+    return _by_one(comm, lambda: _hold_out(read_y(info, "train"), info.classes, options))
+
+
+def _open_shared(info: Info, comm, options: Options) -> Data:
+    """Train and test in memory, once per node."""
+    held = _held_out_of(info, comm, options)
+    train, test = (_specs(info, group, info.rows[group], options) for group in ("train", "test"))
+    arena = Arena(comm, train + test)
+
+    def fill(x, y, x_test, y_test):
+        read_y(info, "train", y)
+        read_y(info, "test", y_test)
+        read_x(info.path, "train", x)
+        read_x(info.path, "test", x_test)
+
+    x, y, x_test, y_test = _filled(comm, arena, fill)
+    augment = make_augment(options.augment, info.features, options.seed)
+    train = MemoryRows(x, y, info.scale, options.dtype, augment)
+    test = MemoryRows(x_test, y_test, info.scale, options.dtype)
+    return _in_memory(info.name, info.features, info.classes, options, train, test, held, [arena])
+
+
+def _open_partitioned(info: Info, comm, options: Options) -> Data:
+    """Each rank's own training rows in its memory; test and validation once per node; train as a whole in the file."""
+    rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
+    held = _held_out_of(info, comm, options)
+    kept = np.delete(np.arange(info.rows["train"]), held)
+
+    def divide():
+        labels = read_y(info, "train")[kept]
+        return make_partition(options.partition, labels, info.classes, size, options.seed)
+
+    parts = agreed(comm, divide, here=rank == 0)
+    before = rows_before(parts) if rank == 0 else None
+    mine = parts[0] if comm is None else comm.scatter(parts)
+    before = before if comm is None else comm.bcast(before)
+
+    arena = Arena(comm, _specs(info, "test", info.rows["test"], options) + _specs(info, "train", len(held), options))
+
+    def fill(x_test, y_test, x_held, y_held):
+        read_y(info, "test", y_test)
+        y_held[...] = read_y(info, "train")[held]
+        read_x(info.path, "test", x_test)
+        read_x(info.path, "train", x_held, held)
+
+    x_test, y_test, x_held, y_held = _filled(comm, arena, fill)
+    x, y = (np.empty(*spec) for spec in _specs(info, "train", len(mine), options))
+
+    def fill_own():
+        y[...] = read_y(info, "train")[kept[mine]]
+        read_x(info.path, "train", x, kept[mine])
+
+    try:
+        agreed(comm, fill_own)
+    except UsageError:
+        arena.close()
+        raise
+    augment = make_augment(options.augment, info.features, options.seed)
+    own = MemoryRows(x, y, info.scale, options.dtype, augment)
+    test, validation = (MemoryRows(*part, info.scale, options.dtype) for part in ((x_test, y_test), (x_held, y_held)))
+    whole = agreed(comm, lambda: FileRows(info, "train", options.dtype))
+    return Data(
+        name=info.name,
+        features=info.features,
+        classes=info.classes,
+        train=Split(whole, kept, options.dtype),
+        test=Split(test, None, options.dtype),
+        validation=Split(validation, None, options.dtype) if len(held) else None,
+        reader=MemoryReader(own, None, info.classes, options.seed, options.partition, held=(mine, before)),
+        threaded=augment is not None,
+        share=(rank, size),
+        resources=[arena, own, test, validation, whole],
+    )
+
+
+def _open_streamed(info: Info, comm, options: Options) -> Data:
+    """All rows in the file; the labels are checked by one rank now, the rest when it is read."""
+    if options.partition != "iid":
+        raise UsageError(
+            f"placement streamed shares every block among the ranks: partition {options.partition!r} "
+            "needs placement shared or partitioned"
+        )
+
+    def check():
+        read_y(info, "test")
+        return _hold_out(read_y(info, "train"), info.classes, options)
+
+    held = _by_one(comm, check)
+    augment = make_augment(options.augment, info.features, options.seed)
+    train, test = agreed(comm, lambda: [FileRows(info, group, options.dtype) for group in ("train", "test")])
+    numbers = np.delete(np.arange(len(train)), held) if len(held) else None
+    return Data(
+        name=info.name,
+        features=info.features,
+        classes=info.classes,
+        train=Split(train, numbers, options.dtype),
+        test=Split(test, None, options.dtype),
+        validation=Split(train, held, options.dtype) if len(held) else None,
+        reader=StreamReader(train, held, options.seed, augment),
+        threaded=True,
+        resources=[train, test],
+    )

@@ -1,0 +1,216 @@
+"""Where rows lie while training: three sources of rows behind one call, and the ways to fill them.
+
+    placement     train rows                                 memory per rank            reads of the file
+    shared        one copy per node, in a window that its    rows / ranks of the node   once, by one rank per node
+                  ranks share (MPI_Win_allocate_shared)
+    partitioned   each rank holds its own rows only          rows / ranks               once, by every rank
+    streamed      in the file                                two blocks                 every epoch
+
+`rows.gather(index, x, y, moves=None)` writes scale * rows[index] into x and their labels into y, whatever the source.
+Memory keeps the file's own type (a byte per pixel); only floats wider than the model's are narrowed. Labels become
+int64, values to predict the model's type.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from hpcdl.data.augment import Augment, Moves
+from hpcdl.data.format import Info, check_x, check_y, open_file, slabs_of
+from hpcdl.errors import UsageError
+from hpcdl.kernels.gather import gather, gather_images
+
+logger = logging.getLogger(__name__)
+
+
+def memory_type(kind: np.dtype, dtype: np.dtype) -> np.dtype:
+    """The type in which x is held: its own, but a float in [float32, the model's dtype] (the loops know no float16)."""
+    if kind.kind != "f":
+        return kind.newbyteorder("=")
+    return np.dtype(np.float32) if kind.itemsize <= 4 else dtype
+
+
+class MemoryRows:
+    """Rows in memory: x (rows, features), y (rows,). The views it keeps are read only."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, scale: float, dtype: np.dtype, augment: Augment | None = None):
+        self.x, self.y, self.scale = x.view(), y, scale
+        self.x.flags.writeable = False
+        self.width, self.y_kind = x.shape[1], y.dtype
+        self.augment, self.plain, self.moved = augment, gather[dtype.name], gather_images[dtype.name]
+
+    def __len__(self):
+        return len(self.y)
+
+    def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray, moves: Moves | None = None):
+        """x[:] = scale * rows[index], each image moved; y[:] = labels[index]. The index (int64) is trusted."""
+        if moves is None:
+            self.plain(self.x, index, self.scale, x)
+        else:
+            self.moved(self.x, index, self.scale, *self.augment.image, *moves, x)
+        self.y.take(index, out=y, mode="clip")  # any other mode makes take() copy
+
+    def close(self):
+        """Let the arrays go: what uses them afterwards gets an error instead of memory that is no longer there."""
+        self.x = self.y = None
+
+
+class FileRows:
+    """Rows in a data file, read when they are asked for."""
+
+    def __init__(self, info: Info, group: str, dtype: np.dtype):
+        self.open = contextlib.ExitStack()
+        file = self.open.enter_context(open_file(info.path))
+        self.x, self.y = file[group]["x"], file[group]["y"]
+        self.where, self.scale, self.dtype = f"{info.path}: {group}/x", info.scale, dtype
+        self.kind = memory_type(info.kinds[group], dtype)
+        self.width, self.y_kind = int(np.prod(info.features)), np.dtype(np.int64) if info.classes else dtype
+        # A block is a whole number of HDF5 chunks, and the same for every rank: the order of an epoch depends on it.
+        self.block = next(iter(slabs_of(self.x))).stop
+
+    def __len__(self):
+        return len(self.x)
+
+    def read(self, start: int, stop: int, into: tuple | None = None, augment: Augment | None = None) -> MemoryRows:
+        """Rows start to stop, in memory (in the first rows of the arrays `into`); UsageError if one is not finite."""
+        rows = stop - start
+        x, y = into or self.buffers(rows)
+        x, y = x[:rows], y[:rows]
+        try:
+            self.x.read_direct(x.reshape(rows, *self.x.shape[1:]), np.s_[start:stop])
+            self.y.read_direct(y, np.s_[start:stop])
+        except OSError as error:
+            raise UsageError(f"{self.where} is damaged: {error}") from None
+        check_x(x, self.where, range(start, stop))
+        return MemoryRows(x, y, self.scale, self.dtype, augment)
+
+    def buffers(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Arrays for x and y of so many rows."""
+        return np.empty((rows, self.width), self.kind), np.empty(rows, self.y_kind)
+
+    def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray):
+        """x[:] = scale * rows[index], y[:] = labels[index]; each block that is touched is read once."""
+        by = np.argsort(index, kind="stable")
+        blocks, starts = np.unique(index[by] // self.block, return_index=True)
+        for block, where in zip(blocks, np.split(by, starts[1:]), strict=True):
+            first = int(index[where[0]])
+            rows = self.read(first, min(int(index[where[-1]]) + 1, (int(block) + 1) * self.block))
+            part_x, part_y = np.empty((len(where), x.shape[1]), x.dtype), np.empty(len(where), y.dtype)
+            rows.gather(index[where] - first, part_x, part_y)
+            x[where], y[where] = part_x, part_y
+
+    def close(self):
+        """Close the file."""
+        self.open.close()
+
+
+def read_x(path: str, group: str, x: np.ndarray, rows: np.ndarray | None = None):
+    """Read group/x of a file slab by slab into x (n, features), all rows or the sorted `rows`; UsageError for a NaN."""
+    with open_file(path) as file:
+        source = file[group]["x"]
+        slab_x = None
+        for slab in slabs_of(source):
+            shape = (slab.stop - slab.start, *source.shape[1:])
+            if rows is None:
+                into = x[slab]
+                source.read_direct(into.reshape(shape), slab)
+            else:
+                a, b = np.searchsorted(rows, (slab.start, slab.stop))
+                if a == b:
+                    continue
+                if slab_x is None:
+                    slab_x = np.empty((shape[0], x.shape[1]), x.dtype)
+                source.read_direct(slab_x[: shape[0]].reshape(shape), slab)
+                into = x[a:b]
+                np.take(slab_x, rows[a:b] - slab.start, axis=0, out=into, mode="clip")
+            check_x(into, f"{path}: {group}/x", range(slab.start, slab.stop) if rows is None else rows[a:b])
+
+
+def read_y(info: Info, group: str, y: np.ndarray | None = None) -> np.ndarray:
+    """Read group/y (into y, where given) and check it; UsageError for a label outside the classes."""
+    with open_file(info.path) as file:
+        read = file[group]["y"][...]
+    check_y(read, info.classes, f"{info.path}: {group}/y")
+    if y is None:
+        return read
+    y[...] = read
+    return y
+
+
+def shared_memory_room() -> int:
+    """Bytes that are free for shared memory on this node; 0 where there is none."""
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return stat.f_bavail * stat.f_frsize
+
+
+class Arena:
+    """Arrays that the ranks of a node share: one window, filled by one rank (`fills`).
+
+    Where /dev/shm has no room for it every rank has arrays of its own and fills them: a window that is too large is an
+    error that not every MPI reports (one kills the job by SIGBUS at the first write). Alone on a node: plain arrays.
+    """
+
+    def __init__(self, comm, specs: list[tuple[tuple, np.dtype]]):
+        """Collective. specs: (shape, dtype) of each array; they are then in `arrays`."""
+        self.window = self.node = None
+        self.fills = True
+        sizes = [-(-int(np.prod(shape)) * dtype.itemsize // 64) * 64 for shape, dtype in specs]  # whole cache lines
+        if comm is None or not self._allocate(comm, sum(sizes)):
+            self.arrays = [np.empty(shape, dtype) for shape, dtype in specs]
+            return
+        memory = np.frombuffer(self.window.Shared_query(0)[0], np.uint8)
+        starts = np.cumsum([0, *sizes])
+        self.arrays = [
+            memory[start : start + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
+            for start, (shape, dtype) in zip(starts, specs, strict=False)
+        ]
+
+    def _allocate(self, comm, size):
+        from mpi4py import MPI  # not above: importing it starts MPI, which preparing a file does not need
+
+        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        room = self.node.bcast(shared_memory_room() if self.node.rank == 0 else None)
+        if self.node.size == 1:
+            return False
+        if size > room:
+            if self.node.rank == 0:
+                logger.warning(
+                    "/dev/shm has room for %d MB, the data need %d MB: every rank of this node keeps its own copy",
+                    room >> 20,
+                    size >> 20,
+                )
+            return False
+        self.fills = self.node.rank == 0
+        self.window = MPI.Win.Allocate_shared(size if self.fills else 0, 1, comm=self.node)
+        self.window.Fence()
+        return True
+
+    def ready(self):
+        """Collective: what has been filled is there for all."""
+        if self.window is not None:
+            self.window.Fence()
+
+    def close(self):
+        """Collective: free the window. The arrays are gone."""
+        self.arrays = []
+        if self.window is not None:
+            self.window.Free()
+        if self.node is not None:
+            self.node.Free()
+        self.window = self.node = None
+
+
+def agreed(comm, work: Callable, here: bool = True):
+    """Collective: do the work on the ranks with `here`; a UsageError of one rank is raised on all of them."""
+    if comm is None:
+        return work()
+    from hpcdl.comm import agreement  # not above: it starts MPI too
+
+    with agreement(comm):
+        return work() if here else None

@@ -1,0 +1,29 @@
+"""Prepare the next item in a background thread while the caller uses this one.
+
+    caller    use 0          use 1          use 2
+    thread    make 1 ......  make 2 ......  make 3
+
+Just one item is ahead: the thread starts on item k + 1 when the caller is handed item k, so a producer that reuses
+its buffers needs one for the item in use and one for the item being made.
+"""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+
+def prefetch(items: Iterable) -> Iterator:
+    """Yield the same items, each made one ahead in a thread. What the thread raises is raised here, at its item.
+
+    The thread ends with the items, with an error, or when the caller closes (or drops) the iterator early.
+    """
+    source, end = iter(items), object()
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hpcdl-prefetch")
+    try:
+        ahead = pool.submit(next, source, end)
+        while (item := ahead.result()) is not end:
+            ahead = pool.submit(next, source, end)
+            yield item
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        if hasattr(source, "close"):
+            source.close()  # a generator: its own `finally` runs now, not whenever it is collected

@@ -1,0 +1,123 @@
+"""What the ways to make a data file share: what is inferred from the numbers, the split, and the writing.
+
+    kind   source              train and test                              read
+    idx    a folder            both are there                              slab by slab
+    npz    numpy's archive     x_test and y_test, or split off by class    at once
+    csv    a table             split off by class                          once, slab by slab, through a temporary file
+
+What is not given is inferred. Whole numbers in 0..255 are pixels: they become bytes with scale 1/255 (scale 1 if none
+is above 1). Other numbers keep their type, with scale 1. Whole numbers or texts as labels are classes, other numbers
+are values to predict. Labels that are not 0, 1, 2, ... are numbered in sorted order, and the file keeps their names.
+"""
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+
+from hpcdl.data.format import Info, check_x, check_y, new_file, read_info, slabs
+from hpcdl.data.partition import hold_out
+from hpcdl.errors import UsageError
+from hpcdl.random import Random
+
+CHUNK_BYTES = 256 << 10  # of a compressed data set
+MOST_NAMES = 4000  # HDF5 keeps attributes below 64 KiB
+
+
+class Output:
+    """Where the data file goes and what is written into it beside the rows."""
+
+    def __init__(self, path, *, force=False, compress=False, name=None, scale=None, origin=None):
+        """UsageError if the file exists (without force), or its folder does not."""
+        self.path, self.compress, self.scale, self.origin = Path(path), compress, scale, origin
+        self.name = name or self.path.stem
+        if self.path.exists() and not force:
+            raise UsageError(f"{path} exists already; choose another name, or --force to replace it")
+        if not self.path.parent.is_dir():
+            raise UsageError(f"the folder {self.path.parent} does not exist; make it first")
+        if not os.access(self.path.parent, os.W_OK):
+            raise UsageError(f"the folder {self.path.parent} cannot be written to")
+        if scale is not None and not (math.isfinite(scale) and scale != 0):
+            raise UsageError(f"the scale must be a number other than 0, not {scale}")
+
+    def write(self, groups: dict, kind: np.dtype, scale: float, names: list | None, classes: int) -> Info:
+        """Write the file. groups: "train" and "test", each (shape of x, slabs of x in order, y)."""
+        with new_file(self.path) as file:
+            for group, (shape, parts, y) in groups.items():
+                if 0 in shape:
+                    raise UsageError(f"there would be no row in {group}; another test fraction may help")
+                check_y(y, classes, f"{group}/y")
+                file[f"{group}/y"] = y.astype(np.min_scalar_type(classes - 1)) if classes else y
+                x = file.create_dataset(f"{group}/x", shape, kind, **self._layout(shape, kind))
+                at = 0
+                for part in parts:
+                    check_x(part, f"{group}/x", range(at, at + len(part)))
+                    x[at : at + len(part)] = part
+                    at += len(part)
+            file.attrs["name"], file.attrs["classes"] = self.name, classes
+            file.attrs["scale"] = scale if self.scale is None else self.scale
+            if names is not None:
+                file.attrs["labels"] = names
+            if self.origin:
+                file.attrs["source"] = self.origin
+        return read_info(self.path)
+
+    def _layout(self, shape, kind):
+        if not self.compress:
+            return {}
+        rows = min(shape[0], max(1, CHUNK_BYTES // (math.prod(shape[1:]) * kind.itemsize)))
+        return {"chunks": (rows, *shape[1:]), "compression": "gzip", "compression_opts": 9, "shuffle": True}
+
+
+def pixels(low: float, high: float, whole: bool, kind: np.dtype) -> tuple[np.dtype, float]:
+    """The type in which to store x and its scale, from the range of x and whether all its numbers are whole."""
+    if whole and low >= 0 and high <= 255:
+        return np.dtype(np.uint8), 1 / 255 if high > 1 else 1.0
+    return kind.newbyteorder("="), 1.0
+
+
+def number_labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], list | None, int]:
+    """Integers or texts as class numbers 0, 1, ...: (the numbers, names of the classes or None, number of classes)."""
+    known, numbers = np.unique(np.concatenate(parts), return_inverse=True)
+    if len(known) < 2:
+        raise UsageError(f"all rows have the label {known[0]!s}; classification needs two classes or more")
+    numbers = np.split(numbers, np.cumsum([len(part) for part in parts])[:-1])
+    is_range = known.dtype.kind in "iu" and known[0] == 0 and known[-1] == len(known) - 1
+    if not is_range and len(known) > MOST_NAMES:
+        raise UsageError(f"there are {len(known)} different labels; if they are values to predict, pass --regression")
+    return numbers, None if is_range else known.astype(str).tolist(), len(known)
+
+
+def class_numbers(path, ys: list[np.ndarray], regression: bool) -> tuple[list[np.ndarray], list | None, int]:
+    """Labels by their type, as `number_labels` returns them: floats stay as they are (0 classes, regression)."""
+    kinds = {labels.dtype.kind for labels in ys}
+    if kinds <= set("biuf") and ("f" in kinds or regression):
+        return [labels.astype(float) for labels in ys], None, 0
+    if regression or not (kinds <= set("biu") or kinds <= set("US")):
+        raise UsageError(f"{path}: y is {ys[0].dtype}; classes must be integers or texts, values to predict numbers")
+    return number_labels([labels.astype(int) if labels.dtype.kind == "b" else labels for labels in ys])
+
+
+def split_rows(y: np.ndarray, classes: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Shuffled row numbers for train and test; the test fraction is stratified by class."""
+    if not 0 < fraction < 1:
+        raise UsageError(f"the test fraction must lie between 0 and 1, as 0.2, not {fraction}")
+    test = hold_out(y, classes, fraction, Random(seed)("test"))
+    train = np.delete(np.arange(len(y)), test)
+    shuffle = Random(seed)("shuffle")
+    return shuffle.permutation(train), shuffle.permutation(test)
+
+
+def split(x, y, classes, kind, fraction, seed):
+    """Groups for Output.write, with the rows of x (an array, or a file mapped as one) split and shuffled."""
+    groups = {}
+    for group, rows in zip(("train", "test"), split_rows(y, classes, fraction, seed), strict=True):
+        groups[group] = (len(rows), *x.shape[1:]), picked(x, rows, kind), y[rows]
+    return groups
+
+
+def picked(x, rows, kind):
+    """The rows with these numbers, slab by slab."""
+    for slab in slabs(len(rows), x[:1].nbytes):
+        yield x[rows[slab]].astype(kind, copy=False)

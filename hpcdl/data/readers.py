@@ -1,0 +1,155 @@
+"""Two ways to make the batches of an epoch: from rows in memory, and from blocks of a file as they come by.
+
+Both offer `batches(epoch, batch_size, share, start, buffers)`, a generator of Batch; share is (rank, size).
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from hpcdl.data.augment import Augment, Moves
+from hpcdl.data.batch import Batch, Buffers
+from hpcdl.data.order import (
+    BlockOrder,
+    Share,
+    global_order,
+    global_share,
+    local_order,
+    local_share,
+    steps_per_epoch,
+)
+from hpcdl.data.partition import partition
+from hpcdl.data.placement import FileRows, MemoryRows
+from hpcdl.data.prefetch import prefetch
+
+
+class MemoryReader:
+    """Batches from rows in memory.
+
+    rows       where the data lie
+    numbers    row of `rows` of each training example (None: the same number)
+    spec       partition: `iid` shares every batch out, any other gives each rank its own rows
+    held       placement partitioned: (this rank's training examples, the number of examples before each rank);
+               `rows` then holds just these, in this order
+    """
+
+    def __init__(self, rows: MemoryRows, numbers, classes: int, seed: int, spec: str, held: tuple | None = None):
+        self.rows, self.numbers, self.classes, self.seed, self.spec, self.held = (
+            rows,
+            numbers,
+            classes,
+            seed,
+            spec,
+            held,
+        )
+        if held is not None:
+            self.examples = int(held[1][-1])
+        else:
+            self.examples = len(rows) if numbers is None else len(numbers)
+        self.parts = {}
+
+    def batches(self, epoch: int, batch_size: int, share: tuple, start: int, buffers: Buffers) -> Iterator[Batch]:
+        """The batches of an epoch from step `start` on."""
+        index, source, share_at = self._plan(epoch, batch_size, share)
+        augment = self.rows.augment
+        for step in range(start, steps_per_epoch(self.examples, batch_size)):
+            first, last, offset, total = share_at(step=step)
+            x, y = buffers.next(last - first)
+            moves = augment and augment.moves(epoch, step, total, offset, last - first)
+            self.rows.gather(source[first:last], x, y, moves)
+            yield Batch(x, y, total, epoch, step, index[first:last])
+
+    def _plan(self, epoch, batch_size, share):
+        """This rank's order, as training examples and as rows of `rows`, and a function: step -> its share of it."""
+        rank, size = share
+        if self.held is None and self.spec == "iid":
+            index = global_order(self.seed, self.examples, epoch)
+            return index, self._source(index), partial(global_share, self.examples, batch_size, rank=rank, size=size)
+        mine, before = self.held or self._part(rank, size)
+        order = local_order(self.seed, len(mine), epoch, rank)
+        index = mine[order]
+        steps = steps_per_epoch(self.examples, batch_size)
+        share_at = partial(local_share, int(before[rank]), int(before[rank + 1]), self.examples, steps)
+        return index, order if self.held else self._source(index), share_at
+
+    def _source(self, index):
+        return index if self.numbers is None else self.numbers[index]
+
+    def _part(self, rank, size):
+        if (rank, size) not in self.parts:
+            parts = partition(self.spec, self._source_labels(), self.classes, size, self.seed)
+            self.parts[rank, size] = parts[rank], rows_before(parts)
+        return self.parts[rank, size]
+
+    def _source_labels(self):
+        return self.rows.y if self.numbers is None else self.rows.y[self.numbers]
+
+
+def rows_before(parts: list[np.ndarray]) -> np.ndarray:
+    """The rows that ranks before rank r hold, for r = 0 .. size."""
+    return np.cumsum([0, *map(len, parts)])
+
+
+class StreamReader:
+    """Batches from a file that is read block by block, in the order of `BlockOrder`.
+
+    A thread reads the next block while this one is used. Every rank reads the blocks of which it needs rows, so the
+    order is independent of the number of ranks. held_out: sorted rows of the file that are not training examples.
+    """
+
+    def __init__(self, rows: FileRows, held_out: np.ndarray, seed: int, augment: Augment | None):
+        self.rows, self.held_out, self.seed, self.augment = rows, held_out, seed, augment
+        starts = np.append(np.arange(0, len(rows), rows.block), len(rows))
+        out = np.searchsorted(held_out, starts)
+        self.counts = np.diff(starts) - np.diff(out)
+        self.first = starts - out  # number of the first training example of each block
+        self.examples = int(self.first[-1])
+
+    def batches(self, epoch: int, batch_size: int, share: tuple, start: int, buffers: Buffers) -> Iterator[Batch]:
+        """The batches of an epoch from step `start` on."""
+        order = BlockOrder(self.seed, epoch, self.counts)
+        steps = range(start, steps_per_epoch(self.examples, batch_size))
+        share_at = partial(global_share, self.examples, batch_size, rank=share[0], size=share[1])
+        blocks = prefetch(self._blocks(order, (share_at(step=step) for step in steps)))
+        current = loaded = None
+        try:
+            for step in steps:
+                first, last, offset, total = share_at(step=step)
+                x, y = buffers.next(last - first)
+                index = np.empty(last - first, np.int64)
+                moves = self.augment and self.augment.moves(epoch, step, total, offset, last - first)
+                done = 0
+                for block, begin, end in order.pieces(first, last):
+                    if block != current:
+                        current, loaded, source, numbers = next(blocks)
+                    here = slice(done, done + end - begin)
+                    part = moves and Moves(*(move[here] for move in moves))
+                    loaded.gather(source[begin:end], x[here], y[here], part)
+                    index[here] = numbers[begin:end]
+                    done = here.stop
+                yield Batch(x, y, total, epoch, step, index)
+        finally:
+            blocks.close()
+
+    def _blocks(self, order: BlockOrder, shares: Iterator[Share]):
+        """Read what these shares need: (block, its rows; in the order of visiting: where they lie, their numbers)."""
+        buffers = [self.rows.buffers(self.rows.block) for _ in range(2)]
+        current = None
+        for first, last, _, _ in shares:
+            for block, _, _ in order.pieces(first, last):
+                if block == current:
+                    continue
+                current = block
+                buffers.reverse()
+                start = block * self.rows.block
+                stop = min(start + self.rows.block, len(self.rows))
+                out = self.held_out[slice(*np.searchsorted(self.held_out, (start, stop)))]
+                kept = np.delete(np.arange(stop - start), out - start)
+                visit = order.rows(block)
+                yield (
+                    block,
+                    self.rows.read(start, stop, buffers[0], self.augment),
+                    kept[visit],
+                    self.first[block] + visit,
+                )

@@ -1,0 +1,54 @@
+"""Gather a batch: pick rows of a data set, convert them to the model's type and scale them, in one pass.
+
+    out[i, j] = scale * source[index[i], j]
+
+The data set keeps its own type in memory (a byte per pixel, say), so a batch is converted when it is gathered and at no
+other time. Images may be moved on the way (`gather_images`), which costs no further pass.
+"""
+
+import numpy as np
+
+from hpcdl.kernels.bind import cpu
+
+
+def _gather(source, index, scale, out):
+    """Write scale * source[index] into out (rows, columns); every index must lie inside source."""
+    factor = out.dtype.type(scale)
+    for i in range(len(index)):
+        row, target = source[index[i]], out[i]
+        for j in range(len(target)):
+            target[j] = out.dtype.type(row[j]) * factor
+
+
+def _gather_images(source, index, scale, height, width, channels, down, right, mirrored, out):
+    """Like gather, for images (height, width, channels): image i is moved by (down[i], right[i]), then mirrored.
+
+    Pixels that come in from outside are 0. With mirrored[i] != 0 left and right change places.
+    """
+    # np.uintp: an index that cannot be negative needs no check for it, and without the check the loops vectorize.
+    factor, line = out.dtype.type(scale), width * channels
+    for i in range(len(index)):
+        image, target = source[index[i]], out[i]
+        for j in range(len(target)):
+            target[j] = out.dtype.type(0)
+        shift = -right[i] if mirrored[i] else right[i]  # to the right, in the image as it comes out
+        first, last = max(0, shift), min(width, width + shift)
+        for v in range(max(0, down[i]), min(height, height + down[i])):
+            to, start = v * line, (v - down[i]) * line
+            if mirrored[i]:
+                start += (width - 1 + shift) * channels  # pixel h of the result is pixel width - 1 + shift - h
+                for h in range(first, last):
+                    for c in range(channels):
+                        pixel = image[np.uintp(start - h * channels + c)]
+                        target[np.uintp(to + h * channels + c)] = out.dtype.type(pixel) * factor
+            else:
+                start -= shift * channels
+                for j in range(first * channels, last * channels):
+                    target[np.uintp(to + j)] = out.dtype.type(image[np.uintp(start + j)]) * factor
+
+
+# The source is read only (its fourth `Array` argument); its type is T. The type of out comes from the model.
+_ROWS = "Array(T, 2, 'C', True), int64[::1], float64"
+_MOVES = "int64, int64, int64, int64[::1], int64[::1], int64[::1]"
+gather = {out: cpu(f"{_ROWS}, {out}[:, ::1]")(_gather) for out in ("float32", "float64")}
+gather_images = {out: cpu(f"{_ROWS}, {_MOVES}, {out}[:, ::1]")(_gather_images) for out in ("float32", "float64")}

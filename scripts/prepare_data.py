@@ -1,0 +1,90 @@
+"""Make a data file:  python scripts/prepare_data.py idx fashion-mnist/ fashion.h5
+
+    prepare_data.py idx FOLDER OUT.h5      MNIST's format, gzipped or not
+    prepare_data.py npz FILE OUT.h5        arrays x, y and, or not, x_test, y_test
+    prepare_data.py csv FILE OUT.h5        one row per example: --label COLUMN, --delimiter, --no-header, ...
+
+`prepare_data.py KIND --help` lists the options. The result is what `--data OUT.h5` of every training script reads; the
+format is in docs/data.md. One process is enough; MPI is not needed.
+"""
+
+import argparse
+import sys
+from fractions import Fraction
+
+from hpcdl.data.prepare import Output
+from hpcdl.data.prepare_csv import prepare_csv
+from hpcdl.data.prepare_idx import prepare_idx
+from hpcdl.data.prepare_npz import prepare_npz
+from hpcdl.errors import UsageError
+
+KINDS = {"idx": prepare_idx, "npz": prepare_npz, "csv": prepare_csv}
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a bad option like any other bad input: in one line."""
+
+    def error(self, message):
+        raise UsageError(f"{message} (see --help)")
+
+
+def number(text):
+    """A number, also as a fraction: 1/16."""
+    try:
+        return float(Fraction(text))
+    except ZeroDivisionError:
+        raise ValueError from None
+
+
+def parser():
+    """The command line; each KIND has its own options."""
+    parser = Parser(prog="prepare_data", description="Make an HDF5 data file for hpcdl.")
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    helps = {
+        "idx": "a folder in MNIST's format (train-images-idx3-ubyte, ...), gzipped or not",
+        "npz": "numpy's npz with x, y (or x_train, y_train) and, or not, x_test, y_test",
+        "csv": "a table of numbers, one row per example",
+    }
+    for kind, text in helps.items():
+        command = kinds.add_parser(kind, help=text, description=f"From {text}.")
+        command.add_argument("source", metavar="SOURCE")
+        command.add_argument("out", metavar="OUT.h5")
+        command.add_argument("--force", action="store_true", help="replace OUT.h5 if it exists")
+        command.add_argument("--compress", action="store_true", help="smaller, but slower to read (gzip)")
+        command.add_argument("--name", help="name of the data set in reports (default: that of OUT.h5)")
+        command.add_argument(
+            "--scale", type=number, help="the model sees x * SCALE, as 1/16 (default: 1/255 for bytes)"
+        )
+        command.add_argument("--origin", help="a text on where the data come from, kept in the file")
+        if kind != "idx":
+            command.add_argument(
+                "--regression", action="store_true", help="labels are values to predict, even if whole"
+            )
+            command.add_argument("--test-fraction", type=float, help="of the rows, stratified by class (default: 0.2)")
+            command.add_argument("--seed", type=int, help="of the split (default: 0)")
+    command.add_argument("--label", help="label column: a number from 0, -1 for the last (default), or its name")
+    command.add_argument("--delimiter", help="between columns (default: a comma)")
+    command.add_argument(
+        "--header", action=argparse.BooleanOptionalAction, help="the first line holds names (default: if not numbers)"
+    )
+    return parser
+
+
+def main(arguments=None):
+    """Make the file and say in one line what is in it; bad input is one line on stderr and exit status 2."""
+    try:
+        given = {key: value for key, value in vars(parser().parse_args(arguments)).items() if value is not None}
+        kind, source, out = (given.pop(key) for key in ("kind", "source", "out"))
+        about = {key: given.pop(key) for key in ("force", "compress", "name", "scale", "origin") if key in given}
+        info = KINDS[kind](source, Output(out, **about), **given)
+    except UsageError as error:
+        print(f"prepare_data: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    shape = "x".join(map(str, info.features))
+    task = f"{info.classes} classes" if info.classes else "values to predict"
+    rows = f"{info.rows['train']} training and {info.rows['test']} test rows"
+    print(f"{info.path}: {rows} of {shape} {info.kinds['train']}, scale {info.scale:.6g}, {task}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Placements over several ranks: one copy per node, own rows only, and errors that all ranks share."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from hpcdl.data import open_data, opening, placement
+from hpcdl.errors import UsageError
+
+PLACEMENTS = ("shared", "partitioned", "streamed")
+
+
+def epoch(data, world, **arguments):
+    """An epoch of this rank, and of all: for each step the row numbers that all ranks had."""
+    mine = [
+        (b.x.copy(), b.y.copy(), b.index.copy(), b.total)
+        for b in data.batches(share=(world.rank, world.size), **arguments)
+    ]
+    steps = world.allgather([index for _, _, index, _ in mine])
+    return mine, [np.concatenate(parts) for parts in zip(*steps, strict=True)]
+
+
+@pytest.mark.parametrize("place", PLACEMENTS)
+@pytest.mark.parametrize("options", [{}, {"validation": 0.2}, {"augment": "shift:1,flip"}])
+def test_an_epoch_over_all_ranks(shared_file, world, images, numbers, place, options):
+    data = open_data(shared_file, comm=world, placement=place, **options)
+    for number in range(2):
+        mine, whole = epoch(data, world, epoch=number, batch_size=9)
+        np.testing.assert_array_equal(np.sort(np.concatenate(whole)), np.arange(data.examples))
+        for (x, y, index, total), together in zip(mine, whole, strict=True):
+            assert total == len(together)
+            want_x, want_y = data.train.take(index)
+            np.testing.assert_array_equal(y, want_y)
+            if "augment" not in options:
+                np.testing.assert_array_equal(x, want_x)
+        if place == "shared":  # what one rank alone would have seen
+            alone = open_data(shared_file, **options)
+            one = [batch.index for batch in alone.batches(number, 9)]
+            assert all(np.array_equal(a, b) for a, b in zip(one, whole, strict=True))
+    np.testing.assert_array_equal(numbers(data.test.rows(0, 20)[0]), np.arange(20))
+    if data.validation:
+        held = numbers(data.validation.rows(0, 20)[0])
+        trained = numbers(data.train.rows(0, 80)[0])
+        np.testing.assert_array_equal(np.sort([*held, *trained]), np.arange(100))
+    data.close()
+
+
+@pytest.mark.parametrize("spec", ["iid", "by-label", "dirichlet:0.3"])
+@pytest.mark.parametrize("place", ["shared", "partitioned"])
+def test_partitions_over_all_ranks(shared_file, world, numbers, place, spec):
+    data = open_data(shared_file, comm=world, placement=place, partition=spec)
+    mine, whole = epoch(data, world, epoch=0, batch_size=16)
+    np.testing.assert_array_equal(np.sort(np.concatenate(whole)), np.arange(100))
+    for x, _, index, _ in mine:
+        np.testing.assert_array_equal(numbers(x), index)
+    mine_again, _ = epoch(data, world, epoch=1, batch_size=16)
+    rows, again = (set(np.concatenate([index for _, _, index, _ in part])) for part in (mine, mine_again))
+    local = place == "partitioned" or spec != "iid"
+    assert (rows == again) == (local or world.size == 1)
+    if place == "partitioned":
+        assert len(data._reader.rows) == len(rows)  # no other row is in memory
+        with pytest.raises(UsageError, match="holds the rows of share"):
+            data.batches(0, 16, share=(0, world.size + 1))
+    data.close()
+
+
+def test_partitioned_is_the_partition_of_shared(shared_file, world):
+    shares = []
+    for place in ("shared", "partitioned"):
+        data = open_data(shared_file, comm=world, placement=place, partition="dirichlet:0.3", validation=0.2)
+        shares.append(epoch(data, world, epoch=0, batch_size=16)[0])
+        data.close()
+    for one, two in zip(*shares, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("place", ["shared", "partitioned"])
+def test_ranks_of_a_node_share_memory(shared_file, world, place, monkeypatch):
+    reads = []
+    original = opening.read_x
+    monkeypatch.setattr(opening, "read_x", lambda *what: reads.append(what[1:3]) or original(*what))
+    data = open_data(shared_file, comm=world, placement=place)
+    window = data._resources[0].window
+    sizes = [len(window.Shared_query(rank)[0]) for rank in range(world.size)]
+    assert sizes[0] > 0 and not any(sizes[1:])  # one copy
+    shared = [group for group, x in reads if place == "shared" or x.base is not None]
+    assert len(shared) == (2 if world.rank == 0 else 0)  # read once
+    split = data.train if place == "shared" else data.test
+    rows = split.source.x
+    if world.rank == 0:
+        rows.flags.writeable = True
+        rows[7, 3] = 201
+    world.Barrier()
+    assert split.rows(7, 8)[0][0, 3] == 201
+    assert rows.flags.writeable == (world.rank == 0)
+    world.Barrier()
+    data.close()
+    data.close()  # twice is once
+
+
+def test_alone_on_a_node_there_is_no_window(shared_file):
+    from mpi4py import MPI
+
+    for comm in (None, MPI.COMM_SELF):
+        data = open_data(shared_file, comm=comm)
+        assert data._resources[0].window is None
+        data.close()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("place", ["shared", "partitioned"])
+def test_without_room_every_rank_has_its_own_copy(shared_file, world, monkeypatch, caplog, place):
+    monkeypatch.setattr(placement, "shared_memory_room", lambda: 100 if world.rank == 0 else 1 << 40)
+    with caplog.at_level(logging.WARNING):
+        data = open_data(shared_file, comm=world, placement=place)
+    warned = world.allgather([record.getMessage() for record in caplog.records])
+    assert ["own copy" in message for message in warned[0]] == [True] and not any(warned[1:])
+    rows = data.test.source.x
+    rows.flags.writeable = True
+    rows[0, 0] = 100 + world.rank
+    world.Barrier()
+    assert rows[0, 0] == 100 + world.rank
+    _, whole = epoch(data, world, epoch=0, batch_size=9)
+    np.testing.assert_array_equal(np.sort(np.concatenate(whole)), np.arange(100))
+    data.close()
+
+
+def test_there_is_room_for_shared_memory_here(tmp_path):
+    assert placement.shared_memory_room() > 0
+
+
+@pytest.mark.parametrize("place", PLACEMENTS)
+def test_an_error_of_one_rank_is_an_error_of_all(shared_file, world, place, write, images, mpi_tmp_path):
+    for name, message in (("absent.h5", "does not exist"), ("digts", "did you mean")):
+        with pytest.raises(UsageError, match=message):
+            open_data(name, comm=world, placement=place)
+    x, y, x_test, y_test = images()
+    if world.rank == 0:
+        write(mpi_tmp_path / "bad.h5", x, y, x_test, y_test + 1, classes=4)
+    world.Barrier()
+    with pytest.raises(UsageError, match="label 4 in row"):
+        open_data(mpi_tmp_path / "bad.h5", comm=world, placement=place).test.rows(0, 1)
+    world.Barrier()
+    if place == "partitioned":
+        # A NaN in row 60 is found by the rank that holds it, and known to all.
+        if world.rank == 0:
+            x = x.astype("f4")
+            x[60, 0, 0] = np.nan
+            write(mpi_tmp_path / "nan.h5", x, y, x_test, y_test)
+        world.Barrier()
+        with pytest.raises(UsageError, match="row 60"):
+            open_data(mpi_tmp_path / "nan.h5", comm=world, placement=place)
+
+
+def test_programs_may_end_without_closing(launch, file):
+    program = f"""
+from mpi4py import MPI
+from hpcdl.data import open_data
+data = [open_data({str(file)!r}, comm=MPI.COMM_WORLD, placement=place) for place in {PLACEMENTS}]
+for one in data:
+    next(one.batches(0, 10, share=(MPI.COMM_WORLD.rank, 3)))
+print("done")
+"""
+    done = launch(3, "-c", program, check=0)
+    assert done.stdout.split() == ["done"] * 3 and "Traceback" not in done.stderr

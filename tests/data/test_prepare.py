@@ -1,0 +1,385 @@
+"""prepare_data: each kind there and back, what is inferred, and each refusal as one line."""
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.data import format as data_format
+from hpcdl.data import open_data, prepare_csv
+from hpcdl.scripts import prepare_data
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
+CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
+
+
+@pytest.fixture
+def prepare(tmp_path, capsys):
+    """A function: run prepare_data as a user would, and open the file; or return the line it refuses with."""
+
+    def run(*arguments, out="out.h5"):
+        arguments = [str(argument) for argument in arguments]
+        arguments[2:2] = [str(tmp_path / out)]
+        try:
+            prepare_data.main(arguments)
+        except SystemExit as end:
+            assert end.code == 2
+            printed = capsys.readouterr()
+            assert (
+                printed.out == "" and printed.err.startswith("prepare_data: error: ") and printed.err.count("\n") == 1
+            )
+            return printed.err
+        assert capsys.readouterr().out.count("\n") == 1
+        return h5py.File(tmp_path / out)
+
+    return run
+
+
+def write_idx(path, array):
+    header = struct.pack(">HBB", 0, CODES[array.dtype.str[1:]], array.ndim) + struct.pack(
+        f">{array.ndim}I", *array.shape
+    )
+    data = header + array.astype(array.dtype.newbyteorder(">")).tobytes()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def write_idx_folder(folder, x, y, x_test, y_test, end="", test="t10k"):
+    folder.mkdir()
+    for name, array in (("train", x), (test, x_test)):
+        write_idx(folder / f"{name}-images-idx{array.ndim}-ubyte{end}", array)
+    for name, array in (("train", y), (test, y_test)):
+        write_idx(folder / f"{name}-labels-idx1-ubyte{end}", array.astype("u1"))
+    return folder
+
+
+def rows_with_labels(*pairs):
+    """The rows (with their labels) as a sorted list, to compare what was split and shuffled."""
+    return sorted(
+        (*row.ravel().tolist(), label) for x, y in pairs for row, label in zip(np.array(x), np.array(y), strict=True)
+    )
+
+
+# --- idx
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+@pytest.mark.parametrize("test", ["t10k", "test"])
+def test_idx(tmp_path, images, prepare, end, test, monkeypatch):
+    monkeypatch.setattr(data_format, "SLAB_BYTES", 100)
+    x, y, x_test, y_test = images()
+    with prepare("idx", write_idx_folder(tmp_path / "in", x, y, x_test, y_test, end, test)) as file:
+        assert dict(file.attrs) == {"name": "out", "classes": 4, "scale": 1 / 255}
+        assert file["train/x"].dtype == file["test/y"].dtype == np.uint8
+        for name, array in (("train/x", x), ("train/y", y), ("test/x", x_test), ("test/y", y_test)):
+            np.testing.assert_array_equal(file[name], array)
+    data = open_data(tmp_path / "out.h5")
+    np.testing.assert_array_equal(data.train.rows(0, 100)[0], x.reshape(100, -1) * np.float32(1 / 255))
+
+
+@pytest.mark.parametrize("kind", ["i1", "i2", "i4", "f4", "f8"])
+def test_idx_of_other_types(tmp_path, images, prepare, kind):
+    x, y, x_test, y_test = images()
+    x, x_test = x.astype(kind), x_test.astype(kind)
+    with prepare("idx", write_idx_folder(tmp_path / "in", x, y + 1, x_test, y_test + 1)) as file:
+        assert file["train/x"].dtype == kind and file.attrs["scale"] == 1
+        assert list(file.attrs["labels"]) == ["1", "2", "3", "4"]
+        np.testing.assert_array_equal(file["train/x"], x)
+        np.testing.assert_array_equal(file["train/y"], y)
+
+
+def test_bad_idx(tmp_path, images, prepare):
+    assert "is not a folder" in prepare("idx", tmp_path / "absent")
+    folder = write_idx_folder(tmp_path / "in", *images(), end=".gz")
+    images_file, labels_file = folder / "train-images-idx3-ubyte.gz", folder / "train-labels-idx1-ubyte.gz"
+    whole, labels = images_file.read_bytes(), labels_file.read_bytes()
+    plain = gzip.decompress(whole)
+    for data, message in [
+        (whole[:-40], "cannot be read"),
+        (whole[:20] + b"\0" * 20 + whole[40:], "cannot be read"),
+        (plain, "cannot be read: Not a gzipped file"),
+        (gzip.compress(plain[:-1]), "it ends in row 99 of 100"),
+        (gzip.compress(plain[:10]), "the header ends early"),
+        (gzip.compress(b"GIF8" + plain), "is not an idx file"),
+        (gzip.compress(b""), "is not an idx file"),
+        (
+            gzip.compress(plain[:4] + struct.pack(">I", 99) + plain[8:]),
+            "has 99 rows, but train-labels-idx1-ubyte.gz 100",
+        ),
+        (gzip.compress(plain[:8] + struct.pack(">2I", 5, 6) + plain[16:]), "has rows of shape"),
+    ]:
+        images_file.write_bytes(data)
+        assert message in prepare("idx", folder)
+    images_file.write_bytes(whole)
+    write_idx(labels_file, np.zeros((100, 2), "u1"))
+    assert "one whole number per row" in prepare("idx", folder)
+    write_idx(labels_file, np.zeros(100, "u1"))
+    write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.zeros(20, "u1"))
+    assert "all rows have the label 0" in prepare("idx", folder)
+    labels_file.write_bytes(labels)
+    (folder / "emnist-train-images").touch()
+    assert "several files that fit: emnist-train-images, train-images-idx3-ubyte" in prepare("idx", folder)
+    for name in ("emnist-train-images", images_file.name):
+        (folder / name).unlink()
+    assert "no file train-images-idx3-ubyte" in prepare("idx", folder)
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}  # nothing half-written
+
+
+@pytest.mark.skipif(not FASHION.is_dir(), reason="Fashion-MNIST is not installed")
+def test_fashion_mnist(tmp_path, prepare):
+    with prepare("idx", FASHION) as file:
+        assert file["train/x"].shape == (60000, 28, 28) and file["test/x"].shape == (10000, 28, 28)
+        assert file["train/x"].dtype == np.uint8 and (file.attrs["scale"], file.attrs["classes"]) == (1 / 255, 10)
+        np.testing.assert_array_equal(np.bincount(file["train/y"]), [6000] * 10)
+        np.testing.assert_array_equal(np.bincount(file["test/y"]), [1000] * 10)
+        raw = gzip.decompress((FASHION / "train-images-idx3-ubyte.gz").read_bytes())
+        assert zlib.crc32(file["train/x"][...].tobytes()) == zlib.crc32(raw[16:])
+
+
+# --- npz
+
+
+@pytest.mark.parametrize("names", [("x", "y"), ("x_train", "y_train")])
+def test_npz_with_a_test_set(tmp_path, images, prepare, names):
+    arrays = images()
+    np.savez_compressed(tmp_path / "in.npz", **dict(zip((*names, "x_test", "y_test"), arrays, strict=True)))
+    with prepare("npz", tmp_path / "in.npz", "--name", "mine", "--scale", "1/16", "--origin", "a test") as file:
+        assert dict(file.attrs) == {"name": "mine", "classes": 4, "scale": 1 / 16, "source": "a test"}
+        for name, array in zip(("train/x", "train/y", "test/x", "test/y"), arrays, strict=True):
+            np.testing.assert_array_equal(file[name], array)
+    assert "leave --test-fraction out" in prepare("npz", tmp_path / "in.npz", "--test-fraction", "0.2", "--force")
+
+
+def test_npz_is_split_by_class_and_shuffled(tmp_path, images, prepare, monkeypatch):
+    monkeypatch.setattr(data_format, "SLAB_BYTES", 100)
+    x, y, _, _ = images()
+    order = np.argsort(y, kind="stable")
+    np.savez(tmp_path / "in.npz", x=x[order], y=y[order][:, None])
+    orders = {}
+    for seed in (0, 0, 1):
+        with prepare("npz", tmp_path / "in.npz", "--test-fraction", "0.3", "--seed", seed, "--force") as file:
+            train, test = ((file[group]["x"], file[group]["y"]) for group in ("train", "test"))
+            assert rows_with_labels(train, test) == rows_with_labels((x, y))
+            assert list(np.bincount(test[1])) in ([8, 7, 8, 7], [8, 8, 7, 7])
+            assert (np.diff(train[1][...].astype(int)) < 0).sum() > 10  # shuffled, so that it can be streamed
+            order = tuple(train[0][:, 0, 1])
+            assert orders.setdefault(seed, order) == order
+    assert orders[0] != orders[1]
+
+
+def test_npz_infers_types(tmp_path, prepare):
+    x = np.arange(40).reshape(20, 2)
+    y = np.arange(20) % 2
+    for rows, labels, kind, scale, classes, names in [
+        (x, y, "u1", 1 / 255, 2, None),
+        (x % 2, y, "u1", 1, 2, None),
+        (x % 2 == 0, y == 1, "u1", 1, 2, None),
+        (x - 1, y * 2 - 1, "i8", 1, 2, ["-1", "1"]),
+        (x * 10, y + 1, "i8", 1, 2, ["1", "2"]),
+        (x.astype("f4"), np.array(["dog", "cat"])[y], "f4", 1, 2, ["cat", "dog"]),
+        (x.astype(">f8"), np.array([b"dog", b"cat"])[y], "f8", 1, 2, ["cat", "dog"]),
+        (x / 3, y / 2, "f8", 1, 0, None),
+    ]:
+        np.savez(tmp_path / "in.npz", x=rows, y=labels)
+        with prepare("npz", tmp_path / "in.npz", "--force") as file:
+            assert file["train/x"].dtype == kind and file.attrs["scale"] == scale and file.attrs["classes"] == classes
+            assert list(file.attrs.get("labels", [])) == (names or [])
+            if classes:
+                known = np.unique(labels)
+                got = [(x[...], known[y[...]]) for x, y in ((file[g]["x"], file[g]["y"]) for g in ("train", "test"))]
+            else:
+                got = [(file[g]["x"], file[g]["y"]) for g in ("train", "test")]
+            assert rows_with_labels(*got) == rows_with_labels((rows, labels))
+    np.savez(tmp_path / "in.npz", x=x, y=x[:, 0])
+    with prepare("npz", tmp_path / "in.npz", "--force", "--regression") as file:
+        assert file.attrs["classes"] == 0 and file["train/y"].dtype == float
+
+
+def test_bad_npz(tmp_path, prepare):
+    path, x, y = tmp_path / "in.npz", np.eye(6), np.arange(6) % 2
+    assert "does not exist" in prepare("npz", path)
+    for content in (b"no archive", b"PK\x03\x04 no archive", b""):
+        path.write_bytes(content)
+        assert "cannot be read as npz" in prepare("npz", path)
+    with path.open("wb") as single:
+        np.save(single, x)
+    assert "holds one array" in prepare("npz", path)
+    for arrays, message in [
+        ({"a": x}, "has no array x or x_train; it has a"),
+        ({"x": x}, "has no array y or y_train"),
+        ({"x": x, "y": y, "x_test": x}, "has x_test alone"),
+        ({"x": x, "y": y[:3]}, "x has 6 rows, but y has shape (3,)"),
+        ({"x": x, "y": x}, "but y has shape (6, 6)"),
+        ({"x": x[0], "y": y}, "must hold numbers (rows, features...)"),
+        ({"x": x.astype(str), "y": y}, "must hold numbers"),
+        ({"x": x[:0], "y": y[:0]}, "must hold numbers"),
+        ({"x": x, "y": y, "x_test": x[:, 1:], "y_test": y}, "must hold numbers"),
+        ({"x": x, "y": y * 0}, "all rows have the label 0"),
+        ({"x": x, "y": y * 1j}, "classes must be integers or texts"),
+        ({"x": x, "y": y.astype(object)}, "cannot be read as npz"),
+        ({"x": np.where(x == 1, np.nan, x), "y": y}, "has a NaN"),
+        ({"x": x, "y": y + np.inf}, "has a NaN or an infinity"),
+        ({"x": np.zeros((4001, 1)), "y": np.arange(4001) * 2}, "there are 4001 different labels; if they are values"),
+    ]:
+        np.savez(path, **arrays)
+        assert message in prepare("npz", path)
+    np.savez(path, x=x, y=y)
+    for fraction, message in [("0", "between 0 and 1"), ("1", "between 0 and 1"), ("0.01", "no row in test")]:
+        assert message in prepare("npz", path, "--test-fraction", fraction)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"in.npz"}
+
+
+# --- csv
+
+IRIS = "length,width,kind\n" + "".join(f"{i}.5,{-i},{kind}\n" for i, kind in enumerate(["rose", "iris", "lily"] * 10))
+
+
+@pytest.mark.parametrize("text", [IRIS, IRIS.replace(",", ";"), "\ufeff" + IRIS.replace("\n", "\r\n"), IRIS + "\n \n"])
+@pytest.mark.parametrize("lines", [7, 1000])
+def test_csv_with_a_header_and_texts(tmp_path, prepare, text, lines, monkeypatch):
+    monkeypatch.setattr(prepare_csv, "LINES", lines)
+    (tmp_path / "in.csv").write_text(text, newline="")
+    delimiter = ["--delimiter", ";"] if ";" in text else []
+    with prepare("csv", tmp_path / "in.csv", *delimiter) as file:
+        assert list(file.attrs["labels"]) == ["iris", "lily", "rose"]
+        assert (file.attrs["classes"], file.attrs["scale"], file["train/x"].dtype) == (3, 1, float)
+        np.testing.assert_array_equal(np.bincount(file["test/y"]), [2, 2, 2])
+        want = rows_with_labels(([np.array([i + 0.5, -i]) for i in range(30)], np.array([2, 0, 1] * 10)))
+        assert rows_with_labels(*((file[group]["x"], file[group]["y"]) for group in ("train", "test"))) == want
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "column"),
+    [
+        ("3,1,0\n7,2,0\n4,1,9\n8,2,8\n5,1,1\n", "1", 1),
+        ("3,1,0\n7,2,0\n4,1,9\n8,2,8\n5,1,1\n", "-2", 1),
+        ('a,"the class",b\n3,1,0\n7,2,0\n4,1,9\n8,2,8\n5,1,1\n', "the class", 1),
+        ('a,b,"c"\n3,"1",0\n7,2,0\n4,"1",9\n8,2,8\n5,1,1\n', "1", 1),
+    ],
+)
+def test_csv_label_columns(tmp_path, prepare, text, label, column):
+    (tmp_path / "in.csv").write_text(text)
+    with prepare("csv", tmp_path / "in.csv", "--label", label, "--test-fraction", "0.4") as file:
+        assert file["train/x"].dtype == np.uint8 and file.attrs["scale"] == 1 / 255
+        got = rows_with_labels(*((file[group]["x"], file[group]["y"]) for group in ("train", "test")))
+        assert got == [(3, 0, 0), (4, 9, 0), (5, 1, 0), (7, 0, 1), (8, 8, 1)]
+        assert list(file.attrs["labels"]) == ["1", "2"]
+
+
+def test_csv_header_as_told(tmp_path, prepare):
+    (tmp_path / "in.csv").write_text("0,1\n1,0\n2,1\n3,0\n4,1\n5,0\n")
+    for option, rows in ((None, 6), ("--no-header", 6), ("--header", 5)):
+        with prepare("csv", tmp_path / "in.csv", "--force", *filter(None, [option])) as file:
+            assert len(file["train/x"]) + len(file["test/x"]) == rows
+
+
+def test_csv_is_judged_as_a_whole(tmp_path, prepare, monkeypatch):
+    monkeypatch.setattr(prepare_csv, "LINES", 2)
+    for first, kind in (("0.5", "f8"), ("-1", "f8"), ("256", "f8"), ("255", "u1")):
+        (tmp_path / "in.csv").write_text(f"0,1,kind\n{first},1,a\n" + "1,2,b\n2,3,a\n" * 5)
+        with prepare("csv", tmp_path / "in.csv", "--label", "kind", "--force") as file:
+            assert file["train/x"].dtype == kind and len(file["train/x"]) + len(file["test/x"]) == 11
+
+
+def test_csv_regression(tmp_path, prepare):
+    (tmp_path / "in.csv").write_text("".join(f"{i},{i / 4}\n" for i in range(10)))
+    with prepare("csv", tmp_path / "in.csv") as file:
+        assert file.attrs["classes"] == 0 and "labels" not in file.attrs
+        got = rows_with_labels(*((file[group]["x"], file[group]["y"]) for group in ("train", "test")))
+        assert got == [(i, i / 4) for i in range(10)]
+    with prepare("csv", tmp_path / "in.csv", "--label", "0", "--regression", "--force") as file:
+        assert file.attrs["classes"] == 0 and sorted([*file["train/y"], *file["test/y"]]) == list(range(10))
+
+
+def test_bad_csv(tmp_path, prepare):
+    path = tmp_path / "in.csv"
+    assert "cannot be read: No such file" in prepare("csv", path)
+    for text, options, message in [
+        ("", [], "has 0 columns"),
+        ("a,b\n", [], "has no rows"),
+        ("1\n2\n", [], "has 1 columns (delimiter ',')"),
+        ("1,2\n", ["--delimiter", ";;"], "the delimiter must be one character"),
+        ("a,b\n1,2\nx,2\n", [], "line 3, column 0: 'x' is not a number"),
+        ("a,b\n\n1,2\n,2\n", [], "line 4, column 0: '' is not a number"),
+        ("1,2\n1,2,3\n", [], "line 2 has 3 columns, the first line 2"),
+        ("1,2\n1\n", [], "line 2 has 1 columns, the first line 2"),
+        ("a,b\n1,2,3\n1,2,3\n", [], "line 2 has 3 columns, the first line 2"),
+        ("1,2\nnan,3\n", [], "has a NaN or an infinity (as float64) in row 2"),
+        ("1,2\n1,\n", [], "a row has an empty label"),
+        ("1,2\n1,x\n", ["--regression"], "values to predict numbers"),
+        ("a,b\n1,2\n", ["--label", "c"], "no header with a column 'c'; its first line is: a, b"),
+        ("a,b\n1,2\n", ["--label", "b", "--no-header"], "no header with a column 'b'"),
+        ("1,2\n", ["--label", "2"], "has 2 columns; there is no label column 2"),
+        ("1,2\n", ["--label=-3"], "there is no label column -3"),
+        ("1,2\n1,2\n", [], "all rows have the label 2"),
+        ("1,2\n2,3\n", ["--test-fraction", "0.1"], "no row in test"),
+    ]:
+        path.write_text(text)
+        assert message in prepare("csv", path, *options)
+    path.write_bytes(b"\xff\xfe1,2\n")
+    assert "not a text file in UTF-8" in prepare("csv", path)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"in.csv"}
+
+
+# --- all kinds
+
+
+def test_an_existing_file_is_replaced_only_by_force(tmp_path, prepare):
+    np.savez(tmp_path / "in.npz", x=np.eye(20), y=np.arange(20) % 2)
+    (tmp_path / "out.h5").write_text("precious")
+    assert "exists already; choose another name, or --force" in prepare("npz", tmp_path / "in.npz")
+    assert (tmp_path / "out.h5").read_text() == "precious"
+    # A source that cannot be read leaves the old file as it is.
+    assert "does not exist" in prepare("npz", tmp_path / "absent.npz", "--force")
+    assert (tmp_path / "out.h5").read_text() == "precious"
+    with prepare("npz", tmp_path / "in.npz", "--force") as file:
+        assert len(file["train/x"]) == 16
+
+
+def test_compressed_files_hold_the_same(tmp_path, images, prepare):
+    np.savez(tmp_path / "in.npz", x=images(rows=20000)[0], y=images(rows=20000)[1])
+    with (
+        prepare("npz", tmp_path / "in.npz") as plain,
+        prepare("npz", tmp_path / "in.npz", "--compress", out="z.h5") as z,
+    ):
+        assert z["train/x"].compression == "gzip" and plain["train/x"].compression is None
+        assert z["train/x"].chunks[0] < 16000
+        np.testing.assert_array_equal(z["train/x"], plain["train/x"])
+    for place in ("shared", "streamed"):
+        one, two = (open_data(tmp_path / name, placement=place) for name in ("out.h5", "z.h5"))
+        np.testing.assert_array_equal(one.train.rows(0, 16000)[0], two.train.rows(0, 16000)[0])
+        one.close()
+        two.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: KIND"),
+        (["jpg", "in", "out"], "invalid choice: 'jpg'"),
+        (["idx", "in"], "required: OUT.h5"),
+        (["npz", "in", "out.h5", "--scale", "x"], "argument --scale: invalid number value: 'x'"),
+        (["npz", "in", "out.h5", "--scale", "1/0"], "argument --scale"),
+        (["npz", "in", "out.h5", "--scale", "0"], "the scale must be a number other than 0"),
+        (["npz", "in", "absent/out.h5"], "the folder absent does not exist"),
+        (["npz", "in", "out.h5", "--label", "3"], "unrecognized arguments"),
+        (["idx", "in", "out.h5", "--test-fraction", "0.1"], "unrecognized arguments"),
+    ],
+)
+def test_bad_options_are_one_line(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        prepare_data.main(arguments)
+    printed = capsys.readouterr()
+    assert end.value.code == 2 and message in printed.err and printed.err.count("\n") == 1 and not printed.out
+
+
+def test_mpi_is_not_started(tmp_path):
+    import subprocess
+    import sys
+
+    program = "import sys; from hpcdl.scripts import prepare_data; sys.exit('mpi4py.MPI' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False).returncode == 0
