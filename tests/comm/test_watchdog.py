@@ -39,7 +39,7 @@ def test_a_hung_job_ends_with_a_report_of_all_ranks(launch, tmp_path):
     done = launch(3, program)
     assert done.returncode != 0
     report = dict(re.findall(r"hpcdl watchdog: rank (\d): (.*)", done.stderr))
-    assert re.search(r"waits in all_reduce for 1\.\d s, called from .*hang.py:15 ", report["0"])
+    assert re.search(r"waits in all_reduce for \d\.\d s, called from .*hang.py:15 ", report["0"])
     assert re.search(r"waits in wait for \d\.\d s, called from .*hang.py:14 ", report["1"])
     assert re.search(r"in no communication .*hang.py:9 in late", report["2"])
     assert "--timeout 1 s" in done.stderr

@@ -12,10 +12,24 @@ import numpy as np
 import pytest
 
 from hpcdl.chunks import chunks
+from hpcdl.comm.launcher import clean_environment
 from hpcdl.runs.checkpoint import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
-OPTIONS = ["--data", "digits", "--model", "mlp", "--epochs", "2", "--seed", "1", "--dtype", "float64"]
+OPTIONS = [
+    "--data",
+    "digits",
+    "--model",
+    "mlp",
+    "--batch-size",
+    "64",
+    "--epochs",
+    "2",
+    "--seed",
+    "1",
+    "--dtype",
+    "float64",
+]
 STEPS, PARAMETERS = 46, 64 * 128 + 128 + 128 * 10 + 10
 
 
@@ -33,7 +47,8 @@ def alone(tmp_path_factory):
     """The curve of the sequential program."""
     out = tmp_path_factory.mktemp("alone") / "s"
     script = SCRIPT.with_name("train_sequential.py")
-    subprocess.run([sys.executable, script, *OPTIONS, "--out", out], check=True, capture_output=True, timeout=60)
+    command = [sys.executable, script, *OPTIONS, "--out", out]
+    subprocess.run(command, check=True, capture_output=True, timeout=60, env=clean_environment())
     return curve(out)
 
 

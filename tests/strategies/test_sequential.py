@@ -12,7 +12,17 @@ def test_linear_regression_step_by_step(follow):
     random = np.random.default_rng(1)
     x, y = random.standard_normal((17, 3)), random.standard_normal(17)
     data = from_arrays(x, y, dtype="float64")
-    run = follow(MPI.COMM_SELF, sequential.train, data, "linear", optimizer="sgd", lr=0.1, batch_size=5, epochs=3)
+    run = follow(
+        MPI.COMM_SELF,
+        sequential.train,
+        data,
+        "linear",
+        optimizer="sgd",
+        schedule="constant",
+        lr=0.1,
+        batch_size=5,
+        epochs=3,
+    )
     w, b, t = run.path[0][:3] * 0, 0.0, 0
     first = run.model.initialize(Random(0))
     w, b = first[:3].copy(), first[3]
@@ -31,7 +41,7 @@ def test_full_gradient_descent_reaches_the_least_squares_solution(follow):
     random = np.random.default_rng(2)
     x, y = random.standard_normal((40, 4)), random.standard_normal(40)
     data = from_arrays(x, y, dtype="float64")
-    options = {"optimizer": "sgd", "lr": 0.3, "batch_size": "full", "epochs": 400}
+    options = {"optimizer": "sgd", "schedule": "constant", "lr": 0.3, "batch_size": "full", "epochs": 400}
     run = follow(MPI.COMM_SELF, sequential.train, data, "linear", **options)
     exact = np.linalg.lstsq(np.c_[x, np.ones(40)], y, rcond=None)[0]
     assert np.allclose(run.path[-1], exact, atol=1e-8)
