@@ -1,8 +1,8 @@
 """Accuracy and steps against the batch size: mpiexec -n 2 python scripts/bench_batch_size.py --plot batch.png
 
-Trains the same model for the same number of epochs at each batch size, once with the learning rate as it is and
-once scaled in proportion to the batch (Goyal et al., 2017), for several seeds, and prints steps, seconds, and the
-median test accuracy with its lowest and highest value.
+Trains the same model for the same number of epochs at each batch size, once with the learning rate as it is and once
+scaled in proportion to the batch, with one epoch of warm-up (Goyal et al., 2017), for several seeds, and prints steps,
+seconds, and the median test accuracy with its lowest and highest value.
 """
 
 from hpcdl.runs.training import ended, quiet  # first: it takes over the signals before MPI starts
@@ -33,7 +33,7 @@ class SweepOptions:
     model: str = option("mlp:256,128", "model, as in train-allreduce")
     batches: str = option("32,64,128,256,512,1024,2048", "batch sizes, with commas between")
     reference: int = option(32, "batch size to which --lr belongs")
-    lr: float = option(0.02, "learning rate at the reference batch size")
+    lr: float = option(0.01, "learning rate at the reference batch size")
     optimizer: str = option("momentum", "optimizer, as in train-allreduce")
     epochs: int = option(5, "epochs of each run")
     seeds: int = option(3, "runs at each setting, with seeds 0, 1, ...")
@@ -60,7 +60,7 @@ def measure(world, options: SweepOptions, size: int, scaled: bool) -> dict:
     """Median scores over the seeds at one batch size."""
     runs = []
     for seed in range(options.seeds):
-        schedule = f"constant:reference-batch={options.reference}" if scaled else "constant"
+        schedule = f"constant:reference-batch={options.reference},warmup=1" if scaled else "constant"
         settings = Options(
             data=options.data,
             model=options.model,
@@ -126,13 +126,20 @@ def draw(options: SweepOptions, rows: list[dict]) -> None:
     """Test accuracy and steps against the batch size."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for scaled, label, marker in ((False, f"learning rate {options.lr:g}", "o"), (True, "learning rate scaled", "s")):
+    for scaled, label, marker in (
+        (False, f"learning rate {options.lr:g}", "o"),
+        (True, "scaled, one epoch of warm-up", "s"),
+    ):
         some = [row for row in rows if row["scaled"] == scaled]
         x, y = [row["batch"] for row in some], [100 * row["accuracy"] for row in some]
         low = [100 * (row["accuracy"] - row["lowest"]) for row in some]
         high = [100 * (row["highest"] - row["accuracy"]) for row in some]
         axes.errorbar(x, y, yerr=[low, high], marker=marker, capsize=3, label=label)
     axes.set_xscale("log", base=2)
+    best = max(row["accuracy"] for row in rows)
+    axes.set_ylim(
+        bottom=100 * max(min(row["lowest"] for row in rows), best - 0.15)
+    )  # runs that diverge leave the picture
     axes.set_xlabel("batch size (examples per update)")
     axes.set_ylabel(f"test accuracy after {options.epochs} epochs (%)")
     axes.grid(alpha=0.3)

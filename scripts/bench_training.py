@@ -33,7 +33,7 @@ class BenchOptions:
     model: str = option("mlp:256,128", "mlp:WIDTHS, relu")
     ranks: int = option(2, "ranks of each program")
     batch_per_rank: int = option(64, "examples per update and rank")
-    lr: float = option(0.05, "learning rate")
+    lr: float = option(0.02, "learning rate")
     epochs: int = option(3, "passes over the training rows in each run")
     repeats: int = option(5, "runs of each program")
     json: str = option("", "file for the result")
@@ -47,6 +47,7 @@ def ours(options: BenchOptions, folder: Path) -> dict:
     command = [mpiexec(), "-n", str(options.ranks), sys.executable, Path(__file__).with_name("train_allreduce.py")]
     command += ["--data", options.data, "--model", options.model, "--batch-per-rank", str(options.batch_per_rank)]
     command += ["--optimizer", "momentum", "--lr", str(options.lr), "--epochs", str(options.epochs)]
+    command += ["--schedule", "constant"]
     command += ["--out", out, "--evaluate-every", str(options.epochs), "--progress", "none"]
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=clean_environment() | threads, stdout=subprocess.DEVNULL)

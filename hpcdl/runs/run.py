@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from hpcdl.comm import Communicator, agreement
 from hpcdl.comm.operations import SUM
@@ -33,6 +34,7 @@ from hpcdl.runs.folder import Folder, automatic, check
 from hpcdl.runs.options import Options
 from hpcdl.runs.progress import Display
 from hpcdl.runs.summary import summarize
+from hpcdl.runs.threads import threads
 
 log = logging.getLogger("hpcdl")
 AGREE_SECONDS = 0.1  # the ranks agree about that often, or at every step when steps are longer
@@ -58,7 +60,7 @@ class Run:
         self.best, self.improved, self.waited, self.scores, self.train_loss = math.inf, False, 0, {}, math.nan
         self.loop_seconds = self.data_seconds = self.earlier_seconds = 0.0
         self.blocked_seconds = self.talked_seconds = 0.0
-        self.folder = self.summary = None
+        self.folder = self.summary = self.agree = None
 
     # -- before the loop ---------------------------------------------------------------------------------------------
 
@@ -386,20 +388,23 @@ class Run:
             where = f"go on with --resume {self.folder.path}" if self.folder.path else "nothing was saved (no --out)"
             self.display.line(f"stopped by a signal after step {self.step} of {self.steps}; {where}")
         else:
-            agree = self.replicas_agree()
+            self.agree = self.replicas_agree()
             ranks = self.own.mpi.gather(self.measurements())
             if ranks is not None:
-                self.summary = summarize(self, ranks, agree)
+                self.summary = summarize(self, ranks, self.agree)
                 self.folder.write("summary.json", self.summary)
         self.folder.close()
         return self.summary
 
     def __enter__(self):
+        self.threads = threadpool_limits(threads(self.own.mpi))
         return self
 
     def __exit__(self, kind, value, trace):
+        self.threads.restore_original_limits()
         self.display.stop()
         if kind is None:
             self.finish()
+            self.own.free()
         elif self.folder is not None:
             self.folder.close()

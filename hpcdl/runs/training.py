@@ -17,7 +17,6 @@ import sys  # noqa: E402
 import warnings  # noqa: E402
 
 from mpi4py import MPI  # noqa: E402
-from threadpoolctl import threadpool_limits  # noqa: E402
 
 from hpcdl.comm import Communicator, agreement  # noqa: E402
 from hpcdl.comm.allreduce import algorithm  # noqa: E402
@@ -41,30 +40,28 @@ def training(program: str, options_class: type, description: str, arguments: lis
             options = parse(options_class, program, description, arguments)
             if ranks not in (None, world.size):
                 raise UsageError(f"this strategy runs on {ranks} rank, not on {world.size}: start it without mpiexec")
-        node = world.Split_type(MPI.COMM_TYPE_SHARED)
         with agreement(world):
             algorithm(options.allreduce)
         comm = Communicator(world, options.allreduce, options.timeout, 0 if options.out == "none" else options.trace)
-        with threadpool_limits(threads(node.size)):
-            data = open_data(
-                options.data,
-                comm=world,
-                placement=options.placement,
-                partition=options.partition,
-                dtype=options.dtype,
-                seed=options.seed,
-                validation=options.validation,
-                augment=options.augment,
-            )
-            run = Run(comm, options)
-            with agreement(world):
-                model = make_model(options.model, data.features, data.classes, options.dtype)
-                optimizer = run.make_optimizer(model, data)
-                model = slowed(model, options, comm.rank, comm.size)
-            with run:
-                yield comm, model, data, optimizer, run
-        if comm.watchdog is not None:
-            comm.watchdog.close()
+        data = open_data(
+            options.data,
+            comm=world,
+            placement=options.placement,
+            partition=options.partition,
+            dtype=options.dtype,
+            seed=options.seed,
+            validation=options.validation,
+            augment=options.augment,
+        )
+        run = Run(comm, options)
+        with agreement(world):
+            model = make_model(options.model, data.features, data.classes, options.dtype)
+            optimizer = run.make_optimizer(model, data)
+            model = slowed(model, options, comm.rank, comm.size)
+        with run:
+            yield comm, model, data, optimizer, run
+        data.close()
+        comm.free()
         if run.stopped == "signal":
             sys.exit(signals.STATUS)
 
@@ -89,12 +86,3 @@ def quiet(silent: bool):
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         stack.enter_context(warnings.catch_warnings())
         yield
-
-
-def threads(ranks_on_node: int) -> int:
-    """BLAS threads for this rank: what the user set, the cores it is bound to, or its share of the node's."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        if os.environ.get(name, "").isdecimal():
-            return max(1, int(os.environ[name]))
-    mine, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    return mine if mine < all_cores else max(1, all_cores // ranks_on_node)

@@ -98,9 +98,15 @@ def test_the_losses_of_all_ranks_are_the_loss_of_the_batch(follow, each_group):
 def test_all_ranks_hold_the_same_bits(follow, each_group):
     def body(comm):
         run = follow(comm, all_reduce.train, dtype="float32")
-        assert run.replicas_agree()
-        run.parameters[0] += comm.rank == comm.size - 1  # and it is seen when they do not
-        assert run.replicas_agree() == (comm.size == 1)
+        assert all(np.array_equal(run.parameters, other) for other in comm.allgather(run.parameters))
+        assert run.agree is True
+
+        def diverging(*arguments):
+            parameters = all_reduce.train(*arguments)
+            parameters[0] += comm.rank == comm.size - 1
+            return parameters
+
+        assert follow(comm, diverging).agree is (comm.size == 1)  # and it is seen when they do not
 
     each_group(body)
 

@@ -1,0 +1,24 @@
+"""What the README shows runs as it stands there."""
+
+import re
+from pathlib import Path
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_the_library_example_on_one_and_three_ranks(launch, tmp_path):
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "quadratic.py").write_text(program)
+    for ranks in (1, 3):
+        done = launch(ranks, "quadratic.py", check=0)
+        assert "w = [ 3. -1.  2.]" in done.stdout
+
+
+def test_every_page_and_file_that_is_named_exists():
+    root = Path(__file__).parents[1]
+    for page in [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]:
+        text = page.read_text()
+        for link in re.findall(r"\]\(([^)#]+)\)", text):
+            assert link.startswith("http") or (page.parent / link).exists(), f"{page} links to {link}"
+        for name in re.findall(r"`((?:hpcdl|tests|scripts|kernels)/[\w/.]+)`", text):
+            assert (root / name).exists(), f"{page} names {name}"
