@@ -127,6 +127,8 @@ class Communicator:
             self.watchdog.close()
         for exposed in self._opened:
             exposed.free()
+        if self.timeline.comm is self.mpi:
+            self.timeline.close()
         self.mpi.Free()
         self._collective.Free()
 

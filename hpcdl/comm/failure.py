@@ -11,7 +11,7 @@ import traceback
 
 from mpi4py import MPI
 
-from hpcdl.errors import UsageError
+from hpcdl.errors import TrainingError, UsageError
 
 
 def install() -> None:
@@ -25,7 +25,7 @@ def abort(kind, value, trace) -> None:
     comm = MPI.COMM_WORLD
     sys.stdout.flush()
     time.sleep(0.2 * (comm.rank > 0))  # what fails on all ranks alike is said once: leave the word to rank 0
-    if issubclass(kind, UsageError):
+    if issubclass(kind, UsageError | TrainingError):
         sys.stderr.write(f"error: {value}\n")
     elif issubclass(kind, KeyboardInterrupt):
         sys.stderr.write(f"rank {comm.rank}: interrupted\n")

@@ -103,6 +103,12 @@ class Timeline:
         finally:
             self.add(name, start, time.perf_counter_ns())
 
+    def close(self) -> None:
+        """Give back the communicator of the node."""
+        if self.node is not None:
+            self.node.Free()
+            self.node = None
+
     def write(self, path) -> None:
         """Gather all ranks' spans on the clock of rank 0 and write them there; a collective call."""
         now, last = time.perf_counter_ns(), clock_offset(self.comm, self.node)

@@ -44,7 +44,7 @@ class Run:
     """One training run of all ranks of `comm`. Use it as a context: `with Run(comm, options) as run: train(..., run)`.
 
     Leaving the context evaluates, saves and writes the summary; `run.summary` holds it on rank 0, `run.stopped` why the
-    run ended: finished, time limit, patience, or the name of a signal.
+    run ended: finished, time limit, patience or signal.
     """
 
     def __init__(self, comm: Communicator, options: Options | None = None):
@@ -56,7 +56,7 @@ class Run:
         self.model = self.data = self.optimizer = None
         self.tracked: dict[str, np.ndarray] = {}
         self.step = self.agreed = self.examples = 0
-        self.every, self.stopped, self.losses, self.totals = 1, None, [], []
+        self.every, self.stopped, self.steps_done = 1, None, []
         self.best, self.improved, self.waited, self.scores, self.train_loss = math.inf, False, 0, {}, math.nan
         self.loop_seconds = self.data_seconds = self.earlier_seconds = 0.0
         self.blocked_seconds = self.talked_seconds = 0.0
@@ -85,13 +85,8 @@ class Run:
 
     def begin(self, strategy: str, model, parameters: np.ndarray, optimizer, data) -> None:
         """Track parameters and optimizer, make the run's folder, and load the state when the run resumes."""
-        self.strategy, self.model, self.parameters, self.optimizer, self.data = (
-            strategy,
-            model,
-            parameters,
-            optimizer,
-            data,
-        )
+        self.strategy, self.model, self.optimizer, self.data = strategy, model, optimizer, data
+        self.parameters = parameters
         self.batch, self.per_epoch, self.steps = self.plan(data)
         self.track("parameters", parameters)
         for name, vector in optimizer.state.items():
@@ -149,25 +144,24 @@ class Run:
             "best": None if math.isinf(self.best) else self.best,
             "waited": self.waited,
             "scores": self.scores,
+            "train_loss": self.train_loss,
             "seconds": self.seconds,
         }
 
     def _check(self, found: Checkpoint) -> None:
         """Refuse to go on from a checkpoint of another model, optimizer, seed or batch size."""
-        mine = self._attributes()
-        for name, word in [("layout", "model"), ("optimizer",) * 2, ("seed",) * 2, ("batch", "batch size")]:
-            if mine[name] != found.attributes[name]:
-                theirs, ours = (
-                    (found.attributes[name], mine[name])
-                    if name != "layout"
-                    else (
-                        f"{found.attributes['model']} with {found.vectors['parameters'].size} parameters",
-                        f"{self.options.model} with {self.parameters.size}",
-                    )
-                )
-                raise UsageError(f"--resume {self.options.resume}: that run's {word} is {theirs}, not {ours}")
+        mine, theirs = self._attributes(), found.attributes
+        refusal = f"--resume {self.options.resume}: that run's"
+        if mine["layout"] != theirs["layout"]:
+            vectors = {"theirs": found.vectors["parameters"], "mine": self.parameters}
+            sizes = {name: f"{vector.size} parameters of {vector.dtype}" for name, vector in vectors.items()}
+            theirs, mine = f"{theirs['model']} with {sizes['theirs']}", f"{mine['model']} with {sizes['mine']}"
+            raise UsageError(f"{refusal} model is {theirs}, not {mine}")
+        for name in ("optimizer", "seed", "batch"):
+            if mine[name] != theirs[name]:
+                raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
         if set(found.vectors) != set(self.tracked):
-            raise UsageError(f"--resume {self.options.resume}: that run's state is {', '.join(sorted(found.vectors))}")
+            raise UsageError(f"{refusal} state is {', '.join(sorted(found.vectors))}")
 
     def _load(self, found: Checkpoint | None) -> None:
         """Give all ranks the state that rank 0 has read."""
@@ -179,11 +173,8 @@ class Run:
         self.step = self.agreed = attributes["step"]
         self.optimizer.step, self.examples = attributes["updates"], attributes["examples"]
         self.best = math.inf if attributes["best"] is None else attributes["best"]
-        self.waited, self.scores, self.earlier_seconds = (
-            attributes["waited"],
-            attributes["scores"],
-            attributes["seconds"],
-        )
+        self.waited, self.scores, self.train_loss = (attributes[name] for name in ("waited", "scores", "train_loss"))
+        self.earlier_seconds = attributes["seconds"]
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -224,8 +215,8 @@ class Run:
 
     def record(self, loss: float, batch) -> None:
         """Note this rank's sum of losses of a step; local."""
-        self.losses.append(float(loss))
-        self.totals.append(batch.total)
+        passed = (time.perf_counter_ns() - self.mark) / 1e9
+        self.steps_done.append((float(loss), batch.total, self.seconds + passed))
         self.step += 1
         self.examples += batch.total
 
@@ -239,7 +230,8 @@ class Run:
         self._lap()
         with self.comm.timeline.span("agree"):
             self._agree()
-        if (epoch_ends and self.step // self.per_epoch % options.evaluate_every == 0) or ends:
+        due = epoch_ends and self.step // self.per_epoch % options.evaluate_every == 0
+        if due or ends or self.stopped == "time limit":
             with self.comm.timeline.span("evaluate"):
                 self._evaluate()
             if self.improved:
@@ -251,10 +243,10 @@ class Run:
 
     def _agree(self) -> None:
         """Sum the losses of the steps since the last agreement; share signals, the time limit and the next interval."""
-        count, options = len(self.losses), self.options
+        count, options = len(self.steps_done), self.options
         elapsed = time.perf_counter() - self.started
         message = np.zeros(count + 3)
-        message[:count] = self.losses
+        message[:count] = [loss for loss, _, _ in self.steps_done]
         message[count] = len(signals.received)
         if self.comm.rank == 0:  # what depends on a clock is decided by one rank
             message[count + 1] = bool(options.time_limit) and elapsed >= options.time_limit
@@ -264,31 +256,30 @@ class Run:
         losses, (signalled, late, every) = message[:count], message[count:]
         self._refuse_infinite(losses)
         lines = []
-        for index, (loss, total) in enumerate(zip(losses, self.totals, strict=True)):
-            step = self.step - count + index + 1
-            lines.append({"step": step, "epoch": step / self.per_epoch, "train_loss": loss / total})
-            lines[-1]["seconds"] = round(self.seconds, 6)
+        for step, loss, (_, total, seconds) in zip(
+            range(self.agreed + 1, self.step + 1), losses, self.steps_done, strict=True
+        ):
+            line = {"step": step, "epoch": step / self.per_epoch, "train_loss": loss / total}
+            lines.append(line | {"seconds": round(seconds, 6)})
         self.folder.record(lines)
         self.train_loss, rate = lines[-1]["train_loss"], self.examples / max(1e-9, self.seconds)
         self.display.update(self.step, self.steps, lines[-1]["epoch"], self.train_loss, self._score(), rate)
-        self.losses, self.totals, self.agreed, self.every = [], [], self.step, int(every)
+        self.steps_done, self.agreed, self.every = [], self.step, int(every)
         self.agreed_at = time.perf_counter()
-        if signalled:
-            self.stopped = "signal"
-        elif late and self.stopped is None:
-            self.stopped = "time limit"
+        if self.step < self.steps:
+            self.stopped = "signal" if signalled else "time limit" if late else None
 
     def _refuse_infinite(self, losses) -> None:
         """End the run when the loss of a step is not a finite number, and say of which step and rank."""
         if np.isfinite(losses).all():
             return
-        count = len(self.losses)
+        count = len(losses)
         first = np.full(self.comm.size, count, np.int64)
-        bad = np.flatnonzero(~np.isfinite(self.losses))
+        bad = np.flatnonzero(~np.isfinite([loss for loss, _, _ in self.steps_done]))
         first[self.comm.rank] = bad[0] if bad.size else count
         self.own.all_reduce(first, op="min")
         rank = int(first.argmin())
-        step = self.step - count + int(first[rank]) + 1
+        step = self.agreed + 1 + int(first[rank])
         raise TrainingError(
             f"the loss of step {step} is not finite on rank {rank}; {self._kept()}; "
             "a smaller --lr or --clip-norm may help"
@@ -325,9 +316,7 @@ class Run:
         for name in ("validation_accuracy", "test_accuracy"):
             if name in self.scores:
                 return f"{name.replace('_', ' ')} {self.scores[name]:.2%}"
-        return "".join(
-            f"{name.replace('_', ' ')} {self.scores[name]:.4g}" for name in ("test_rmse",) if name in self.scores
-        )
+        return f"test rmse {self.scores['test_rmse']:.4g}" if "test_rmse" in self.scores else ""
 
     def save(self) -> None:
         """Write checkpoint.h5, and keep as many older ones as the options say."""
@@ -339,8 +328,10 @@ class Run:
 
     def _write(self, write) -> None:
         """Write a checkpoint on rank 0, unless the state is not finite: a checkpoint is always a good one."""
+        if self.folder.path is None:
+            return
         failed, reason = np.zeros(2), ""
-        if self.folder.path is not None and self.comm.rank == 0:
+        if self.comm.rank == 0:
             if not all(np.isfinite(vector).all() for vector in self.tracked.values()):
                 failed[0] = 1
             else:
@@ -382,8 +373,6 @@ class Run:
 
     def finish(self) -> dict | None:
         """Write trace and summary and print the table; if a signal stopped the run, say how to go on."""
-        if self.folder.path is not None and self.comm.timeline.limit:
-            self.comm.timeline.write(self.folder.path / "trace.json")
         if self.stopped == "signal":
             where = f"go on with --resume {self.folder.path}" if self.folder.path else "nothing was saved (no --out)"
             self.display.line(f"stopped by a signal after step {self.step} of {self.steps}; {where}")
@@ -393,6 +382,9 @@ class Run:
             if ranks is not None:
                 self.summary = summarize(self, ranks, self.agree)
                 self.folder.write("summary.json", self.summary)
+        if self.folder.path is not None and self.comm.timeline.limit:
+            self.comm.timeline.write(self.folder.path / "trace.json")
+        log.info("ended after step %d: %s", self.step, self.stopped)
         self.folder.close()
         return self.summary
 

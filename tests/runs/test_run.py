@@ -137,10 +137,10 @@ def test_what_does_not_fit_is_not_resumed(run, world, mpi_tmp_path):
     run(steps=3, out=out)
     world.Barrier()
     for changed, words in [
-        ({"model": "mlp:7"}, "that run's model is mlp:6 with 51 parameters, not mlp:7 with 59"),
+        ({"model": "mlp:7"}, "that run's model is mlp:6 with 51 parameters of float64, not mlp:7 with 59"),
         ({"optimizer": "adam"}, "optimizer is momentum, not adam"),
         ({"seed": 5}, "seed is 0, not 5"),
-        ({"batch_size": 8}, "batch size is 7, not 8"),
+        ({"batch_size": 8}, "batch is 7, not 8"),
         ({"dtype": "float64", "model": "softmax"}, "model"),
     ]:
         with pytest.raises(UsageError, match=words):
@@ -226,7 +226,9 @@ def test_the_time_limit_ends_the_run_in_good_order(run, world, mpi_tmp_path):
     assert len(set(world.allgather(done.step))) == 1
     world.Barrier()
     assert Checkpoint.read(out).attributes["step"] == done.step
-    assert json.loads((out / "summary.json").read_text())["stopped"] == "time limit"
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["stopped"] == "time limit"
+    assert [line["step"] for line in lines(out) if "test_loss" in line][-1] == done.step  # scored as it ended
 
 
 def test_patience_stops_a_run_that_no_longer_improves_and_keeps_the_best(run, world, mpi_tmp_path):
@@ -252,3 +254,18 @@ def test_long_steps_are_agreed_on_at_once_and_short_ones_in_bulk(run, world):
     agreements = done.own.traffic["all_reduce"].calls
     assert agreements >= 50  # at least at the end of each epoch
     assert agreements < 50 * 4 + 150  # 4 steps an epoch, and two scores each
+
+
+def test_resuming_a_finished_run_says_the_same_again(run, world, mpi_tmp_path):
+    out = str(mpi_tmp_path / "a")
+    run(out=out)
+    world.Barrier()
+    first = json.loads((mpi_tmp_path / "a" / "summary.json").read_text())
+    world.Barrier()
+    run(out=out, resume=out)
+    world.Barrier()
+    text = (mpi_tmp_path / "a" / "summary.json").read_text()
+    again = json.loads(text)
+    assert "NaN" not in text
+    for name in ("steps", "train_loss", "test_loss", "test_accuracy", "epochs"):
+        assert again[name] == first[name]
