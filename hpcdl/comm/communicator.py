@@ -39,7 +39,7 @@ class Arrival(NamedTuple):
     size: int
 
 
-def flat(array: np.ndarray, dtype=None) -> np.ndarray:
+def flat(array: np.ndarray) -> np.ndarray:
     """A flat view of a contiguous array, which is what travels; anything else is refused."""
     if not isinstance(array, np.ndarray):
         raise UsageError(f"a message is a numpy array, not {type(array).__name__}")
@@ -212,7 +212,7 @@ class Communicator:
         return self._request("all_reduce", steps, comm, finish=lambda: op.finish(vector, self.size))
 
     def all_reduce(self, array, op="sum") -> None:
-        if self.algorithm is not mpi:
+        if self.algorithm is not mpi or self.activity.in_flight:
             return self.iall_reduce(array, op).wait()
         vector, op = flat(array), operation(op, array.dtype)  # the library's blocking call, not its asynchronous one
         comm = self._counting("all_reduce", self._collective)

@@ -1,5 +1,6 @@
 """An operation in flight: `wait()` until it is done, or `test()` to take it as far as its messages have come."""
 
+import os
 import time
 
 from mpi4py import MPI
@@ -11,6 +12,9 @@ class Request:
     The communicator's timeline gets its span, `counters` its seconds, and the watchdog learns what this rank waits for:
     here and nowhere else. statuses: a list that receives the MPI status of each request of the (only) step. finish() is
     called once, when the last message has arrived; what it returns is the result.
+
+    Whoever waits for one operation takes all others of this rank forward meanwhile, as MPI itself does: ranks may
+    wait for their operations in different orders, and another rank may need our part of another one first.
     """
 
     def __init__(self, communicator, name, steps, counters, finish=None, statuses=None):
@@ -18,7 +22,9 @@ class Request:
         self.finish, self.statuses = finish, statuses
         self.pending, self.done, self.result = (), False, None
         self.start, self.bytes = time.perf_counter_ns(), counters.bytes
+        self.in_flight = communicator.activity.in_flight
         counters.calls += 1
+        self.in_flight.append(self)
         self._advance()
         counters.seconds += (time.perf_counter_ns() - self.start) / 1e9
 
@@ -27,6 +33,7 @@ class Request:
         self.pending = next(self.steps, None)
         if self.pending is None:
             self.done = True
+            self.in_flight.remove(self)
             if self.finish is not None:
                 self.result = self.finish()
             stop = time.perf_counter_ns()
@@ -35,9 +42,13 @@ class Request:
     def test(self) -> bool:
         """Advance without blocking; True when the operation is complete."""
         start = time.perf_counter_ns()
+        self._try()
+        self.counters.seconds += (time.perf_counter_ns() - start) / 1e9
+        return self.done
+
+    def _try(self) -> bool:
         while not self.done and MPI.Request.Testall(self.pending, self.statuses):
             self._advance()
-        self.counters.seconds += (time.perf_counter_ns() - start) / 1e9
         return self.done
 
     def wait(self):
@@ -48,9 +59,15 @@ class Request:
         activity.enter(self.name)
         while not self.done:
             before = time.perf_counter_ns()
-            MPI.Request.Waitall(self.pending, self.statuses)
-            blocked += time.perf_counter_ns() - before
-            self._advance()
+            if len(self.in_flight) == 1:
+                MPI.Request.Waitall(self.pending, self.statuses)
+                blocked += time.perf_counter_ns() - before
+                self._advance()
+            else:
+                for request in list(self.in_flight):
+                    request._try()
+                os.sched_yield()
+                blocked += time.perf_counter_ns() - before
         activity.leave()
         self.counters.seconds += (time.perf_counter_ns() - start) / 1e9
         self.counters.blocked_seconds += blocked / 1e9

@@ -20,9 +20,10 @@ PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
 class Activity:
-    """What this rank is doing now: the operation that it waits in, and since when."""
+    """What this rank is doing now: the operation that it waits in, since when, and the requests that are in flight."""
 
     def __init__(self):
+        self.in_flight = []
         self.operation, self.since, self.last = None, 0.0, "none yet"
 
     def enter(self, name: str) -> None:

@@ -75,6 +75,25 @@ def test_many_in_flight_completed_in_another_order(name, each_group):
     each_group(body)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_ranks_wait_in_different_orders_and_on_different_operations(name, world):
+    comm = Communicator(world, allreduce=name)
+    group = comm.split(0)
+    first, second, third = np.full(5000, 1.0), np.full(3000, 2.0), np.full(7, 3.0)
+    requests = [comm.iall_reduce(first), comm.ireduce(second), group.iall_reduce(third)]
+    if comm.rank == 0:  # in a barrier, while the others want the reductions first
+        comm.barrier()
+    for index in np.roll([0, 1, 2], comm.rank):
+        requests[index].wait()
+    if comm.rank != 0:
+        comm.barrier()
+    assert (first == comm.size).all() and (third == 3 * comm.size).all()
+    assert comm.rank != 0 or (second == 2 * comm.size).all()
+    assert comm.activity.in_flight == []
+    group.free()
+    comm.free()
+
+
 def test_a_blocking_one_between_the_start_and_the_end_of_another(name, world):
     comm = Communicator(world, allreduce=name)
     early, between = np.full(100, 1.0), np.full(100, 10.0)
