@@ -46,7 +46,9 @@ class Options:
     clip_norm: float = option(0.0, "largest allowed 2-norm of the mean gradient; 0: any")
     accumulate: int = option(1, "parts in which a rank computes its share of a batch, to need less memory")
     seed: int = option(0, "seed of initial values, order of examples and augmentation")
-    allreduce: str = option("ring", "all-reduce: naive, direct, ring, tree, mpi, or your package.module:function")
+    allreduce: str = option(
+        "ring", "all-reduce: naive, direct, ring, tree, recursive, mpi, or your package.module:function"
+    )
     out: str = option("none", "folder that the run writes; none: nothing is written; auto: runs/STRATEGY-TIME")
     resume: str = option("", "folder of a run to go on with, from its last checkpoint")
     checkpoint_every: int = option(0, "updates between checkpoints; 0: only when the run ends")

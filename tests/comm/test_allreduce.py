@@ -105,7 +105,7 @@ def test_a_blocking_one_between_the_start_and_the_end_of_another(name, world):
 
 
 def test_max_keeps_a_nan(world):
-    for name in ("naive", "direct", "ring", "tree"):
+    for name in ("naive", "direct", "ring", "tree", "recursive"):
         comm = Communicator(world, allreduce=name)
         for op in ("max", "min"):
             array = np.array([1.0, np.nan if comm.rank == comm.size - 1 else 2.0, 3.0])

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from hpcdl.comm.allreduce.direct import direct
 from hpcdl.comm.allreduce.mpi import mpi
 from hpcdl.comm.allreduce.naive import naive
+from hpcdl.comm.allreduce.recursive import recursive
 from hpcdl.comm.allreduce.ring import ring
 from hpcdl.comm.allreduce.tree import tree
 from hpcdl.errors import UsageError, unknown
 
-ALGORITHMS = {"naive": naive, "direct": direct, "ring": ring, "tree": tree, "mpi": mpi}
+ALGORITHMS = {"naive": naive, "direct": direct, "ring": ring, "tree": tree, "recursive": recursive, "mpi": mpi}
 
 
 def algorithm(name: str) -> Callable:
