@@ -8,7 +8,6 @@ faster than a DataLoader. Needs the extra `torch`.
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -63,7 +62,7 @@ def theirs(options: BenchOptions, folder: Path) -> dict:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     settings = [text for name, value in asdict(options).items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = clean_environment() | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     workers = []
     for rank in range(options.ranks):
         command = [sys.executable, __file__, *settings, "--worker", str(rank), "--port", str(port)]

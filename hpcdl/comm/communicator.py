@@ -55,7 +55,7 @@ def flat(array: np.ndarray) -> np.ndarray:
 class Communicator:
     """A group of ranks that exchange typed buffers; wraps an mpi4py communicator, which it duplicates.
 
-    allreduce: name of the algorithm (`naive, direct, ring, tree, recursive, mpi`) or package.module:function. timeout: seconds
+    allreduce: name of the algorithm (see hpcdl/comm/allreduce/) or package.module:function. timeout: seconds
     after which a rank that waits in one operation is taken for hung; the job is ended with a report of which ranks
     wait where. 0: never. trace: how many spans to keep for the picture of the run. Buffers are C-contiguous numpy
     arrays of any shape and of any type that MPI knows (float32, float64, int64, ...). Making one, `split`,

@@ -1,0 +1,61 @@
+"""The benchmarks measure what they say, print tables and write their numbers; how fast is never tested."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "scripts"
+
+
+def table(text):
+    """The rows of the first table, as lists of cells."""
+    lines = text[text.index("| ") :].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_bench_allreduce(launch, tmp_path):
+    options = ["--algorithms", "ring,tree", "--sizes", "4KiB,100000", "--seconds", "0.02", "--json", "a.json"]
+    done = launch(3, FOLDER / "bench_allreduce.py", *options, check=0)
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["ranks"] == 3
+    rows = table(done.stdout)
+    assert rows[0] == ["size", "ring", "tree", "mpi"] and [row[0] for row in rows[2:]] == ["4KiB", "100000"]
+    for row in rows[2:]:
+        for name, cell in zip(rows[0][1:], row[1:], strict=True):
+            times = found["microseconds"][row[0]][name]
+            assert len(times) >= 5 and min(times) > 0
+            assert min(times) - 1 <= float(cell.replace(",", "")) <= max(times) + 1
+    for options, words in [(["--sizes", "4kb"], "write 64KiB"), (["--algorithms", "rong"], "did you mean 'ring'")]:
+        done = launch(3, FOLDER / "bench_allreduce.py", *options)
+        assert done.returncode == 2 and words in done.stderr
+
+
+def test_bench_batch_size(launch, tmp_path):
+    options = ["--model", "softmax", "--batches", "100,700", "--epochs", "2", "--seeds", "2", "--reference", "50"]
+    done = launch(2, FOLDER / "bench_batch_size.py", *options, "--json", "b.json", check=0)
+    rows = json.loads((tmp_path / "b.json").read_text())
+    assert [(row["batch"], row["scaled"]) for row in rows] == [(100, False), (700, False), (100, True), (700, True)]
+    for row in rows:
+        assert row["steps"] == 2 * math.ceil(1438 / row["batch"])
+        assert row["lr"] == pytest.approx(0.01 * (row["batch"] / 50 if row["scaled"] else 1))
+        assert 0 < row["lowest"] <= row["accuracy"] <= row["highest"] <= 1
+    assert rows[1]["accuracy"] < rows[3]["accuracy"]  # with so few updates, the scaled rate gets further
+    assert len(table(done.stdout)) == 2 + 4
+    done = launch(2, FOLDER / "bench_batch_size.py", "--batches", "10,x")
+    assert done.returncode == 2 and "--batches" in done.stderr
+
+
+def test_bench_training(launch, tmp_path):
+    pytest.importorskip("torch")
+    options = ["--model", "mlp:16", "--epochs", "1", "--repeats", "2", "--ranks", "2", "--json", "c.json"]
+    done = launch(1, FOLDER / "bench_training.py", *options, check=0, timeout=120)
+    found = json.loads((tmp_path / "c.json").read_text())
+    for name in ("hpcdl", "torch"):
+        assert len(found["results"][name]) == 2
+        assert all(run["test_accuracy"] > 0.2 for run in found["results"][name])  # both learn; guessing is 0.1
+    pairs = zip(found["results"]["hpcdl"], found["results"]["torch"], strict=True)
+    assert found["ratios"] == [a["examples_per_second"] / b["examples_per_second"] for a, b in pairs]
+    assert re.search(r"hpcdl / PyTorch: [\d.]+ \([\d.]+ to [\d.]+, 2 pairs\)", done.stdout)
