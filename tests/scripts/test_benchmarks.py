@@ -50,7 +50,20 @@ def test_bench_batch_size(launch, tmp_path):
 
 def test_bench_training(launch, tmp_path):
     pytest.importorskip("torch")
-    options = ["--model", "mlp:16", "--epochs", "1", "--repeats", "2", "--ranks", "2", "--json", "c.json"]
+    options = [
+        "--model",
+        "mlp:16",
+        "--epochs",
+        "10",
+        "--lr",
+        "0.1",
+        "--repeats",
+        "2",
+        "--ranks",
+        "2",
+        "--json",
+        "c.json",
+    ]
     done = launch(1, FOLDER / "bench_training.py", *options, check=0, timeout=120)
     found = json.loads((tmp_path / "c.json").read_text())
     for name in ("hpcdl", "torch"):
