@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,8 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     known = scripts()
     if not arguments or arguments[0] in ("-h", "--help"):
+        if not first():
+            return
         print("usage: hpcdl NAME [OPTIONS], under mpiexec or srun for more than one rank; hpcdl NAME --help\n")
         print("\n".join(f"  {name:18} {text}" for name, text in known.items()))
         return
@@ -33,18 +36,16 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"hpcdl {__version__}")
         return
     if name not in known:
-        sys.exit(_refuse(str(unknown("script", arguments[0], known))))
+        if first():
+            print(f"hpcdl: error: {unknown('script', arguments[0], known)}", file=sys.stderr)
+        raise SystemExit(2)
     importlib.import_module(f"hpcdl.scripts.{name.replace('-', '_')}").main(arguments[1:])
 
 
-def _refuse(message: str) -> int:
-    """Say it once: as MPI is not started, the launcher's variables tell which rank this is."""
-    import os
-
+def first() -> bool:
+    """Whether this is the rank that prints; as MPI is not started, the launcher's variables tell."""
     ranks = [os.environ.get(key) for key in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")]
-    if next((rank for rank in ranks if rank is not None), "0") == "0":
-        print(f"hpcdl: error: {message}", file=sys.stderr)
-    return 2
+    return next((rank for rank in ranks if rank is not None), "0") == "0"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,10 @@ class UsageError(Exception):
     """Bad input. A script prints the message as one line on rank 0, without a traceback, and exits with status 2."""
 
 
+class AgreedError(UsageError):
+    """Bad input that all ranks have agreed on: each knows that the others stop, too, so all can leave quietly."""
+
+
 class TrainingError(Exception):
     """A run that cannot go on, as every rank knows. A script prints the message as one line and exits with status 1."""
 

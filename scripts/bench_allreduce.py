@@ -5,9 +5,6 @@ that all see the same machine; a time is that of the slowest rank, from a barrie
 between the first and the third quartile of what each algorithm takes relative to the library in the same turn.
 """
 
-from hpcdl.runs.training import ended, quiet  # first: it takes over the signals before MPI starts
-
-# isort: split
 import json
 import time
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from hpcdl.comm.allreduce import algorithm
 from hpcdl.errors import UsageError
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
+from hpcdl.runs.program import ended, quiet
 
 
 @dataclass

@@ -5,9 +5,6 @@ scaled in proportion to the batch, with one epoch of warm-up (Goyal et al., 2017
 seconds, and the median test accuracy with its lowest and highest value.
 """
 
-from hpcdl.runs.training import ended, quiet  # first: it takes over the signals before MPI starts
-
-# isort: split
 import json
 import statistics
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
+from hpcdl.runs.program import ended, quiet
 from hpcdl.strategies.all_reduce import train
 
 

@@ -1,8 +1,5 @@
 """Score a trained model, predict with it, export it: python scripts/evaluate.py runs/a --data digits"""
 
-from hpcdl.runs.training import ended, quiet  # first: it takes over the signals before MPI starts
-
-# isort: split
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,8 +13,9 @@ from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.evaluation import ROWS, evaluate, scores
-from hpcdl.runs.export import export, write_predictions
+from hpcdl.runs.export import check, export, write_predictions
 from hpcdl.runs.options import option, parse
+from hpcdl.runs.program import ended, quiet
 
 
 @dataclass
@@ -37,6 +35,8 @@ def main(arguments=None):
     with ended("evaluate", world.rank):
         with agreement(world), quiet(world.rank > 0):
             options = parse(EvaluateOptions, "evaluate", __doc__, arguments)
+            check("--predict", options.predict, (".csv", ".npz"))
+            check("--export", options.export, (".npz", ".safetensors"))
             found = Checkpoint.read(Path(options.run))
             about, parameters = found.attributes, found.vectors["parameters"]
         data = open_data(options.data or about["source"], comm=world, dtype=parameters.dtype)

@@ -26,7 +26,7 @@ from hpcdl.comm.exposed import Exposed
 from hpcdl.comm.operations import operation
 from hpcdl.comm.requests import Request
 from hpcdl.comm.trace import Timeline, Traffic
-from hpcdl.comm.watchdog import Activity, Watchdog
+from hpcdl.comm.watchdog import Watchdog, activity
 from hpcdl.errors import UsageError
 
 ANY = MPI.ANY_SOURCE
@@ -68,8 +68,7 @@ class Communicator:
         self.use(allreduce)
         self._open(comm, "world", Traffic())
         self.timeline = Timeline(self.mpi, trace)
-        self.activity = Activity()
-        self.watchdog = Watchdog(self.mpi, self.activity, timeout) if timeout > 0 else None
+        self.watchdog = Watchdog(self.mpi, timeout) if timeout > 0 else None
 
     def use(self, allreduce: str) -> None:
         """Choose the all-reduce algorithm by name; all ranks choose the same."""
@@ -89,7 +88,8 @@ class Communicator:
         The group inherits algorithm, trace and watchdog.
         """
         color, key = MPI.UNDEFINED if color is None else color, self.rank if key is None else key
-        part = self.mpi.Split(color, key)
+        with activity.inside("split"):
+            part = self.mpi.Split(color, key)
         if part == MPI.COMM_NULL:
             return None
         group = self._derive(part, name, self.traffic)
@@ -103,8 +103,9 @@ class Communicator:
     def _derive(self, comm, name, traffic):
         group = object.__new__(Communicator)
         group.allreduce, group.algorithm = self.allreduce, self.algorithm
-        group.timeline, group.activity, group.watchdog = self.timeline, self.activity, None
-        group._open(comm, name, traffic)
+        group.timeline, group.watchdog = self.timeline, None
+        with activity.inside("duplicate"):
+            group._open(comm, name, traffic)
         return group
 
     def empty(self, n: int | None = None, dtype="float32", like: np.ndarray | None = None) -> np.ndarray:
@@ -117,7 +118,8 @@ class Communicator:
     def expose(self, array: np.ndarray) -> Exposed:
         """Copy `array` to where all ranks can pull from it and push into it; see `Exposed.array`."""
         flat(array)
-        exposed = Exposed(self.mpi, array)
+        with activity.inside("expose"):
+            exposed = Exposed(self.mpi, array)
         self._opened.append(exposed)
         return exposed
 
@@ -125,12 +127,13 @@ class Communicator:
         """Give back windows and communicators, and stop the watchdog."""
         if self.watchdog is not None:
             self.watchdog.close()
-        for exposed in self._opened:
-            exposed.free()
-        if self.timeline.comm is self.mpi:
-            self.timeline.close()
-        self.mpi.Free()
-        self._collective.Free()
+        with activity.inside("free"):
+            for exposed in self._opened:
+                exposed.free()
+            if self.timeline.comm is self.mpi:
+                self.timeline.close()
+            self.mpi.Free()
+            self._collective.Free()
 
     # -- between two ranks -------------------------------------------------------------------------------------------
 
@@ -144,6 +147,7 @@ class Communicator:
         """
         vector = flat(array)
         self._check_rank(to)
+        self._check_tag(tag)
         comm = self._counting("push", self.mpi)
         if into is None:
             return self._request("push", iter([[comm.Isend(vector, to, tag)]]), comm)
@@ -174,6 +178,7 @@ class Communicator:
     def inotify(self, to: int, tag: int = 0) -> Request:
         """Give rank `to` a sign, an empty message, for which it can `wait(source=...)`."""
         self._check_rank(to)
+        self._check_tag(tag)
         comm = self._counting("notify", self.mpi)
         return self._request("notify", iter([[comm.Isend(barrier.EMPTY, to, tag)]]), comm)
 
@@ -185,6 +190,7 @@ class Communicator:
         vector = barrier.EMPTY if array is None else flat(array)
         if source != ANY:
             self._check_rank(source)
+        self._check_tag(tag)
         comm, status = self._counting("wait", self.mpi), MPI.Status()
 
         def arrival():
@@ -212,7 +218,7 @@ class Communicator:
         return self._request("all_reduce", steps, comm, finish=lambda: op.finish(vector, self.size))
 
     def all_reduce(self, array, op="sum") -> None:
-        if self.algorithm is not mpi or self.activity.in_flight:
+        if self.algorithm is not mpi or activity.in_flight:
             return self.iall_reduce(array, op).wait()
         vector, op = flat(array), operation(op, array.dtype)  # the library's blocking call, not its asynchronous one
         comm = self._counting("all_reduce", self._collective)
@@ -224,9 +230,8 @@ class Communicator:
         """Make a call that does not tell what it waits for: all of its time counts as blocked."""
         counters, start = self.traffic[name], time.perf_counter_ns()
         before = counters.bytes
-        self.activity.enter(name)
-        call()
-        self.activity.leave()
+        with activity.inside(name):
+            call()
         stop = time.perf_counter_ns()
         counters.seconds += (stop - start) / 1e9
         counters.blocked_seconds += (stop - start) / 1e9
@@ -309,6 +314,10 @@ class Communicator:
 
     def _request(self, name, steps, comm, finish=None, statuses=None):
         return Request(self, name, steps, comm.counters, finish, statuses)
+
+    def _check_tag(self, tag):
+        if not 0 <= tag <= 32767:  # what MPI guarantees
+            raise UsageError(f"a tag is a number from 0 to 32767, not {tag}")
 
     def _check_rank(self, rank):
         if not 0 <= rank < self.size:

@@ -30,6 +30,8 @@ def nbytes(buffer) -> int:
     """The payload of an mpi4py buffer argument: an array, or [array, (count,) type]."""
     if isinstance(buffer, np.ndarray):
         return buffer.nbytes
+    if buffer is None:  # a rank that only receives
+        return 0
     if isinstance(buffer, list | tuple):
         counts = [item for item in buffer[1:] if isinstance(item, int)]
         types = [item for item in buffer if isinstance(item, MPI.Datatype)]
@@ -54,51 +56,69 @@ class CountingIntracomm(MPI.Intracomm):
     def shift(self, tag: int) -> int:
         return self.lane * TAGS + (0 if tag == MPI.ANY_TAG else tag)
 
-    def Sendrecv(self, sendbuf, dest, sendtag=0, recvbuf=None, source=MPI.ANY_SOURCE, recvtag=MPI.ANY_TAG, status=None):
-        self.count(sendbuf)
-        tags = self.shift(sendtag), self.shift(recvtag)
-        return MPI.Intracomm.Sendrecv(self, sendbuf, dest, tags[0], recvbuf, source, tags[1], status)
 
-    def Sendrecv_replace(self, buf, dest, sendtag=0, source=MPI.ANY_SOURCE, recvtag=MPI.ANY_TAG, status=None):
-        self.count(buf)
-        return MPI.Intracomm.Sendrecv_replace(self, buf, dest, self.shift(sendtag), source, self.shift(recvtag), status)
+def _wrap(name: str, sends: str | None, tags: dict[str, int], hidden: bool = False):
+    """Make the method `name` count its argument `sends` and shift its tags (parameter name -> default).
 
+    hidden: a collective of the library's, whose payload is all that is known. Arguments may come by place or by name.
+    """
+    plain = getattr(MPI.Intracomm, name)
+    order = PARAMETERS[name]
 
-def _counted_send(name):
-    send = getattr(MPI.Intracomm, name)
+    def method(self, *arguments, **options):
+        given = dict(zip(order, arguments, strict=False)) | options
+        for tag, default in tags.items():
+            given[tag] = self.shift(given.get(tag, default))
+        if sends is not None:
+            payload = given.get(sends, MPI.IN_PLACE)
+            self.count(given["recvbuf"] if payload is MPI.IN_PLACE else payload)  # in place: the other buffer
+        if hidden:
+            self.counters.messages = None
+        return plain(self, **given)
 
-    def method(self, buf, dest, tag=0):
-        self.count(buf)
-        return send(self, buf, dest, self.shift(tag))
-
-    return method
-
-
-def _shifted_receive(name):
-    receive = getattr(MPI.Intracomm, name)
-
-    def method(self, buf, source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG, *status):
-        return receive(self, buf, source, self.shift(tag), *status)
-
-    return method
+    setattr(CountingIntracomm, name, method)
 
 
-def _counted_collective(name):
-    collective = getattr(MPI.Intracomm, name)
+def _derive(name: str):
+    """Make the communicator that the method `name` returns count on the same counters."""
+    plain = getattr(MPI.Intracomm, name)
 
-    def method(self, sendbuf, *arguments, **options):
-        payload = arguments[0] if sendbuf is MPI.IN_PLACE else sendbuf  # in place, the receive buffer is the payload
-        self.count(payload)
-        self.counters.messages = None
-        return collective(self, sendbuf, *arguments, **options)
+    def method(self, *arguments, **options):
+        made = plain(self, *arguments, **options)
+        if made == MPI.COMM_NULL or not isinstance(made, MPI.Intracomm):
+            return made
+        counting = CountingIntracomm(made)
+        counting.counters, counting.lane = self.counters, self.lane
+        return counting
 
-    return method
+    setattr(CountingIntracomm, name, method)
 
 
-for _name in ("Send", "Bsend", "Ssend", "Rsend", "Isend", "Ibsend", "Issend", "Irsend"):
-    setattr(CountingIntracomm, _name, _counted_send(_name))
-for _name in ("Recv", "Irecv"):
-    setattr(CountingIntracomm, _name, _shifted_receive(_name))
-for _name in ("Allreduce", "Reduce", "Bcast", "Allgather", "Gather", "Scatter", "Alltoall", "Reduce_scatter_block"):
-    setattr(CountingIntracomm, _name, _counted_collective(_name))
-    setattr(CountingIntracomm, "I" + _name.lower(), _counted_collective("I" + _name.lower()))
+SEND, RECEIVE = ("buf", "dest", "tag"), ("buf", "source", "tag")
+EXCHANGE = ("sendbuf", "dest", "sendtag", "recvbuf", "source", "recvtag")
+REPLACE = ("buf", "dest", "sendtag", "source", "recvtag")
+PARAMETERS = dict.fromkeys(("Send", "Bsend", "Ssend", "Rsend", "Isend", "Ibsend", "Issend", "Irsend"), SEND)
+PARAMETERS |= {"Recv": (*RECEIVE, "status"), "Irecv": RECEIVE}
+PARAMETERS |= {"Sendrecv": (*EXCHANGE, "status"), "Isendrecv": EXCHANGE}
+PARAMETERS |= {"Sendrecv_replace": (*REPLACE, "status"), "Isendrecv_replace": REPLACE}
+for _name, _order in PARAMETERS.items():
+    _tags = {_tag: 0 if _tag == "sendtag" or _order is SEND else MPI.ANY_TAG for _tag in _order if "tag" in _tag}
+    _wrap(_name, None if _name in ("Recv", "Irecv") else _order[0], _tags)
+
+COLLECTIVES = {
+    "Bcast": ("buf", "root"),
+    "Allreduce": ("sendbuf", "recvbuf", "op"),
+    "Reduce": ("sendbuf", "recvbuf", "op", "root"),
+    "Reduce_scatter_block": ("sendbuf", "recvbuf", "op"),
+    "Reduce_scatter": ("sendbuf", "recvbuf", "recvcounts", "op"),
+    "Scan": ("sendbuf", "recvbuf", "op"),
+    "Exscan": ("sendbuf", "recvbuf", "op"),
+}
+COLLECTIVES |= dict.fromkeys(("Allgather", "Allgatherv", "Alltoall", "Alltoallv", "Alltoallw"), ("sendbuf", "recvbuf"))
+COLLECTIVES |= dict.fromkeys(("Gather", "Gatherv", "Scatter", "Scatterv"), ("sendbuf", "recvbuf", "root"))
+for _name, _order in COLLECTIVES.items():
+    for _form in (_name, "I" + _name.lower()):
+        PARAMETERS[_form] = _order
+        _wrap(_form, _order[0], {}, hidden=True)
+for _name in ("Dup", "Clone", "Split", "Split_type", "Create", "Create_group"):
+    _derive(_name)

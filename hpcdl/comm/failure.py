@@ -3,6 +3,7 @@
 Plain mpi4py hangs here: the rank that raised waits in MPI_Finalize for the others, which wait for its messages.
 """
 
+import atexit
 import contextlib
 import sys
 import threading
@@ -11,17 +12,37 @@ import traceback
 
 from mpi4py import MPI
 
-from hpcdl.errors import TrainingError, UsageError
+from hpcdl.comm.ending import end_job
+from hpcdl.comm.watchdog import activity
+from hpcdl.errors import AgreedError, TrainingError, UsageError
 
 
 def install() -> None:
-    """Make an exception that nobody catches, in any thread, print its traceback once and abort the job."""
+    """Make an exception that nobody catches, in any thread, print its traceback once and abort the job.
+
+    `sys.exit` with a status other than 0 ends the job, too: the others would wait for this rank. Where all ranks know
+    that they leave, `raise SystemExit(status)` leaves quietly.
+    """
     sys.excepthook = abort
     threading.excepthook = lambda event: abort(event.exc_type, event.exc_value, event.exc_traceback)
+    plain_exit, statuses = sys.exit, []
+
+    def noting_exit(status=None):
+        statuses.append(status)
+        plain_exit(status)
+
+    def end_all():
+        if statuses and statuses[-1] not in (None, 0) and MPI.COMM_WORLD.size > 1 and not MPI.Is_finalized():
+            end_job(statuses[-1] if isinstance(statuses[-1], int) else 1)
+
+    sys.exit = noting_exit
+    atexit.register(end_all)
 
 
 def abort(kind, value, trace) -> None:
     """Print what happened on this rank and end the whole job: status 2 for bad input, 1 for everything else."""
+    if hasattr(sys, "ps1"):  # someone types into an interpreter: a mistake must not end it
+        return sys.__excepthook__(kind, value, trace)
     comm = MPI.COMM_WORLD
     sys.stdout.flush()
     time.sleep(0.2 * (comm.rank > 0))  # what fails on all ranks alike is said once: leave the word to rank 0
@@ -32,21 +53,22 @@ def abort(kind, value, trace) -> None:
     else:
         text = "".join(traceback.format_exception(kind, value, trace))
         sys.stderr.write(f"rank {comm.rank} of {comm.size} failed; all ranks are ended\n{text}")
-    sys.stderr.flush()
-    comm.Abort(2 if issubclass(kind, UsageError) else 1)
+    end_job(2 if issubclass(kind, UsageError) else 1)
 
 
 @contextlib.contextmanager
 def agreement(comm: MPI.Intracomm):
     """Run a part of the set-up that may refuse bad input on some ranks only; then all ranks refuse together.
 
-    The body must not communicate. Raises, on all ranks, the UsageError of the lowest rank that raised one.
+    The body must not communicate. Raises, on all ranks, an AgreedError with the words of the lowest rank that raised a
+    UsageError.
     """
     refusal = None
     try:
         yield
     except UsageError as error:
         refusal = str(error)
-    refusals = [text for text in comm.allgather(refusal) if text is not None]
+    with activity.inside("agreement"):
+        refusals = [text for text in comm.allgather(refusal) if text is not None]
     if refusals:
-        raise UsageError(refusals[0])
+        raise AgreedError(refusals[0])

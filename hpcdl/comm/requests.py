@@ -5,6 +5,8 @@ import time
 
 from mpi4py import MPI
 
+from hpcdl.comm.watchdog import activity
+
 
 class Request:
     """One asynchronous operation, driven through its generator of MPI requests (see hpcdl/comm/steps.py).
@@ -22,18 +24,18 @@ class Request:
         self.finish, self.statuses = finish, statuses
         self.pending, self.done, self.result = (), False, None
         self.start, self.bytes = time.perf_counter_ns(), counters.bytes
-        self.in_flight = communicator.activity.in_flight
         counters.calls += 1
-        self.in_flight.append(self)
+        activity.in_flight.append(self)
         self._advance()
         counters.seconds += (time.perf_counter_ns() - self.start) / 1e9
 
     def _advance(self) -> None:
         """Go on to the next set of messages to wait for, or end."""
+        self.progressed = time.monotonic()
         self.pending = next(self.steps, None)
         if self.pending is None:
             self.done = True
-            self.in_flight.remove(self)
+            activity.in_flight.remove(self)
             if self.finish is not None:
                 self.result = self.finish()
             stop = time.perf_counter_ns()
@@ -42,7 +44,8 @@ class Request:
     def test(self) -> bool:
         """Advance without blocking; True when the operation is complete."""
         start = time.perf_counter_ns()
-        self._try()
+        if not self._try():
+            activity.polled = self, time.monotonic()
         self.counters.seconds += (time.perf_counter_ns() - start) / 1e9
         return self.done
 
@@ -55,16 +58,16 @@ class Request:
         """Block until the operation is complete; returns its result, if it has one."""
         if self.done:
             return self.result
-        activity, start, blocked = self.communicator.activity, time.perf_counter_ns(), 0
+        start, blocked = time.perf_counter_ns(), 0
         activity.enter(self.name)
         while not self.done:
             before = time.perf_counter_ns()
-            if len(self.in_flight) == 1:
+            if len(activity.in_flight) == 1:
                 MPI.Request.Waitall(self.pending, self.statuses)
                 blocked += time.perf_counter_ns() - before
                 self._advance()
             else:
-                for request in list(self.in_flight):
+                for request in list(activity.in_flight):
                     request._try()
                 os.sched_yield()
                 blocked += time.perf_counter_ns() - before

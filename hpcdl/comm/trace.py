@@ -18,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.counting import Counters
+from hpcdl.comm.watchdog import activity
 from hpcdl.files import atomic_write
 
 ROUNDS = 10
@@ -111,11 +112,13 @@ class Timeline:
 
     def write(self, path) -> None:
         """Gather all ranks' spans on the clock of rank 0 and write them there; a collective call."""
-        now, last = time.perf_counter_ns(), clock_offset(self.comm, self.node)
+        with activity.inside("write the trace"):
+            now, last = time.perf_counter_ns(), clock_offset(self.comm, self.node)
         then, first = self.first
         drift = (last - first) / max(1, now - then)
         spans = [(name, t + first + drift * (t - then), (stop - t), size) for name, t, stop, size in self.spans]
-        everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.dropped))
+        with activity.inside("write the trace"):
+            everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.dropped))
         if everyone is None:
             return
         origin = min((start for _, spans, _ in everyone for _, start, _, _ in spans), default=0)
@@ -123,13 +126,39 @@ class Timeline:
         for rank, (host, spans, dropped) in enumerate(everyone):
             label = f"rank {rank} on {host}" + (f" ({dropped} later spans not kept)" if dropped else "")
             events.append({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}})
-            events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": label}})
-            events.append({"name": "thread_sort_index", "ph": "M", "pid": 0, "tid": rank, "args": {"sort_index": rank}})
-            for name, start, length, size in spans:
-                event = {"name": name, "ph": "X", "pid": 0, "tid": rank}
-                event |= {"ts": round((start - origin) / 1e3, 3), "dur": round(length / 1e3, 3)}
-                if size is not None:
-                    event["args"] = {"bytes sent": size}
-                events.append(event)
+            for row, nested in enumerate(rows(spans) or [[]]):
+                row, label = row * len(everyone) + rank, label if row == 0 else f"rank {rank}, in flight at once"
+                about = {"name": "thread_name", "ph": "M", "pid": 0, "tid": row, "args": {"name": label}}
+                order = {"name": "thread_sort_index", "ph": "M", "pid": 0, "tid": row, "args": {"sort_index": rank}}
+                events += [about, order]
+                events += [as_event(span, origin, row) for span in nested]
         with atomic_write(path) as file:
             file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
+
+
+def rows(spans: list) -> list[list]:
+    """Spread spans (name, start, length, bytes) over as few rows as make those of each row nest or follow each other.
+
+    Blocking calls always nest; operations in flight at once may overlap, which a row of a trace cannot show.
+    """
+    spread, open_until = [], []  # for each row its spans, and the ends of those that are open, the innermost last
+    for span in sorted(spans, key=lambda span: (span[1], -span[2])):
+        start, end = span[1], span[1] + span[2]
+        for ends in open_until:
+            while ends and ends[-1] <= start:
+                ends.pop()
+        row = next((row for row, ends in enumerate(open_until) if not ends or end <= ends[-1]), len(spread))
+        if row == len(spread):
+            spread.append([])
+            open_until.append([])
+        open_until[row].append(end)
+        spread[row].append(span)
+    return spread
+
+
+def as_event(span, origin: float, row: int) -> dict:
+    """A span as a complete event of the trace format, in microseconds from the origin."""
+    name, start, length, size = span
+    event = {"name": name, "ph": "X", "pid": 0, "tid": row}
+    event |= {"ts": round((start - origin) / 1e3, 3), "dur": round(length / 1e3, 3)}
+    return event if size is None else event | {"args": {"bytes sent": size}}

@@ -7,6 +7,7 @@ stopped), the rank that raised the alarm speaks for itself and aborts. Needs MPI
 speaks for itself.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -15,16 +16,20 @@ import traceback
 
 from mpi4py import MPI
 
+from hpcdl.comm.ending import end_job
+
 ALARM, ASK, ANSWER = 1, 2, 3
+POLLED_LATELY = 0.25  # seconds since the last `test` for which a loop of them is taken to go on
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
 class Activity:
-    """What this rank is doing now: the operation that it waits in, since when, and the requests that are in flight."""
+    """What this process is doing now: the operation it waits in, since when, and the requests in flight."""
 
     def __init__(self):
         self.in_flight = []
         self.operation, self.since, self.last = None, 0.0, "none yet"
+        self.polled = None  # the request that `test` was last called for without success, and when
 
     def enter(self, name: str) -> None:
         self.since = time.monotonic()
@@ -33,13 +38,34 @@ class Activity:
     def leave(self) -> None:
         self.last, self.operation = self.operation, None
 
+    @contextlib.contextmanager
+    def inside(self, name: str):
+        """`with activity.inside("split"): ...`, for calls of MPI that are not made by a request."""
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def waiting(self) -> tuple[str, float] | None:
+        """The operation that this process waits in, and how long: blocked in it, or calling `test` again and again."""
+        operation, polled, now = self.operation, self.polled, time.monotonic()
+        if operation is not None:
+            return operation, now - self.since
+        if polled is not None and not polled[0].done and now - polled[1] < POLLED_LATELY:
+            return polled[0].name, now - polled[0].progressed
+        return None
+
+
+activity = Activity()
+
 
 class Watchdog(threading.Thread):
     """Watches `activity`; a collective call makes it, for it has messages of its own."""
 
-    def __init__(self, comm: MPI.Intracomm, activity: Activity, timeout: float):
+    def __init__(self, comm: MPI.Intracomm, timeout: float):
         super().__init__(name="hpcdl-watchdog", daemon=True)
-        self.comm, self.activity, self.timeout = comm.Dup(), activity, timeout
+        self.comm, self.timeout = comm.Dup(), timeout
         self.main, self.stopped = threading.main_thread().ident, threading.Event()
         self.talks = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.grace = min(3.0, max(1.0, timeout / 2))  # seconds that others have to answer
@@ -49,7 +75,8 @@ class Watchdog(threading.Thread):
     def run(self) -> None:
         period = min(0.25, self.timeout / 4)
         while not self.stopped.wait(period):
-            overdue = self.activity.operation and time.monotonic() - self.activity.since > self.timeout
+            waiting = activity.waiting()
+            overdue = waiting is not None and waiting[1] > self.timeout
             if overdue and not self.talks:
                 self.end_alone()
             if overdue and self.alarmed is None:
@@ -98,16 +125,14 @@ class Watchdog(threading.Thread):
         here = os.path.join(PACKAGE, "comm") + os.sep
         frame = next((frame for frame in reversed(stack) if not frame.filename.startswith(here)), stack[-1])
         where = f"{frame.filename}:{frame.lineno} in {frame.name}"
-        operation, seconds = self.activity.operation, time.monotonic() - self.activity.since
-        if operation is None:
-            return f"in no communication (the last was {self.activity.last}), at {where}"
-        return f"waits in {operation} for {seconds:.1f} s, called from {where}"
+        waiting = activity.waiting()
+        if waiting is None:
+            return f"in no communication (the last was {activity.last}), at {where}"
+        return f"waits in {waiting[0]} for {waiting[1]:.1f} s, called from {where}"
 
     def abort(self, lines) -> None:
-        sys.stdout.flush()
         sys.stderr.write("".join(f"hpcdl watchdog: {line}\n" for line in lines))
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
+        end_job(1)
 
     def send(self, text: str, to: int, tag: int) -> None:
         self.comm.Isend(text.encode(), to, tag).Free()  # never waited for: the job is about to end

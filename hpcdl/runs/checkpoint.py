@@ -52,9 +52,9 @@ class Checkpoint:
     def read(cls, path: Path) -> "Checkpoint":
         """Raises UsageError, one line, when the file is missing, damaged, cut off or something else."""
         path = Path(path)
-        if path.is_dir():
+        if os.path.isdir(path):  # unlike Path.is_dir, also where a folder above may not be searched
             path = path / "checkpoint.h5"
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise UsageError(f"there is no checkpoint {path}")
         vectors = {}
         try:
@@ -72,7 +72,7 @@ class Checkpoint:
                         vectors[name] = item[()]
 
                 file.visititems(visit)
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UsageError(f"{path} is damaged or cut off, use an older checkpoint ({one_line(error)})") from None
         found = cls(vectors, attributes)
         if found.digest() != checksum:
@@ -84,14 +84,14 @@ def one_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def rotate(folder: Path, keep: int, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint.h5`, and keep `keep - 1` older ones as checkpoint-STEP.h5.
+def rotate(folder: Path, keep: int, checkpoint: Checkpoint, previous: int | None) -> None:
+    """Write `checkpoint.h5`, and keep `keep - 1` older ones as checkpoint-STEP.h5; `previous` is the last one's step.
 
     The last one gets its second name by a hard link, so that at each moment there is a whole checkpoint.h5.
     """
     last = folder / "checkpoint.h5"
-    if last.exists() and keep > 1:
-        link(last, folder / f"checkpoint-{Checkpoint.read(last).attributes['step']:09d}.h5")
+    if previous is not None and keep > 1 and last.exists():
+        link(last, folder / f"checkpoint-{previous:09d}.h5")
     checkpoint.write(last)
     older = sorted(folder.glob("checkpoint-*.h5"))
     for path in older[: max(0, len(older) - (keep - 1))]:

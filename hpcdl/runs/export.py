@@ -1,5 +1,6 @@
 """A checkpoint's parameters by name, for other programs: npz (numpy) or safetensors."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,20 +9,26 @@ from hpcdl.errors import UsageError
 from hpcdl.files import atomic_write
 
 
+def check(option: str, path: str, endings: tuple[str, ...]) -> None:
+    """Refuse a file that could not be written, before any work is done for it."""
+    if path and Path(path).suffix not in endings:
+        raise UsageError(f"{option} {path}: the name should end in {' or '.join(endings)}")
+    if path and not os.access(Path(path).absolute().parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {path} cannot be written: there is no such folder, or no permission")
+
+
 def export(tensors: dict[str, np.ndarray], path: Path) -> None:
     """Write the named tensors in the format that the file's ending names, .npz or .safetensors."""
     if path.suffix == ".npz":
         with atomic_write(path) as file:
             np.savez(file, **tensors)
-    elif path.suffix == ".safetensors":
+    else:
         try:
             from safetensors.numpy import save
         except ImportError:
             raise UsageError(f"--export {path} needs the package safetensors: pip install 'hpcdl[export]'") from None
         with atomic_write(path) as file:
             file.write(save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}))
-    else:
-        raise UsageError(f"--export {path}: the name should end in .npz or .safetensors")
 
 
 def write_predictions(predicted: np.ndarray, classes: int, path: Path) -> None:
@@ -33,8 +40,6 @@ def write_predictions(predicted: np.ndarray, classes: int, path: Path) -> None:
     if path.suffix == ".npz":
         with atomic_write(path) as file:
             np.savez(file, prediction=answers, output=predicted)
-    elif path.suffix == ".csv":
+    else:
         with atomic_write(path) as file:
             np.savetxt(file, answers, fmt="%d" if classes else "%.9g", header="prediction", comments="")
-    else:
-        raise UsageError(f"--predict {path}: the name should end in .csv or .npz")

@@ -26,14 +26,15 @@ PACKAGES = ("hpcdl", "numpy", "numba", "mpi4py", "h5py")
 
 def check(path: Path, resumed: bool) -> None:
     """Refuse a folder that holds another run, or that cannot be made or written."""
-    if path.exists() and not path.is_dir():
+    if os.path.exists(path) and not os.path.isdir(path):  # os.path: no error where a folder may not be searched
         raise UsageError(f"--out {path} is a file, not a folder; give another name")
-    if not resumed and any((path / name).exists() for name in ("config.yaml", "checkpoint.h5", "summary.json")):
-        raise UsageError(f"--out {path} holds another run; give another folder, or --resume {path} to go on with it")
+    if not resumed and any(os.path.exists(path / name) for name in ("config.yaml", "checkpoint.h5", "summary.json")):
+        on = f", or --resume {path} to go on with it" if os.path.exists(path / "checkpoint.h5") else ""
+        raise UsageError(f"--out {path} holds another run; give another folder{on}")
     parent = path.absolute()
-    while not parent.exists():
+    while not os.path.exists(parent):
         parent = parent.parent
-    if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
+    if not os.access(parent, os.W_OK | os.X_OK) or not os.path.isdir(parent):
         raise UsageError(f"--out {path} cannot be written: no permission in {parent}")
 
 
@@ -75,6 +76,7 @@ class Folder:
         """Make the folder with its config.yaml (rank 0)."""
         (self.path / "logs").mkdir(parents=True, exist_ok=True)
         values = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "resume")}
+        values["data"] = absolute(options.data)
         header = [f"# {name}: {value}" for name, value in environment().items()]
         with atomic_write(self.path / "config.yaml") as file:
             file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
@@ -97,14 +99,14 @@ class Folder:
     def record(self, lines: list[dict]) -> None:
         """Append lines to metrics.jsonl."""
         if self.metrics is not None:
-            self.metrics.write("".join(json.dumps(line) + "\n" for line in lines))
+            self.metrics.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
             self.metrics.flush()
 
     def write(self, name: str, value: dict) -> None:
         """Write a JSON file (rank 0)."""
         if self.path is not None and self.rank == 0:
             with atomic_write(self.path / name) as file:
-                file.write((json.dumps(value, indent=2) + "\n").encode())
+                file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
     def close(self) -> None:
         if self.metrics is not None:
@@ -119,6 +121,11 @@ def read_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def absolute(data: str) -> str:
+    """A data set's name as it is, the path of a file in full: the run may be gone on with from another folder."""
+    return os.path.abspath(data) if os.path.isfile(data) else data
 
 
 def automatic(strategy: str) -> Path:

@@ -6,12 +6,19 @@ option's name; its metadata holds the help text.
 
 import dataclasses
 import math
+import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hpcdl.errors import UsageError
+
+INSTEAD = {
+    "epochs": "steps",
+    "batch_size": "batch_per_rank",
+}  # the second, where it is not 0, holds instead of the first
 
 
 def option(default, text: str):
@@ -126,14 +133,25 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
         found = made.parse_args(arguments)
         if found.get("resume"):
             config = Path(found.resume, "config.yaml")
-            if not config.is_file():
+            if not os.path.isfile(config):
                 raise UsageError(f"--resume {found.resume}: there is no run in that folder (config.yaml is missing)")
             made.default_config_files = [str(config)]
             made.set_defaults(out=found.resume)
             found = made.parse_args(arguments)
     except ArgumentError as error:
         raise UsageError(one_line(str(error))) from None
+    for name, instead in INSTEAD.items():
+        if name in names and given(name, arguments):
+            if given(instead, arguments):
+                raise UsageError(f"give --{name.replace('_', '-')} or --{instead.replace('_', '-')}, not both")
+            found[instead] = 0  # what a configuration file says of it holds no longer
     return options_class(**{name: found[name] for name in names})
+
+
+def given(name: str, arguments: list[str] | None) -> bool:
+    """Whether the option is on the command line itself."""
+    option = "--" + name.replace("_", "-")
+    return any(text == option or text.startswith(option + "=") for text in arguments or sys.argv[1:])
 
 
 def one_line(message: str) -> str:

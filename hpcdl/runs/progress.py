@@ -35,15 +35,15 @@ def console() -> Console:
     """Where rank 0 prints: as wide as the user's terminal, or 100 columns without colour."""
     device = terminal()
     if device is None:
-        return Console(width=100, force_terminal=False, color_system=None)
+        return Console(width=100, force_terminal=False, color_system=None, markup=False)
     try:
         handle = os.open(device, os.O_RDONLY | os.O_NOCTTY)
     except OSError:
-        return Console(width=80, force_terminal=True)
+        return Console(width=80, force_terminal=True, markup=False)
     try:
-        return Console(width=os.get_terminal_size(handle).columns or 80, force_terminal=True)
+        return Console(width=os.get_terminal_size(handle).columns or 80, force_terminal=True, markup=False)
     except OSError:
-        return Console(width=80, force_terminal=True)
+        return Console(width=80, force_terminal=True, markup=False)
     finally:
         os.close(handle)
 
@@ -79,7 +79,7 @@ class Display:
 
     def line(self, text: str) -> None:
         """A line that stays: above the bar, or by itself."""
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def stop(self) -> None:
         if self.bar is not None:

@@ -23,20 +23,22 @@ from threadpoolctl import threadpool_limits
 
 from hpcdl.comm import Communicator, agreement
 from hpcdl.comm.operations import SUM
+from hpcdl.comm.watchdog import activity
 from hpcdl.data import Batch
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.optim import make_optimizer, make_schedule
 from hpcdl.random import Random
 from hpcdl.runs import signals
-from hpcdl.runs.checkpoint import Checkpoint, rotate
+from hpcdl.runs.checkpoint import Checkpoint, one_line, rotate
 from hpcdl.runs.evaluation import evaluate, scores
-from hpcdl.runs.folder import Folder, automatic, check
+from hpcdl.runs.folder import Folder, absolute, automatic, check
 from hpcdl.runs.options import Options
 from hpcdl.runs.progress import Display
 from hpcdl.runs.summary import summarize
 from hpcdl.runs.threads import threads
 
 log = logging.getLogger("hpcdl")
+ADVICE = "a smaller --lr or a --clip-norm may help"
 AGREE_SECONDS = 0.1  # the ranks agree about that often, or at every step when steps are longer
 
 
@@ -60,7 +62,7 @@ class Run:
         self.best, self.improved, self.waited, self.scores, self.train_loss = math.inf, False, 0, {}, math.nan
         self.loop_seconds = self.data_seconds = self.earlier_seconds = 0.0
         self.blocked_seconds = self.talked_seconds = 0.0
-        self.folder = self.summary = self.agree = None
+        self.folder = self.summary = self.agree = self.saved = None
 
     # -- before the loop ---------------------------------------------------------------------------------------------
 
@@ -91,7 +93,8 @@ class Run:
         self.track("parameters", parameters)
         for name, vector in optimizer.state.items():
             self.track(f"optimizer/{name}", vector)
-        path = self.own.mpi.bcast(self._path() if self.comm.rank == 0 else None)
+        with activity.inside("broadcast"):
+            path = self.own.mpi.bcast(self._path() if self.comm.rank == 0 else None)
         self.folder = Folder(path, self.comm.rank)
         resumed = bool(self.options.resume)
         with agreement(self.own.mpi):
@@ -131,9 +134,14 @@ class Run:
         return {
             "strategy": self.strategy,
             "model": self.options.model,
-            "source": self.options.data,
+            "source": absolute(self.options.data),
             "layout": self.model.layout.describe(),
-            "data": {"name": self.data.name, "features": list(self.data.features), "classes": self.data.classes},
+            "data": {
+                "name": self.data.name,
+                "features": list(self.data.features),
+                "classes": self.data.classes,
+                "rows": self.data.examples,
+            },
             "optimizer": self.options.optimizer,
             "seed": self.options.seed,
             "batch": self.batch,
@@ -157,6 +165,9 @@ class Run:
             sizes = {name: f"{vector.size} parameters of {vector.dtype}" for name, vector in vectors.items()}
             theirs, mine = f"{theirs['model']} with {sizes['theirs']}", f"{mine['model']} with {sizes['mine']}"
             raise UsageError(f"{refusal} model is {theirs}, not {mine}")
+        if mine["data"] != theirs["data"]:
+            rows = [f"{each['data']['name']} with {each['data']['rows']} training rows" for each in (theirs, mine)]
+            raise UsageError(f"{refusal} data are {rows[0]}, not {rows[1]}")
         for name in ("optimizer", "seed", "batch"):
             if mine[name] != theirs[name]:
                 raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
@@ -165,12 +176,15 @@ class Run:
 
     def _load(self, found: Checkpoint | None) -> None:
         """Give all ranks the state that rank 0 has read."""
-        attributes = self.own.mpi.bcast(found.attributes if found else None)
+        with activity.inside("broadcast"):
+            attributes = self.own.mpi.bcast(found.attributes if found else None)
         for name in sorted(self.tracked):
             if found:
                 self.tracked[name][:] = found.vectors[name]
             self.own.broadcast(self.tracked[name])
         self.step = self.agreed = attributes["step"]
+        if self.folder.path is not None and self.folder.path.resolve() == Path(self.options.resume).resolve():
+            self.saved = self.step
         self.optimizer.step, self.examples = attributes["updates"], attributes["examples"]
         self.best = math.inf if attributes["best"] is None else attributes["best"]
         self.waited, self.scores, self.train_loss = (attributes[name] for name in ("waited", "scores", "train_loss"))
@@ -280,10 +294,7 @@ class Run:
         self.own.all_reduce(first, op="min")
         rank = int(first.argmin())
         step = self.agreed + 1 + int(first[rank])
-        raise TrainingError(
-            f"the loss of step {step} is not finite on rank {rank}; {self._kept()}; "
-            "a smaller --lr or --clip-norm may help"
-        )
+        raise TrainingError(f"the loss of step {step} is not finite on rank {rank}; {self._kept()}; {ADVICE}")
 
     def _kept(self) -> str:
         last = self.folder.path and self.folder.path / "checkpoint.h5"
@@ -299,6 +310,10 @@ class Run:
                 self.own.all_reduce(sums)
                 line |= scores(sums, self.data.classes).named(name)
         self.scores = {name: value for name, value in line.items() if name not in ("step", "epoch")}
+        for name, value in self.scores.items():
+            if not math.isfinite(value):  # on all ranks alike: the sums are the same
+                name = name.replace("_", " ")
+                raise TrainingError(f"the {name} after step {self.step} is not finite; {self._kept()}; {ADVICE}")
         judged = self.scores.get("validation_loss", self.scores.get("test_loss", self.train_loss))
         self.improved = judged < self.best
         self.best, self.waited = (judged, 0) if self.improved else (self.best, self.waited + 1)
@@ -320,7 +335,8 @@ class Run:
 
     def save(self) -> None:
         """Write checkpoint.h5, and keep as many older ones as the options say."""
-        self._write(lambda found: rotate(self.folder.path, self.options.keep, found))
+        self._write(lambda found: rotate(self.folder.path, self.options.keep, found, self.saved))
+        self.saved = self.step
 
     def save_best(self) -> None:
         """Write best.h5: the state that scored best so far."""
@@ -337,8 +353,8 @@ class Run:
             else:
                 try:
                     write(Checkpoint(self.tracked, self._attributes()))
-                except OSError as error:
-                    failed[1], reason = 1, str(error)
+                except (OSError, RuntimeError) as error:  # h5py says RuntimeError when the disk is full
+                    failed[1], reason = 1, one_line(error)
         self.own.broadcast(failed)
         if failed[0]:
             raise TrainingError(f"the parameters after step {self.step} are not finite; {self._kept()}")
@@ -378,7 +394,8 @@ class Run:
             self.display.line(f"stopped by a signal after step {self.step} of {self.steps}; {where}")
         else:
             self.agree = self.replicas_agree()
-            ranks = self.own.mpi.gather(self.measurements())
+            with activity.inside("gather the summary"):
+                ranks = self.own.mpi.gather(self.measurements())
             if ranks is not None:
                 self.summary = summarize(self, ranks, self.agree)
                 self.folder.write("summary.json", self.summary)
@@ -386,6 +403,8 @@ class Run:
             self.comm.timeline.write(self.folder.path / "trace.json")
         log.info("ended after step %d: %s", self.step, self.stopped)
         self.folder.close()
+        if self.agree is False:
+            raise TrainingError("the replicas do not agree: the ranks hold different parameters, which must not be")
         return self.summary
 
     def __enter__(self):
@@ -397,6 +416,7 @@ class Run:
         self.display.stop()
         if kind is None:
             self.finish()
-            self.own.free()
         elif self.folder is not None:
             self.folder.close()
+        if kind is None or issubclass(kind, TrainingError):  # what all ranks know; to free is a collective call
+            self.own.free()

@@ -9,12 +9,12 @@ from mpi4py import MPI
 
 
 def threads(comm: MPI.Intracomm) -> int:
-    """BLAS threads for this rank: what the user set, its bound cores, or its share of the node's; collective."""
+    """BLAS threads for this rank: what the user set, or its share of its cores; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    ranks = node.Get_size()
+    mine = os.sched_getaffinity(0)
+    ranks = node.allgather(sorted(mine)).count(sorted(mine))  # those that share these very cores
     node.Free()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         if os.environ.get(name, "").isdecimal():
             return max(1, int(os.environ[name]))
-    mine, all_cores = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    return mine if mine < all_cores else max(1, all_cores // ranks)
+    return max(1, len(mine) // ranks)

@@ -12,18 +12,16 @@ from hpcdl.runs import signals
 signals.install()  # before the next import starts MPI
 
 import contextlib  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
-import warnings  # noqa: E402
 
 from mpi4py import MPI  # noqa: E402
 
 from hpcdl.comm import Communicator, agreement  # noqa: E402
 from hpcdl.comm.allreduce import algorithm  # noqa: E402
 from hpcdl.data import open_data  # noqa: E402
-from hpcdl.errors import TrainingError, UsageError  # noqa: E402
+from hpcdl.errors import UsageError  # noqa: E402
 from hpcdl.models import make_model  # noqa: E402
 from hpcdl.runs.options import parse  # noqa: E402
+from hpcdl.runs.program import ended, quiet  # noqa: E402
 from hpcdl.runs.run import Run  # noqa: E402
 from hpcdl.runs.straggler import slowed  # noqa: E402
 
@@ -63,26 +61,4 @@ def training(program: str, options_class: type, description: str, arguments: lis
         data.close()
         comm.free()
         if run.stopped == "signal":
-            sys.exit(signals.STATUS)
-
-
-@contextlib.contextmanager
-def ended(program: str, rank: int):
-    """Turn an error that all ranks share into one line on rank 0 and an exit status on all."""
-    try:
-        yield
-    except (UsageError, TrainingError) as error:
-        sys.stdout.flush()
-        if rank == 0:
-            print(f"{program}: error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
-
-
-@contextlib.contextmanager
-def quiet(silent: bool):
-    """Silence the help text on all ranks but one."""
-    with contextlib.ExitStack() as stack:
-        if silent:
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        stack.enter_context(warnings.catch_warnings())
-        yield
+            raise SystemExit(signals.STATUS)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.watchdog import activity
 from hpcdl.errors import UsageError
 
 
@@ -106,7 +107,28 @@ def test_exposed_arrays_of_other_lengths_and_of_none(comm):
         comm.pull(np.zeros(last + 1), last, exposed)
     with pytest.raises(UsageError, match="float64, not float32"):
         comm.pull(np.zeros(last, "float32"), last, exposed)
+    with pytest.raises(UsageError, match="outside"):
+        comm.push(np.zeros(last + 1), last, into=exposed)
+    with pytest.raises(UsageError, match="outside"):
+        comm.push(np.zeros(1), last, into=exposed, at=-1)
     comm.barrier()
+
+
+def test_more_operations_than_there_are_lanes(comm):
+    for count in range(1100):
+        array = np.array([count])
+        comm.all_reduce(array)
+        assert array[0] == count * comm.size
+
+
+def test_blocked_seconds_are_those_spent_waiting_for_others(comm):
+    import time
+
+    time.sleep(0.2 if comm.rank == comm.size - 1 else 0)
+    comm.all_reduce(np.zeros(10))
+    late, counted = comm.rank == comm.size - 1, comm.traffic["all_reduce"]
+    assert late or counted.blocked_seconds > 0.1
+    assert activity.operation is None and activity.in_flight == []
 
 
 def test_groups_inherit_algorithm_and_counts(world):
@@ -153,6 +175,8 @@ def test_refusals(comm):
         comm.all_reduce(np.zeros(3, "float16"))
     with pytest.raises(UsageError, match=f"no rank {comm.size} in a group of {comm.size}"):
         comm.push(np.zeros(1), comm.size)
+    with pytest.raises(UsageError, match="a tag is a number"):
+        comm.push(np.zeros(1), 0, tag=-5)
     with pytest.raises(UsageError, match="no rank -1"):
         comm.broadcast(np.zeros(1), root=-1)
     with pytest.raises(UsageError, match="unknown reduction 'product'"):

@@ -24,6 +24,27 @@ def test_every_kind_of_send_is_counted(world):
     assert (comm.counters.messages, comm.counters.bytes) == (None, 5 * 32 + 16)
 
 
+def test_arguments_by_name_and_derived_communicators(world):
+    comm = CountingIntracomm(world)
+    x, y = np.ones(4), np.zeros(4 * world.size)
+    comm.Allreduce(sendbuf=MPI.IN_PLACE, recvbuf=x)
+    comm.Bcast(buf=x, root=0)
+    comm.Allgather(x, y)
+    counts = [4] * world.size
+    comm.Allgatherv(x, [y, counts])
+    comm.Reduce_scatter(y, x, counts)
+    comm.Iallreduce(MPI.IN_PLACE, x).Wait()
+    assert comm.counters.bytes == 5 * 32 + y.nbytes
+    request = comm.Isendrecv(x, dest=world.rank, recvbuf=y[:4], source=world.rank)
+    request.Wait()
+    assert comm.counters.bytes == 6 * 32 + y.nbytes
+    for derived in (comm.Dup(), comm.Split(0), comm.Split_type(MPI.COMM_TYPE_SHARED)):
+        before = comm.counters.bytes
+        derived.Sendrecv(x, derived.rank, recvbuf=y[:4], source=derived.rank)
+        assert comm.counters.bytes == before + 32
+        derived.Free()
+
+
 @pytest.mark.mpi(min_size=2)
 def test_lanes_keep_operations_apart(world):
     first, second = CountingIntracomm(world), CountingIntracomm(world)

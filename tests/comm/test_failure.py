@@ -43,6 +43,14 @@ def test_bad_input_on_one_rank_is_one_line_and_status_2(launch, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("call, status", [("sys.exit(3)", 3), ("sys.exit('words')", 1)])
+def test_sys_exit_on_one_rank_ends_all(launch, tmp_path, call, status):
+    program = tmp_path / "fails.py"
+    program.write_text(FAILS.format(error="None", call=call))
+    done = launch(3, program, timeout=30)
+    assert done.returncode == status and ("words" in done.stderr) == ("words" in call)
+
+
 def test_agreement_refuses_on_all_ranks_with_the_word_of_the_lowest(world):
     with pytest.raises(UsageError, match=f"rank {world.size // 2} says no"), agreement(world):
         if world.rank >= world.size // 2:

@@ -7,7 +7,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.trace import clock_offset
+from hpcdl.comm.trace import clock_offset, rows
 
 
 def test_one_row_per_rank_with_names_times_and_bytes(world, mpi_tmp_path):
@@ -51,6 +51,21 @@ def test_the_offset_of_a_clock_that_is_wrong_is_found(world, monkeypatch):
     monkeypatch.setattr(time, "perf_counter_ns", lambda: right() + 3_000_000_000 * world.rank)
     offset = clock_offset(world, MPI.COMM_SELF)
     assert abs(offset + 3_000_000_000 * world.rank) < 500_000_000
+
+
+def test_operations_in_flight_at_once_get_rows_of_their_own():
+    def span(start, end):
+        return f"{start}-{end}", start, end - start, None
+
+    spans = [span(0, 10), span(1, 4), span(2, 6), span(4, 9), span(12, 14), span(5, 13)]
+    spread = rows(spans)
+    assert sorted(each for row in spread for each in row) == sorted(spans)
+    for row in spread:
+        for _, a, length, _ in row:
+            for _, b, other, _ in row:
+                assert not a < b < a + length < b + other  # none begins in another and ends after it
+    assert [each[0] for each in spread[0]] == ["0-10", "1-4", "4-9", "12-14"]
+    assert len(rows([span(0, 5), span(1, 2), span(6, 7)])) == 1
 
 
 def test_no_spans_are_kept_without_a_limit(world):

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 HANG = """
 import sys, time
 import numpy as np
@@ -17,6 +19,26 @@ if comm.rank == 2:
 elif comm.rank == 1:
     comm.wait(np.zeros(3), source=2)      # line 14
 comm.all_reduce(np.zeros(3))              # line 15
+"""
+
+TESTS = """
+import os, sys, time
+import numpy as np
+from hpcdl.comm import Communicator
+
+comm = Communicator(timeout=1)
+if comm.rank == 1 and sys.argv[1] != "stopped":
+    time.sleep(30)
+if sys.argv[1] == "test":
+    request = comm.iall_reduce(np.zeros(3))
+    while not request.test():             # line 11
+        time.sleep(0.01)
+elif sys.argv[1] == "split":
+    comm.split(0)                         # line 14
+elif sys.argv[1] == "stopped":
+    if comm.rank == 0:
+        os.kill(os.getpid(), 19)
+    comm.wait(source=0)                   # line 18
 """
 
 STEADY = """
@@ -43,6 +65,25 @@ def test_a_hung_job_ends_with_a_report_of_all_ranks(launch, tmp_path):
     assert re.search(r"waits in wait for \d\.\d s, called from .*hang.py:14 ", report["1"])
     assert re.search(r"in no communication .*hang.py:9 in late", report["2"])
     assert "--timeout 1 s" in done.stderr
+
+
+@pytest.mark.parametrize("how, words", [("test", "all_reduce"), ("split", "split"), ("stopped", "wait")])
+def test_other_ways_to_wait_for_ever(launch, tmp_path, how, words):
+    """Calling `test` in a loop, a call that makes a group, and a rank 0 that no longer answers."""
+    program = tmp_path / "hang.py"
+    program.write_text(TESTS)
+    done = launch(2 if how != "stopped" else 3, program, how, timeout=40)
+    assert done.returncode != 0
+    assert re.search(rf"waits in {words} for \d\.\d s, called from .*hang.py:(11|12|14|18) ", done.stderr), done.stderr
+
+
+def test_computing_after_an_operation_is_no_waiting(launch, tmp_path):
+    program = tmp_path / "computes.py"
+    program.write_text(
+        "import time\nfrom hpcdl.comm import Communicator\ncomm = Communicator(timeout=0.5)\n"
+        "comm.barrier()\nrequest = comm.iwait(source=0)\nrequest.test()\ntime.sleep(2.5)\nprint('done')\n"
+    )
+    assert launch(2, program, check=0).stdout.count("done") == 2
 
 
 def test_a_slow_but_living_job_is_left_alone(launch, tmp_path):

@@ -69,7 +69,7 @@ def test_a_failure_while_writing_leaves_the_old_one(tmp_path, monkeypatch):
 
 def test_the_last_k_are_kept(tmp_path):
     for step in range(1, 7):
-        rotate(tmp_path, 3, sample(step))
+        rotate(tmp_path, 3, sample(step), previous=step - 1 if step > 1 else None)
     assert Checkpoint.read(tmp_path).attributes["step"] == 6
     assert sorted(each.name for each in tmp_path.iterdir()) == [
         "checkpoint-000000004.h5",
@@ -78,5 +78,5 @@ def test_the_last_k_are_kept(tmp_path):
     ]
     for step in (4, 5):
         assert Checkpoint.read(tmp_path / f"checkpoint-{step:09d}.h5").attributes["step"] == step
-    rotate(tmp_path, 1, sample(7))
+    rotate(tmp_path, 1, sample(7), previous=6)
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoint.h5"]

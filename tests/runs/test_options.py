@@ -67,6 +67,17 @@ def test_a_script_adds_its_own():
     assert (found.overlap, found.source, found.lr) == (True, "y", 1)
 
 
+def test_one_of_two_ways_to_say_it(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("steps: 10\nbatch_per_rank: 8\nlr: 0.5\n")
+    again = read("--resume", str(tmp_path), "--epochs", "4", "--batch-size=32")
+    assert (again.steps, again.epochs, again.batch_per_rank, again.batch_size, again.lr) == (0, 4, 0, 32, 0.5)
+    assert read("--resume", str(tmp_path)).steps == 10 and read("--resume", str(tmp_path)).out == str(tmp_path)
+    for both in (["--epochs", "3", "--steps", "4"], ["--batch-size", "3", "--batch-per-rank", "4"]):
+        with pytest.raises(UsageError, match="not both"):
+            read(*both)
+
+
 def test_batch_sizes():
     assert Options(batch_size=10).global_batch(4, 100) == 10
     assert Options(batch_per_rank=10).global_batch(4, 100) == 40

@@ -256,6 +256,50 @@ def test_long_steps_are_agreed_on_at_once_and_short_ones_in_bulk(run, world):
     assert agreements < 50 * 4 + 150  # 4 steps an epoch, and two scores each
 
 
+def test_what_a_run_has_behind_it_goes_on_when_it_resumes(run, world, mpi_tmp_path):
+    out = str(mpi_tmp_path / "a")
+    first = run(out=out, epochs=3)
+    world.Barrier()
+    second = run(out=out, resume=out, epochs=4)
+    assert second.earlier_seconds == pytest.approx(
+        Checkpoint.read(mpi_tmp_path / "a" / "best.h5").attributes["seconds"], abs=9
+    )
+    assert second.earlier_seconds > 0 and second.seconds > second.earlier_seconds
+    assert second.examples == 4 * 28 and second.best <= first.best
+    worse = run(out=out, resume=out, epochs=6, patience=1, validation=0.2, lr=50.0)  # diverges: the best stays
+    assert worse.best == second.best and worse.stopped == "patience"
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_take_long_for_a_step_agree_at_each(run):
+    model = make_model("mlp:6", (4,), 3, "float64")
+
+    class Slow:
+        def __getattr__(self, name):
+            return getattr(model, name)
+
+        def loss_and_gradient(self, *arguments):
+            time.sleep(0.11)
+            return model.loss_and_gradient(*arguments)
+
+    done = run(own=Slow(), steps=12, batch_size=1)  # epochs of 28 steps: no end of an epoch asks for it
+    assert done.own.traffic["all_reduce"].calls >= 12
+
+
+def test_a_state_that_is_not_finite_is_never_saved(run, world, mpi_tmp_path):
+    out = mpi_tmp_path / "a"
+    with pytest.raises(TrainingError, match="not finite"):
+        run(out=str(out), steps=1, lr=1e308, optimizer="sgd", weight_decay=1e10)
+    world.Barrier()
+    assert not (out / "checkpoint.h5").exists() and not (out / "summary.json").exists()
+
+
+def test_the_speed_is_that_of_examples(run, world, mpi_tmp_path):
+    done = run(out=str(mpi_tmp_path / "a"))
+    if world.rank == 0:
+        assert done.summary["examples_per_second"] == pytest.approx(5 * 28 / done.summary["seconds"])
+
+
 def test_resuming_a_finished_run_says_the_same_again(run, world, mpi_tmp_path):
     out = str(mpi_tmp_path / "a")
     run(out=out)

@@ -74,6 +74,57 @@ def test_options(launch, tmp_path, options, words):
     refused(launch, tmp_path, words, *options)
 
 
+def test_what_one_rank_alone_comes_upon(launch, tmp_path):
+    """NaN in a row that is read, as all are, only when its turn comes: by one rank, in the midst of the training."""
+    x = np.ones((4000, 3), "f4")
+    x[3777] = np.nan
+    file(tmp_path / "bad.h5", test_x=x, test_y=np.arange(4000) % 2)
+    options = ["--data", "bad.h5", "--placement", "streamed", "--model", "logistic", "--epochs", "1", "--out", "none"]
+    done = launch(4, SCRIPT, *options, timeout=30)
+    assert done.returncode == 2
+    assert len([line for line in done.stderr.splitlines() if line.startswith("error: ")]) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_diverges_is_one_line_and_status_1(launch, tmp_path):
+    done = launch(3, SCRIPT, "--lr", "1e30", "--steps", "9", "--out", "a")
+    assert done.returncode == 1
+    assert len([line for line in done.stderr.splitlines() if line.startswith("train-allreduce: error: the ")]) == 1
+    assert "not finite" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_that_someone_damages_during_the_run(launch, tmp_path):
+    program = tmp_path / "p.py"
+    program.write_text(
+        "import os, sys\n"
+        "from hpcdl.runs import training, run\n"
+        "from hpcdl.scripts import train_allreduce\n"
+        "def record(self, loss, batch, original=run.Run.record):\n"
+        "    original(self, loss, batch)\n"
+        "    if self.step == 25 and self.comm.rank == 0: os.truncate('a/checkpoint.h5', 100)\n"
+        "run.Run.record = record\n"
+        "train_allreduce.main(sys.argv[1:])\n"
+    )
+    options = ["--steps", "40", "--checkpoint-every", "20", "--keep", "2", "--out", "a"]
+    launch(2, program, *options, check=0)
+    launch(1, SCRIPT.with_name("evaluate.py"), "a", check=0)  # the last one is whole
+
+
+def test_a_name_with_the_signs_of_a_mark_up_language(launch, tmp_path):
+    file(tmp_path / "odd.h5", change=lambda made: made.attrs.update(name="a[/b] [red]"))
+    done = launch(2, SCRIPT, "--data", "odd.h5", "--model", "logistic", "--epochs", "1", "--out", "[i]o[/]", check=0)
+    assert "a[/b] [red]" in done.stdout and (tmp_path / "[i]o[" / "]" / "summary.json").exists()
+
+
+def test_resuming_on_other_data(launch, tmp_path):
+    file(tmp_path / "one.h5")
+    file(tmp_path / "two.h5", train_x=np.ones((30, 3), "f4"), train_y=np.arange(30) % 2)
+    launch(2, SCRIPT, "--data", "one.h5", "--model", "logistic", "--epochs", "1", "--out", "a", check=0)
+    refused(
+        launch, tmp_path, "data are one with 20 training rows, not two with 30", "--resume", "a", "--data", "two.h5"
+    )
+
+
 def test_an_out_folder_with_another_run_and_a_resume_folder_of_another_model(launch, tmp_path):
     launch(4, SCRIPT, "--epochs", "1", "--out", "a", check=0)
     refused(launch, tmp_path, "--out a holds another run; .*--resume a", "--out", "a")

@@ -46,6 +46,10 @@ def test_score_predict_and_export(launch, trained, tmp_path):
         assert np.array_equal(file["prediction"], answers)
         assert file["output"].shape == (len(y), 10)
     assert np.array_equal(np.loadtxt(tmp_path / "p.csv", skiprows=1, dtype=int), answers)
+    (on_train,) = launch(1, program, trained, "--split", "train", check=0).stdout.splitlines()[-1:]
+    assert (
+        on_train.startswith("train_loss ") and "on 1438 rows" in launch(1, program, trained, "--split", "train").stdout
+    )
     other = load_file(tmp_path / "w.safetensors")
     assert other.keys() == weights.keys()
     assert all(np.array_equal(other[name], weights[name]) for name in weights)
@@ -63,6 +67,7 @@ def test_refusals(launch, trained, tmp_path):
         ([trained, "--data", tmp_path / "other.h5"], r"trained on shape \(8, 8\) and 10 classes"),
         ([trained, "--export", "w.onnx"], "should end in .npz or .safetensors"),
         ([trained, "--predict", "p.txt"], "should end in .csv or .npz"),
+        ([trained, "--predict", "nowhere/p.csv"], "cannot be written"),
     ]:
         done = launch(2, FOLDER / "evaluate.py", *options)
         assert done.returncode == 2 and re.search(words, done.stderr) and "Traceback" not in done.stderr

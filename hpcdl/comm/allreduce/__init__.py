@@ -25,7 +25,7 @@ def algorithm(name: str) -> Callable:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     module, colon, function = name.partition(":")
-    if not colon:
+    if not (module and colon):
         raise unknown("all-reduce algorithm", name, [*ALGORITHMS, "package.module:function"])
     try:
         found = getattr(importlib.import_module(module), function)

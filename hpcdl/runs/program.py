@@ -1,0 +1,33 @@
+"""What all programs of several ranks share: how they end, and that one rank prints for all."""
+
+import contextlib
+import os
+import sys
+import warnings
+
+from hpcdl.errors import AgreedError, TrainingError
+
+
+@contextlib.contextmanager
+def ended(program: str, rank: int):
+    """Turn an error that all ranks share into one line on rank 0 and an exit status on all.
+
+    Any other error goes on to hpcdl/comm/failure.py, which ends all ranks, for they do not know of it.
+    """
+    try:
+        yield
+    except (AgreedError, TrainingError) as error:
+        sys.stdout.flush()
+        if rank == 0:
+            print(f"{program}: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2 if isinstance(error, AgreedError) else 1) from None
+
+
+@contextlib.contextmanager
+def quiet(silent: bool):
+    """Silence the help text on all ranks but one."""
+    with contextlib.ExitStack() as stack:
+        if silent:
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        stack.enter_context(warnings.catch_warnings())
+        yield

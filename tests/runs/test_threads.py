@@ -1,0 +1,40 @@
+"""Threads of the matrix products: a share of the cores that are shared."""
+
+import os
+
+import pytest
+
+from hpcdl.runs.threads import threads
+
+
+class Node:
+    """A communicator of so many ranks, with these cores each."""
+
+    def __init__(self, cores):
+        self.cores = cores
+
+    def Split_type(self, kind):
+        return self
+
+    def allgather(self, mine):
+        return self.cores
+
+    def Free(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    "mine, others, wanted",
+    [(range(8), 0, 8), (range(8), 3, 2), (range(2), 6, 1), ([3], 0, 1), (range(8, 16), 1, 4)],
+)
+def test_the_cores_are_shared_by_those_that_have_the_same(mine, others, wanted, monkeypatch):
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(mine))
+    apart = [[100, 101]]  # a rank with other cores takes nothing away
+    assert threads(Node([list(mine)] * (1 + others) + apart)) == wanted
+
+
+def test_the_user_decides(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads(Node([[0]])) == 3
