@@ -8,6 +8,7 @@ faster than a DataLoader. Needs the extra `torch`.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def theirs(options: BenchOptions, folder: Path) -> dict:
 
 
 def work(options: BenchOptions) -> None:
-    """One rank of PyTorch DDP; rank 0 prints its result."""
+    """One rank of PyTorch DDP; rank 0 prints its result. Does not return."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -108,14 +109,16 @@ def work(options: BenchOptions) -> None:
     if rank == 0:
         examples = options.epochs * steps * batch * ranks
         print(json.dumps({"examples_per_second": examples / seconds, "test_accuracy": accuracy}))
-    dist.destroy_process_group()
+    dist.barrier()  # nobody leaves while another still needs its connections
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an orderly exit ("terminate called ..."), seen in one of six runs
 
 
 def main(arguments=None):
     try:
         options = parse(BenchOptions, "bench-training", __doc__.split("\n")[0], arguments)
         if options.worker >= 0:
-            return work(options)
+            work(options)
         open_data(options.data).close()
         compare(options)
     except UsageError as error:

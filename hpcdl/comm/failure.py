@@ -25,18 +25,31 @@ def install() -> None:
     """
     sys.excepthook = abort
     threading.excepthook = lambda event: abort(event.exc_type, event.exc_value, event.exc_traceback)
-    plain_exit, statuses = sys.exit, []
-
-    def noting_exit(status=None):
-        statuses.append(status)
-        plain_exit(status)
-
-    def end_all():
-        if statuses and statuses[-1] not in (None, 0) and MPI.COMM_WORLD.size > 1 and not MPI.Is_finalized():
-            end_job(statuses[-1] if isinstance(statuses[-1], int) else 1)
-
-    sys.exit = noting_exit
+    sys.exit = leave
     atexit.register(end_all)
+
+
+class Leaving(SystemExit):
+    """What `sys.exit` raises here. It is destroyed with no Python frame below it only when nobody has caught it."""
+
+    status = None  # of the exit under way
+
+    def __del__(self):
+        if sys._getframe().f_back is None:
+            Leaving.status = self.code
+
+
+def leave(status=None):
+    """sys.exit, in a form that tells whether it is caught."""
+    raise Leaving(status)
+
+
+def end_all() -> None:
+    """At the interpreter's end: when this rank leaves with a status of its own, the others must not wait for it."""
+    if Leaving.status not in (None, 0) and MPI.COMM_WORLD.size > 1 and not MPI.Is_finalized():
+        if not isinstance(Leaving.status, int):  # a text, which the interpreter has printed
+            Leaving.status = 1
+        end_job(Leaving.status)
 
 
 def abort(kind, value, trace) -> None:

@@ -409,10 +409,12 @@ class Run:
 
     def __enter__(self):
         self.threads = threadpool_limits(threads(self.own.mpi))
+        self.warnings = np.seterr(all="ignore")  # what is not finite is found by the run, and said once
         return self
 
     def __exit__(self, kind, value, trace):
         self.threads.restore_original_limits()
+        np.seterr(**self.warnings)
         self.display.stop()
         if kind is None:
             self.finish()

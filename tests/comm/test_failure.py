@@ -51,6 +51,15 @@ def test_sys_exit_on_one_rank_ends_all(launch, tmp_path, call, status):
     assert done.returncode == status and ("words" in done.stderr) == ("words" in call)
 
 
+def test_an_exit_that_is_caught_ends_nothing(launch, tmp_path):
+    program = tmp_path / "caught.py"
+    program.write_text(
+        "import sys\nfrom hpcdl.comm import Communicator\ncomm = Communicator()\n"
+        "try:\n    sys.exit(3)\nexcept SystemExit as error:\n    print(error.code)\ncomm.barrier()\n"
+    )
+    assert launch(3, program, check=0).stdout.count("3") == 3
+
+
 def test_agreement_refuses_on_all_ranks_with_the_word_of_the_lowest(world):
     with pytest.raises(UsageError, match=f"rank {world.size // 2} says no"), agreement(world):
         if world.rank >= world.size // 2:

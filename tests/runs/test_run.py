@@ -261,9 +261,6 @@ def test_what_a_run_has_behind_it_goes_on_when_it_resumes(run, world, mpi_tmp_pa
     first = run(out=out, epochs=3)
     world.Barrier()
     second = run(out=out, resume=out, epochs=4)
-    assert second.earlier_seconds == pytest.approx(
-        Checkpoint.read(mpi_tmp_path / "a" / "best.h5").attributes["seconds"], abs=9
-    )
     assert second.earlier_seconds > 0 and second.seconds > second.earlier_seconds
     assert second.examples == 4 * 28 and second.best <= first.best
     worse = run(out=out, resume=out, epochs=6, patience=1, validation=0.2, lr=50.0)  # diverges: the best stays
