@@ -93,18 +93,8 @@ def test_a_run_that_diverges_is_one_line_and_status_1(launch, tmp_path):
     assert "not finite" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_checkpoint_that_someone_damages_during_the_run(launch, tmp_path):
-    program = tmp_path / "p.py"
-    program.write_text(
-        "import os, sys\n"
-        "from hpcdl.runs import training, run\n"
-        "from hpcdl.scripts import train_allreduce\n"
-        "def record(self, loss, batch, original=run.Run.record):\n"
-        "    original(self, loss, batch)\n"
-        "    if self.step == 25 and self.comm.rank == 0: os.truncate('a/checkpoint.h5', 100)\n"
-        "run.Run.record = record\n"
-        "train_allreduce.main(sys.argv[1:])\n"
-    )
+def test_a_checkpoint_that_someone_damages_during_the_run(launch, interfere):
+    program = interfere(25, 0, "os.truncate('a/checkpoint.h5', 100)")
     options = ["--steps", "40", "--checkpoint-every", "20", "--keep", "2", "--out", "a"]
     launch(2, program, *options, check=0)
     launch(1, SCRIPT.with_name("evaluate.py"), "a", check=0)  # the last one is whole

@@ -79,20 +79,10 @@ def test_the_same_curve_and_the_bytes_of_theory(launch, tmp_path, request, ranks
         assert found["bytes_sent_per_rank"][rank] == counted["bytes"] + traffic["broadcast"]["bytes"]
 
 
-def test_killed_and_resumed_is_never_stopped_to_the_bit(launch, tmp_path):
+def test_killed_and_resumed_is_never_stopped_to_the_bit(launch, interfere, tmp_path):
     options = [*OPTIONS, "--optimizer", "adam", "--lr", "0.01"]
     launch(2, SCRIPT, *options, "--out", tmp_path / "whole", check=0)
-    crash = tmp_path / "crash.py"
-    crash.write_text(
-        "import os, signal, sys\n"
-        "from hpcdl.runs import training, run\n"
-        "from hpcdl.scripts import train_allreduce\n"
-        "def record(self, loss, batch, original=run.Run.record):\n"
-        "    original(self, loss, batch)\n"
-        "    if self.step == 33 and self.comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "run.Run.record = record\n"
-        "train_allreduce.main(sys.argv[1:])\n"
-    )
+    crash = interfere(33, 1, f"os.kill(os.getpid(), {int(signal.SIGKILL)})")
     killed = launch(2, crash, *options, "--out", tmp_path / "parts", "--checkpoint-every", "10")
     assert killed.returncode != 0
     assert Checkpoint.read(tmp_path / "parts").attributes["step"] == 30
@@ -105,18 +95,8 @@ def test_killed_and_resumed_is_never_stopped_to_the_bit(launch, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_to_one_rank_saves_and_exits_with_85(launch, tmp_path, number):
-    program = tmp_path / "p.py"
-    program.write_text(
-        "import os, sys\n"
-        "from hpcdl.runs import training, run\n"
-        "from hpcdl.scripts import train_allreduce\n"
-        "def record(self, loss, batch, original=run.Run.record):\n"
-        "    original(self, loss, batch)\n"
-        f"    if self.step == 5 and self.comm.rank == 1: os.kill(os.getpid(), {int(number)})\n"
-        "run.Run.record = record\n"
-        "train_allreduce.main(sys.argv[1:])\n"
-    )
+def test_a_signal_to_one_rank_saves_and_exits_with_85(launch, interfere, tmp_path, number):
+    program = interfere(5, 1, f"os.kill(os.getpid(), {int(number)})")
     done = launch(3, program, *OPTIONS, "--epochs", "100000", "--out", tmp_path / "a", check=85)
     step = Checkpoint.read(tmp_path / "a").attributes["step"]
     assert 5 <= step < 100_000 * 23

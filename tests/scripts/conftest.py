@@ -1,0 +1,24 @@
+"""What the tests of programs share."""
+
+import pytest
+
+
+@pytest.fixture
+def interfere(tmp_path):
+    """A function: write a program that trains as train-allreduce does, but runs `code` on one rank after one step."""
+
+    def write(step, rank, code):
+        program = tmp_path / "interfere.py"
+        program.write_text(
+            "import os, sys\n"
+            "from hpcdl.runs import training, run\n"
+            "from hpcdl.scripts import train_allreduce\n"
+            "def record(self, loss, batch, original=run.Run.record):\n"
+            "    original(self, loss, batch)\n"
+            f"    if self.step == {step} and self.comm.rank == {rank}: {code}\n"
+            "run.Run.record = record\n"
+            "train_allreduce.main(sys.argv[1:])\n"
+        )
+        return program
+
+    return write
