@@ -46,9 +46,9 @@ import time
 import numpy as np
 from hpcdl.comm import Communicator
 
-comm = Communicator(timeout=0.8)
+comm = Communicator(timeout=2.5)
 for _ in range(8):                        # longer than the timeout in all, but no single operation is
-    time.sleep(0.2)
+    time.sleep(0.4)
     comm.all_reduce(np.zeros(3))
 comm.free()
 print("done")
@@ -80,8 +80,8 @@ def test_other_ways_to_wait_for_ever(launch, tmp_path, how, words):
 def test_computing_after_an_operation_is_no_waiting(launch, tmp_path):
     program = tmp_path / "computes.py"
     program.write_text(
-        "import time\nfrom hpcdl.comm import Communicator\ncomm = Communicator(timeout=0.5)\n"
-        "comm.barrier()\nrequest = comm.iwait(source=0)\nrequest.test()\ntime.sleep(2.5)\nprint('done')\n"
+        "import time\nfrom hpcdl.comm import Communicator\ncomm = Communicator(timeout=1.5)\n"
+        "comm.barrier()\nrequest = comm.iwait(source=0)\nrequest.test()\ntime.sleep(4)\nprint('done')\n"
     )
     assert launch(2, program, check=0).stdout.count("done") == 2
 

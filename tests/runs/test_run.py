@@ -249,11 +249,13 @@ def test_the_agreement_is_counted_apart(run, world):
     assert world.size == 1 or done.own.traffic.bytes > 0
 
 
-def test_long_steps_are_agreed_on_at_once_and_short_ones_in_bulk(run, world):
+@pytest.mark.parametrize("seconds, agreements", [(0, 200), (1e9, 50)])  # at each step; at the end of each epoch
+def test_long_steps_are_agreed_on_at_once_and_short_ones_in_bulk(run, monkeypatch, seconds, agreements):
+    monkeypatch.setattr("hpcdl.runs.run.AGREE_SECONDS", seconds)
     done = run(epochs=50)
-    agreements = done.own.traffic["all_reduce"].calls
-    assert agreements >= 50  # at least at the end of each epoch
-    assert agreements < 50 * 4 + 150  # 4 steps an epoch, and two scores each
+    scores, replicas = 2 * 50, 2
+    # The first step is always agreed on, for what it takes is not known before.
+    assert done.own.traffic["all_reduce"].calls == agreements + scores + replicas + (seconds > 0)
 
 
 def test_what_a_run_has_behind_it_goes_on_when_it_resumes(run, world, mpi_tmp_path):
