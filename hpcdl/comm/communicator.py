@@ -78,7 +78,7 @@ class Communicator:
         self.name, self.traffic = name, traffic
         self.mpi, self._collective = comm.Dup(), comm.Dup()  # messages between two ranks; collective operations
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self._blocking, self._sequence, self._opened = {}, 0, []
+        self._pairs, self._sequence, self._opened = {}, 0, []
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Communicator:
         vector = flat(array)
         self._check_rank(to)
         self._check_tag(tag)
-        comm = self._counting("push", self.mpi)
+        comm = self._counting("push")
         if into is None:
             return self._request("push", iter([[comm.Isend(vector, to, tag)]]), comm)
         into.check(vector, to, at)
@@ -168,7 +168,7 @@ class Communicator:
         vector = flat(array)
         self._check_rank(source)
         of.check(vector, source, at)
-        comm = self._counting("pull", self.mpi)
+        comm = self._counting("pull")
         comm.count(np.empty(0))  # the values are sent by `source`; what this rank sends is the question
         return self._request("pull", iter([[of.window.Rget(vector, source, target=at)]]), comm)
 
@@ -179,7 +179,7 @@ class Communicator:
         """Give rank `to` a sign, an empty message, for which it can `wait(source=...)`."""
         self._check_rank(to)
         self._check_tag(tag)
-        comm = self._counting("notify", self.mpi)
+        comm = self._counting("notify")
         return self._request("notify", iter([[comm.Isend(barrier.EMPTY, to, tag)]]), comm)
 
     def notify(self, to, tag=0) -> None:
@@ -191,7 +191,7 @@ class Communicator:
         if source != ANY:
             self._check_rank(source)
         self._check_tag(tag)
-        comm, status = self._counting("wait", self.mpi), MPI.Status()
+        comm, status = self._counting("wait"), MPI.Status()
 
         def arrival():
             return Arrival(status.source, status.Get_elements(MPI.BYTE) // vector.itemsize)
@@ -208,34 +208,29 @@ class Communicator:
 
         An algorithm of the user's that is no generator is done when this returns.
         """
-        vector, op = flat(array), operation(op, array.dtype)
-        comm = self._lane("all_reduce")
-        if hasattr(self.algorithm, "steps"):
-            steps = self.algorithm.steps(comm, vector, op)
-        else:
-            self._opaque("all_reduce", lambda: self.algorithm(comm, vector, op))
-            steps = iter(())
-        return self._request("all_reduce", steps, comm, finish=lambda: op.finish(vector, self.size))
+        return self._all_reduce(array, op, getattr(self.algorithm, "steps", None))
 
     def all_reduce(self, array, op="sum") -> None:
-        if self.algorithm is not mpi or activity.in_flight:
-            return self.iall_reduce(array, op).wait()
-        vector, op = flat(array), operation(op, array.dtype)  # the library's blocking call, not its asynchronous one
-        comm = self._counting("all_reduce", self._collective)
-        self._opaque("all_reduce", lambda: mpi(comm, vector, op))
-        comm.counters.calls += 1
-        op.finish(vector, self.size)
+        steps = getattr(self.algorithm, "steps", None)
+        if self.algorithm is mpi and not activity.in_flight:
+            steps = None  # the library's blocking call, not its asynchronous one
+        self._all_reduce(array, op, steps).wait()
 
-    def _opaque(self, name, call):
-        """Make a call that does not tell what it waits for: all of its time counts as blocked."""
-        counters, start = self.traffic[name], time.perf_counter_ns()
-        before = counters.bytes
+    def _all_reduce(self, array, op, steps):
+        vector, op, comm = flat(array), operation(op, array.dtype), self._lane("all_reduce")
+        if steps is None:
+            running = self._at_once("all_reduce", lambda: self.algorithm(comm, vector, op))
+        else:
+            running = steps(comm, vector, op)
+        return self._request("all_reduce", running, comm, finish=lambda: op.finish(vector, self.size))
+
+    def _at_once(self, name, call):
+        """The steps of a call that does not tell what it waits for: none, and all of its time counts as blocked."""
+        start = time.perf_counter_ns()
         with activity.inside(name):
             call()
-        stop = time.perf_counter_ns()
-        counters.seconds += (stop - start) / 1e9
-        counters.blocked_seconds += (stop - start) / 1e9
-        self.timeline.add(name, start, stop, counters.bytes - before)
+        self.traffic[name].blocked_seconds += (time.perf_counter_ns() - start) / 1e9
+        yield from ()
 
     def ireduce(self, array, root: int = 0, op: str = "sum") -> Request:
         """Replace the `array` of rank `root` by the sum (mean, max, min) over all ranks; the others keep theirs."""
@@ -298,12 +293,12 @@ class Communicator:
 
     # -- what all of them share --------------------------------------------------------------------------------------
 
-    def _counting(self, name, comm):
-        """The counting communicator of the blocking operations of this name."""
-        if name not in self._blocking:
-            self._blocking[name] = CountingIntracomm(comm)
-            self._blocking[name].counters = self.traffic[name]
-        return self._blocking[name]
+    def _counting(self, name):
+        """The counting communicator of the messages of this name between two ranks, whose tags are the caller's."""
+        if name not in self._pairs:
+            self._pairs[name] = CountingIntracomm(self.mpi)
+            self._pairs[name].counters = self.traffic[name]
+        return self._pairs[name]
 
     def _lane(self, name):
         """A counting communicator with tags of its own; all ranks start the same operations in the same order."""

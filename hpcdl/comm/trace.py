@@ -122,16 +122,15 @@ class Timeline:
         if everyone is None:
             return
         origin = min((start for _, spans, _ in everyone for _, start, _, _ in spans), default=0)
-        events = []
+        events = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}}]
         for rank, (host, spans, dropped) in enumerate(everyone):
             label = f"rank {rank} on {host}" + (f" ({dropped} later spans not kept)" if dropped else "")
-            events.append({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}})
             for row, nested in enumerate(rows(spans) or [[]]):
-                row, label = row * len(everyone) + rank, label if row == 0 else f"rank {rank}, in flight at once"
-                about = {"name": "thread_name", "ph": "M", "pid": 0, "tid": row, "args": {"name": label}}
-                order = {"name": "thread_sort_index", "ph": "M", "pid": 0, "tid": row, "args": {"sort_index": rank}}
-                events += [about, order]
-                events += [as_event(span, origin, row) for span in nested]
+                place = {"ph": "M", "pid": 0, "tid": row * len(everyone) + rank}
+                events.append(place | {"name": "thread_name", "args": {"name": label}})
+                events.append(place | {"name": "thread_sort_index", "args": {"sort_index": rank}})
+                events += [as_event(span, origin, place["tid"]) for span in nested]
+                label = f"rank {rank}, in flight at once"  # of the rows that follow
         with atomic_write(path) as file:
             file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
 

@@ -4,6 +4,7 @@ Rank 0 writes all but the logs. What is rewritten as a whole is written under a 
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -38,6 +39,7 @@ def check(path: Path, resumed: bool) -> None:
         raise UsageError(f"--out {path} cannot be written: no permission in {parent}")
 
 
+@functools.cache  # asks git, and does not change while a program runs
 def environment() -> dict[str, str]:
     """What a reader needs to repeat the run: launch line, git commit, versions, machine."""
     found = {"launch": launch_line(), "commit": commit(), "python": platform.python_version()}

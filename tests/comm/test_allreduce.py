@@ -133,7 +133,7 @@ def test_a_users_own_algorithm(world, monkeypatch):
     module = types.ModuleType("theirs")
     module.their_own, module.number = their_own, 3
     monkeypatch.setitem(sys.modules, "theirs", module)
-    comm = Communicator(world, allreduce="theirs:their_own")
+    comm = Communicator(world, allreduce="theirs:their_own", trace=10)
     blocking, flying = np.arange(5.0) * (comm.rank + 1), np.arange(5.0)
     request = comm.iall_reduce(flying)
     comm.all_reduce(blocking)
@@ -141,6 +141,8 @@ def test_a_users_own_algorithm(world, monkeypatch):
     assert np.array_equal(blocking, np.arange(5.0) * comm.size * (comm.size + 1) / 2)
     assert np.array_equal(flying, np.arange(5.0) * comm.size)
     assert comm.traffic["all_reduce"].bytes == 2 * 40 * (comm.size - 1)
+    assert comm.traffic["all_reduce"].calls == 2
+    assert [span[0] for span in comm.timeline.spans] == ["all_reduce"] * 2  # one span for each call
     comm.free()
     wrongs = {"theirs:absent": "absent", ":f": "unknown", "no.such.module:f": "no", "theirs:number": "not a function"}
     for wrong, word in wrongs.items():
