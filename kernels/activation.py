@@ -9,52 +9,42 @@ z, y, dy are (rows, width), b and gb (width,). The forward tanh is numpy's, whic
 The comparisons are written so that NaN passes through (NaN < 0 and NaN <= 0 are false).
 """
 
-from hpcdl.kernels.bind import cpu
+from hpcdl.kernels.bind import rowwise
 
 
-@cpu("T[:, ::1], T[::1]")
-def add_bias(z, b):
+@rowwise("T[:, ::1], T[::1]")
+def add_bias(i, j, z, b):
     """z <- z + b, for every row."""
-    for i in range(z.shape[0]):
-        for j in range(z.shape[1]):
-            z[i, j] += b[j]
+    z[i, j] += b[j]
 
 
-@cpu("T[:, ::1], T[::1]")
-def add_bias_relu(z, b):
+@rowwise("T[:, ::1], T[::1]")
+def add_bias_relu(i, j, z, b):
     """z <- max(z + b, 0), for every row."""
     zero = z.dtype.type(0)
-    for i in range(z.shape[0]):
-        for j in range(z.shape[1]):
-            y = z[i, j] + b[j]
-            z[i, j] = zero if y < zero else y
+    y = z[i, j] + b[j]
+    z[i, j] = zero if y < zero else y
 
 
-@cpu("T[:, ::1], T[::1]")
-def add_rows(dy, gb):
+@rowwise("T[:, ::1], T[::1]", sums=True)
+def add_rows(i, j, dy, gb):
     """gb <- gb + the sum over rows of dy."""
-    for i in range(dy.shape[0]):
-        for j in range(dy.shape[1]):
-            gb[j] += dy[i, j]
+    return dy[i, j]
 
 
-@cpu("T[:, ::1], T[:, ::1], T[::1]")
-def relu_backward(y, dy, gb):
+@rowwise("T[:, ::1], T[:, ::1], T[::1]", sums=True)
+def relu_backward(i, j, y, dy, gb):
     """y <- dy where y > 0, else 0; gb <- gb + the sum over rows of the new y."""
     zero = y.dtype.type(0)
-    for i in range(y.shape[0]):
-        for j in range(y.shape[1]):
-            dz = zero if y[i, j] <= zero else dy[i, j]
-            y[i, j] = dz
-            gb[j] += dz
+    dz = zero if y[i, j] <= zero else dy[i, j]
+    y[i, j] = dz
+    return dz
 
 
-@cpu("T[:, ::1], T[:, ::1], T[::1]")
-def tanh_backward(y, dy, gb):
+@rowwise("T[:, ::1], T[:, ::1], T[::1]", sums=True)
+def tanh_backward(i, j, y, dy, gb):
     """y <- dy (1 - y^2); gb <- gb + the sum over rows of the new y."""
     one = y.dtype.type(1)
-    for i in range(y.shape[0]):
-        for j in range(y.shape[1]):
-            dz = dy[i, j] * (one - y[i, j] * y[i, j])
-            y[i, j] = dz
-            gb[j] += dz
+    dz = dy[i, j] * (one - y[i, j] * y[i, j])
+    y[i, j] = dz
+    return dz

@@ -8,7 +8,7 @@ other time. Images may be moved on the way (`gather_images`), which costs no fur
 
 import numpy as np
 
-from hpcdl.kernels.bind import cpu
+from hpcdl.kernels.bind import block
 
 
 def _gather(source, index, scale, out):
@@ -50,5 +50,5 @@ def _gather_images(source, index, scale, height, width, channels, down, right, m
 # The source is read only (its fourth `Array` argument); its type is T. The type of out comes from the model.
 _ROWS = "Array(T, 2, 'C', True), int64[::1], float64"
 _MOVES = "int64, int64, int64, int64[::1], int64[::1], int64[::1]"
-gather = {out: cpu(f"{_ROWS}, {out}[:, ::1]")(_gather) for out in ("float32", "float64")}
-gather_images = {out: cpu(f"{_ROWS}, {_MOVES}, {out}[:, ::1]")(_gather_images) for out in ("float32", "float64")}
+gather = {out: block(f"{_ROWS}, {out}[:, ::1]")(_gather) for out in ("float32", "float64")}
+gather_images = {out: block(f"{_ROWS}, {_MOVES}, {out}[:, ::1]")(_gather_images) for out in ("float32", "float64")}

@@ -15,10 +15,10 @@ import math
 
 import numpy as np
 
-from hpcdl.kernels.bind import cpu
+from hpcdl.kernels.bind import block
 
 
-@cpu("T[:, ::1], int64[::1], T[:, ::1]")
+@block("T[:, ::1], int64[::1], T[:, ::1]")
 def softmax_cross_entropy(z, labels, dz):
     """Softmax and cross-entropy of z (rows, classes) against labels (rows,)."""
     one, loss, correct = z.dtype.type(1), 0.0, 0
@@ -46,7 +46,7 @@ def softmax_cross_entropy(z, labels, dz):
     return loss, correct
 
 
-@cpu("T[:, ::1], int64[::1], T[:, ::1]")
+@block("T[:, ::1], int64[::1], T[:, ::1]")
 def logistic(z, labels, dz):
     """Logistic loss of z (rows, 1) against labels 0 or 1 (rows,)."""
     one, loss, correct = z.dtype.type(1), 0.0, 0
@@ -64,7 +64,7 @@ def logistic(z, labels, dz):
     return loss, correct
 
 
-@cpu("T[:, ::1], T[::1], T[:, ::1]")
+@block("T[:, ::1], T[::1], T[:, ::1]")
 def squared(z, y, dz):
     """Half the squared error of z (rows, 1) against y (rows,)."""
     score = 0.0

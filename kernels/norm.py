@@ -6,10 +6,10 @@ over millions of elements.
 
 import numpy as np
 
-from hpcdl.kernels.bind import cpu
+from hpcdl.kernels.bind import block
 
 
-@cpu("T[::1]")
+@block("T[::1]")
 def sum_of_squares(x):
     """The sum of x[i]^2 as float64."""
     total = 0.0

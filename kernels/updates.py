@@ -15,52 +15,38 @@ g is only read.
 
 import math
 
-from hpcdl.kernels.bind import cpu
+from hpcdl.kernels.bind import elementwise
 
 
-@cpu("T[::1], T[::1], float64, float64, float64")
-def sgd(w, g, rate, scale, decay):
+@elementwise("T[::1], T[::1], T, T, T")
+def sgd(i, w, g, rate, scale, decay):
     """Gradient descent."""
-    cast = w.dtype.type
-    a, c, k = cast(rate), cast(scale), cast(decay)
-    for i in range(w.size):
-        w[i] -= a * (c * g[i] + k * w[i])
+    w[i] -= rate * (scale * g[i] + decay * w[i])
 
 
-@cpu("T[::1], T[::1], T[::1], float64, float64, float64, float64")
-def momentum(w, g, v, rate, scale, decay, beta):
+@elementwise("T[::1], T[::1], T[::1], T, T, T, T")
+def momentum(i, w, g, v, rate, scale, decay, beta):
     """Gradient descent with momentum."""
-    cast = w.dtype.type
-    a, c, k, b = cast(rate), cast(scale), cast(decay), cast(beta)
-    for i in range(w.size):
-        step = b * v[i] + (c * g[i] + k * w[i])
-        v[i] = step
-        w[i] -= a * step
+    step = beta * v[i] + (scale * g[i] + decay * w[i])
+    v[i] = step
+    w[i] -= rate * step
 
 
-@cpu("T[::1], T[::1], T[::1], float64, float64, float64, float64")
-def nesterov(w, g, v, rate, scale, decay, beta):
+@elementwise("T[::1], T[::1], T[::1], T, T, T, T")
+def nesterov(i, w, g, v, rate, scale, decay, beta):
     """Gradient descent with Nesterov's momentum."""
-    cast = w.dtype.type
-    a, c, k, b = cast(rate), cast(scale), cast(decay), cast(beta)
-    for i in range(w.size):
-        d = c * g[i] + k * w[i]
-        step = b * v[i] + d
-        v[i] = step
-        w[i] -= a * (d + b * step)
+    d = scale * g[i] + decay * w[i]
+    step = beta * v[i] + d
+    v[i] = step
+    w[i] -= rate * (d + beta * step)
 
 
-@cpu("T[::1], T[::1], T[::1], T[::1], float64, float64, float64, float64, float64, float64, float64, float64")
-def adam(w, g, m, s, rate, scale, decay, shrink, beta1, beta2, root, eps):
-    """Adam and, through `shrink`, AdamW."""
-    cast = w.dtype.type
-    a, c, k, h = cast(rate), cast(scale), cast(decay), cast(shrink)
-    b1, b2, o1, o2 = cast(beta1), cast(beta2), cast(1.0 - beta1), cast(1.0 - beta2)
-    q, e = cast(root), cast(eps)
-    for i in range(w.size):
-        d = c * g[i] + k * w[i]
-        first = b1 * m[i] + o1 * d
-        second = b2 * s[i] + o2 * (d * d)
-        m[i] = first
-        s[i] = second
-        w[i] = h * w[i] - a * (first / (q * math.sqrt(second) + e))
+@elementwise("T[::1], T[::1], T[::1], T[::1], T, T, T, T, T, T, T, T, T, T")
+def adam(i, w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, root, eps):
+    """Adam and, through `shrink`, AdamW; rest = 1 - beta, which the caller takes in double precision."""
+    d = scale * g[i] + decay * w[i]
+    first = beta1 * m[i] + rest1 * d
+    second = beta2 * s[i] + rest2 * (d * d)
+    m[i] = first
+    s[i] = second
+    w[i] = shrink * w[i] - rate * (first / (root * math.sqrt(second) + eps))

@@ -38,7 +38,8 @@ class Adam(Optimizer):
         rate = rate / (1 - self.beta1**t)
         root = 1 / math.sqrt(1 - self.beta2**t)
         m, s = self.state["first_moment"], self.state["second_moment"]
-        updates.adam(w, g, m, s, rate, scale, decay, shrink, self.beta1, self.beta2, root, self.eps)
+        betas = self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2
+        updates.adam(w, g, m, s, rate, scale, decay, shrink, *betas, root, self.eps)
 
 
 class AdamW(Adam):

@@ -34,7 +34,7 @@ CASES = {  # kernel, plain formula, state vectors, settings
     "sgd": (updates.sgd, sgd, 0, [RATE, SCALE, DECAY]),
     "momentum": (updates.momentum, momentum, 1, [RATE, SCALE, DECAY, BETA]),
     "nesterov": (updates.nesterov, nesterov, 1, [RATE, SCALE, DECAY, BETA]),
-    "adam": (updates.adam, adam, 2, [RATE, SCALE, DECAY, SHRINK, BETA, BETA2, ROOT, EPS]),
+    "adam": (updates.adam, adam, 2, [RATE, SCALE, DECAY, SHRINK, BETA, 1 - BETA, BETA2, 1 - BETA2, ROOT, EPS]),
 }
 
 
