@@ -1,5 +1,6 @@
 """Tests run on one rank and under mpiexec on several: a rank that fails ends all, for the others would wait for it."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -77,3 +78,17 @@ def launch(tmp_path):
 
     run.mpiexec = mpiexec()
     return run
+
+
+@pytest.fixture
+def no_room(monkeypatch):
+    """A function: let /dev/shm have no room for this rank of the world."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fill(rank):
+        if MPI.COMM_WORLD.rank == rank:
+            monkeypatch.setattr(os, "posix_fallocate", full)
+
+    return fill

@@ -65,20 +65,22 @@ class Communicator:
     def __init__(
         self, comm: MPI.Intracomm = MPI.COMM_WORLD, allreduce: str = "ring", timeout: float = 0, trace: int = 0
     ):
-        self.use(allreduce)
-        self._open(comm, "world", Traffic())
+        self._open(comm, "world", Traffic(), allreduce)
         self.timeline = Timeline(self.mpi, trace)
         self.watchdog = Watchdog(self.mpi, timeout) if timeout > 0 else None
 
     def use(self, allreduce: str) -> None:
-        """Choose the all-reduce algorithm by name; all ranks choose the same."""
+        """Choose the all-reduce algorithm by name; a collective call, for some algorithms share memory."""
         self.allreduce, self.algorithm = allreduce, algorithm(allreduce)
+        prepare = getattr(self.algorithm, "prepare", None)
+        self.memory = prepare(self._collective) if prepare else None
 
-    def _open(self, comm, name, traffic):
+    def _open(self, comm, name, traffic, allreduce):
         self.name, self.traffic = name, traffic
         self.mpi, self._collective = comm.Dup(), comm.Dup()  # messages between two ranks; collective operations
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self._pairs, self._sequence, self._opened = {}, 0, []
+        self.use(allreduce)
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -96,21 +98,28 @@ class Communicator:
         part.Free()
         return group
 
-    def duplicate(self, name: str) -> "Communicator":
+    def duplicate(self, name: str, allreduce: str | None = None) -> "Communicator":
         """The same ranks with a traffic count of their own, for messages that are not part of the training."""
-        return self._derive(self.mpi, name, Traffic())
+        return self._derive(self.mpi, name, Traffic(), allreduce)
 
-    def _derive(self, comm, name, traffic):
+    def _derive(self, comm, name, traffic, allreduce=None):
         group = object.__new__(Communicator)
-        group.allreduce, group.algorithm = self.allreduce, self.algorithm
         group.timeline, group.watchdog = self.timeline, None
         with activity.inside("duplicate"):
-            group._open(comm, name, traffic)
+            group._open(comm, name, traffic, allreduce or self.allreduce)
         return group
 
     def empty(self, n: int | None = None, dtype="float32", like: np.ndarray | None = None) -> np.ndarray:
-        """A flat vector of n elements, aligned to 64 bytes (whole cache lines); a collective call."""
+        """A flat vector of n elements, aligned to 64 bytes (whole cache lines); a collective call.
+
+        Where the all-reduce algorithm gains from it, the other ranks of the node reach the vector, too; that memory is
+        given back when this communicator is freed and the vector is no longer used. n may differ from rank to rank
+        only where the algorithm works by messages alone.
+        """
         n, dtype = like.size if n is None else n, np.dtype(dtype if like is None else like.dtype)
+        vector = self.memory.empty(n, dtype) if self.memory is not None else None
+        if vector is not None:
+            return vector
         memory = np.empty(n * dtype.itemsize + 63, np.uint8)
         start = -memory.ctypes.data % 64
         return memory[start : start + n * dtype.itemsize].view(dtype)
@@ -132,6 +141,8 @@ class Communicator:
                 exposed.free()
             if self.timeline.comm is self.mpi:
                 self.timeline.close()
+            if self.memory is not None:
+                self.memory.free()
             self.mpi.Free()
             self._collective.Free()
 
@@ -222,7 +233,13 @@ class Communicator:
             running = self._at_once("all_reduce", lambda: self.algorithm(comm, vector, op))
         else:
             running = steps(comm, vector, op)
-        return self._request("all_reduce", running, comm, finish=lambda: op.finish(vector, self.size))
+
+        def finish():
+            op.finish(vector, self.size)
+            if self.memory is not None:
+                comm.counters.bytes += self.memory.take_written()
+
+        return self._request("all_reduce", running, comm, finish)
 
     def _at_once(self, name, call):
         """The steps of a call that does not tell what it waits for: none, and all of its time counts as blocked."""

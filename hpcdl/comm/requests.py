@@ -3,20 +3,19 @@
 import os
 import time
 
-from mpi4py import MPI
-
+from hpcdl.comm.steps import complete, ready
 from hpcdl.comm.watchdog import activity
 
 
 class Request:
-    """One asynchronous operation, driven through its generator of MPI requests (see hpcdl/comm/steps.py).
+    """One asynchronous operation, driven through its generator (see hpcdl/comm/steps.py).
 
     The communicator's timeline gets its span, `counters` its seconds, and the watchdog learns what this rank waits for:
     here and nowhere else. statuses: a list that receives the MPI status of each request of the (only) step. finish() is
     called once, when the last message has arrived; what it returns is the result.
 
-    Whoever waits for one operation takes all others of this rank forward meanwhile, as MPI itself does: ranks may
-    wait for their operations in different orders, and another rank may need our part of another one first.
+    Whoever waits for one operation, or tests it, takes all others of this rank forward meanwhile, as MPI itself does:
+    ranks may wait for their operations in different orders, and another rank may need our part of another one first.
     """
 
     def __init__(self, communicator, name, steps, counters, finish=None, statuses=None):
@@ -45,12 +44,15 @@ class Request:
         """Advance without blocking; True when the operation is complete."""
         start = time.perf_counter_ns()
         if not self._try():
+            for request in list(activity.in_flight):
+                request._try()
+        if not self.done:
             activity.polled = self, time.monotonic()
         self.counters.seconds += (time.perf_counter_ns() - start) / 1e9
         return self.done
 
     def _try(self) -> bool:
-        while not self.done and MPI.Request.Testall(self.pending, self.statuses):
+        while not self.done and ready(self.pending, self.statuses):
             self._advance()
         return self.done
 
@@ -63,7 +65,7 @@ class Request:
         while not self.done:
             before = time.perf_counter_ns()
             if len(activity.in_flight) == 1:
-                MPI.Request.Waitall(self.pending, self.statuses)
+                complete(self.pending, self.statuses)
                 blocked += time.perf_counter_ns() - before
                 self._advance()
             else:

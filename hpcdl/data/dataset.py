@@ -92,9 +92,9 @@ class Data:
         self._free = [buffers]  # not when closed early: a thread may have gone ahead by one
 
     def close(self):
-        """Collective where a window is shared: free it, and close the file. The data cannot be used afterwards.
+        """Collective where memory is shared: let it go, and close the file. The data cannot be used afterwards.
 
-        Without it a window lasts until MPI ends, and a file until the program does; both end by themselves then.
+        Without it both last until the program ends.
         """
         while self._resources:
             self._resources.pop().close()

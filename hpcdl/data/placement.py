@@ -1,8 +1,8 @@
 """Where rows lie while training: three sources of rows behind one call, and the ways to fill them.
 
     placement     train rows                                 memory per rank            reads of the file
-    shared        one copy per node, in a window that its    rows / ranks of the node   once, by one rank per node
-                  ranks share (MPI_Win_allocate_shared)
+    shared        one copy per node, in memory that its      rows / ranks of the node   once, by one rank per node
+                  ranks share (hpcdl/shared_memory.py)
     partitioned   each rank holds its own rows only          rows / ranks               once, by every rank
     streamed      in the file                                two blocks                 every epoch
 
@@ -12,8 +12,6 @@ int64, values to predict the model's type.
 """
 
 import contextlib
-import logging
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -22,8 +20,7 @@ from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.format import Info, check_x, check_y, open_file, slabs_of
 from hpcdl.errors import UsageError
 from hpcdl.kernels.gather import gather, gather_images
-
-logger = logging.getLogger(__name__)
+from hpcdl.shared_memory import share
 
 
 def memory_type(kind: np.dtype, dtype: np.dtype) -> np.dtype:
@@ -140,70 +137,50 @@ def read_y(info: Info, group: str, y: np.ndarray | None = None) -> np.ndarray:
     return y
 
 
-def shared_memory_room() -> int:
-    """Bytes that are free for shared memory on this node; 0 where there is none."""
-    try:
-        stat = os.statvfs("/dev/shm")
-    except OSError:
-        return 0
-    return stat.f_bavail * stat.f_frsize
-
-
 class Arena:
-    """Arrays that the ranks of a node share: one window, filled by one rank (`fills`).
+    """Arrays that the ranks of a node share, filled by one rank (`fills`).
 
-    Where /dev/shm has no room for it every rank has arrays of its own and fills them: a window that is too large is an
-    error that not every MPI reports (one kills the job by SIGBUS at the first write). Alone on a node: plain arrays.
+    Where there is no room to share them every rank has arrays of its own and fills them. Alone on a node: plain arrays.
     """
 
     def __init__(self, comm, specs: list[tuple[tuple, np.dtype]]):
         """Collective. specs: (shape, dtype) of each array; they are then in `arrays`."""
-        self.window = self.node = None
-        self.fills = True
+        self.node, self.fills = None, True
         sizes = [-(-int(np.prod(shape)) * dtype.itemsize // 64) * 64 for shape, dtype in specs]  # whole cache lines
-        if comm is None or not self._allocate(comm, sum(sizes)):
+        memory = None if comm is None else self._share(comm, sum(sizes))
+        if memory is None:
             self.arrays = [np.empty(shape, dtype) for shape, dtype in specs]
             return
-        memory = np.frombuffer(self.window.Shared_query(0)[0], np.uint8)
         starts = np.cumsum([0, *sizes])
         self.arrays = [
             memory[start : start + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
             for start, (shape, dtype) in zip(starts, specs, strict=False)
         ]
 
-    def _allocate(self, comm, size):
+    def _share(self, comm, size):
         from mpi4py import MPI  # not above: importing it starts MPI, which preparing a file does not need
 
-        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        room = self.node.bcast(shared_memory_room() if self.node.rank == 0 else None)
-        if self.node.size == 1:
-            return False
-        if size > room:
-            if self.node.rank == 0:
-                logger.warning(
-                    "/dev/shm has room for %d MB, the data need %d MB: every rank of this node keeps its own copy",
-                    room >> 20,
-                    size >> 20,
-                )
-            return False
-        self.fills = self.node.rank == 0
-        self.window = MPI.Win.Allocate_shared(size if self.fills else 0, 1, comm=self.node)
-        self.window.Fence()
-        return True
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        if node.size > 1:
+            size = size if node.rank == 0 else 0
+            parts = share(node, size, "the data", "every rank of this node keeps its own copy")
+            if parts is not None:
+                self.node, self.fills = node, node.rank == 0
+                return parts[0]
+        node.Free()
+        return None
 
     def ready(self):
         """Collective: what has been filled is there for all."""
-        if self.window is not None:
-            self.window.Fence()
+        if self.node is not None:
+            self.node.Barrier()
 
     def close(self):
-        """Collective: free the window. The arrays are gone."""
+        """Collective: the arrays are gone, and their memory with the last view of them."""
         self.arrays = []
-        if self.window is not None:
-            self.window.Free()
         if self.node is not None:
             self.node.Free()
-        self.window = self.node = None
+        self.node = None
 
 
 def agreed(comm, work: Callable, here: bool = True):

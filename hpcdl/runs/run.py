@@ -51,8 +51,7 @@ class Run:
 
     def __init__(self, comm: Communicator, options: Options | None = None):
         self.comm, self.options = comm, options or Options()
-        self.own = comm.duplicate("run")
-        self.own.use("tree")  # exact counts, the same bits on all ranks, few steps
+        self.own = comm.duplicate("run", allreduce="tree")  # exact counts, the same bits on all ranks, few steps
         self.random = Random(self.options.seed)
         self.display = Display(self.options.progress, comm.rank)
         self.model = self.data = self.optimizer = None

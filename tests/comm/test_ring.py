@@ -1,5 +1,7 @@
 """Rank r sends 2 K - k(r+1) - k(r+2) values in 2 (N - 1) messages; its halves are reduce-scatter and all-gather."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,26 @@ def test_the_two_halves_are_an_all_reduce(each_group):
         comm.all_gather(halves)
         comm.all_reduce(whole)
         assert np.allclose(halves, whole, rtol=1e-14)
+        comm.free()
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("length", [200, 1000, 1009, 4001])
+def test_long_chunks_travel_in_segments(length, each_group, monkeypatch):
+    monkeypatch.setattr(sys.modules["hpcdl.comm.allreduce.ring"], "SEGMENT", 100)  # bytes, so 12 float64
+
+    def body(bare):
+        comm = Communicator(bare, allreduce="ring")
+        rows = np.random.default_rng(length).integers(-99, 99, (comm.size, length)).astype("float64")
+        for _ in range(3):  # segments that meet in an inbox do so now and then
+            mine = rows[comm.rank].copy()
+            comm.all_reduce(mine)
+            assert np.array_equal(mine, rows.sum(0))
+        counted, longest = comm.traffic["all_reduce"], chunk_length(length, comm.size, 0)
+        after = [chunk_length(length, comm.size, comm.rank + i) for i in (1, 2)]
+        assert counted.messages == 3 * 2 * (comm.size - 1) * -(-longest * 8 // 100)
+        assert counted.bytes == (3 * 8 * (2 * length - sum(after)) if comm.size > 1 else 0)
         comm.free()
 
     each_group(body)

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from hpcdl.data import open_data, opening, placement
+from hpcdl.data import open_data, opening
 from hpcdl.errors import UsageError
 
 PLACEMENTS = ("shared", "partitioned", "streamed")
@@ -82,9 +82,6 @@ def test_ranks_of_a_node_share_memory(shared_file, world, place, monkeypatch):
     original = opening.read_x
     monkeypatch.setattr(opening, "read_x", lambda *what: reads.append(what[1:3]) or original(*what))
     data = open_data(shared_file, comm=world, placement=place)
-    window = data._resources[0].window
-    sizes = [len(window.Shared_query(rank)[0]) for rank in range(world.size)]
-    assert sizes[0] > 0 and not any(sizes[1:])  # one copy
     shared = [group for group, x in reads if place == "shared" or x.base is not None]
     assert len(shared) == (2 if world.rank == 0 else 0)  # read once
     split = data.train if place == "shared" else data.test
@@ -100,19 +97,19 @@ def test_ranks_of_a_node_share_memory(shared_file, world, place, monkeypatch):
     data.close()  # twice is once
 
 
-def test_alone_on_a_node_there_is_no_window(shared_file):
+def test_alone_on_a_node_nothing_is_shared(shared_file):
     from mpi4py import MPI
 
     for comm in (None, MPI.COMM_SELF):
         data = open_data(shared_file, comm=comm)
-        assert data._resources[0].window is None
+        assert data._resources[0].node is None
         data.close()
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("place", ["shared", "partitioned"])
-def test_without_room_every_rank_has_its_own_copy(shared_file, world, monkeypatch, caplog, place):
-    monkeypatch.setattr(placement, "shared_memory_room", lambda: 100 if world.rank == 0 else 1 << 40)
+def test_without_room_every_rank_has_its_own_copy(shared_file, world, no_room, caplog, place):
+    no_room(rank=0)  # the only rank that asks for any
     with caplog.at_level(logging.WARNING):
         data = open_data(shared_file, comm=world, placement=place)
     warned = world.allgather([record.getMessage() for record in caplog.records])
@@ -125,10 +122,6 @@ def test_without_room_every_rank_has_its_own_copy(shared_file, world, monkeypatc
     _, whole = epoch(data, world, epoch=0, batch_size=9)
     np.testing.assert_array_equal(np.sort(np.concatenate(whole)), np.arange(100))
     data.close()
-
-
-def test_there_is_room_for_shared_memory_here(tmp_path):
-    assert placement.shared_memory_room() > 0
 
 
 @pytest.mark.parametrize("place", PLACEMENTS)

@@ -3,21 +3,33 @@
 An algorithm is a function (comm, vector, op): comm a bare mpi4py communicator, vector a flat contiguous array that
 it reduces in place over all ranks, op(into, values) the reduction of two vectors. Written as a generator under
 `@collective` (hpcdl/comm/steps.py) it runs asynchronously too. A generator's messages may bear tags 0 to 31, and a
-receive that names no tag takes those sent without one.
+receive that names no tag takes those sent without one. An algorithm may have a `prepare(comm)`: a collective call, made
+before the first all-reduce, that returns the memory of the node (hpcdl/comm/node.py) which the algorithm works in.
 """
 
 import importlib
 from collections.abc import Callable
 
 from hpcdl.comm.allreduce.direct import direct
+from hpcdl.comm.allreduce.hierarchical import hierarchical
 from hpcdl.comm.allreduce.mpi import mpi
 from hpcdl.comm.allreduce.naive import naive
 from hpcdl.comm.allreduce.recursive import recursive
 from hpcdl.comm.allreduce.ring import ring
+from hpcdl.comm.allreduce.shared import shared
 from hpcdl.comm.allreduce.tree import tree
 from hpcdl.errors import UsageError, unknown
 
-ALGORITHMS = {"naive": naive, "direct": direct, "ring": ring, "tree": tree, "recursive": recursive, "mpi": mpi}
+ALGORITHMS = {
+    "naive": naive,
+    "direct": direct,
+    "ring": ring,
+    "tree": tree,
+    "recursive": recursive,
+    "shared": shared,
+    "hierarchical": hierarchical,
+    "mpi": mpi,
+}
 
 
 def algorithm(name: str) -> Callable:

@@ -12,13 +12,16 @@ one from its left. With 3 ranks (a, b, c hold vectors a0 a1 a2, b0 b1 b2, c0 c1 
 
     all-gather       each rank sends the chunk that it completed, then hands on what it receives, until all have all
 
-    cost, N ranks        messages      values sent                                  steps
-    every rank           2 (N - 1)     2 K - k(r+1) - k(r+2)  (2 (N-1) K / N)       2 (N - 1)
+    cost, N ranks        messages            values sent                                  steps
+    every rank           2 (N - 1) s         2 K - k(r+1) - k(r+2)  (2 (N-1) K / N)       2 (N - 1)
 
 where k(c) is the length of chunk c mod N. The values sent do not grow with N: the ring is optimal in bandwidth
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009), and pays 2 (N -
 1) latencies for it. Each chunk is summed along the ring from one fixed rank on, once, so that all ranks get the
 same bits.
+
+Long chunks travel as s segments of up to 1 MiB, each a message of its own: while one is added, the next is on its way,
+and a segment goes on to the right as soon as it is added, so that adding hides behind sending.
 """
 
 import numpy as np
@@ -26,6 +29,8 @@ import numpy as np
 from hpcdl.chunks import chunks
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.steps import collective
+
+SEGMENT = 1 << 20  # bytes of a message, at most
 
 
 @collective
@@ -41,12 +46,15 @@ def reduce_scatter(comm, vector, op=SUM, first=None):
     """Leave in each rank one chunk of the reduced vector; the other chunks hold partial sums afterwards.
 
     first: the chunk that this rank sends first; the one that it completes is `first + 1`. By default rank r completes
-    chunk r. Sends all chunks but the completed one: K - k(first + 1) values in N - 1 messages.
+    chunk r. Sends all chunks but the completed one: K - k(first + 1) values in N - 1 messages, times the segments.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     left, right, cut = (rank - 1) % size, (rank + 1) % size, chunks(vector.size, size)
     first = rank - 1 if first is None else first
     inbox = np.empty(cut[0].stop, vector.dtype)  # chunk 0 is the longest
+    if inbox.nbytes > SEGMENT and size > 1:
+        yield from in_segments(comm, vector, first, inbox, op)
+        return
     for step in range(size - 1):
         outgoing = vector[cut[(first - step) % size]]
         incoming = vector[cut[(first - step - 1) % size]]
@@ -60,12 +68,48 @@ def all_gather(comm, vector, first=None):
     """Fill in the chunks of `vector` that other ranks hold; each rank starts with one.
 
     first: the chunk that this rank holds, by default rank r holds chunk r. Sends all chunks but `first + 1`, which its
-    right neighbour holds: K - k(first + 1) values in N - 1 messages.
+    right neighbour holds: K - k(first + 1) values in N - 1 messages, times the segments.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     left, right, cut = (rank - 1) % size, (rank + 1) % size, chunks(vector.size, size)
     first = rank if first is None else first
+    if cut[0].stop * vector.itemsize > SEGMENT and size > 1:
+        yield from in_segments(comm, vector, first)
+        return
     for step in range(size - 1):
         outgoing = vector[cut[(first - step) % size]]
         incoming = vector[cut[(first - step - 1) % size]]
         yield comm.Irecv(incoming, left), comm.Isend(outgoing, right)
+
+
+def in_segments(comm, vector, first, inbox=None, op=None):
+    """The same N - 1 steps, each chunk cut into segments that travel one behind the other.
+
+    In step t a rank sends chunk first - t and receives chunk first - t - 1, which it sends next: into `inbox`, to be
+    added by op, or straight to its place.
+    """
+    rank, size = comm.Get_rank(), comm.Get_size()
+    left, right, cut = (rank - 1) % size, (rank + 1) % size, chunks(vector.size, size)
+    count = -(-cut[0].stop * vector.itemsize // SEGMENT)  # the same for all chunks, whose lengths differ by at most 1
+
+    def segments(index):
+        part = vector[cut[index % size]]
+        return [part[place] for place in chunks(part.size, count)]
+
+    def arrival(segment, number):
+        return segment if inbox is None else inbox[places[number]][: segment.size]
+
+    places = chunks(cut[0].stop, count)  # one for each number, whatever the length of the chunk
+    coming = segments(first - 1)
+    receiving = [comm.Irecv(arrival(segment, number), left) for number, segment in enumerate(coming)]
+    sending = [comm.Isend(segment, right) for segment in segments(first)]
+    for step in range(1, size):
+        now, coming, sent, sending = coming, segments(first - step - 1), sending, []
+        for number, segment in enumerate(now):
+            yield [receiving[number]]
+            if op is not None:
+                op(segment, arrival(segment, number))
+            if step < size - 1:  # it goes on, and the next segment with its number may take its place
+                sending.append(comm.Isend(segment, right))
+                receiving[number] = comm.Irecv(arrival(coming[number], number), left)
+        yield sent

@@ -1,0 +1,98 @@
+"""Hierarchical all-reduce: in shared memory within each node, by messages between one rank of each.
+
+    node 0                        node 1               the leader (L) of a node only exchanges; its other
+    ranks  L ... add ... 1 2      L ... add ... 1 2    ranks add all vectors of the node into the leader's,
+           │                      │                    piece by piece, and copy the result from there
+           └───── exchange ───────┘
+
+    time           piece 0        piece 1        piece 2        ...
+    others         add            add            add            copy 0, 1, 2, ... as they come
+    leader                        exchange 0     exchange 1     exchange 2
+
+The pieces, of 512 KiB, overlap: while the leaders exchange one, by recursive halving and doubling where they are a
+power of two and around a ring where not, the others add the next. With H nodes a node's link carries 2 (H - 1) K / H
+values each way, whatever the number of its ranks. A ring over all N ranks sends 2 (N - 1) K / N over it, in more steps,
+and a recursive exchange of all ranks up to N / H times as much.
+
+    cost, H nodes, N ranks      messages of a leader        values it sends        values added in a node
+    H = 2^h                     2 h for each piece          2 (H - 1) K / H        all vectors of the node, once
+    else                        2 (H - 1) for each piece    2 (H - 1) K / H        the same
+
+A node with one rank has nothing to add, its vector is exchanged as it is. All leaders end with the same bits, and hand
+them to their nodes.
+"""
+
+import numpy as np
+
+from hpcdl.comm.allreduce.recursive import recursive
+from hpcdl.comm.allreduce.ring import ring
+from hpcdl.comm.node import node_memory
+from hpcdl.comm.operations import SUM
+from hpcdl.comm.steps import collective
+from hpcdl.kernels import shared as kernels
+
+PIECE = 512 << 10  # bytes; a scratch block holds a whole number of them
+
+
+@collective
+def hierarchical(comm, vector, op=SUM):
+    """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, node by node."""
+    memory = node_memory(comm)
+    if not memory.usable:
+        yield from recursive.steps(comm, vector, op)
+    elif memory.nodes == 1:
+        if memory.size > 1:
+            yield from memory.turn(memory.steps(vector, op))
+    elif memory.ranks_per_node == 1:
+        yield from between(comm).steps(comm, vector, op)
+    else:
+        yield from memory.turn(over_nodes(comm, memory, vector, op))
+
+
+def between(comm):
+    """The algorithm between the leaders."""
+    size = comm.Get_size()
+    return recursive if size & (size - 1) == 0 else ring
+
+
+def pieces(first: int, size: int, itemsize: int) -> list[slice]:
+    """Elements first to first + size, cut where all nodes cut: at multiples of PIECE bytes."""
+    each = PIECE // itemsize
+    return [slice(start, min(start + each, first + size)) for start in range(first, first + size, each)]
+
+
+def over_nodes(comm, memory, vector, op):
+    """The steps on several nodes, some of them with several ranks."""
+    leaders = memory.leaders(comm)
+    exchange = between(leaders)
+    if memory.size == 1:  # alone on its node, it keeps step with the leaders of the others
+        for piece in pieces(0, vector.size, vector.itemsize):
+            yield from exchange.steps(leaders, vector[piece], op)
+        return
+    start = 0
+    while start < vector.size:
+        memory.offer(vector, start)
+        yield memory.arrived
+        size = kernels.offered_size(vector, start, memory.peers)
+        block = pieces(start, size, vector.itemsize)
+        if memory.rank == 0:
+            total = memory.offered(vector, start)[:size]
+            for piece in block:
+                memory.post()
+                yield memory.arrived  # the others have added this piece
+                yield from exchange.steps(leaders, total[piece.start - start : piece.stop - start], op)
+                memory.publish()
+            if not np.may_share_memory(total, vector):
+                vector[start : start + size] = total
+        else:
+            for piece in block:
+                memory.add_to_leader(vector, piece.start - start, piece.stop - piece.start, op)
+            for piece in block:
+                yield memory.published()
+                memory.copy_from_leader(vector[piece], piece.start - start)
+        memory.post()
+        yield memory.arrived  # nobody reads the others' vectors any more
+        start += size
+
+
+hierarchical.prepare = node_memory

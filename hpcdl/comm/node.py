@@ -1,0 +1,190 @@
+"""The memory that the ranks of one node share on behalf of a communicator: flags, scratch blocks, vectors.
+
+    memory = node_memory(comm)       that of this communicator; the first call makes it and is collective
+    memory.empty(n, dtype)           a vector that all ranks of the node reach (collective)
+    memory.all_reduce(vector)        over the ranks of the node; `steps` is its asynchronous form
+    memory.leaders(comm)             one rank of each node, as a communicator
+
+The loops, and what the flags mean, are in kernels/shared.py. Operations that are in flight together take turns, in the
+order in which they were started, which is the same on all ranks.
+"""
+
+import os
+from collections import deque
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl import shared_memory
+from hpcdl.comm.operations import SUM
+from hpcdl.comm.steps import Until
+from hpcdl.comm.watchdog import activity
+from hpcdl.kernels import shared as kernels
+
+LOOKS = 100_000  # at flags before MPI is given a turn: a message that this rank has sent may need it to leave
+SPINS = 2000  # looks between two offers of the core to other processes, where every rank has a core of its own
+CODES = {"sum": kernels.SUM, "mean": kernels.SUM, "max": kernels.MAX, "min": kernels.MIN}
+MESSAGES = "ranks exchange messages instead"
+
+
+class NodeMemory:
+    """What a rank knows of its node: its ranks (`comm`, `rank`, `size`), and the memory that they share.
+
+    usable: whether there is room for it, on all nodes of the communicator. nodes: how many there are.
+    """
+
+    def __init__(self, comm: MPI.Intracomm):
+        self.comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.rank, self.size = self.comm.rank, self.comm.size
+        firsts = comm.allgather(self.comm.bcast(comm.rank))  # of each rank, the first rank of its node
+        self.firsts = sorted(set(firsts))
+        self.nodes, self.ranks_per_node = len(self.firsts), max(map(firsts.count, self.firsts))
+        self.spins = SPINS if self.size <= cores(self.comm) else 1
+        self.queue = deque()
+        self.state, self.peers = np.zeros(6, np.int64), np.zeros(1, np.int64)
+        self.segments, self.lengths, self.parts = np.empty((0, self.size), np.int64), np.empty(0, np.int64), []
+        made = self.size == 1 or self._share(kernels.BYTES, "an all-reduce in shared memory", MESSAGES) is not None
+        self.usable = comm.allreduce(made, MPI.LAND)
+        if self.usable and self.size > 1:
+            self.peers = self.segments[0].copy()
+            self.segments, self.lengths = self.segments[1:], self.lengths[1:]
+        self.arrived = Until(lambda: self._arrived(0), self._await_arrival)
+
+    def _share(self, size: int, what: str, otherwise: str) -> np.ndarray | None:
+        """Memory of `size` bytes for each rank, entered in `segments`; this rank's, or None where there is no room."""
+        parts = shared_memory.share(self.comm, size, what, otherwise)
+        if parts is None:
+            return None
+        self.segments = np.vstack([self.segments, [part.ctypes.data for part in parts]])
+        self.lengths = np.append(self.lengths, size)
+        self.parts.append(parts)  # others may still use theirs when this rank's vector is gone
+        return parts[self.rank][:size]
+
+    def empty(self, n: int, dtype: np.dtype) -> np.ndarray | None:
+        """A vector of n elements that all ranks of the node reach, or None; collective over the node."""
+        if not self.usable or self.size == 1 or n == 0:
+            return None
+        with activity.inside("empty"):
+            memory = self._share(n * dtype.itemsize, "a vector for each rank", "each rank keeps its own")
+        if dtype not in kernels.all_reduce.compiled:
+            kernels.all_reduce.compile(dtype)  # now, and not when the first step is timed
+        return None if memory is None else memory.view(dtype)
+
+    def leaders(self, comm: MPI.Intracomm) -> "Members":
+        """The first rank of each node, as a communicator whose messages pass through `comm`."""
+        return Members(comm, self.firsts)
+
+    # -- flags and turns ---------------------------------------------------------------------------------------------
+
+    def _arrived(self, looks: int) -> bool:
+        return kernels.arrived(self.peers, self.state[kernels.COUNT], looks, self.spins)
+
+    def _await_arrival(self) -> None:
+        while not self._arrived(LOOKS):
+            self.comm.Iprobe()
+
+    def turn(self, steps):
+        """Run the generator `steps` when all that were started before it are done."""
+        self.queue.append(steps)
+        yield Until(lambda: self.queue[0] is steps)
+        yield from steps
+        self.queue.popleft()
+
+    def take_written(self) -> int:
+        """Bytes that this rank has written to shared memory, or copied from there, since it was last asked."""
+        written, self.state[kernels.WRITTEN] = int(self.state[kernels.WRITTEN]), 0
+        return written
+
+    # -- the all-reduce of one node ----------------------------------------------------------------------------------
+
+    def _advance(self, vector, op, looks: int) -> bool:
+        return kernels.all_reduce(
+            vector, self.peers, self.rank, self.segments, self.lengths, self.state, CODES[op.name], looks, self.spins
+        )
+
+    def all_reduce(self, vector, op=SUM) -> None:
+        """Reduce `vector` over the ranks of the node, in place."""
+        while not self._advance(vector, op, LOOKS):
+            self.comm.Iprobe()
+
+    def steps(self, vector, op=SUM):
+        """The same, asynchronously."""
+        while not self._advance(vector, op, 0):
+            yield self.arrived
+
+    # -- one node of several: rank 0 of the node leads, the others add into its vector, all copy from there ----------
+
+    def offer(self, vector, start: int) -> None:
+        """Offer the vector from element `start` on, or a copy of its next block, to the node."""
+        kernels.offer_from(vector, start, self.peers, self.rank, self.segments, self.lengths, self.state)
+
+    def offered(self, vector, start: int) -> np.ndarray:
+        """Where what this rank offers lies: the vector itself, from `start` on, or its scratch block."""
+        if kernels.in_window(self.peers, self.rank):
+            return vector[start:]
+        return self.parts[0][self.rank][kernels.SCRATCH : kernels.BYTES].view(vector.dtype)
+
+    def add_to_leader(self, vector, first: int, size: int, op) -> None:
+        """Add this rank's share of all vectors of the node, from `first` on, into the leader's; raise the flag."""
+        code = CODES[op.name]
+        kernels.add_to_leader(vector, first, size, self.peers, self.rank, self.segments, self.state, code)
+
+    def post(self) -> None:
+        """Raise this rank's flag."""
+        kernels.raise_flag(self.state, self.peers, self.rank)
+
+    def publish(self) -> None:
+        """Tell the node that one more piece of the leader's vector is complete."""
+        kernels.publish(self.state, self.peers)
+
+    def published(self) -> Until:
+        """Until the next piece is complete."""
+        self.state[kernels.PUBLISHED] += 1
+        count = self.state[kernels.PUBLISHED]
+        return Until(lambda: kernels.published(self.peers, count))
+
+    def copy_from_leader(self, into, first: int) -> None:
+        """into <- the leader's values, from `first` on."""
+        kernels.copy_from_leader(into, first, self.peers, self.segments, self.state)
+
+    def free(self) -> None:
+        """Let the memory go: vectors in it last as long as they are used."""
+        self.parts, self.segments = [], self.segments[:0]
+        self.comm.Free()
+
+
+class Members:
+    """Some ranks of a communicator, numbered from 0, for an algorithm among them; None of its other methods."""
+
+    def __init__(self, comm: MPI.Intracomm, ranks: list[int]):
+        self.comm, self.ranks = comm, ranks
+
+    def Get_rank(self) -> int:
+        return self.ranks.index(self.comm.Get_rank())
+
+    def Get_size(self) -> int:
+        return len(self.ranks)
+
+    def Isend(self, buffer, to: int, tag: int = 0) -> MPI.Request:
+        return self.comm.Isend(buffer, self.ranks[to], tag)
+
+    def Irecv(self, buffer, source: int, tag: int = 0) -> MPI.Request:
+        return self.comm.Irecv(buffer, self.ranks[source], tag)
+
+
+def cores(comm: MPI.Intracomm) -> int:
+    """How many cores the ranks of a node may run on, all together; collective."""
+    return len(set().union(*comm.allgather(os.sched_getaffinity(0))))
+
+
+KEY = MPI.Comm.Create_keyval()
+
+
+def node_memory(comm: MPI.Intracomm) -> NodeMemory:
+    """The node memory of this communicator; collective at the first call."""
+    memory = comm.Get_attr(KEY)
+    if memory is None:
+        with activity.inside("node memory"):
+            memory = NodeMemory(comm)
+        comm.Set_attr(KEY, memory)
+    return memory

@@ -1,0 +1,53 @@
+"""Memory that the ranks of a node share: a file in /dev/shm that all of them map and that has no name any more.
+
+Each rank reserves its own part before anybody writes to it, so too little room is one warning and something to fall
+back on, where an MPI window of that size would kill the job at the first write. The pages lie near the core that
+reserves them, they go when the last array over them goes, and a killed job leaves nothing behind.
+"""
+
+import contextlib
+import logging
+import mmap
+import os
+import uuid
+
+import numpy as np
+
+log = logging.getLogger("hpcdl")
+FOLDER = "/dev/shm"
+
+
+def share(node, size: int, what: str, otherwise: str) -> list[np.ndarray] | None:
+    """Collective over the ranks of a node: the memory of each rank (bytes, zero), of which it asks for `size` itself.
+
+    None, on all ranks, where there is no room; rank 0 then warns that `what` needs it and what is done `otherwise`.
+    Parts begin at whole pages.
+    """
+    sizes = node.allgather(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+    total, start = sum(sizes), sum(sizes[: node.rank])
+    path = node.bcast(os.path.join(FOLDER, f"hpcdl-{uuid.uuid4().hex}") if node.rank == 0 else None)
+    problem, mapped = None, None
+    with contextlib.ExitStack() as stack:
+        for turn in (0, 1):  # rank 0 makes the file, then the others open it
+            if turn == min(1, node.rank):
+                try:
+                    file = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if turn == 0 else 0), 0o600)
+                    stack.callback(os.close, file)
+                    if turn == 0:
+                        os.ftruncate(file, max(total, 1))
+                    if sizes[node.rank]:
+                        os.posix_fallocate(file, start, sizes[node.rank])
+                    mapped = mmap.mmap(file, max(total, 1))
+                except OSError as error:
+                    problem = error.strerror
+            problems = node.allgather(problem)
+        if node.rank == 0:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    problem = next(filter(None, problems), None)
+    if problem is not None:
+        if node.rank == 0:
+            log.warning("%s: %s; %s needs %.1f MB there: %s", FOLDER, problem, what, total / 1e6, otherwise)
+        return None
+    memory, ends = np.frombuffer(mapped, np.uint8), np.cumsum(sizes)
+    return [memory[end - length : end] for end, length in zip(ends, sizes, strict=True)]

@@ -1,0 +1,329 @@
+"""All-reduce in memory that the ranks of a node share: flags, sums over all ranks' vectors, and the waiting between.
+
+Each rank owns a line of 64 bytes that all others can read: a flag, which only counts upwards, and the place of the
+vector that the rank offers. A rank posts by raising its flag (a release store: whoever sees the flag sees what was
+written before it) and waits until the flags of all have come as far (acquire loads). One post and one wait are a
+barrier, without a message and without a lock.
+
+    word of a line    0 flag    1 segment, or -1: the rank's own scratch block    2 offset in bytes    3 pieces complete
+
+Two ways, by length; n bytes in the vector, N ranks:
+
+                        syncs    read by a rank    written by a rank
+    n <= SMALL          1        n + N n           2 n      copy in, then every rank adds all vectors
+    each block of it    2        n                 n        every rank adds its 1/N of all and writes it to all
+    not in a window              + 2 n             + 2 n    to the rank's scratch block first, and back
+
+The second way's N n reads and N n writes, all ranks together, are the least that leaves the sum in all vectors; it runs
+against memory bandwidth, or in a cache against moving lines between cores. An element is added by one rank, or by all
+in the same order, so all get the same bits.
+
+A short vector goes to one of two buffers in turn: a rank that posts its sync c is done with sync c - 1, so after the
+wait of c nobody reads the buffer of c - 1 any more.
+"""
+
+import numpy as np
+from numba import carray, types
+from numba.extending import intrinsic
+
+from hpcdl.kernels.bind import block, function
+
+SUM, MAX, MIN = 0, 1, 2
+LINE = 64  # bytes of a cache line: two ranks' flags never share one
+SMALL = 8 << 10  # bytes up to which every rank adds all vectors
+BLOCK = 1 << 20  # bytes of a rank's scratch block: what is added between two syncs where a vector is in no window
+TILE = 8 << 10  # bytes that stay in the first-level cache from the adding to the writing
+SCRATCH = LINE + 2 * SMALL  # where the scratch block begins in the memory of a rank
+BYTES = SCRATCH + BLOCK  # of that memory
+
+# A rank's state: its flag, the phase and block it stands in, bytes written, pieces of its leader known to be complete.
+COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED = range(6)
+BEGIN, OFFERED, ADDED = range(3)  # phases
+
+
+@intrinsic
+def load(context, address):
+    """The int64 at this address; what its writer wrote before it is visible afterwards."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], context.get_value_type(types.int64).as_pointer())
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def store(context, address, value):
+    """Write an int64 to this address, after all that was written before."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], arguments[1].type.as_pointer())
+        builder.store_atomic(arguments[1], pointer, "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def pointer(context, address, like):
+    """The address as a pointer to elements of the type of the array `like`."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like.dtype)(types.int64, like), generate
+
+
+sched_yield = types.ExternalFunction("sched_yield", types.int32())
+
+
+@function
+def at(address, count, like):
+    """The array of `count` elements, of the type of `like`, that begins at this address."""
+    return carray(pointer(address, like), (count,))
+
+
+@function
+def copy(to, values):
+    for i in range(to.size):
+        to[i] = values[i]
+
+
+@function
+def combine(into, values, op):
+    """into <- into + values, or the larger or the smaller of the two; a NaN on either side stays a NaN."""
+    if op == SUM:
+        for i in range(into.size):
+            into[i] += values[i]
+    elif op == MAX:
+        for i in range(into.size):
+            if not values[i] <= into[i] and into[i] == into[i]:
+                into[i] = values[i]
+    else:
+        for i in range(into.size):
+            if not values[i] >= into[i] and into[i] == into[i]:
+                into[i] = values[i]
+
+
+@function
+def come(peers, count, patience, spins):
+    """Wait until the flags of all have come to `count`; False when it takes more than `patience` looks.
+
+    spins: looks between two offers of the core to another process; 1 where ranks outnumber cores.
+    """
+    looks = 0
+    for rank in range(peers.size):
+        while load(peers[rank]) < count:
+            looks += 1
+            if looks >= patience:
+                return False
+            if looks % spins == 0:
+                sched_yield()
+    return True
+
+
+@function
+def post(peers, rank, state):
+    """Raise this rank's flag."""
+    state[COUNT] += 1
+    store(peers[rank], state[COUNT])
+
+
+@function
+def share(size, lines_of, parts, part):
+    """Elements [first, last) of `size` that belong to a part: whole cache lines of `lines_of` elements each."""
+    lines = (size + lines_of - 1) // lines_of
+    each = (lines + parts - 1) // parts * lines_of
+    return min(part * each, size), min((part + 1) * each, size)
+
+
+@function
+def offer(peers, rank, segments, lengths, address, size):
+    """Write to this rank's line where its `size` bytes at this address lie; False when they are in no window."""
+    line = peers[rank]
+    for segment in range(lengths.size):
+        offset = address - segments[segment, rank]
+        if offset >= 0 and offset + size <= lengths[segment]:
+            store(line + 8, segment)
+            store(line + 16, offset)
+            return True
+    store(line + 8, -1)
+    store(line + 16, 0)
+    return False
+
+
+@function
+def offered(peers, rank, segments):
+    """The address, in this process, of what that rank offers."""
+    segment = load(peers[rank] + 8)
+    if segment < 0:
+        return peers[rank] + SCRATCH
+    return segments[segment, rank] + load(peers[rank] + 16)
+
+
+@function
+def add_all(vector, peers, op, buffer):
+    """vector <- all ranks' short vectors combined, in the order of the ranks."""
+    copy(vector, at(peers[0] + buffer, vector.size, vector))
+    for rank in range(1, peers.size):
+        combine(vector, at(peers[rank] + buffer, vector.size, vector), op)
+
+
+@function
+def add_share(size, like, peers, rank, segments, op):
+    """Combine this rank's share of all ranks' blocks of `size` elements, and write it to all; bytes written."""
+    item, ranks = like.itemsize, peers.size
+    first, last = share(size, LINE // item, ranks, rank)
+    own = offered(peers, rank, segments)
+    for start in range(first, last, TILE // item):
+        count = min(TILE // item, last - start)
+        mine = at(own + start * item, count, like)
+        for step in range(1, ranks):
+            other = offered(peers, (rank + step) % ranks, segments)
+            combine(mine, at(other + start * item, count, like), op)
+        for step in range(1, ranks):
+            other = offered(peers, (rank + step) % ranks, segments)
+            copy(at(other + start * item, count, like), mine)
+    return (last - first) * item * (ranks - 1)
+
+
+@function
+def all_offer(peers):
+    """Whether the vectors of all ranks lie in windows."""
+    missing = 0
+    for line in peers:
+        missing += load(line + 8) < 0
+    return missing == 0
+
+
+@function
+def offer_block(vector, start, peers, rank, segments, lengths, state):
+    """Offer the vector from `start` on, or a copy of its next block; raise the flag."""
+    item, rest = vector.itemsize, vector.size - start
+    address = np.int64(vector.ctypes.data) + start * item
+    if not offer(peers, rank, segments, lengths, address, rest * item):
+        size = min(BLOCK // item, rest)
+        copy(at(peers[rank] + SCRATCH, size, vector), vector[start : start + size])
+        state[WRITTEN] += size * item
+    post(peers, rank, state)
+
+
+@function
+def block_size(vector, start, peers):
+    """Elements between two syncs, once all have offered: all that is left when nobody needs a scratch block."""
+    rest = vector.size - start
+    return rest if all_offer(peers) else min(BLOCK // vector.itemsize, rest)
+
+
+@block("T[::1], int64[::1], int64, int64[:, ::1], int64[::1], int64[::1], int64, int64, int64")
+def all_reduce(vector, peers, rank, segments, lengths, state, op, patience, spins):
+    """Take the all-reduce of `vector` as far as the others have come; True when it is done.
+
+    peers: addresses of all ranks' memory. segments (windows, ranks): addresses of their parts; lengths: bytes of a
+    part. state: where this rank stands. patience: looks at flags before giving up for now, 0 to look just once.
+    """
+    item = vector.itemsize
+    if vector.size * item <= SMALL:
+        if state[PHASE] == BEGIN:
+            buffer = LINE + SMALL * (state[COUNT] % 2)
+            copy(at(peers[rank] + buffer, vector.size, vector), vector)
+            state[WRITTEN] += vector.size * item
+            post(peers, rank, state)
+            state[PHASE] = OFFERED
+        if not come(peers, state[COUNT], patience, spins):
+            return False
+        add_all(vector, peers, op, LINE + SMALL * ((state[COUNT] - 1) % 2))
+        state[PHASE] = BEGIN
+        return True
+    while state[START] < vector.size:
+        start = state[START]
+        if state[PHASE] == BEGIN:
+            offer_block(vector, start, peers, rank, segments, lengths, state)
+            state[PHASE] = OFFERED
+        if state[PHASE] == OFFERED:
+            if not come(peers, state[COUNT], patience, spins):
+                return False
+            state[SIZE] = block_size(vector, start, peers)  # after the next sync others may offer something else
+            state[WRITTEN] += add_share(state[SIZE], vector, peers, rank, segments, op)
+            post(peers, rank, state)
+            state[PHASE] = ADDED
+        if not come(peers, state[COUNT], patience, spins):
+            return False
+        size = state[SIZE]
+        if load(peers[rank] + 8) < 0:
+            copy(vector[start : start + size], at(peers[rank] + SCRATCH, size, vector))
+            state[WRITTEN] += size * item
+        state[PHASE] = BEGIN
+        state[START] += size
+    state[START] = 0
+    return True
+
+
+# What a hierarchical all-reduce needs (hpcdl/comm/allreduce/hierarchical.py): rank 0 of a node leads.
+
+
+@block("T[::1], int64, int64[::1], int64, int64[:, ::1], int64[::1], int64[::1]")
+def offer_from(vector, start, peers, rank, segments, lengths, state):
+    """Offer the vector from element `start` on, or a copy of its next block, and raise the flag."""
+    offer_block(vector, start, peers, rank, segments, lengths, state)
+
+
+@block("T[::1], int64, int64[::1]")
+def offered_size(vector, start, peers):
+    """Elements from `start` on that all ranks have offered."""
+    return block_size(vector, start, peers)
+
+
+@block("T[::1], int64, int64, int64[::1], int64, int64[:, ::1], int64[::1], int64")
+def add_to_leader(vector, first, size, peers, rank, segments, state, op):
+    """Combine this rank's share of `size` elements into the leader's vector, and raise the flag.
+
+    first: where they begin in what is offered. All ranks but the leader add, while the leader exchanges with others.
+    """
+    item, ranks = vector.itemsize, peers.size
+    low, high = share(size, LINE // item, ranks - 1, rank - 1)
+    for start in range(first + low, first + high, TILE // item):
+        count = min(TILE // item, first + high - start)
+        total = at(offered(peers, 0, segments) + start * item, count, vector)
+        for other in range(1, ranks):
+            combine(total, at(offered(peers, other, segments) + start * item, count, vector), op)
+    state[WRITTEN] += (high - low) * item
+    post(peers, rank, state)
+
+
+@block("T[::1], int64, int64[::1], int64[:, ::1], int64[::1]")
+def copy_from_leader(into, first, peers, segments, state):
+    """into <- the leader's values, from `first` on in what it offers."""
+    copy(into, at(offered(peers, 0, segments) + first * into.itemsize, into.size, into))
+    state[WRITTEN] += into.nbytes
+
+
+@block("T[::1], int64, int64, int64")
+def arrived(peers, count, patience, spins):
+    """Whether the flags of all have come to `count`."""
+    return come(peers, count, patience, spins)
+
+
+@block("T[::1], T[::1], int64")
+def raise_flag(state, peers, rank):
+    """Raise this rank's flag."""
+    post(peers, rank, state)
+
+
+@block("T[::1], int64")
+def in_window(peers, rank):
+    """Whether what this rank offers lies in a window."""
+    return load(peers[rank] + 8) >= 0
+
+
+@block("T[::1], T[::1]")
+def publish(state, peers):
+    """The leader: one more piece of its vector is complete."""
+    state[PUBLISHED] += 1
+    store(peers[0] + 24, state[PUBLISHED])
+
+
+@block("T[::1], int64")
+def published(peers, count):
+    """Whether so many pieces of the leader's vector are complete."""
+    return load(peers[0] + 24) >= count
