@@ -34,7 +34,7 @@ class NodeMemory:
     """
 
     def __init__(self, comm: MPI.Intracomm):
-        self.comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.comm = ranks_of_node(comm)
         self.rank, self.size = self.comm.rank, self.comm.size
         firsts = comm.allgather(self.comm.bcast(comm.rank))  # of each rank, the first rank of its node
         self.firsts = sorted(set(firsts))
@@ -170,6 +170,11 @@ class Members:
 
     def Irecv(self, buffer, source: int, tag: int = 0) -> MPI.Request:
         return self.comm.Irecv(buffer, self.ranks[source], tag)
+
+
+def ranks_of_node(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """The ranks of `comm` on this rank's node; collective."""
+    return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 
 def cores(comm: MPI.Intracomm) -> int:

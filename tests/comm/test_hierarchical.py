@@ -1,0 +1,131 @@
+"""Several nodes: the sums, and who sends how much. The nodes are made up: ranks of one machine in groups."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from hpcdl.chunks import chunks
+from hpcdl.comm import Communicator, node
+from hpcdl.errors import UsageError
+from hpcdl.kernels import shared as kernels
+
+BLOCK = kernels.BLOCK // 4
+LAYOUTS = {
+    "pairs": lambda rank: rank // 2,
+    "round robin": lambda rank: rank % 2,
+    "one and the rest": lambda rank: min(rank, 1),
+    "each alone": lambda rank: rank,
+    "together": lambda rank: 0,
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request, monkeypatch):
+    """A function: the node of a rank."""
+    place = LAYOUTS[request.param]
+    monkeypatch.setattr(node, "ranks_of_node", lambda comm: comm.Split(place(comm.rank), comm.rank))
+    return place
+
+
+def values(rank, length):
+    return ((np.arange(length) * 7 + rank * 13) % 1000).astype("float32")
+
+
+@pytest.mark.parametrize("where", ["windows", "elsewhere", "mixed"])
+def test_sums_of_all_lengths(where, layout, each_group):
+    def body(bare):
+        comm = Communicator(bare, allreduce="hierarchical")
+        for length in (0, 1, 7, 1009, BLOCK // 2 + 1, BLOCK + 1, 2 * BLOCK + 17):
+            vector = comm.empty(length)
+            if where == "elsewhere" or (where == "mixed" and comm.rank % 2):
+                vector = np.empty(length, "float32")
+            for _ in range(2):
+                vector[:] = values(comm.rank, length)
+                comm.all_reduce(vector)
+                assert np.array_equal(vector, sum(values(rank, length) for rank in range(comm.size)))
+        comm.free()
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("op", ["mean", "max", "min"])
+def test_operations(op, layout, each_group):
+    def body(bare):
+        comm = Communicator(bare, allreduce="hierarchical")
+        rows = np.random.default_rng(1).integers(-9, 9, (comm.size, 3001)).astype("float64")
+        vector = comm.empty(3001, "float64")
+        vector[:] = rows[comm.rank]
+        comm.all_reduce(vector, op)
+        assert np.allclose(vector, getattr(rows, op)(0), rtol=1e-15, atol=0)
+        comm.free()
+
+    each_group(body)
+
+
+def test_only_leaders_send_and_what_theory_says(layout, each_group, monkeypatch):
+    monkeypatch.setattr(sys.modules["hpcdl.comm.allreduce.hierarchical"], "PIECE", 4096)
+
+    def body(bare):
+        comm = Communicator(bare, allreduce="hierarchical")
+        memory, length = comm.memory, 5000
+        vector = comm.empty(length)
+        memory.take_written()
+        comm.all_reduce(vector)
+        nodes, counted = memory.nodes, comm.traffic["all_reduce"]
+        whole = memory.ranks_per_node == 1 or nodes == 1
+        pieces = [length] if whole else [min(1024, length - start) for start in range(0, length, 1024)]
+        if nodes == 1 or memory.rank > 0:
+            assert counted.messages == 0
+        elif nodes & (nodes - 1) == 0:  # recursive, so much for each piece
+            assert counted.messages == len(pieces) * 2 * (nodes.bit_length() - 1)
+            assert sent(comm, counted) == sum(4 * recursive_values(piece, nodes, leader(comm)) for piece in pieces)
+        else:
+            assert counted.messages == len(pieces) * 2 * (nodes - 1)
+            assert sent(comm, counted) == sum(4 * ring_values(piece, nodes, leader(comm)) for piece in pieces)
+        comm.free()
+
+    def leader(comm):
+        return comm.memory.firsts.index(comm.rank)
+
+    def sent(comm, counted):  # a leader writes nothing to shared memory
+        return counted.bytes
+
+    each_group(body)
+
+
+def ring_values(length, size, rank):
+    cut = chunks(length, size)
+    return 2 * length - sum(cut[(rank + i) % size].stop - cut[(rank + i) % size].start for i in (1, 2))
+
+
+def recursive_values(length, size, rank):
+    cut, sent, first, distance = chunks(length, size), 0, 0, size // 2
+    while distance:  # halving: this rank keeps the half that it lies in
+        other = first if rank & distance else first + distance
+        sent += cut[other + distance - 1].stop - cut[other].start
+        first, distance = (first + distance if rank & distance else first), distance // 2
+    distance = 1
+    while distance < size:
+        start = rank // distance * distance
+        sent, distance = sent + cut[start + distance - 1].stop - cut[start].start, 2 * distance
+    return sent
+
+
+@pytest.mark.mpi(min_size=2)
+def test_shared_is_refused_on_several_nodes(layout, world):
+    nodes = len({layout(rank) for rank in range(world.size)})
+    if nodes > 1:
+        with pytest.raises(UsageError, match=f"on {nodes}; use hierarchical or auto"):
+            Communicator(world, allreduce="shared")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_no_room_on_one_node_is_messages_for_all(layout, world, no_room):
+    no_room(rank=0)
+    comm = Communicator(world, allreduce="hierarchical")
+    vector = comm.empty(1009)
+    vector[:] = values(comm.rank, 1009)
+    comm.all_reduce(vector)
+    assert np.array_equal(vector, sum(values(rank, 1009) for rank in range(comm.size)))
+    comm.free()
