@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from mpi4py import MPI
@@ -14,6 +15,8 @@ from hpcdl.comm.launcher import clean_environment, mpiexec
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     """Rank 0 reports for all; what another rank has to say, it says when it fails."""
+    config.cache_folder = tempfile.TemporaryDirectory()
+    os.environ["HPCDL_CACHE"] = config.cache_folder.name  # what `auto` measures is not kept
     if MPI.COMM_WORLD.rank > 0:
         config.get_terminal_writer()._file = open(os.devnull, "w")  # noqa: SIM115 - open as long as pytest runs
 

@@ -63,7 +63,7 @@ class Communicator:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm = MPI.COMM_WORLD, allreduce: str = "ring", timeout: float = 0, trace: int = 0
+        self, comm: MPI.Intracomm = MPI.COMM_WORLD, allreduce: str = "auto", timeout: float = 0, trace: int = 0
     ):
         self._open(comm, "world", Traffic(), allreduce)
         self.timeline = Timeline(self.mpi, trace)
@@ -219,18 +219,20 @@ class Communicator:
 
         An algorithm of the user's that is no generator is done when this returns.
         """
-        return self._all_reduce(array, op, getattr(self.algorithm, "steps", None))
+        return self._all_reduce(array, op)
 
     def all_reduce(self, array, op="sum") -> None:
-        steps = getattr(self.algorithm, "steps", None)
-        if self.algorithm is mpi and not activity.in_flight:
-            steps = None  # the library's blocking call, not its asynchronous one
-        self._all_reduce(array, op, steps).wait()
+        self._all_reduce(array, op, blocking=True).wait()
 
-    def _all_reduce(self, array, op, steps):
+    def _all_reduce(self, array, op, blocking=False):
         vector, op, comm = flat(array), operation(op, array.dtype), self._lane("all_reduce")
+        choose = getattr(self.algorithm, "choose", None)
+        chosen = choose(self._collective, vector) if choose else self.algorithm
+        steps = getattr(chosen, "steps", None)
+        if chosen is mpi and blocking and not activity.in_flight:
+            steps = None  # the library's blocking call, not its asynchronous one
         if steps is None:
-            running = self._at_once("all_reduce", lambda: self.algorithm(comm, vector, op))
+            running = self._at_once("all_reduce", lambda: chosen(comm, vector, op))
         else:
             running = steps(comm, vector, op)
 

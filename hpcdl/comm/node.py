@@ -40,7 +40,7 @@ class NodeMemory:
         self.firsts = sorted(set(firsts))
         self.nodes, self.ranks_per_node = len(self.firsts), max(map(firsts.count, self.firsts))
         self.spins = SPINS if self.size <= cores(self.comm) else 1
-        self.queue = deque()
+        self.queue, self.table = deque(), None  # operations in flight; which algorithm for which length (auto.py)
         self.state, self.peers = np.zeros(6, np.int64), np.zeros(1, np.int64)
         self.segments, self.lengths, self.parts = np.empty((0, self.size), np.int64), np.empty(0, np.int64), []
         made = self.size == 1 or self._share(kernels.BYTES, "an all-reduce in shared memory", MESSAGES) is not None

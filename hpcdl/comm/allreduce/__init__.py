@@ -3,13 +3,16 @@
 An algorithm is a function (comm, vector, op): comm a bare mpi4py communicator, vector a flat contiguous array that
 it reduces in place over all ranks, op(into, values) the reduction of two vectors. Written as a generator under
 `@collective` (hpcdl/comm/steps.py) it runs asynchronously too. A generator's messages may bear tags 0 to 31, and a
-receive that names no tag takes those sent without one. An algorithm may have a `prepare(comm)`: a collective call, made
-before the first all-reduce, that returns the memory of the node (hpcdl/comm/node.py) which the algorithm works in.
+receive that names no tag takes those sent without one.
+
+Two attributes are optional: prepare(comm), a collective call made before the first all-reduce, returns the memory of
+the node (hpcdl/comm/node.py) that the algorithm works in; choose(comm, vector) returns the algorithm to take.
 """
 
 import importlib
 from collections.abc import Callable
 
+from hpcdl.comm.allreduce.auto import auto
 from hpcdl.comm.allreduce.direct import direct
 from hpcdl.comm.allreduce.hierarchical import hierarchical
 from hpcdl.comm.allreduce.mpi import mpi
@@ -29,6 +32,7 @@ ALGORITHMS = {
     "shared": shared,
     "hierarchical": hierarchical,
     "mpi": mpi,
+    "auto": auto,
 }
 
 

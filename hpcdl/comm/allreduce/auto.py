@@ -1,0 +1,192 @@
+"""The fastest algorithm for the length of the vector, from a table measured once on each kind of machine.
+
+    bytes of the vector     up to 2 KiB     up to 16 KiB    up to 128 KiB   up to 1 MiB     longer
+    measured at             1 KiB           8 KiB           64 KiB          512 KiB         4 MiB
+    taken                   the fastest of shared (one node) or hierarchical (several), recursive, ring, tree and mpi
+
+The candidates take turns; a turn's time is that of the slowest rank, and the median counts. One that takes three times
+the best one's first turn is out. Algorithms that share memory are timed in vectors from `comm.empty`, and are taken
+only where they do not fall behind the library's own for other vectors either.
+
+The table is kept in a file, one for each MPI library, processor, number of cores, of nodes and of ranks per node, in
+$HPCDL_CACHE, else in $XDG_CACHE_HOME/hpcdl, else in ~/.cache/hpcdl. Delete it to measure again. Which algorithm is
+taken decides the order of additions: name one to get the same bits on every machine.
+"""
+
+import bisect
+import hashlib
+import json
+import logging
+import os
+import platform
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.comm.allreduce.hierarchical import hierarchical
+from hpcdl.comm.allreduce.mpi import mpi
+from hpcdl.comm.allreduce.recursive import recursive
+from hpcdl.comm.allreduce.ring import ring
+from hpcdl.comm.allreduce.shared import shared
+from hpcdl.comm.allreduce.tree import tree
+from hpcdl.comm.node import node_memory
+from hpcdl.comm.operations import SUM
+from hpcdl.comm.watchdog import activity
+from hpcdl.files import atomic_write
+
+log = logging.getLogger("hpcdl")
+SIZES = [1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20]  # bytes
+LIMITS = [2 * size for size in SIZES[:-1]]  # up to which a size stands for others
+ALGORITHMS = {each.__name__: each for each in (shared, hierarchical, recursive, ring, tree, mpi)}
+SECONDS = 0.02  # for the turns of a candidate at one size, at least MIN_TURNS of them
+MIN_TURNS, MAX_TURNS = 5, 50
+HOPELESS = 3.0  # times the best first turn
+BEHIND = 1.25  # times the library's own, in vectors that no window holds
+
+tables: dict[str, list[str]] = {}  # of this process: the algorithm for each size, by key
+
+
+def auto(comm, vector, op=SUM):
+    """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, by the fastest for its length."""
+    choose(comm, vector)(comm, vector, op)
+
+
+def steps(comm, vector, op=SUM):
+    """The asynchronous form."""
+    yield from choose(comm, vector).steps(comm, vector, op)
+
+
+def choose(comm, vector):
+    """The algorithm for this vector; the same on all ranks, for it depends on its length alone."""
+    memory = node_memory(comm)
+    if memory.table is None:
+        prepare(comm)
+    return ALGORITHMS[memory.table[bisect.bisect_left(LIMITS, vector.nbytes)]]
+
+
+def prepare(comm):
+    """Make the memory of the node and read or measure the table; collective."""
+    memory = node_memory(comm)
+    if comm.Get_size() == 1:
+        memory.table = ["ring"] * len(SIZES)  # which then sends nothing
+        return memory
+    with activity.inside("measuring all-reduce algorithms"):
+        about = description(comm, memory)
+        key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
+        path = folder() / f"allreduce-{key}.json"
+        known = tables.get(key) or (read(path, about) if comm.Get_rank() == 0 else None)
+        known = comm.bcast(known)
+        if known is None:
+            known = measure_and_keep(comm, memory, path, about)
+    tables[key] = memory.table = known
+    return memory
+
+
+def description(comm, memory) -> dict:
+    """What the table depends on, as rank 0 sees it."""
+    about = {
+        "mpi": MPI.Get_library_version().strip("\0").split("\n")[0],
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "nodes": memory.nodes,
+        "ranks": comm.Get_size(),
+        "ranks_per_node": memory.ranks_per_node,
+        "shared_memory": bool(memory.usable),
+        "sizes": SIZES,
+    }
+    return comm.bcast(about)
+
+
+def processor() -> str:
+    """The name of the processor, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def folder() -> Path:
+    """Where tables are kept."""
+    if "HPCDL_CACHE" in os.environ:
+        return Path(os.environ["HPCDL_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcdl"
+
+
+def read(path: Path, about: dict) -> list[str] | None:
+    """The table in the file, or None where there is none that can be used."""
+    try:
+        found = json.loads(path.read_text())
+        usable = (
+            found["about"] == about and len(found["table"]) == len(SIZES) and set(found["table"]) <= set(ALGORITHMS)
+        )
+        return found["table"] if usable else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def measure_and_keep(comm, memory, path: Path, about: dict) -> list[str]:
+    """Measure the table on all ranks; rank 0 writes it, where it can."""
+    start = time.perf_counter()
+    table, medians = measure(comm, memory)
+    if comm.Get_rank() == 0:
+        where = f"kept in {path}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as file:
+                text = json.dumps({"about": about, "table": table, "microseconds": medians}, indent=1)
+                file.write(text.encode())
+        except OSError as error:
+            where = f"not kept: {path.parent}: {error.strerror}"
+        names = ", ".join(f"{size >> 10} KiB {name}" for size, name in zip(SIZES, table, strict=True))
+        seconds = time.perf_counter() - start
+        log.info("all-reduce measured on %d ranks in %.1f s: %s; %s", comm.Get_size(), seconds, names, where)
+    return table
+
+
+def measure(comm, memory) -> tuple[list[str], list[dict[str, float]]]:
+    """The fastest algorithm for each size, and the median microseconds of all candidates; the same on all ranks."""
+    sharing = [shared if memory.nodes == 1 else hierarchical] if memory.usable and memory.ranks_per_node > 1 else []
+    table, medians = [], []
+    window = None if not sharing else memory.empty(SIZES[-1] // 4, np.dtype(np.float32))
+    plain = np.ones(SIZES[-1] // 4, np.float32)
+    for size in SIZES:
+        length = size // 4
+        vectors = {each.__name__: (each, plain[:length]) for each in (recursive, ring, tree, mpi)}
+        for each in sharing:
+            vectors["elsewhere"] = (each, plain[:length])
+            vectors[each.__name__] = (each, plain[:length] if window is None else window[:length])
+        found = race(comm, vectors)
+        behind = found.pop("elsewhere", 0) > BEHIND * found["mpi"]
+        choice = {name: value for name, value in found.items() if not (behind and name in ("shared", "hierarchical"))}
+        table.append(min(choice, key=choice.get))
+        medians.append({name: round(value, 2) for name, value in found.items()})
+    return table, medians
+
+
+def race(comm, vectors: dict) -> dict[str, float]:
+    """Median microseconds of each candidate's turns, as the slowest rank sees them; the hopeless ones are left out."""
+    taken = {name: [] for name in vectors}
+    turns, turn = MIN_TURNS, -1  # a first turn, which touches memory and compiles, does not count
+    while turn < turns:
+        for name, (algorithm, vector) in vectors.items():
+            if name not in taken:
+                continue
+            vector[:] = 1
+            comm.Barrier()
+            start = time.perf_counter()
+            algorithm(comm, vector)
+            if turn >= 0:
+                taken[name].append(comm.allreduce(time.perf_counter() - start, MPI.MAX))
+        if turn == 0:
+            best = min(times[0] for times in taken.values())
+            taken = {name: t for name, t in taken.items() if t[0] <= HOPELESS * best or name == "mpi"}
+            turns = int(min(MAX_TURNS, max(MIN_TURNS, SECONDS / max(t[0] for t in taken.values()))))
+        turn += 1
+    return {name: float(1e6 * np.median(times)) for name, times in taken.items()}
+
+
+auto.steps, auto.prepare, auto.choose = steps, prepare, choose

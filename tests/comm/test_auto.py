@@ -1,0 +1,122 @@
+"""The table: measured once, kept, read again, and the same choice on all ranks."""
+
+import json
+import logging
+import sys
+
+import numpy as np
+import pytest
+
+import hpcdl.comm.allreduce.auto  # noqa: F401 - the name of the module is that of the function, too
+from hpcdl.comm import Communicator
+from hpcdl.comm.allreduce import ALGORITHMS, auto
+
+module = sys.modules["hpcdl.comm.allreduce.auto"]
+
+
+@pytest.fixture
+def cache(mpi_tmp_path, monkeypatch, world):
+    """An empty folder for tables, and none known to the process."""
+    monkeypatch.setenv("HPCDL_CACHE", str(mpi_tmp_path / "cache"))
+    monkeypatch.setattr(module, "tables", {})
+    return mpi_tmp_path / "cache"
+
+
+@pytest.mark.mpi(min_size=2)
+def test_measured_once_and_kept(world, cache, caplog, monkeypatch):
+    with caplog.at_level(logging.INFO, "hpcdl"):
+        comm = Communicator(world, allreduce="auto")
+    assert [record.getMessage() for record in caplog.records if "measured" in record.getMessage()] == (
+        [f"all-reduce measured on {world.size} ranks" + caplog.text.split(f"on {world.size} ranks")[1].rstrip()]
+        if world.rank == 0
+        else []
+    )
+    table = comm.memory.table
+    assert len(table) == len(module.SIZES) and set(table) <= {"shared", "recursive", "ring", "tree", "mpi"}
+    assert world.allgather(table) == [table] * world.size
+    comm.free()
+    world.Barrier()
+    (path,) = cache.iterdir()
+    kept = json.loads(path.read_text())
+    assert kept["table"] == table
+    for medians, name in zip(kept["microseconds"], table, strict=True):
+        assert name in medians and "mpi" in medians
+        others = [time for other, time in medians.items() if other != "shared"]
+        assert name == "shared" or medians[name] == min(others)
+    monkeypatch.setattr(module, "measure", None)  # not called any more
+    monkeypatch.setattr(module, "tables", {})
+    again = Communicator(world, allreduce="auto")
+    assert again.memory.table == table
+    again.free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("content", ["", "{", '{"table": ["shared"]}', '{"about": {}, "table": [1, 2, 3, 4, 5]}', "[]"])
+def test_a_file_that_makes_no_sense_is_measured_anew(world, cache, content, monkeypatch):
+    monkeypatch.setattr(module, "measure", lambda comm, memory: (["ring"] * len(module.SIZES), []))
+    first = Communicator(world, allreduce="auto")
+    world.Barrier()
+    (path,) = cache.iterdir()
+    world.Barrier()
+    if world.rank == 0:
+        path.write_text(content)
+    world.Barrier()
+    monkeypatch.setattr(module, "tables", {})
+    second = Communicator(world, allreduce="auto")
+    assert first.memory.table == second.memory.table == ["ring"] * len(module.SIZES)
+    world.Barrier()
+    assert json.loads(path.read_text())["table"] == second.memory.table
+    first.free()
+    second.free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_folder_that_cannot_be_written_is_no_error(world, cache, monkeypatch):
+    monkeypatch.setenv("HPCDL_CACHE", "/proc/nowhere")
+    comm = Communicator(world, allreduce="auto")
+    assert len(comm.memory.table) == len(module.SIZES)
+    comm.free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_length_decides(world, cache, monkeypatch):
+    names = ["tree", "recursive", "ring", "shared", "mpi"]
+    monkeypatch.setattr(module, "measure", lambda comm, memory: (names, []))
+    comm = Communicator(world, allreduce="auto")
+    expected = {4: "tree", 2048: "tree", 2052: "recursive", 16384: "recursive", 16388: "ring", 131072: "ring"}
+    expected |= {131076: "shared", 1 << 20: "shared", (1 << 20) + 4: "mpi"}
+    for size, name in expected.items():
+        assert auto.choose(comm._collective, np.empty(size // 4, "float32")) is ALGORITHMS[name]
+    for length in (10, 5_000, 30_000, 40_000, 300_000):
+        vector = np.full(length, float(comm.rank), "float32")
+        comm.all_reduce(vector)
+        request = comm.iall_reduce(vector)
+        request.wait()
+        assert (vector == comm.size * comm.size * (comm.size - 1) / 2).all()
+    comm.free()
+
+
+def test_one_rank_measures_nothing(cache):
+    from mpi4py import MPI
+
+    comm = Communicator(MPI.COMM_SELF, allreduce="auto")
+    vector = np.arange(5.0)
+    comm.all_reduce(vector)
+    assert np.array_equal(vector, np.arange(5.0)) and not cache.exists()
+    comm.free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_hopeless_are_left_out_but_not_the_librarys_own(world):
+    def slow(comm, vector, op=None):
+        import time
+
+        time.sleep(0.02)
+
+    def fast(comm, vector, op=None):
+        pass
+
+    vector = np.ones(8, "float32")
+    medians = module.race(world, {"fast": (fast, vector), "slow": (slow, vector), "mpi": (slow, vector)})
+    assert set(medians) == {"fast", "mpi"} and medians["mpi"] >= 20_000 > medians["fast"]
+    assert world.allgather(medians) == [medians] * world.size
