@@ -16,11 +16,12 @@ import traceback
 
 from mpi4py import MPI
 
+from hpcdl import kernels
 from hpcdl.comm.ending import end_job
 
 ALARM, ASK, ANSWER = 1, 2, 3
 POLLED_LATELY = 0.25  # seconds since the last `test` for which a loop of them is taken to go on
-PACKAGE = os.path.dirname(os.path.dirname(__file__))
+BELOW = tuple(os.path.dirname(file) + os.sep for file in (__file__, kernels.__file__))
 
 
 class Activity:
@@ -120,10 +121,9 @@ class Watchdog(threading.Thread):
         )
 
     def report(self) -> str:
-        """Operation, seconds and caller: the main thread's innermost frame outside of hpcdl.comm."""
+        """Operation, seconds and caller: the main thread's innermost frame outside of hpcdl.comm and its kernels."""
         stack = traceback.extract_stack(sys._current_frames()[self.main])
-        here = os.path.join(PACKAGE, "comm") + os.sep
-        frame = next((frame for frame in reversed(stack) if not frame.filename.startswith(here)), stack[-1])
+        frame = next((frame for frame in reversed(stack) if not frame.filename.startswith(BELOW)), stack[-1])
         where = f"{frame.filename}:{frame.lineno} in {frame.name}"
         waiting = activity.waiting()
         if waiting is None:
