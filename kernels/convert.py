@@ -24,7 +24,7 @@ from numba import types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
-from hpcdl.kernels.bind import elementwise
+from hpcdl.kernels.bind import elementwise, function
 
 f4, i4, u2, u4 = np.float32, np.int32, np.uint16, np.uint32
 
@@ -52,15 +52,17 @@ def from_float16(code):
     return i4(bits | sign).view(np.float32)
 
 
+@function
 def to_bfloat16(v):
     """The bfloat16 code of a value: the upper half of the float32 nearest to it."""
     bits = f4(v).view(np.uint32)
-    upper = u4(bits >> u4(16))
-    if v != v:
-        return u2(upper | u4(0x40))  # the rounding could carry a NaN into infinity or zero
-    return u2((np.uint64(bits) + np.uint64(0x7FFF) + np.uint64(upper & u4(1))) >> np.uint64(16))
+    odd = u4(bits >> u4(16)) & u4(1)  # a tie goes to the even code
+    # A NaN is kept by hand: the addition could carry it into infinity or zero.
+    rounded = u4(bits | u4(0x400000)) if v != v else u4(bits + u4(0x7FFF) + odd)
+    return u2(rounded >> u4(16))
 
 
+@function
 def from_bfloat16(code):
     """The value of a bfloat16 code, as float32."""
     return u4(u4(code) << u4(16)).view(np.float32)
@@ -92,7 +94,7 @@ def has_float16() -> bool:
     return "+f16c" in features.split(",") if triple.startswith("x86_64") else platform.machine() == "aarch64"
 
 
-# What the element bodies' calls compile to, on the CPU and on a GPU; the simulator calls the functions above.
+# What calls of the two compile to, on the CPU and on a GPU; the simulator calls the functions themselves.
 @overload(to_float16)
 def _to_float16(v):
     return (lambda v: narrow(f4(v))) if has_float16() else to_float16
@@ -101,10 +103,6 @@ def _to_float16(v):
 @overload(from_float16)
 def _from_float16(code):
     return (lambda code: widen(code)) if has_float16() else from_float16
-
-
-overload(to_bfloat16)(lambda v: to_bfloat16)
-overload(from_bfloat16)(lambda code: from_bfloat16)
 
 
 @elementwise("T[::1], T[::1], uint16[::1]")
