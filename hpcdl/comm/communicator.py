@@ -227,6 +227,17 @@ class Communicator:
             steps = None  # the library's blocking call, not its asynchronous one
         self._all_reduce(array, op, steps).wait()
 
+    def iall_reduce_compressed(self, array, state, op: str = "sum") -> Request:
+        """The sum (mean) as by `iall_reduce`, in 16-bit messages; state: a `Compressed` (hpcdl/comm/compressed.py).
+
+        It has an algorithm of its own. What is rounded away stays in `state` for the next call.
+        """
+        state.check(flat(array), op)
+        return self._all_reduce(array, op, state.steps)
+
+    def all_reduce_compressed(self, array, state, op="sum") -> None:
+        self.iall_reduce_compressed(array, state, op).wait()
+
     def _all_reduce(self, array, op, steps):
         vector, op, comm = flat(array), operation(op, array.dtype), self._lane("all_reduce")
         if steps is None:
