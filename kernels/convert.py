@@ -19,8 +19,8 @@ results, where there is none.
 import platform
 
 import numpy as np
-from llvmlite import ir
 from numba import types
+from numba.core.cgutils import ir
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
