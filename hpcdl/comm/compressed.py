@@ -58,8 +58,10 @@ class Compressed:
         self.encode, self.decode, self.add = KINDS[kind]
         self.residual, self.code = np.zeros(size, dtype), np.empty(size, np.uint16)
         self.inbox = np.empty((0, 0), np.uint16)
-        for kernel in KINDS[kind]:
-            kernel.compile(dtype)  # here, where no clock runs
+        nothing, no_code = self.residual[:0], self.code[:0]
+        self.encode(nothing, nothing, no_code)  # compiled here, where no clock runs
+        self.decode(nothing, no_code)
+        self.add(nothing, no_code)
 
     def check(self, vector: np.ndarray, op: str) -> None:
         """Raise UsageError where an all-reduce of this vector cannot start, before any message leaves."""

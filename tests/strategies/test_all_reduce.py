@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce import ALGORITHMS
-from hpcdl.data import open_data
+from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import TrainingError
 from hpcdl.strategies import all_reduce, sequential
 
@@ -116,7 +116,7 @@ def test_all_ranks_hold_the_same_bits(follow, each_group):
 
 @pytest.mark.parametrize("kind, tolerance", [("float16", 2e-3), ("bfloat16", 2e-2)])
 def test_compressed_gradients_lead_close_by(kind, tolerance, follow, each_group):
-    """Step by step within the rounding of the gradients; without error feedback the same run strays further."""
+    """Step by step within the rounding of the gradients; the same bits on all ranks; on one rank, no rounding."""
     reference = follow(MPI.COMM_SELF, sequential.train)
 
     def body(comm):
@@ -150,6 +150,15 @@ def test_digits_are_learned_as_well_in_16_bits(kind, follow, world):
     assert exact.train_loss < 0.25
     assert abs(rounded.train_loss - exact.train_loss) < 0.005
     assert abs(rounded.scores["test_loss"] - exact.scores["test_loss"]) < 0.01
+
+
+@pytest.mark.mpi(min_size=2)
+def test_float16_ends_at_65504_and_says_so_where_bfloat16_goes_on(follow, world):
+    data = from_arrays(np.full((8, 2), 1e4), np.full(8, 100.0), dtype="float32")
+    settings = {"model": "linear", "dtype": "float32", "lr": 1e-12, "optimizer": "sgd", "batch_size": 8, "epochs": 3}
+    assert np.isfinite(follow(world, all_reduce.train, data, own={"compress": "bfloat16"}, **settings).train_loss)
+    with pytest.raises(TrainingError, match="not finite"):
+        follow(world, all_reduce.train, data, own={"compress": "float16"}, **settings)
 
 
 def test_the_ring_sends_what_theory_says(follow, each_group):
