@@ -93,9 +93,7 @@ def compressed(comm, vector, state):
     if size > 1:
         inbox = state.inbox_of(size - 1, code[own].size)
         requests = [comm.Irecv(row, other) for row, other in zip(inbox, others, strict=True)]
-        for to in (
-            others[rank:] + others[:rank]
-        ):  # each rank begins with its right neighbour, so that all links are busy
+        for to in others[rank:] + others[:rank]:  # the right neighbour first, so that all links are busy
             part = cut[to]
             state.encode(vector[part], state.residual[part], code[part])
             requests.append(comm.Isend(code[part], to))

@@ -82,7 +82,7 @@ class Run:
             options.optimizer, size, model.layout.dtype, schedule, options.weight_decay, options.clip_norm
         )
 
-    def track(self, name: str, array: np.ndarray, per: str = "global") -> None:
+    def track(self, name: str, array: np.ndarray, *, per: str = "global") -> None:
         """Make `array`, a flat vector, part of each checkpoint; before `begin`, which loads what the run goes on from.
 
         per: "global", the same on all ranks; or "rank", this rank's own, of one length on all ranks: it is stored as
