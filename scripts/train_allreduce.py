@@ -3,13 +3,23 @@
 from hpcdl.runs.training import training  # first: it takes over the signals before MPI starts
 
 # isort: split
-from hpcdl.runs.options import Options
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcdl.runs.options import Options, option
 from hpcdl.strategies.all_reduce import train
 
 
+@dataclass
+class AllReduceOptions(Options):
+    compress: Literal["none", "float16", "bfloat16"] = option(
+        "none", "send gradients in 16 bits, with error feedback, by an all-reduce made for it instead of --allreduce"
+    )
+
+
 def main(arguments=None):
-    with training("train-allreduce", Options, __doc__, arguments) as (comm, model, data, optimizer, run):
-        train(comm, model, data, optimizer, run)
+    with training("train-allreduce", AllReduceOptions, __doc__, arguments) as (comm, model, data, optimizer, run):
+        train(comm, model, data, optimizer, run, run.options.compress)
 
 
 if __name__ == "__main__":

@@ -224,10 +224,21 @@ class Communicator:
     def all_reduce(self, array, op="sum") -> None:
         self._all_reduce(array, op, blocking=True).wait()
 
-    def _all_reduce(self, array, op, blocking=False):
+    def iall_reduce_compressed(self, array, state, op: str = "sum") -> Request:
+        """The sum (mean) as by `iall_reduce`, in 16-bit messages; state: a `Compressed` (hpcdl/comm/compressed.py).
+
+        It has an algorithm of its own. What is rounded away stays in `state` for the next call.
+        """
+        state.check(flat(array), op)
+        return self._all_reduce(array, op, state)
+
+    def all_reduce_compressed(self, array, state, op="sum") -> None:
+        self.iall_reduce_compressed(array, state, op).wait()
+
+    def _all_reduce(self, array, op, chosen=None, blocking=False):
         vector, op, comm = flat(array), operation(op, array.dtype), self._lane("all_reduce")
         choose = getattr(self.algorithm, "choose", None)
-        chosen = choose(self._collective, vector) if choose else self.algorithm
+        chosen = chosen or (choose(self._collective, vector) if choose else self.algorithm)
         steps = getattr(chosen, "steps", None)
         if chosen is mpi and blocking and not activity.in_flight:
             steps = None  # the library's blocking call, not its asynchronous one

@@ -2,6 +2,7 @@
 
     parameters            the flat vector, in the order of the layout
     optimizer/NAME        each of the optimizer's vectors
+    ranks/NAME            what belongs to a rank, one row for each (these need the same number of ranks)
     attributes            model, layout, data, step, position, ... as one JSON text, and a checksum of all of it
 
 A checkpoint is written under a temporary name, synced and renamed, so that under its own name there is never half of

@@ -55,7 +55,9 @@ class Run:
         self.random = Random(self.options.seed)
         self.display = Display(self.options.progress, comm.rank)
         self.model = self.data = self.optimizer = None
-        self.tracked: dict[str, np.ndarray] = {}
+        self.tracked: dict[str, np.ndarray] = {}  # the same on all ranks
+        self.owned: dict[str, np.ndarray] = {}  # of each rank its own
+        self.extra = {}  # what a strategy adds to the summary
         self.step = self.agreed = self.examples = 0
         self.every, self.stopped, self.steps_done = 1, None, []
         self.best, self.improved, self.waited, self.scores, self.train_loss = math.inf, False, 0, {}, math.nan
@@ -80,9 +82,13 @@ class Run:
             options.optimizer, size, model.layout.dtype, schedule, options.weight_decay, options.clip_norm
         )
 
-    def track(self, name: str, array: np.ndarray) -> None:
-        """Make `array`, which is the same on all ranks, part of each checkpoint."""
-        self.tracked[name] = array
+    def track(self, name: str, array: np.ndarray, *, per: str = "global") -> None:
+        """Make `array`, a flat vector, part of each checkpoint; before `begin`, which loads what the run goes on from.
+
+        per: "global", the same on all ranks; or "rank", this rank's own, of one length on all ranks: it is stored as
+        row `rank` of ranks/NAME, and the run can be gone on with on the same number of ranks only.
+        """
+        {"global": self.tracked, "rank": self.owned}[per][name] = array
 
     def begin(self, strategy: str, model, parameters: np.ndarray, optimizer, data) -> None:
         """Track parameters and optimizer, make the run's folder, and load the state when the run resumes."""
@@ -170,8 +176,13 @@ class Run:
         for name in ("optimizer", "seed", "batch"):
             if mine[name] != theirs[name]:
                 raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
-        if set(found.vectors) != set(self.tracked):
-            raise UsageError(f"{refusal} state is {', '.join(sorted(found.vectors))}")
+        wanted = {*self.tracked, *map(stored, self.owned)}
+        if set(found.vectors) != wanted:
+            raise UsageError(f"{refusal} state is {', '.join(sorted(found.vectors))}, not {', '.join(sorted(wanted))}")
+        for name in self.owned:
+            ranks = len(found.vectors[stored(name)])
+            if ranks != self.comm.size:
+                raise UsageError(f"{refusal} {name} belongs to its {ranks} ranks; start {ranks}, not {self.comm.size}")
 
     def _load(self, found: Checkpoint | None) -> None:
         """Give all ranks the state that rank 0 has read."""
@@ -181,6 +192,7 @@ class Run:
             if found:
                 self.tracked[name][:] = found.vectors[name]
             self.own.broadcast(self.tracked[name])
+        self._scatter(found)
         self.step = self.agreed = attributes["step"]
         if self.folder.path is not None and self.folder.path.resolve() == Path(self.options.resume).resolve():
             self.saved = self.step
@@ -188,6 +200,30 @@ class Run:
         self.best = math.inf if attributes["best"] is None else attributes["best"]
         self.waited, self.scores, self.train_loss = (attributes[name] for name in ("waited", "scores", "train_loss"))
         self.earlier_seconds = attributes["seconds"]
+
+    def _scatter(self, found: Checkpoint | None) -> None:
+        """Give each rank the states of its own that rank 0 has read."""
+        for name, array in self.owned.items():
+            if found:
+                rows = found.vectors[stored(name)]
+                array[:] = rows[0]
+                for rank in range(1, self.comm.size):
+                    self.own.push(rows[rank], rank)
+            else:
+                self.own.wait(array, 0)
+
+    def _gather(self) -> dict[str, np.ndarray]:
+        """The ranks' own states as a checkpoint holds them, one row for each rank, on rank 0; nothing on the others."""
+        gathered = {}
+        for name, array in self.owned.items():
+            if self.comm.rank > 0:
+                self.own.push(array, 0)
+            else:
+                rows = gathered[stored(name)] = np.empty((self.comm.size, array.size), array.dtype)
+                rows[0] = array
+                for rank in range(1, self.comm.size):
+                    self.own.wait(rows[rank], rank)
+        return gathered
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -346,12 +382,13 @@ class Run:
         if self.folder.path is None:
             return
         failed, reason = np.zeros(2), ""
+        vectors = self.tracked | self._gather()
         if self.comm.rank == 0:
-            if not all(np.isfinite(vector).all() for vector in self.tracked.values()):
+            if not all(np.isfinite(vector).all() for vector in vectors.values()):
                 failed[0] = 1
             else:
                 try:
-                    write(Checkpoint(self.tracked, self._attributes()))
+                    write(Checkpoint(vectors, self._attributes()))
                 except (OSError, RuntimeError) as error:  # h5py says RuntimeError when the disk is full
                     failed[1], reason = 1, one_line(error)
         self.own.broadcast(failed)
@@ -421,3 +458,8 @@ class Run:
             self.folder.close()
         if kind is None or issubclass(kind, TrainingError):  # what all ranks know; to free is a collective call
             self.own.free()
+
+
+def stored(name: str) -> str:
+    """Where a checkpoint holds what each rank has of its own."""
+    return f"ranks/{name}"

@@ -38,6 +38,7 @@ def summarize(run, ranks: list[dict], agree: bool) -> dict:
         "seconds": run.seconds,
         "examples_per_second": run.examples / max(1e-9, run.seconds),
         "replicas_agree": agree,
+        **run.extra,
     }
     summary |= {name: [rank[name] for rank in ranks] for name in ranks[0]}
     summary["environment"] = environment()
@@ -58,6 +59,8 @@ def as_table(summary: dict) -> Table:
             table.add_row(name.replace("_", " "), value)
     table.add_row("seconds", f"{summary['seconds']:.2f} ({summary['examples_per_second']:,.0f} examples/s)")
     table.add_row("all-reduce", summary["allreduce"])
+    if summary.get("compress", "none") != "none":
+        table.add_row("messages in", summary["compress"])
     sent, messages = summary["bytes_sent_per_rank"], summary["messages_per_rank"]
     table.add_row("sent per rank", f"{span([each / 1e6 for each in sent], '.2f')} MB")
     if None not in messages:

@@ -23,14 +23,14 @@ def data():
 def run(world, data):
     """A function: train with these options on all ranks; returns the run after its end."""
 
-    def start(own=None, comm=world, **options):
+    def start(own=None, comm=world, compress="none", **options):
         defaults = {"batch_size": 7, "epochs": 5, "dtype": "float64", "progress": "none", "model": "mlp:6"}
         defaults["schedule"] = "constant"  # cosine depends on the number of steps, which tests of resumption change
         options = Options(**defaults | options)
         wrapped = Communicator(comm, options.allreduce, trace=options.trace)
         made = own or make_model(options.model, data.features, data.classes, options.dtype)
         with Run(wrapped, options) as running:
-            all_reduce.train(wrapped, made, data, running.make_optimizer(made, data), running)
+            all_reduce.train(wrapped, made, data, running.make_optimizer(made, data), running, compress)
         return running
 
     return start

@@ -132,6 +132,50 @@ def test_another_number_of_ranks_starts_from_the_same_bits(run, world, mpi_tmp_p
     world.Barrier()
 
 
+@pytest.mark.parametrize("compress", ["float16", "bfloat16"])
+def test_what_belongs_to_a_rank_comes_back_to_it(run, world, mpi_tmp_path, compress):
+    """Error feedback's residuals: resumed is never stopped, to the bit."""
+    settings = {"compress": compress, "steps": 15}
+    whole = run(**settings, out=str(mpi_tmp_path / "whole"))
+    run(**settings, out=str(mpi_tmp_path / "parts"), checkpoint_every=6, keep=9)
+    world.Barrier()
+    found = Checkpoint.read(mpi_tmp_path / "whole").vectors["ranks/residual"]
+    assert found.shape == (world.size, whole.parameters.size) and found.dtype == "float64"
+    assert np.array_equal(found[world.rank], whole.owned["residual"])
+    if world.size > 1:
+        assert all(row.any() for row in found)  # there is something to come back
+        assert len({row.tobytes() for row in found}) == world.size  # of each rank its own
+    if world.rank == 0:
+        (mpi_tmp_path / "parts" / "checkpoint-000000006.h5").replace(mpi_tmp_path / "parts" / "checkpoint.h5")
+    world.Barrier()
+    folder = str(mpi_tmp_path / "parts")
+    again = run(**settings, out=folder, resume=folder)
+    assert again.step == 15
+    assert np.array_equal(again.parameters, whole.parameters)
+    assert np.array_equal(again.owned["residual"], whole.owned["residual"])
+    world.Barrier()
+    summary = json.loads((mpi_tmp_path / "parts" / "summary.json").read_text())
+    assert (summary["allreduce"], summary["compress"]) == ("compressed", compress)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_belongs_to_a_rank_cannot_change_the_number_of_ranks(run, world, mpi_tmp_path):
+    from mpi4py import MPI
+
+    out = str(mpi_tmp_path / "a")
+    run(steps=3, out=out, compress="bfloat16")
+    world.Barrier()
+    part = world.Split(0 if world.rank else MPI.UNDEFINED, world.rank)
+    if part != MPI.COMM_NULL:
+        words = f"residual belongs to its {world.size} ranks; start {world.size}, not {world.size - 1}$"
+        with pytest.raises(UsageError, match=words):
+            run(comm=part, steps=6, out=out, resume=out, compress="bfloat16")
+    world.Barrier()
+    with pytest.raises(UsageError, match=r"state is .*ranks/residual, not optimizer/momentum, parameters$"):
+        run(steps=6, out=out, resume=out)
+    assert run(steps=6, out=out, resume=out, compress="float16").step == 6  # what is left over suits either kind
+
+
 def test_what_does_not_fit_is_not_resumed(run, world, mpi_tmp_path):
     out = str(mpi_tmp_path / "a")
     run(steps=3, out=out)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,8 +80,13 @@ def test_the_same_curve_and_the_bytes_of_theory(launch, tmp_path, request, ranks
         assert found["bytes_sent_per_rank"][rank] == counted["bytes"] + traffic["broadcast"]["bytes"]
 
 
-def test_killed_and_resumed_is_never_stopped_to_the_bit(launch, interfere, tmp_path):
-    options = [*OPTIONS, "--optimizer", "adam", "--lr", "0.01"]
+@pytest.mark.parametrize(
+    "more",
+    [["--optimizer", "adam", "--lr", "0.01"], ["--compress", "bfloat16", "--dtype", "float32"]],
+    ids=["adam", "compressed"],
+)
+def test_killed_and_resumed_is_never_stopped_to_the_bit(launch, interfere, tmp_path, more):
+    options = [*OPTIONS, *more]
     launch(2, SCRIPT, *options, "--out", tmp_path / "whole", check=0)
     crash = interfere(33, 1, f"os.kill(os.getpid(), {int(signal.SIGKILL)})")
     killed = launch(2, crash, *options, "--out", tmp_path / "parts", "--checkpoint-every", "10")
@@ -92,6 +98,23 @@ def test_killed_and_resumed_is_never_stopped_to_the_bit(launch, interfere, tmp_p
     for name, vector in whole.vectors.items():
         assert np.array_equal(parts.vectors[name], vector)
     assert np.array_equal(curve(tmp_path / "whole"), curve(tmp_path / "parts"))
+
+
+def test_16_bits_halve_the_bytes_and_their_residuals_stay_with_their_ranks(launch, tmp_path):
+    options = [*OPTIONS, "--dtype", "float32", "--compress", "float16", "--out", tmp_path / "a"]
+    launch(3, SCRIPT, *options, check=0)
+    found, length = summary(tmp_path / "a"), [cut.stop - cut.start for cut in chunks(PARAMETERS, 3)]
+    assert (found["allreduce"], found["compress"]) == ("compressed", "float16")
+    for traffic, k in zip(found["traffic_per_rank"], length, strict=True):
+        assert traffic["all_reduce"]["bytes"] == STEPS * 2 * (PARAMETERS - k + 2 * k)
+        assert traffic["all_reduce"]["messages"] == STEPS * 4
+    for ranks, more, words in [
+        (2, [], "residual belongs to its 3 ranks; start 3, not 2"),
+        (3, ["--compress", "none"], "state is .*ranks/residual"),
+        (3, ["--compress", "int8"], "--compress: expected one of 'none', 'float16', 'bfloat16', not int8"),
+    ]:
+        done = launch(ranks, SCRIPT, "--resume", tmp_path / "a", "--epochs", "3", *more, check=2)
+        assert re.search(words, done.stderr) and len(done.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

@@ -32,15 +32,18 @@ def examples(dtype):
 
 @pytest.fixture
 def follow():
-    """A function: train on `bare`, a communicator of mpi4py; returns the run, with its `path` of parameters."""
+    """A function: train on `bare`, a communicator of mpi4py; returns the run, with its `path` of parameters.
 
-    def run(bare, train, data=None, model="mlp:5", **options):
+    own: the strategy's own arguments.
+    """
+
+    def run(bare, train, data=None, model="mlp:5", own=None, **options):
         options = Options(**{"batch_size": 13, "epochs": 4, "dtype": "float64", "progress": "none"} | options)
         comm = Communicator(bare, options.allreduce)
         data = data or examples(options.dtype)
         made = make_model(model, data.features, data.classes, options.dtype)
         with Watched(comm, options) as watched:
-            train(comm, made, data, watched.make_optimizer(made, data), watched)
+            train(comm, made, data, watched.make_optimizer(made, data), watched, **(own or {}))
         return watched
 
     return run

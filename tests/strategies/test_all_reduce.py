@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce import ALGORITHMS
-from hpcdl.data import open_data
+from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import TrainingError
 from hpcdl.strategies import all_reduce, sequential
 
@@ -112,6 +112,53 @@ def test_all_ranks_hold_the_same_bits(follow, each_group):
                 follow(comm, diverging)
 
     each_group(body)
+
+
+@pytest.mark.parametrize("kind, tolerance", [("float16", 2e-3), ("bfloat16", 2e-2)])
+def test_compressed_gradients_lead_close_by(kind, tolerance, follow, each_group):
+    """Step by step within the rounding of the gradients; the same bits on all ranks; on one rank, no rounding."""
+    reference = follow(MPI.COMM_SELF, sequential.train)
+
+    def body(comm):
+        run = follow(comm, all_reduce.train, own={"compress": kind})
+        agree(run, reference, tolerance if comm.size > 1 else 1e-10)
+        assert all(np.array_equal(run.parameters, other) for other in comm.allgather(run.parameters))
+        assert (np.abs(run.path[0] - reference.path[0]).max() > 1e-12) == (comm.size > 1)  # it is rounded
+
+    each_group(body)
+
+
+def test_compressed_sends_what_theory_says(follow, each_group):
+    def body(comm):
+        run = follow(comm, all_reduce.train, own={"compress": "bfloat16"})
+        size, steps, counted = run.model.layout.size, len(run.path), run.comm.traffic["all_reduce"]
+        assert counted.calls == steps and counted.messages == steps * 2 * (comm.size - 1)
+        assert comm.allreduce(counted.bytes) == steps * 2 * (comm.size - 1) * size * 2  # a quarter of float64's
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_digits_are_learned_as_well_in_16_bits(kind, follow, world):
+    def final(own):
+        data = open_data("digits", comm=world, dtype="float32", seed=1)
+        run = follow(world, all_reduce.train, data, "mlp:32", own, dtype="float32", seed=1, batch_size=32, epochs=5)
+        data.close()
+        return run
+
+    exact, rounded = final({}), final({"compress": kind})
+    assert exact.train_loss < 0.25
+    assert abs(rounded.train_loss - exact.train_loss) < 0.005
+    assert abs(rounded.scores["test_loss"] - exact.scores["test_loss"]) < 0.01
+
+
+@pytest.mark.mpi(min_size=2)
+def test_float16_ends_at_65504_and_says_so_where_bfloat16_goes_on(follow, world):
+    data = from_arrays(np.full((8, 2), 1e4), np.full(8, 100.0), dtype="float32")
+    settings = {"model": "linear", "dtype": "float32", "lr": 1e-12, "optimizer": "sgd", "batch_size": 8, "epochs": 3}
+    assert np.isfinite(follow(world, all_reduce.train, data, own={"compress": "bfloat16"}, **settings).train_loss)
+    with pytest.raises(TrainingError, match="not finite"):
+        follow(world, all_reduce.train, data, own={"compress": "float16"}, **settings)
 
 
 def test_the_ring_sends_what_theory_says(follow, each_group):
