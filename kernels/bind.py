@@ -36,10 +36,13 @@ import numpy as np
 OPTIONS = {"error_model": "numpy", "nogil": True}
 FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
+# What stands around a body; no argument of a body begins with _.
 LOOPS = {
-    "elementwise": "for i in range({first}.size):\n body(i, {names})",
-    "rowwise": "for i in range({first}.shape[0]):\n for j in range({first}.shape[1]):\n  body(i, j, {names})",
-    "sums": "for i in range({first}.shape[0]):\n for j in range({first}.shape[1]):\n  {last}[j] += body(i, j, {names})",
+    "elementwise": "for _i in range({first}.size):\n body(_i, {names})",
+    "rowwise": "for _i in range({first}.shape[0]):\n for _j in range({first}.shape[1]):\n  body(_i, _j, {names})",
+    "sums": """for _i in range({first}.shape[0]):
+ for _j in range({first}.shape[1]):
+  {last}[_j] += body(_i, _j, {names})""",
     "block": "return body({names})",
 }
 INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "block": 0}  # a body's arguments before the arrays
