@@ -100,6 +100,9 @@ def generate(kind: str, text: str, body, more: tuple[str, ...] = (), /, **names)
     return made
 
 
+KERNELS = []  # all that were made
+
+
 class Kernel:
     """A body or loop with one compiled version for each element type of its first array, and its CUDA twin."""
 
@@ -107,6 +110,7 @@ class Kernel:
         self.kind, self.body, self.signature = kind, body, signature
         self.__doc__, self.__name__, self.__module__ = body.__doc__, body.__name__, body.__module__
         self.compiled, self.twins = {}, {}
+        KERNELS.append(self)
         self.launch, self.launches = None, []  # a block kernel's CUDA twin and the CUDA kernels that it launches
         self.dispatcher = numba.njit(cache=True, fastmath=FASTMATH, **OPTIONS)(
             generate(kind, LOOPS[kind], body, body=function(body))

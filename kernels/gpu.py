@@ -133,6 +133,15 @@ def without_a_gpu():
         dispatcher.get_current_device = before
 
 
+def no_compiler() -> str:
+    """Why nothing can be compiled for a GPU here: NVIDIA's libnvvm is missing; "" where it is found."""
+    try:
+        importlib.import_module("numba.cuda.cudadrv.nvvm").NVVM()
+    except ImportError as error:  # Numba's NvvmSupportError is one
+        return " ".join(str(error).split())
+    return ""
+
+
 def fitting(name: str, arg, wanted):
     """The argument as the compiled kernel takes it; TypeError for an array that does not fit."""
     if not isinstance(wanted, numba.types.Array):
