@@ -112,9 +112,8 @@ class Kernel:
         self.compiled, self.twins = {}, {}
         KERNELS.append(self)
         self.launch, self.launches = None, []  # a block kernel's CUDA twin and the CUDA kernels that it launches
-        self.dispatcher = numba.njit(cache=True, fastmath=FASTMATH, **OPTIONS)(
-            generate(kind, LOOPS[kind], body, body=function(body))
-        )
+        self.loop = generate(kind, LOOPS[kind], body, body=function(body))
+        self.dispatcher = numba.njit(cache=True, fastmath=FASTMATH, **OPTIONS)(self.loop)
 
     def __call__(self, array, *rest):
         if type(array) is not np.ndarray and hasattr(array, "__cuda_array_interface__"):
