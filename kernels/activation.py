@@ -1,40 +1,84 @@
 """Bias and activation in one pass after a layer's matrix product, and their backward pass with the bias gradient.
 
-                forward, in place of z           backward, in place of y         bias gradient
-    none        y = z + b                        dz = dy                         gb += sum over rows of dz
-    relu        y = max(z + b, 0)                dz = dy where y > 0, else 0     the same
-    tanh        y = tanh(z + b)                  dz = dy (1 - y^2)               the same
+                forward                          backward                              bias gradient
+    none        y = z + b                        dz = dy                               gb += sum over rows of dz
+    relu        y = max(z + b, 0)                dz = dy where y > 0, else 0           the same
+    tanh        y = tanh(z + b)                  dz = dy (1 - y^2)                     the same
+    gelu        y = x s(x),  x = z + b           dz = dy s (1 + x (1 - s) u'(x))       the same
 
-z, y, dy are (rows, width), b and gb (width,). The forward tanh is numpy's, which is vectorized; it follows `add_bias`.
+z, y, dy are (rows, width), b and gb (width,). The output takes the place of z, and dz that of y; but gelu writes y
+beside z, which its backward pass needs and overwrites with dz. It is the tanh form of Hendrycks and Gimpel ("Gaussian
+error linear units", 2016), x (1 + tanh(u / 2)) / 2 = x s with
+
+    u(x) = sqrt(8 / pi) (x + 0.044715 x^3)        s(x) = 1 / (1 + exp(-u))
+
 The comparisons are written so that NaN passes through (NaN < 0 and NaN <= 0 are false).
 """
 
+import math
+
 from hpcdl.kernels.bind import rowwise
+from hpcdl.kernels.elementary import exp, tanh
+
+LINEAR = math.sqrt(8 / math.pi)  # u(x) = LINEAR x + CUBIC x^3
+CUBIC = 0.044715 * LINEAR
 
 
 @rowwise("T[:, ::1], T[::1]")
 def add_bias(i, j, z, b):
-    """z <- z + b, for every row."""
+    """z <- z + b, for every row.
+
+    Bytes moved per element of s bytes: 2s; memory bandwidth bounds it.
+    """
     z[i, j] += b[j]
 
 
 @rowwise("T[:, ::1], T[::1]")
 def add_bias_relu(i, j, z, b):
-    """z <- max(z + b, 0), for every row."""
+    """z <- max(z + b, 0), for every row.
+
+    Bytes moved per element of s bytes: 2s; memory bandwidth bounds it.
+    """
     zero = z.dtype.type(0)
     y = z[i, j] + b[j]
     z[i, j] = zero if y < zero else y
 
 
+@rowwise("T[:, ::1], T[::1]")
+def add_bias_tanh(i, j, z, b):
+    """z <- tanh(z + b), for every row.
+
+    Bytes moved per element of s bytes: 2s; arithmetic bounds it, about 25 operations and a division.
+    """
+    z[i, j] = tanh(z[i, j] + b[j])
+
+
+@rowwise("T[:, ::1], T[::1], T[:, ::1]")
+def add_bias_gelu(i, j, z, b, y):
+    """y <- gelu(z + b), for every row; z stays.
+
+    Bytes moved per element of s bytes: 2s; arithmetic bounds it, about 25 operations and a division.
+    """
+    one, linear, cubic = z.dtype.type(1), z.dtype.type(LINEAR), z.dtype.type(CUBIC)
+    x = z[i, j] + b[j]
+    y[i, j] = x / (one + exp(-x * (linear + cubic * (x * x))))
+
+
 @rowwise("T[:, ::1], T[::1]", sums=True)
 def add_rows(i, j, dy, gb):
-    """gb <- gb + the sum over rows of dy."""
+    """gb <- gb + the sum over rows of dy.
+
+    Bytes moved per element of s bytes: s; memory bandwidth bounds it.
+    """
     return dy[i, j]
 
 
 @rowwise("T[:, ::1], T[:, ::1], T[::1]", sums=True)
 def relu_backward(i, j, y, dy, gb):
-    """y <- dy where y > 0, else 0; gb <- gb + the sum over rows of the new y."""
+    """y <- dy where y > 0, else 0; gb <- gb + the sum over rows of the new y.
+
+    Bytes moved per element of s bytes: 3s; memory bandwidth bounds it.
+    """
     zero = y.dtype.type(0)
     dz = zero if y[i, j] <= zero else dy[i, j]
     y[i, j] = dz
@@ -43,8 +87,26 @@ def relu_backward(i, j, y, dy, gb):
 
 @rowwise("T[:, ::1], T[:, ::1], T[::1]", sums=True)
 def tanh_backward(i, j, y, dy, gb):
-    """y <- dy (1 - y^2); gb <- gb + the sum over rows of the new y."""
+    """y <- dy (1 - y^2); gb <- gb + the sum over rows of the new y.
+
+    Bytes moved per element of s bytes: 3s; memory bandwidth bounds it.
+    """
     one = y.dtype.type(1)
     dz = dy[i, j] * (one - y[i, j] * y[i, j])
     y[i, j] = dz
+    return dz
+
+
+@rowwise("T[:, ::1], T[::1], T[:, ::1], T[::1]", sums=True)
+def gelu_backward(i, j, z, b, dy, gb):
+    """z <- dy gelu'(z + b); gb <- gb + the sum over rows of the new z.
+
+    Bytes moved per element of s bytes: 3s; arithmetic bounds it, about 30 operations and a division.
+    """
+    one, linear, cubic, cubic3 = z.dtype.type(1), z.dtype.type(LINEAR), z.dtype.type(CUBIC), z.dtype.type(3 * CUBIC)
+    x = z[i, j] + b[j]
+    square = x * x
+    s = one / (one + exp(-x * (linear + cubic * square)))
+    dz = dy[i, j] * s * (one + x * (one - s) * (linear + cubic3 * square))
+    z[i, j] = dz
     return dz

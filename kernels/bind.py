@@ -36,10 +36,13 @@ import numpy as np
 OPTIONS = {"error_model": "numpy", "nogil": True}
 FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
+# What stands around a body; no argument of a body begins with _.
 LOOPS = {
-    "elementwise": "for i in range({first}.size):\n body(i, {names})",
-    "rowwise": "for i in range({first}.shape[0]):\n for j in range({first}.shape[1]):\n  body(i, j, {names})",
-    "sums": "for i in range({first}.shape[0]):\n for j in range({first}.shape[1]):\n  {last}[j] += body(i, j, {names})",
+    "elementwise": "for _i in range({first}.size):\n body(_i, {names})",
+    "rowwise": "for _i in range({first}.shape[0]):\n for _j in range({first}.shape[1]):\n  body(_i, _j, {names})",
+    "sums": """for _i in range({first}.shape[0]):
+ for _j in range({first}.shape[1]):
+  {last}[_j] += body(_i, _j, {names})""",
     "block": "return body({names})",
 }
 INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "block": 0}  # a body's arguments before the arrays
@@ -97,6 +100,9 @@ def generate(kind: str, text: str, body, more: tuple[str, ...] = (), /, **names)
     return made
 
 
+KERNELS = []  # all that were made
+
+
 class Kernel:
     """A body or loop with one compiled version for each element type of its first array, and its CUDA twin."""
 
@@ -104,10 +110,10 @@ class Kernel:
         self.kind, self.body, self.signature = kind, body, signature
         self.__doc__, self.__name__, self.__module__ = body.__doc__, body.__name__, body.__module__
         self.compiled, self.twins = {}, {}
+        KERNELS.append(self)
         self.launch, self.launches = None, []  # a block kernel's CUDA twin and the CUDA kernels that it launches
-        self.dispatcher = numba.njit(cache=True, fastmath=FASTMATH, **OPTIONS)(
-            generate(kind, LOOPS[kind], body, body=function(body))
-        )
+        self.loop = generate(kind, LOOPS[kind], body, body=function(body))
+        self.dispatcher = numba.njit(cache=True, fastmath=FASTMATH, **OPTIONS)(self.loop)
 
     def __call__(self, array, *rest):
         if type(array) is not np.ndarray and hasattr(array, "__cuda_array_interface__"):

@@ -15,6 +15,7 @@ With NUMBA_ENABLE_CUDASIM=1, set before Numba is imported, the kernels run in Nu
 """
 
 import contextlib
+import dis
 import importlib
 import os
 from types import FunctionType, SimpleNamespace
@@ -40,37 +41,37 @@ THREADS = 64 if SIMULATED else 256  # of a block; a power of two
 LANES = 16 if SIMULATED else 32  # neighbouring columns that a block sums at once; a divisor of THREADS
 BLOCKS = 4 if SIMULATED else 1056  # at most: 8 for each of an H200's 132 multiprocessors
 
-# What stands around the body of a kernel; bind.LOOPS has the same for the CPU.
+# What stands around the body of a kernel; bind.LOOPS has the same for the CPU. No argument of a body begins with _.
 GRIDS = {
-    "elementwise": "for i in range(cuda.grid(1), {first}.size, cuda.gridsize(1)):\n body(i, {names})",
+    "elementwise": "for _i in range(cuda.grid(1), {first}.size, cuda.gridsize(1)):\n body(_i, {names})",
     # One division for each thread; then (i, j) moves on by the grid's size, cut into rows and the rest.
-    "rowwise": """columns = {first}.shape[1]
-i, j = cuda.grid(1) // columns, cuda.grid(1) % columns
-down, right = cuda.gridsize(1) // columns, cuda.gridsize(1) % columns
-while i < {first}.shape[0]:
- body(i, j, {names})
- i, j = i + down, j + right
- if j >= columns:
-  i, j = i + 1, j - columns""",
+    "rowwise": """_columns = {first}.shape[1]
+_i, _j = cuda.grid(1) // _columns, cuda.grid(1) % _columns
+_down, _right = cuda.gridsize(1) // _columns, cuda.gridsize(1) % _columns
+while _i < {first}.shape[0]:
+ body(_i, _j, {names})
+ _i, _j = _i + _down, _j + _right
+ if _j >= _columns:
+  _i, _j = _i + 1, _j - _columns""",
     # Block (tile, chunk) sums LANES columns over its chunk of the rows; partial is (chunks, columns).
-    "sums": """shared = cuda.shared.array(THREADS, T)
-rows, columns, chunks = {first}.shape[0], {first}.shape[1], partial.shape[0]
-tiles, thread = (columns + LANES - 1) // LANES, cuda.threadIdx.x
-for k in range(cuda.blockIdx.x, tiles * chunks, cuda.gridDim.x):
- chunk, j = k // tiles, k % tiles * LANES + thread % LANES
- total = T(0)
- if j < columns:
-  for i in range(chunk * rows // chunks + thread // LANES, (chunk + 1) * rows // chunks, THREADS // LANES):
-   total += body(i, j, {names})
- shared[thread] = total
- half = THREADS // 2
- while half >= LANES:
+    "sums": """_shared = cuda.shared.array(THREADS, T)
+_rows, _columns, _chunks = {first}.shape[0], {first}.shape[1], partial.shape[0]
+_tiles, _thread = (_columns + LANES - 1) // LANES, cuda.threadIdx.x
+for _k in range(cuda.blockIdx.x, _tiles * _chunks, cuda.gridDim.x):
+ _chunk, _j = _k // _tiles, _k % _tiles * LANES + _thread % LANES
+ _total = T(0)
+ if _j < _columns:
+  for _i in range(_chunk * _rows // _chunks + _thread // LANES, (_chunk + 1) * _rows // _chunks, THREADS // LANES):
+   _total += body(_i, _j, {names})
+ _shared[_thread] = _total
+ _half = THREADS // 2
+ while _half >= LANES:
   cuda.syncthreads()
-  if thread < half:
-   shared[thread] += shared[thread + half]
-  half //= 2
- if thread < LANES and j < columns:
-  partial[chunk, j] = shared[thread]
+  if _thread < _half:
+   _shared[_thread] += _shared[_thread + _half]
+  _half //= 2
+ if _thread < LANES and _j < _columns:
+  partial[_chunk, _j] = _shared[_thread]
  cuda.syncthreads()""",
 }
 
@@ -115,7 +116,7 @@ class CudaKernel:
 def cuda_kernel(signature: str):
     """Decorator: a CUDA kernel; `signature` names the types of its arguments, T the first array's element type.
 
-    It may use cuda, THREADS, and T, which is put among its globals.
+    T is put among its globals; functions of this folder that it calls become device functions.
     """
     return lambda body: CudaKernel(body.__name__, lambda kind: adapted(body, T=kind), signature)
 
@@ -132,6 +133,15 @@ def without_a_gpu():
         dispatcher.get_current_device = before
 
 
+def no_compiler() -> str:
+    """Why nothing can be compiled for a GPU here: NVIDIA's libnvvm is missing; "" where it is found."""
+    try:
+        importlib.import_module("numba.cuda.cudadrv.nvvm").NVVM()
+    except ImportError as error:  # Numba's NvvmSupportError is one
+        return " ".join(str(error).split())
+    return ""
+
+
 def fitting(name: str, arg, wanted):
     """The argument as the compiled kernel takes it; TypeError for an array that does not fit."""
     if not isinstance(wanted, numba.types.Array):
@@ -141,14 +151,21 @@ def fitting(name: str, arg, wanted):
     return arg
 
 
-def adapted(body, **names):
-    """The function with other values for some of its globals: `names`, and CUDA device functions for compiled ones."""
-    space = dict(body.__globals__)
-    for name in body.__code__.co_names:
+def adapted(body, space: dict | None = None, **names):
+    """The function with `names` among its globals, and CUDA device functions in the place of our compiled functions.
+
+    In the simulator all share the globals of the kernel, `space`: there `cuda` means something else while it runs.
+    """
+    space = {} if space is None else space
+    for name, value in (body.__globals__ | names).items():
+        space.setdefault(name, value)
+    for name in {step.argval for step in dis.get_instructions(body) if step.opname == "LOAD_GLOBAL"}:
         value = space.get(name)
-        if isinstance(value, numba.core.dispatcher.Dispatcher):  # as it is, its CPU flags would come along
-            space[name] = device_function(value.py_func)
-    made = FunctionType(body.__code__, space | names, body.__name__, body.__defaults__, body.__closure__)
+        if isinstance(value, numba.core.dispatcher.Dispatcher):
+            value = value.py_func  # compiled as it stands, its flags for the CPU would come along
+        if isinstance(value, FunctionType) and value.__module__.startswith(__package__):
+            space[name] = adapted(value, space) if SIMULATED else device_function(value)
+    made = FunctionType(body.__code__, space, body.__name__, body.__defaults__, body.__closure__)
     made.__qualname__ = body.__qualname__
     return made
 
@@ -171,14 +188,24 @@ def functions(kernel: Kernel) -> list[CudaKernel]:
 
 def generated(kernel: Kernel) -> list[CudaKernel]:
     """The CUDA kernels around an element's body."""
-    sums = kernel.kind == "sums"
+    if kernel.kind == "sums":
+        return [around("sums", kernel.body, kernel.signature + ", T[:, ::1]", more=("partial",)), add_partial]
+    return [around(kernel.kind, kernel.body, kernel.signature)]
 
-    def make(kind):
-        names = {"body": device_function(kernel.body), "cuda": cuda, "THREADS": THREADS, "LANES": LANES, "T": kind}
-        return generate(kernel.kind, GRIDS[kernel.kind], kernel.body, ("partial",) if sums else (), **names)
 
-    first = CudaKernel(kernel.__name__, make, kernel.signature + (", T[:, ::1]" if sums else ""))
-    return [first, add_partial] if sums else [first]
+def around(kind: str, body, signature: str, more: tuple[str, ...] = (), over: str = "{first}") -> CudaKernel:
+    """The CUDA kernel of GRIDS[kind] around an element's body; `over`: the argument whose elements are meant."""
+
+    def make(element):
+        names = {"body": device_function(body), "cuda": cuda, "THREADS": THREADS, "LANES": LANES, "T": element}
+        return generate(kind, GRIDS[kind].replace("{first}", over), body, more, **names)
+
+    return CudaKernel(body.__name__, make, signature)
+
+
+def cuda_rowwise(signature: str, over: str):
+    """Decorator: a CUDA kernel that runs body(i, j, ...) for every element of its argument named `over`, a matrix."""
+    return lambda body: around("rowwise", body, signature, over=over)
 
 
 @cuda_kernel("T[:, ::1], T[::1]")
@@ -191,6 +218,34 @@ def add_partial(partial, into):
         into[j] += total
 
 
+def block_sum(value):
+    """The sum of the float64 values of a block's threads, for all of them; all must call it."""
+    shared = cuda.shared.array(THREADS, numba.float64)
+    thread, half = cuda.threadIdx.x, THREADS // 2
+    shared[thread] = value
+    while half > 0:
+        cuda.syncthreads()
+        if thread < half:
+            shared[thread] += shared[thread + half]
+        half //= 2
+    cuda.syncthreads()
+    total = shared[0]
+    cuda.syncthreads()  # the next call writes there
+    return total
+
+
+@cuda_kernel("T[:, ::1], T[::1]")
+def add_up(partial, result):
+    """result[j] = the sum over k of partial[k, j]; one block."""
+    for j in range(result.size):
+        total = 0.0
+        for k in range(cuda.threadIdx.x, partial.shape[0], THREADS):
+            total += partial[k, j]
+        total = block_sum(total)
+        if cuda.threadIdx.x == 0:
+            result[j] = total
+
+
 SCRATCH = {}
 
 
@@ -201,6 +256,15 @@ def scratch(dtype, *shape: int):
     if kept is None or kept.size < size:
         kept = SCRATCH[np.dtype(dtype)] = cuda.device_array(max(1024, size), dtype)
     return kept[:size].reshape(shape)
+
+
+def total_of(partial):
+    """The column sums of float64 partial sums (blocks, columns), on the host; zeros where no block ran."""
+    if not partial.shape[0]:
+        return np.zeros(partial.shape[1])
+    result = cuda.device_array(partial.shape[1], np.float64)
+    add_up(np.dtype(np.float64), 1, partial, result)
+    return result.copy_to_host()
 
 
 def twin(kernel: Kernel, dtype):

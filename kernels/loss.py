@@ -9,13 +9,17 @@ Each writes dz and returns (sum of losses, sum of scores); the losses are summed
 the largest z of a row is taken out of its sum first, and the logistic loss is max(-s z, 0) + log(1 + exp(-|z|)). A row
 with NaN has a NaN loss and never counts as correct. A label that is not a class ends the pass with the score -1, for
 the caller to report; nothing is read out of bounds.
+
+Bytes moved per element of z of s bytes: 2s, and the labels once for each row. The arithmetic of the exponentials and
+logarithms bounds the first two, memory bandwidth the third.
 """
 
 import math
 
 import numpy as np
 
-from hpcdl.kernels.bind import block
+from hpcdl.kernels.bind import block, function
+from hpcdl.kernels.elementary import exp
 
 
 @block("T[:, ::1], int64[::1], T[:, ::1]")
@@ -33,7 +37,7 @@ def softmax_cross_entropy(z, labels, dz):
                 top = j
         shift, total = z[i, top], z.dtype.type(0)
         for j in range(classes):
-            dz[i, j] = math.exp(z[i, j] - shift)
+            dz[i, j] = exp(z[i, j] - shift)
             total += dz[i, j]
         inverse = one / total
         for j in range(classes):
@@ -46,6 +50,16 @@ def softmax_cross_entropy(z, labels, dz):
     return loss, correct
 
 
+@function
+def logistic_row(z, label, one):
+    """(loss, gradient, whether correct) of one output z and its label 0 or 1; one is 1 in z's type."""
+    small = exp(-abs(z))
+    probability = (one if z > 0 else small) / (one + small)
+    wrong = np.float64(z) if label == 0 else -np.float64(z)  # -s z
+    loss = (0.0 if wrong < 0 else wrong) + math.log1p(np.float64(small))
+    return loss, probability - one * label, wrong < 0 or (wrong == 0 and label == 0)
+
+
 @block("T[:, ::1], int64[::1], T[:, ::1]")
 def logistic(z, labels, dz):
     """Logistic loss of z (rows, 1) against labels 0 or 1 (rows,)."""
@@ -54,13 +68,9 @@ def logistic(z, labels, dz):
         label = labels[i]
         if label < 0 or label > 1:
             return loss, -1
-        small = math.exp(-abs(z[i, 0]))
-        probability = (one if z[i, 0] > 0 else small) / (one + small)
-        dz[i, 0] = probability - z.dtype.type(label)
-        wrong = np.float64(z[i, 0]) if label == 0 else -np.float64(z[i, 0])  # -s z
-        loss += (0.0 if wrong < 0 else wrong) + math.log1p(np.float64(small))
-        if wrong < 0 or (wrong == 0 and label == 0):
-            correct += 1
+        row, dz[i, 0], hit = logistic_row(z[i, 0], label, one)
+        loss += row
+        correct += hit
     return loss, correct
 
 

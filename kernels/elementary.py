@@ -1,0 +1,106 @@
+"""exp and tanh as arithmetic that the compiler can vectorize; the mathematical library's are calls, one at a time.
+
+    exp(x)     n = x / log 2, rounded      r = x - n log 2, |r| <= log(2) / 2      exp(x) = 2^n exp(r)
+    tanh(x)    y = 2 |x|      e = exp(y) - 1 = 2^n (exp(r) - 1) + (2^n - 1)        tanh(x) = sign(x) e / (e + 2)
+
+exp(r) - 1 is a Taylor series, to r^7 for float32 and r^13 for float64: the next term is below the type's rounding. The
+log 2 is taken off in two parts, the first so short that n times it is exact (Cody and Waite, "Software manual for the
+elementary functions", 1980). Adding 1.5 2^p, for p bits of mantissa, rounds to an integer and leaves that integer in
+the lowest bits of the sum: no conversion is needed, and NaN goes through.
+
+Errors are below 3 units in the last place. exp(x) is infinite from where its type's largest number is passed, and 0
+below exp(-86.9) = 2e-38 for float32 and exp(-707.5) = 5e-308 for float64, where a result would soon lose digits. On a
+GPU these names mean CUDA's own functions.
+"""
+
+import math
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+# Not `reassoc`: it would undo the rounding by addition and put the two parts of log 2 together.
+FLAGS = {"fastmath": {"contract"}, "error_model": "numpy"}
+
+
+def exp(x):
+    """e^x for a float32 or float64 number."""
+    return math.exp(x)
+
+
+def tanh(x):
+    """The hyperbolic tangent of a float32 or float64 number."""
+    return math.tanh(x)
+
+
+def make(real, integer, p: int, high: float, low: float, smallest: float, largest: float, series):
+    """(exp, tanh) for `real` numbers of p bits; log 2 = high + low; exp is computed from `smallest` to `largest`."""
+    inverse, high, low, magic = real(1 / math.log(2)), real(high), real(low), real(1.5 * 2.0**p)
+    shift, bias = integer(p), integer(2 ** (8 * integer().itemsize - 2 - p) - 1)
+    smallest, largest, zero, one, two = real(smallest), real(largest), real(0), real(1), real(2)
+    enough = real(2 * p)  # e / (e + 2) is 1 from there on
+
+    @numba.njit(**FLAGS)
+    def parts(x):
+        """exp(r) - 1, and n in the lowest bits of an integer."""
+        total = x * inverse + magic
+        n = total - magic
+        return series((x - n * high) - n * low), real(total).view(integer)
+
+    @numba.njit(**FLAGS)
+    def power(bits):
+        """2^n, n in the lowest bits."""
+        return integer(integer(bits + bias) << shift).view(real)
+
+    def exp(x):
+        y = smallest if x < smallest else x
+        q, bits = parts(largest if y > largest else y)
+        y = (two * q + two) * power(bits - integer(1))  # 2^n itself may be too large
+        return zero if x < smallest else y
+
+    def tanh(x):
+        y = two * abs(x)
+        q, bits = parts(enough if y > enough else y)
+        scale = power(bits)
+        e = scale * q + (scale - one)
+        y = e / (e + two)
+        return -y if x < zero else y
+
+    return exp, tanh
+
+
+a2, a3, a4, a5, a6, a7 = (np.float32(1 / math.factorial(k)) for k in range(2, 8))
+b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12, b13 = (1 / math.factorial(k) for k in range(2, 14))
+
+
+@numba.njit(**FLAGS)
+def series32(r):
+    """r + r^2/2! + ... + r^7/7!"""
+    return r + r * r * (a2 + r * (a3 + r * (a4 + r * (a5 + r * (a6 + r * a7)))))
+
+
+@numba.njit(**FLAGS)
+def series64(r):
+    """r + r^2/2! + ... + r^13/13!"""
+    tail = b8 + r * (b9 + r * (b10 + r * (b11 + r * (b12 + r * b13))))
+    return r + r * r * (b2 + r * (b3 + r * (b4 + r * (b5 + r * (b6 + r * (b7 + r * tail))))))
+
+
+# The two parts of log 2: W. J. Cody's for float32, fdlibm's for float64.
+FUNCTIONS = {
+    types.float32: make(np.float32, np.int32, 23, 0.693359375, -2.12194440e-4, -86.9, 89.0, series32),
+    types.float64: make(
+        np.float64, np.int64, 52, 6.93147180369123816490e-1, 1.90821492927058770002e-10, -707.5, 710.0, series64
+    ),
+}
+
+
+@overload(exp, target="cpu", jit_options=FLAGS)
+def _exp(x):
+    return FUNCTIONS[x][0]
+
+
+@overload(tanh, target="cpu", jit_options=FLAGS)
+def _tanh(x):
+    return FUNCTIONS[x][1]

@@ -1,0 +1,39 @@
+"""CUDA twins of gather.py: the grid strides over the elements of out, and each finds its source."""
+
+from hpcdl.kernels.gather import gather, gather_images
+from hpcdl.kernels.gpu import THREADS, cuda_rowwise
+
+_ROWS = "T[:, ::1], int64[::1]"
+_MOVES = "int64, int64, int64, int64[::1], int64[::1], int64[::1]"
+
+
+def picked(i, j, source, index, scale, out):
+    """out[i, j] = scale * source[index[i], j]"""
+    out[i, j] = out.dtype.type(source[index[i], j]) * scale
+
+
+def moved(i, j, source, index, scale, height, width, channels, down, right, mirrored, out):
+    """out[i, j], pixel (v, h) and channel c of image i, is pixel (v - down, h - right), h counted from the other side
+    when mirrored; 0 when that is outside."""
+    line = width * channels
+    v, c = j // line - down[i], j % channels
+    h = j % line // channels
+    h = (width - 1 - h if mirrored[i] else h) - right[i]
+    if v >= 0 and v < height and h >= 0 and h < width:
+        out[i, j] = out.dtype.type(source[index[i], v * line + h * channels + c]) * scale
+    else:
+        out[i, j] = out.dtype.type(0)
+
+
+def register(kernel, body, signature: str):
+    """Make `body` the CUDA twin of a gather kernel."""
+    rows = cuda_rowwise(signature, over="out")(body)
+
+    @kernel.device(rows)
+    def launch(source, *rest):
+        rows(source.dtype, -(-rest[-1].size // THREADS), source, *rest)
+
+
+for kind in gather:
+    register(gather[kind], picked, f"{_ROWS}, {kind}, {kind}[:, ::1]")
+    register(gather_images[kind], moved, f"{_ROWS}, {kind}, {_MOVES}, {kind}[:, ::1]")

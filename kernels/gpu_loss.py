@@ -1,0 +1,144 @@
+"""CUDA twins of loss.py: each block sums loss, score and invalid labels of its rows, then one block the blocks' sums.
+
+partial is (blocks, 3): those three sums of each block.
+"""
+
+import math
+
+import numba
+
+from hpcdl.kernels import loss
+from hpcdl.kernels.elementary import exp
+from hpcdl.kernels.gpu import BLOCKS, THREADS, add_up, block_sum, cuda, cuda_kernel, scratch, total_of
+from hpcdl.kernels.loss import logistic_row
+
+
+def finish(partial, loss, score, invalid):
+    """Write the sums over a block's threads."""
+    loss, score, invalid = block_sum(loss), block_sum(score), block_sum(invalid)
+    if cuda.threadIdx.x == 0:
+        partial[cuda.blockIdx.x, 0] = loss
+        partial[cuda.blockIdx.x, 1] = score
+        partial[cuda.blockIdx.x, 2] = invalid
+
+
+@cuda_kernel("T[:, ::1], int64[::1], T[:, ::1], float64[:, ::1], int64")
+def softmax_rows(z, labels, dz, partial, lanes):
+    """Each row belongs to `lanes` neighbouring threads, a power of two, at most one for each class.
+
+    The largest element and the sum of exponentials are each reduced as a tree over a row's lanes, in shared memory.
+    """
+    tops = cuda.shared.array(THREADS, numba.int64)  # one on a line: the simulator knows them by their lines
+    totals = cuda.shared.array(THREADS, T)  # noqa: F821 - see cuda_kernel
+    thread, (rows, classes) = cuda.threadIdx.x, z.shape
+    lane, leader, groups = thread % lanes, thread - thread % lanes, THREADS // lanes
+    losses, correct, invalid = 0.0, 0.0, 0.0
+    for first in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
+        i = first + thread // lanes
+        inside = i < rows
+        top = lane
+        if inside:
+            for j in range(lane + lanes, classes, lanes):
+                if z[i, j] > z[i, top]:
+                    top = j
+        tops[thread] = top
+        half = lanes // 2
+        while half > 0:
+            cuda.syncthreads()
+            if inside and lane < half:
+                mine, other = tops[thread], tops[thread + half]
+                if z[i, other] > z[i, mine] or (z[i, other] == z[i, mine] and other < mine):
+                    tops[thread] = other
+            half //= 2
+        cuda.syncthreads()
+        top = tops[leader]
+        total = T(0)  # noqa: F821
+        if inside:
+            for j in range(lane, classes, lanes):
+                power = exp(z[i, j] - z[i, top])
+                dz[i, j] = power
+                total += power
+        totals[thread] = total
+        half = lanes // 2
+        while half > 0:
+            cuda.syncthreads()
+            if lane < half:
+                totals[thread] += totals[thread + half]
+            half //= 2
+        cuda.syncthreads()
+        if inside:
+            total, label = totals[leader], labels[i]
+            inverse = T(1) / total  # noqa: F821
+            for j in range(lane, classes, lanes):
+                dz[i, j] = dz[i, j] * inverse - (T(1) if j == label else T(0))  # noqa: F821
+            if lane == 0:
+                if label < 0 or label >= classes:
+                    invalid += 1.0
+                else:
+                    row = math.log(float(total)) + float(z[i, top] - z[i, label])
+                    losses += row
+                    if top == label and row == row:
+                        correct += 1.0
+        cuda.syncthreads()  # before the shared arrays are written again
+    finish(partial, losses, correct, invalid)
+
+
+@cuda_kernel("T[:, ::1], int64[::1], T[:, ::1], float64[:, ::1]")
+def logistic_rows(z, labels, dz, partial):
+    """One thread for each row."""
+    losses, correct, invalid = 0.0, 0.0, 0.0
+    for i in range(cuda.grid(1), z.shape[0], cuda.gridsize(1)):
+        label = labels[i]
+        if label < 0 or label > 1:
+            invalid += 1.0
+        else:
+            row, gradient, hit = logistic_row(z[i, 0], label, T(1))  # noqa: F821
+            dz[i, 0] = gradient
+            losses += row
+            correct += 1.0 if hit else 0.0
+    finish(partial, losses, correct, invalid)
+
+
+@cuda_kernel("T[:, ::1], T[::1], T[:, ::1], float64[:, ::1]")
+def squared_rows(z, y, dz, partial):
+    """One thread for each row."""
+    score = 0.0
+    for i in range(cuda.grid(1), z.shape[0], cuda.gridsize(1)):
+        error = z[i, 0] - y[i]
+        dz[i, 0] = error
+        score += float(error) * float(error)
+    finish(partial, 0.5 * score, score, 0.0)
+
+
+def launched(kernel, rows_per_block: int, z, y, dz, *settings):
+    """(sum of losses, sum of scores, number of invalid labels)."""
+    blocks = min(BLOCKS, -(-z.shape[0] // rows_per_block))
+    partial = scratch("float64", blocks, 3)
+    kernel(z.dtype, blocks, z, y, dz, partial, *settings)
+    return (float(value) for value in total_of(partial))
+
+
+def classified(total: float, correct: float, invalid: float) -> tuple[float, int]:
+    """What the losses of classes return: the score is -1 when a label is not a class."""
+    return total, -1 if invalid else int(correct)
+
+
+@loss.softmax_cross_entropy.device(softmax_rows, add_up)
+def softmax_cross_entropy(z, labels, dz):
+    """Softmax and cross-entropy of z (rows, classes) against labels (rows,)."""
+    lanes = 1
+    while lanes < THREADS and 8 * lanes <= z.shape[1]:  # at least 4 classes for each lane
+        lanes *= 2
+    return classified(*launched(softmax_rows, THREADS // lanes, z, labels, dz, lanes))
+
+
+@loss.logistic.device(logistic_rows, add_up)
+def logistic(z, labels, dz):
+    """Logistic loss of z (rows, 1) against labels 0 or 1 (rows,)."""
+    return classified(*launched(logistic_rows, THREADS, z, labels, dz))
+
+
+@loss.squared.device(squared_rows, add_up)
+def squared(z, y, dz):
+    """Half the squared error of z (rows, 1) against y (rows,)."""
+    return tuple(launched(squared_rows, THREADS, z, y, dz))[:2]

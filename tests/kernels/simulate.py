@@ -1,0 +1,73 @@
+"""Run every kernel's CUDA twin in Numba's simulator and print {case: what went wrong} as JSON.
+
+A program of its own: the simulator has to be chosen before Numba is imported.
+"""
+
+import copy
+import json
+import os
+import traceback
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+
+import numpy as np
+
+from hpcdl.kernels import gpu
+from hpcdl.kernels.cases import CASES
+
+TOLERANCE = {"float32": 2e-5, "float64": 1e-11}
+# More elements than threads, so that the grid strides; fewer; more columns than a block sums at once; nothing.
+SHAPES = {"float32": [(41, 21), (3, 5), (3, 130), (0, 3)], "float64": [(41, 21)]}
+
+
+class Device(np.ndarray):
+    """An array that says it lies on a GPU."""
+
+    @property
+    def __cuda_array_interface__(self):
+        return {**self.__array_interface__, "version": 3}
+
+
+def agrees(case, args, tolerance):
+    """Launch the kernel on these arguments, and compare with its reference."""
+    device = [arg.copy().view(Device) if isinstance(arg, np.ndarray) else arg for arg in args]
+    expected = copy.deepcopy(args)
+    with np.errstate(all="ignore"):
+        result, wanted = case.kernel(*device), case.reference(*expected)
+    if wanted is not None:
+        np.testing.assert_allclose(result, wanted, rtol=tolerance, atol=tolerance)
+    for got, want in zip(device, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+def with_nan(args):
+    """The same, with a NaN somewhere in each array of numbers."""
+    random, changed = np.random.default_rng(1), [copy.copy(arg) for arg in args]
+    for array in changed:
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+            array.flat[random.integers(array.size)] = np.nan
+    return changed
+
+
+def check(case):
+    """Several shapes, element types, and NaN."""
+    for dtype in case.dtypes:
+        for shape in SHAPES["float32" if len(case.dtypes) == 1 else dtype]:
+            agrees(case, case.make(*shape, dtype, np.random.default_rng(0)), TOLERANCE[dtype])
+    agrees(case, with_nan(case.make(5, 7, case.dtypes[0], np.random.default_rng(0))), TOLERANCE["float32"])
+
+
+def main():
+    assert gpu.SIMULATED and gpu.THREADS * gpu.BLOCKS == 256
+    wrong = {}
+    for name, case in CASES.items():
+        try:
+            check(case)
+            wrong[name] = ""
+        except Exception:
+            wrong[name] = traceback.format_exc()
+    print(json.dumps(wrong))
+
+
+if __name__ == "__main__":
+    main()

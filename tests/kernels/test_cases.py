@@ -1,0 +1,56 @@
+"""Every kernel has a case (kernels/cases.py) and does what its numpy expressions do."""
+
+import copy
+import importlib
+import pkgutil
+
+import numpy as np
+import pytest
+
+import hpcdl.kernels
+from hpcdl.kernels.bind import KERNELS
+from hpcdl.kernels.cases import CASES
+
+PAIRS = [(name, dtype) for name, case in CASES.items() for dtype in case.dtypes]
+TOLERANCE = {"float32": 2e-5, "float64": 1e-11}
+
+
+def test_no_kernel_is_left_out():
+    for module in pkgutil.iter_modules(hpcdl.kernels.__path__):
+        if not module.name.startswith("gpu"):  # these want CUDA, and hold no kernels but twins
+            importlib.import_module(f"hpcdl.kernels.{module.name}")
+    ours = {kernel for kernel in KERNELS if kernel.__module__.startswith("hpcdl.kernels")}
+    assert ours == {case.kernel for case in CASES.values()}
+
+
+@pytest.mark.parametrize("name, dtype", PAIRS)
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (7, 5), (37, 21), (5, 130)], ids=str)
+def test_as_numpy(name, dtype, shape):
+    case = CASES[name]
+    args = case.make(*shape, dtype, np.random.default_rng(0))
+    expected = copy.deepcopy(args)
+    result, wanted = case.kernel(*args), case.reference(*expected)
+    if wanted is not None:
+        np.testing.assert_allclose(result, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    for got, want in zip(args, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name, dtype", PAIRS)
+def test_can_be_repeated(name, dtype):
+    """So that a benchmark measures neither subnormal numbers nor infinities."""
+    case = CASES[name]
+    args = case.make(8, case.columns, dtype, np.random.default_rng(0))
+    for _ in range(1000):
+        case.kernel(*args)
+    for array in args:
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f":
+            assert np.isfinite(array).all()
+            assert (np.abs(array[array != 0]) > 1e-30).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_traffic_grows_with_the_rows(name):
+    case = CASES[name]
+    sizes = [case.traffic(*case.make(rows, 21, case.dtypes[0], np.random.default_rng(0))) for rows in (10, 110, 210)]
+    assert 0 < sizes[1] - sizes[0] == sizes[2] - sizes[1]

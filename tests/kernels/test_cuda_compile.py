@@ -1,0 +1,67 @@
+"""Every CUDA kernel compiled for sm_90: to PTX, then by ptxas, whose registers are printed (pytest -s) and spills fail.
+
+No GPU is needed, but NVIDIA's compiler library (libnvvm, of the CUDA toolkit or its packages), and ptxas for the rest.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcdl.kernels.cases import CASES
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="has nothing to do with the number of ranks")
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    """The module gpu.py, where there is a compiler for it."""
+    gpu = pytest.importorskip("hpcdl.kernels.gpu", reason="Numba has no CUDA target here")
+    if gpu.SIMULATED:
+        pytest.skip("the simulator compiles nothing")
+    reason = gpu.no_compiler()
+    if reason:
+        pytest.skip(reason)
+    return gpu
+
+
+def ptxas():
+    """The assembler's path, or None."""
+    folders = [os.path.join(os.environ.get(name, ""), "bin") for name in ("CUDA_HOME", "CUDA_PATH")]
+    return shutil.which("ptxas") or shutil.which("ptxas", path=os.pathsep.join([*folders, "/usr/local/cuda/bin"]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiles(name, gpu, tmp_path):
+    case, assembler, rows = CASES[name], ptxas(), []
+    for dtype in case.dtypes:
+        element = case.make(1, 3, dtype, np.random.default_rng(0))[0].dtype
+        for kernel in gpu.functions(case.kernel):
+            text = kernel.ptx(element)
+            assert ".target sm_90" in text and ".visible .entry" in text
+            if assembler:
+                rows.append((kernel.name, element, *assembled(assembler, text, tmp_path)))
+    assert assembler or rows == []
+    for kernel, element, registers, shared, spilled in rows:
+        print(
+            f"\n{name:24} {kernel:24} {element!s:8} {registers:3} registers {shared:5} B shared {spilled} B spilled",
+            end="",
+        )
+        assert spilled == 0
+
+
+def assembled(assembler, text, folder):
+    """(registers of a thread, bytes of shared memory of a block, bytes spilled) of the kernel in this PTX."""
+    (folder / "kernel.ptx").write_text(text)
+    command = [assembler, "-v", "-arch=sm_90", "-o", os.devnull, folder / "kernel.ptx"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    registers = re.search(r"Used (\d+) registers", done.stderr)
+    shared = re.search(r"(\d+) bytes smem", done.stderr)
+    spills = re.findall(r"(\d+) bytes spill", done.stderr)
+    assert registers and spills, done.stderr
+    return int(registers[1]), int(shared[1]) if shared else 0, sum(map(int, spills))

@@ -1,0 +1,28 @@
+"""Every CUDA kernel against numpy, in Numba's simulator: no GPU is needed. The comparisons are in simulate.py."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+from hpcdl.comm.launcher import clean_environment
+from hpcdl.kernels.cases import CASES
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="has nothing to do with the number of ranks")
+
+
+@pytest.fixture(scope="module")
+def wrong():
+    """What is wrong, by case: one program tries them all."""
+    command = [sys.executable, Path(__file__).with_name("simulate.py")]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_the_simulator(name, wrong):
+    assert not wrong[name], wrong[name]
