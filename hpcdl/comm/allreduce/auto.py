@@ -132,6 +132,7 @@ def measure_and_keep(comm, memory, path: Path, about: dict) -> list[str]:
     """Measure the table on all ranks; rank 0 writes it, where it can."""
     start = time.perf_counter()
     table, medians = measure(comm, memory)
+    memory.take_written()  # not the training's
     if comm.Get_rank() == 0:
         where = f"kept in {path}"
         try:

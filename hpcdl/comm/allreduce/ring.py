@@ -20,8 +20,8 @@ where k(c) is the length of chunk c mod N. The values sent do not grow with N: t
 1) latencies for it. Each chunk is summed along the ring from one fixed rank on, once, so that all ranks get the
 same bits.
 
-Long chunks travel as s segments of up to 1 MiB, each a message of its own: while one is added, the next is on its way,
-and a segment goes on to the right as soon as it is added, so that adding hides behind sending.
+Chunks of more than 1 MiB travel as s segments, 16 at most, each a message of its own: while one is added, the next is
+on its way, and a segment goes on to the right as soon as it is added, so that adding hides behind sending.
 """
 
 import numpy as np
@@ -30,7 +30,8 @@ from hpcdl.chunks import chunks
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.steps import collective
 
-SEGMENT = 1 << 20  # bytes of a message, at most
+SEGMENT = 1 << 20  # bytes up to which a chunk is one message
+SEGMENTS = 16  # of a chunk, at most: more hide no more, and MPI would search long lists of messages
 
 
 @collective
@@ -90,7 +91,7 @@ def in_segments(comm, vector, first, inbox=None, op=None):
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     left, right, cut = (rank - 1) % size, (rank + 1) % size, chunks(vector.size, size)
-    count = -(-cut[0].stop * vector.itemsize // SEGMENT)  # the same for all chunks, whose lengths differ by at most 1
+    count = min(SEGMENTS, -(-cut[0].stop * vector.itemsize // SEGMENT))  # for all chunks, though one may be shorter
 
     def segments(index):
         part = vector[cut[index % size]]
