@@ -119,6 +119,8 @@ class Run:
         self.folder.open(self.step)
         self._warm_up()
         log.info("%s, rank %d of %d, from step %d", strategy, self.comm.rank, self.comm.size, self.step)
+        if self.comm.memory is not None and self.comm.memory.table:
+            log.info("all-reduce by length: %s", ", ".join(self.comm.memory.table))
 
     def _warm_up(self) -> None:
         """Compile, or load from the cache, what a step needs, before any clock runs."""

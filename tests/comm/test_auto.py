@@ -53,7 +53,7 @@ def test_measured_once_and_kept(world, cache, caplog, monkeypatch):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("content", ["", "{", '{"table": ["shared"]}', '{"about": {}, "table": [1, 2, 3, 4, 5]}', "[]"])
 def test_a_file_that_makes_no_sense_is_measured_anew(world, cache, content, monkeypatch):
-    monkeypatch.setattr(module, "measure", lambda comm, memory: (["ring"] * len(module.SIZES), []))
+    monkeypatch.setattr(module, "measure", lambda comm: (["ring"] * len(module.SIZES), []))
     first = Communicator(world, allreduce="auto")
     world.Barrier()
     (path,) = cache.iterdir()
@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(world, cache, monkeypatch):
 @pytest.mark.mpi(min_size=2)
 def test_the_length_decides(world, cache, monkeypatch):
     names = ["tree", "recursive", "ring", "shared", "mpi"]
-    monkeypatch.setattr(module, "measure", lambda comm, memory: (names, []))
+    monkeypatch.setattr(module, "measure", lambda comm: (names, []))
     comm = Communicator(world, allreduce="auto")
     expected = {4: "tree", 2048: "tree", 2052: "recursive", 16384: "recursive", 16388: "ring", 131072: "ring"}
     expected |= {131076: "shared", 1 << 20: "shared", (1 << 20) + 4: "mpi"}

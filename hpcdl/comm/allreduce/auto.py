@@ -4,9 +4,10 @@
     measured at             1 KiB           8 KiB           64 KiB          512 KiB         4 MiB
     taken                   the fastest of shared (one node) or hierarchical (several), recursive, ring, tree and mpi
 
-The candidates take turns; a turn's time is that of the slowest rank, and the median counts. One that takes three times
-the best one's first turn is out. Algorithms that share memory are timed in vectors from `comm.empty`, and are taken
-only where they do not fall behind the library's own for other vectors either.
+The candidates take turns; a turn's time is that of the slowest rank, and the first quartile counts: other load makes
+turns longer, never shorter. One whose best of three turns is three times the best one's is out. Algorithms that share
+memory are timed in vectors from `comm.empty`, and are taken only where they do not fall behind the library's own for
+other vectors either.
 
 The table is kept in a file, one for each MPI library, processor, number of cores, of nodes and of ranks per node, in
 $HPCDL_CACHE, else in $XDG_CACHE_HOME/hpcdl, else in ~/.cache/hpcdl. Delete it to measure again. Which algorithm is
@@ -40,9 +41,9 @@ log = logging.getLogger("hpcdl")
 SIZES = [1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20]  # bytes
 LIMITS = [2 * size for size in SIZES[:-1]]  # up to which a size stands for others
 ALGORITHMS = {each.__name__: each for each in (shared, hierarchical, recursive, ring, tree, mpi)}
-SECONDS = 0.02  # for the turns of a candidate at one size, at least MIN_TURNS of them
-MIN_TURNS, MAX_TURNS = 5, 50
-HOPELESS = 3.0  # times the best first turn
+SECONDS = 0.04  # for the turns of a candidate at one size, at least MIN_TURNS of them
+TRIAL, MIN_TURNS, MAX_TURNS = 3, 8, 100
+HOPELESS = 3.0  # times the best one's best trial turn
 BEHIND = 1.25  # times the library's own, in vectors that no window holds
 
 tables: dict[str, list[str]] = {}  # of this process: the algorithm for each size, by key
@@ -79,7 +80,7 @@ def prepare(comm):
         known = tables.get(key) or (read(path, about) if comm.Get_rank() == 0 else None)
         known = comm.bcast(known)
         if known is None:
-            known = measure_and_keep(comm, memory, path, about)
+            known = measure_and_keep(comm, path, about)
     tables[key] = memory.table = known
     return memory
 
@@ -128,17 +129,18 @@ def read(path: Path, about: dict) -> list[str] | None:
         return None
 
 
-def measure_and_keep(comm, memory, path: Path, about: dict) -> list[str]:
+def measure_and_keep(comm, path: Path, about: dict) -> list[str]:
     """Measure the table on all ranks; rank 0 writes it, where it can."""
-    start = time.perf_counter()
-    table, medians = measure(comm, memory)
-    memory.take_written()  # not the training's
+    start, own = time.perf_counter(), comm.Dup()
+    table, times = measure(own)
+    node_memory(own).free()
+    own.Free()
     if comm.Get_rank() == 0:
         where = f"kept in {path}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as file:
-                text = json.dumps({"about": about, "table": table, "microseconds": medians}, indent=1)
+                text = json.dumps({"about": about, "table": table, "microseconds": times}, indent=1)
                 file.write(text.encode())
         except OSError as error:
             where = f"not kept: {path.parent}: {error.strerror}"
@@ -148,10 +150,11 @@ def measure_and_keep(comm, memory, path: Path, about: dict) -> list[str]:
     return table
 
 
-def measure(comm, memory) -> tuple[list[str], list[dict[str, float]]]:
-    """The fastest algorithm for each size, and the median microseconds of all candidates; the same on all ranks."""
+def measure(comm) -> tuple[list[str], list[dict[str, float]]]:
+    """The fastest algorithm for each size, and the microseconds of all candidates; the same on all ranks."""
+    memory = node_memory(comm)
     sharing = [shared if memory.nodes == 1 else hierarchical] if memory.usable and memory.ranks_per_node > 1 else []
-    table, medians = [], []
+    table, microseconds = [], []
     window = None if not sharing else memory.empty(SIZES[-1] // 4, np.dtype(np.float32))
     plain = np.ones(SIZES[-1] // 4, np.float32)
     for size in SIZES:
@@ -164,30 +167,30 @@ def measure(comm, memory) -> tuple[list[str], list[dict[str, float]]]:
         behind = found.pop("elsewhere", 0) > BEHIND * found["mpi"]
         choice = {name: value for name, value in found.items() if not (behind and name in ("shared", "hierarchical"))}
         table.append(min(choice, key=choice.get))
-        medians.append({name: round(value, 2) for name, value in found.items()})
-    return table, medians
+        microseconds.append({name: round(value, 2) for name, value in found.items()})
+    return table, microseconds
 
 
 def race(comm, vectors: dict) -> dict[str, float]:
-    """Median microseconds of each candidate's turns, as the slowest rank sees them; the hopeless ones are left out."""
+    """Microseconds of each candidate, as the slowest rank sees them; the hopeless ones are left out."""
+    for algorithm, vector in vectors.values():  # compile, and touch the memory
+        algorithm(comm, vector)
     taken = {name: [] for name in vectors}
-    turns, turn = MIN_TURNS, -1  # a first turn, which touches memory and compiles, does not count
+    turn, turns = 0, MAX_TURNS
     while turn < turns:
-        for name, (algorithm, vector) in vectors.items():
-            if name not in taken:
-                continue
+        for name, times in taken.items():
+            algorithm, vector = vectors[name]
             vector[:] = 1
             comm.Barrier()
             start = time.perf_counter()
             algorithm(comm, vector)
-            if turn >= 0:
-                taken[name].append(comm.allreduce(time.perf_counter() - start, MPI.MAX))
-        if turn == 0:
-            best = min(times[0] for times in taken.values())
-            taken = {name: t for name, t in taken.items() if t[0] <= HOPELESS * best or name == "mpi"}
-            turns = int(min(MAX_TURNS, max(MIN_TURNS, SECONDS / max(t[0] for t in taken.values()))))
+            times.append(comm.allreduce(time.perf_counter() - start, MPI.MAX))
         turn += 1
-    return {name: float(1e6 * np.median(times)) for name, times in taken.items()}
+        if turn == TRIAL:
+            best = min(min(times) for times in taken.values())
+            taken = {name: times for name, times in taken.items() if min(times) <= HOPELESS * best or name == "mpi"}
+            turns = int(min(MAX_TURNS, max(MIN_TURNS, SECONDS / max(min(times) for times in taken.values()))))
+    return {name: float(1e6 * np.percentile(times, 25)) for name, times in taken.items()}
 
 
 auto.steps, auto.prepare, auto.choose = steps, prepare, choose
