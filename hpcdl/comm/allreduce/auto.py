@@ -41,8 +41,8 @@ log = logging.getLogger("hpcdl")
 SIZES = [1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20]  # bytes
 LIMITS = [2 * size for size in SIZES[:-1]]  # up to which a size stands for others
 ALGORITHMS = {each.__name__: each for each in (shared, hierarchical, recursive, ring, tree, mpi)}
-SECONDS = 0.04  # for the turns of a candidate at one size, at least MIN_TURNS of them
-TRIAL, MIN_TURNS, MAX_TURNS = 3, 8, 100
+SECONDS = 0.04  # for the turns of a candidate at one size, at least those of the trial
+TRIAL, MAX_TURNS = 3, 100
 HOPELESS = 3.0  # times the best one's best trial turn
 BEHIND = 1.25  # times the library's own, in vectors that no window holds
 
@@ -189,7 +189,7 @@ def race(comm, vectors: dict) -> dict[str, float]:
         if turn == TRIAL:
             best = min(min(times) for times in taken.values())
             taken = {name: times for name, times in taken.items() if min(times) <= HOPELESS * best or name == "mpi"}
-            turns = int(min(MAX_TURNS, max(MIN_TURNS, SECONDS / max(min(times) for times in taken.values()))))
+            turns = int(min(MAX_TURNS, max(TRIAL, SECONDS / max(min(times) for times in taken.values()))))
     return {name: float(1e6 * np.percentile(times, 25)) for name, times in taken.items()}
 
 
