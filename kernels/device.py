@@ -83,7 +83,7 @@ class Cuda:
         self.xp, self.index = cupy, index
 
     def use(self) -> None:
-        """Make this GPU the one on which the calling thread allocates and launches; CuPy and Numba share its context."""
+        """Make this GPU the one that the calling thread uses; CuPy and Numba share its context."""
         self.xp.cuda.Device(self.index).use()
 
     def empty(self, shape, dtype):
@@ -167,7 +167,9 @@ def open_device(name: str, local_rank: int = 0) -> Cpu | Cuda:
         from hpcdl.kernels import gpu  # noqa: F401 - Numba's CUDA, with which the kernels are compiled
     except ImportError as error:
         reason = next((line for line in str(error).splitlines() if any(map(str.isalnum, line))), "").strip()
-        raise UsageError(f"--device cuda needs CuPy and numba-cuda ({reason}): {INSTALL}, or use --device cpu") from None
+        raise UsageError(
+            f"--device cuda needs CuPy and numba-cuda ({reason}): {INSTALL}, or use --device cpu"
+        ) from None
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -60,7 +60,7 @@ class Communicator:
     allreduce: name of the algorithm (see hpcdl/comm/allreduce/) or package.module:function. timeout: seconds
     after which a rank that waits in one operation is taken for hung; the job is ended with a report of which ranks
     wait where. 0: never. trace: how many spans to keep for the picture of the run. device: where `empty` allocates
-    (hpcdl.kernels.device). Buffers are C-contiguous numpy arrays, or arrays on a GPU (see hpcdl/comm/staging.py), of any
+    (hpcdl.kernels.device). Buffers are C-contiguous numpy arrays, or arrays on a GPU (hpcdl/comm/staging.py), of any
     shape and of any type that MPI knows (float32, float64, int64, ...). Making one, `split`, `duplicate`, `expose` and
     `free` are collective calls.
     """

@@ -92,8 +92,7 @@ def self_test(comm: MPI.Intracomm, device) -> bool:
         return False
     wanted = size * values + size * (size - 1) // 2
     return bool(
-        np.array_equal(device.host(sums), wanted)
-        and np.array_equal(device.host(received), values + (rank - 1) % size)
+        np.array_equal(device.host(sums), wanted) and np.array_equal(device.host(received), values + (rank - 1) % size)
     )
 
 
