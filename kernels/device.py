@@ -15,12 +15,12 @@ Numba share; a kernel that returns a number waits for it.
 """
 
 import functools
+import importlib.util
 
+import numba
 import numpy as np
 
 from hpcdl.errors import UsageError, unknown
-
-INSTALL = "pip install 'hpcdl[cuda]'"
 
 
 class Cpu:
@@ -124,6 +124,10 @@ class Cuda:
         """Wait for what was launched."""
         self.xp.cuda.get_current_stream().synchronize()
 
+    def memory(self) -> int:
+        """Bytes of the GPU's memory that CuPy has taken; it gives none back, so this is its peak."""
+        return self.xp.get_default_memory_pool().total_bytes()
+
     def holds(self, array) -> bool:
         """Whether this array lies on this GPU."""
         return isinstance(array, self.xp.ndarray) and int(array.device) == self.index
@@ -161,15 +165,14 @@ def open_device(name: str, local_rank: int = 0) -> Cpu | Cuda:
         return CPU
     if name != "cuda":
         raise unknown("device", name, ("cpu", "cuda"))
+    instead = "pip install 'hpcdl[cuda]', or use --device cpu"
     try:
         import cupy
-
-        from hpcdl.kernels import gpu  # noqa: F401 - Numba's CUDA, with which the kernels are compiled
     except ImportError as error:
         reason = next((line for line in str(error).splitlines() if any(map(str.isalnum, line))), "").strip()
-        raise UsageError(
-            f"--device cuda needs CuPy and numba-cuda ({reason}): {INSTALL}, or use --device cpu"
-        ) from None
+        raise UsageError(f"--device cuda needs CuPy ({reason}): {instead}") from None
+    if not compiles():
+        raise UsageError(f"--device cuda needs numba-cuda, which compiles the kernels: {instead}")
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -182,3 +185,8 @@ def open_device(name: str, local_rank: int = 0) -> Cpu | Cuda:
     device = cuda(local_rank % count)
     device.use()
     return device
+
+
+def compiles() -> bool:
+    """Whether kernels compile for a GPU: by numba-cuda (Numba's own CUDA target is deprecated), or are simulated."""
+    return importlib.util.find_spec("numba_cuda") is not None or bool(numba.config.ENABLE_CUDASIM)

@@ -85,6 +85,11 @@ class Communicator:
         prepare = getattr(self.algorithm, "prepare", None)
         self.memory = prepare(self._collective) if prepare else None
 
+    @property
+    def exchange(self) -> str:
+        """How all_reduce sends an array on its GPU: direct or staged (hpcdl/comm/staging.py)."""
+        return "direct" if self.direct and getattr(self.algorithm, "direct", False) else "staged"
+
     def _open(self, comm, name, traffic, allreduce):
         self.name, self.traffic = name, traffic
         self.mpi, self._collective = comm.Dup(), comm.Dup()  # messages between two ranks; collective operations

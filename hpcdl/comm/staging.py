@@ -45,7 +45,7 @@ def staged(start=None, *, out=True, back=True, collective=True, direct=False):
             raise UsageError(f"a buffer of shape {array.shape} is not contiguous; pass a contiguous part")
         device, vector = device_of(array), array.reshape(-1)
         device.synchronize()
-        if direct and self.direct and getattr(self.algorithm, "direct", False):
+        if direct and self.exchange == "direct":
             return start(self, vector, *arguments, **options)
         begin, alone = time.perf_counter(), collective and self.size == 1
         host = (CPU if alone else device).pinned(vector.shape, vector.dtype)

@@ -424,6 +424,7 @@ class Run:
     def measurements(self) -> dict:
         """What this run cost this rank, in the names of summary.json."""
         traffic, memory = self.comm.traffic, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        device = {} if self.device is CPU else {"device_memory_bytes_per_rank": self.device.memory()}
         return {
             "bytes_sent_per_rank": traffic.bytes,
             "messages_per_rank": traffic.messages,
@@ -433,6 +434,7 @@ class Run:
             "idle_seconds_per_rank": self.blocked_seconds,
             "data_seconds_per_rank": self.data_seconds,
             "peak_memory_bytes_per_rank": memory,
+            **device,
             "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
         }
 

@@ -156,6 +156,7 @@ def test_direct(form, gpu, each_group, monkeypatch):
         for name, staged in (("mpi", 0), ("ring", 1)):
             comm = Communicator(bare, name, device=gpu)
             assert comm.direct and comm.duplicate("run").direct
+            assert comm.exchange == ("staged" if staged else "direct")
             array = gpu.array(values(comm.rank, 100))
             before = gpu.xp.counts["to host"]
             form("all_reduce")(comm, array, gpu)

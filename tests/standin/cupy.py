@@ -213,6 +213,10 @@ def getDeviceCount():
     return count
 
 
+def get_default_memory_pool():
+    return SimpleNamespace(total_bytes=lambda: 12345)
+
+
 cuda = SimpleNamespace(
     Device=Device,
     alloc_pinned_memory=alloc_pinned_memory,
