@@ -1,7 +1,6 @@
 """Devices: what is asked of the CPU and of a GPU means the same, and a machine without one says so in one line."""
 
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest

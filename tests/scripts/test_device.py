@@ -1,4 +1,4 @@
-"""`--device cuda` from the command line, on a stand-in for a GPU: the same training, checkpoints that fit both devices."""
+"""`--device cuda` on a stand-in for a GPU: the same training, and checkpoints that fit both devices."""
 
 import json
 from pathlib import Path
