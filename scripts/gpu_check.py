@@ -40,7 +40,7 @@ CURVE = {"float32": 1e-3, "float64": 1e-8}  # how far two loss curves may be apa
 class CheckOptions:
     """What is timed, and how long."""
 
-    sizes: str = option("1MiB,64MiB,1GiB", "bytes of a kernel's first array in the timings, with commas between")
+    sizes: str = option("1MiB,16MiB,256MiB", "bytes of a kernel's first array in the timings, with commas between")
     seconds: float = option(0.2, "seconds to spend on each kernel, type and size, at least 5 turns")
     steps: int = option(200, "updates of the training that is compared")
     model: str = option("mlp:256,128", "model of the training, on the digits")
@@ -49,14 +49,13 @@ class CheckOptions:
 
 
 def main(arguments=None):
-    with ended("gpu-check", MPI.COMM_WORLD.rank):
-        with agreement(MPI.COMM_WORLD), quiet(MPI.COMM_WORLD.rank > 0):
-            options = parse(CheckOptions, "gpu-check", __doc__.split("\n")[0], arguments)
-            if MPI.COMM_WORLD.size > 1:
-                raise UsageError("this looks at one GPU: start it without mpiexec")
-            sizes = {text: bytes_of(text) for text in options.sizes.split(",")}
-            cases = chosen(options.kernels)
-            gpu = open_device("cuda")
+    with ended("gpu-check", MPI.COMM_WORLD.rank), agreement(MPI.COMM_WORLD), quiet(MPI.COMM_WORLD.rank > 0):
+        options = parse(CheckOptions, "gpu-check", __doc__.split("\n")[0], arguments)
+        if MPI.COMM_WORLD.size > 1:
+            raise UsageError("this looks at one GPU: start it without mpiexec")
+        sizes = {text: bytes_of(text) for text in options.sizes.split(",")}
+        cases = chosen(options.kernels)
+        gpu = open_device("cuda")
     rows = [row for case in cases for dtype in case.types for row in checked(gpu, case, dtype, sizes, options.seconds)]
     curves = {dtype: trained(gpu, options.model, dtype, options.steps) for dtype in TYPES}
     report(options, gpu, rows, curves)
@@ -96,7 +95,9 @@ def compared(gpu, case, arguments) -> float:
     there = placed(gpu, arguments)
     returned = case.kernel(*there)
     found = [gpu.host(each) for each in there if gpu.holds(each)]
-    wanted_returned, wanted = case.reference(*[each.copy() if isinstance(each, np.ndarray) else each for each in arguments])
+    wanted_returned, wanted = case.reference(
+        *[each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
+    )
     return max(difference(a, b) for a, b in zip([returned, *found], [wanted_returned, *wanted], strict=True))
 
 
@@ -120,7 +121,7 @@ def placed(gpu, arguments) -> list:
 
 
 def measured(gpu, case, arguments, seconds: float) -> dict:
-    """Microseconds of a call of the kernel, of the copy and of what it is compared with, in turns; bytes that it moves."""
+    """Microseconds of the kernel, of the copy and of the rival, in turns; and the bytes that the kernel moves."""
     there = placed(gpu, arguments)
     moved = case.moved(*arguments)
     source, target = gpu.zeros(max(1, moved // 2), np.uint8), gpu.zeros(max(1, moved // 2), np.uint8)
@@ -155,7 +156,7 @@ def microseconds(cupy, call, times: int) -> float:
 
 
 def beside(cupy, name: str, arguments) -> tuple:
-    """A call that does the same in PyTorch (updates) or CuPy (reductions), and whose it is; (None, None): there is none."""
+    """A call that does the same in PyTorch (updates) or CuPy (reductions), and whose it is; None where there is none."""
     if name in UPDATES:
         return fused(name, arguments[0].size, str(arguments[0].dtype))
     into, *rest = arguments
@@ -221,7 +222,9 @@ def report(options: CheckOptions, gpu, rows: list[dict], curves: dict) -> None:
     """Print the table of the kernels and that of the training; write the JSON file."""
     about = environment() | {"gpu": str(gpu), "cupy": gpu.xp.__version__}
     print(f"{gpu}, CuPy {about['cupy']}, numpy {about['numpy']}, numba {about['numba']}, Python {about['python']}\n")
-    print("| kernel | type | size | largest error | us | GB/s | of the copy | beside |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| kernel | type | size | largest error | us | GB/s | of the copy | beside |\n|---|---|---|---|---|---|---|---|"
+    )
     for row in rows:
         taken = row["microseconds"]
         ours = float(np.median(taken["kernel"]))
@@ -231,7 +234,9 @@ def report(options: CheckOptions, gpu, rows: list[dict], curves: dict) -> None:
         error = "WRONG" if row["wrong"] else f"{row['error']:.1e}"
         print(f"| {row['kernel']} | {row['dtype']} | {row['size']} | {error} | {times} | {other} |")
     print("\nof the copy, beside: their time divided by the kernel's, in the same turn; above 1 the kernel is faster\n")
-    print(f"| training {options.model}, digits, batches of 64 | largest difference of losses | last loss | examples/s |")
+    print(
+        f"| training {options.model}, digits, batches of 64 | largest difference of losses | last loss | examples/s |"
+    )
     print("|---|---|---|---|")
     for dtype, curve in curves.items():
         for name in ("cpu", "cuda"):
