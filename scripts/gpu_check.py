@@ -31,15 +31,15 @@ from hpcdl.scripts.bench_allreduce import bytes_of
 from hpcdl.strategies import sequential
 
 TYPES = ("float32", "float64")
-CHECKED = (1, 77, 5000, 300_007)  # elements, or about so many: less than a block, some blocks, and more than a grid
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 CURVE = {"float32": 1e-3, "float64": 1e-8}  # how far two loss curves may be apart: other orders of additions
 
 
 @dataclass
 class CheckOptions:
-    """What is timed, and how long."""
+    """What is compared and timed, and how long."""
 
+    elements: str = option("1,77,5000,1000003", "elements of a kernel's first array, at least, when it is compared")
     sizes: str = option("1MiB,16MiB,256MiB", "bytes of a kernel's first array in the timings, with commas between")
     seconds: float = option(0.2, "seconds to spend on each kernel, type and size, at least 5 turns")
     steps: int = option(200, "updates of the training that is compared")
@@ -54,9 +54,11 @@ def main(arguments=None):
         if MPI.COMM_WORLD.size > 1:
             raise UsageError("this looks at one GPU: start it without mpiexec")
         sizes = {text: bytes_of(text) for text in options.sizes.split(",")}
+        elements = whole_numbers("--elements", options.elements)
         cases = chosen(options.kernels)
         gpu = open_device("cuda")
-    rows = [row for case in cases for dtype in case.types for row in checked(gpu, case, dtype, sizes, options.seconds)]
+    each = [(name, case, dtype) for name, case in cases.items() for dtype in case.dtypes]
+    rows = [row for what in each for row in checked(gpu, *what, elements, sizes, options.seconds)]
     curves = {dtype: trained(gpu, options.model, dtype, options.steps) for dtype in TYPES}
     report(options, gpu, rows, curves)
     wrong = [f"{row['kernel']} ({row['dtype']})" for row in rows if row["wrong"]]
@@ -66,45 +68,48 @@ def main(arguments=None):
         raise SystemExit(1)
 
 
-def chosen(names: str) -> list:
-    """The cases of these kernels."""
+def chosen(names: str) -> dict:
+    """The cases of these kernels, all by default."""
     wanted = [name for name in names.split(",") if name]
-    known = {case.name for case in CASES}
-    if unknown := set(wanted) - known:
-        raise UsageError(f"--kernels: there is no {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
-    return [case for case in CASES if not wanted or case.name in wanted]
+    if unknown := set(wanted) - set(CASES):
+        raise UsageError(f"--kernels: there is no {', '.join(sorted(unknown))}; known: {', '.join(CASES)}")
+    return {name: case for name, case in CASES.items() if not wanted or name in wanted}
 
 
-def checked(gpu, case, dtype: str, sizes: dict[str, int], seconds: float):
+def whole_numbers(name: str, text: str) -> list[int]:
+    """Read 1,77,5000."""
+    if not all(word.isdecimal() and int(word) > 0 for word in text.split(",")):
+        raise UsageError(f"{name}: write positive whole numbers with commas between, not {text!r}")
+    return [int(word) for word in text.split(",")]
+
+
+def checked(gpu, name: str, case, dtype: str, elements: list[int], sizes: dict[str, int], seconds: float):
     """The rows of one kernel for one element type: one for each size, each with the largest error of all."""
     random = np.random.default_rng(1)
-    error = max(compared(gpu, case, case.make(elements, dtype, random)) for elements in CHECKED)
+    shapes = [(-(-count // case.columns), case.columns) for count in elements]
+    error = max(compared(gpu, case, case.make(*shape, dtype, random)) for shape in shapes)
     wrong = not error <= TOLERANCE[dtype]
     for text, size in sizes.items():
-        arguments = case.make(size // np.dtype(dtype).itemsize, dtype, random)
-        times = measured(gpu, case, arguments, seconds)
-        yield {"kernel": case.name, "dtype": dtype, "size": text, "error": error, "wrong": wrong} | times
+        rows = max(1, size // np.dtype(dtype).itemsize // case.columns)
+        times = measured(gpu, name, case, case.make(rows, case.columns, dtype, random), seconds)
+        yield {"kernel": name, "dtype": dtype, "size": text, "error": error, "wrong": wrong} | times
 
 
 def compared(gpu, case, arguments) -> float:
-    """The largest difference between what the kernel makes of the arguments on the GPU and what numpy does.
-
-    Relative to the largest element of numpy's result where that is above 1; infinite where one has NaN, or is infinite,
-    and the other not.
-    """
+    """The largest difference between what the kernel makes of the arguments on the GPU and what numpy does."""
     there = placed(gpu, arguments)
-    returned = case.kernel(*there)
-    found = [gpu.host(each) for each in there if gpu.holds(each)]
-    wanted_returned, wanted = case.reference(
-        *[each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
-    )
-    return max(difference(a, b) for a, b in zip([returned, *found], [wanted_returned, *wanted], strict=True))
+    found = [case.kernel(*there), *(gpu.host(each) for each in there if gpu.holds(each))]
+    wanted = [case.reference(*arguments), *(each for each in arguments if isinstance(each, np.ndarray))]
+    return max(difference(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def difference(found, wanted) -> float:
-    """The largest difference of two results, relative to the largest element where that is above 1."""
-    if wanted is None or np.size(wanted) == 0:
-        return 0.0 if np.shape(found) == np.shape(wanted) else math.inf
+    """The largest difference of two results, relative to the largest element where that is above 1.
+
+    Infinite where one is not a finite number and the other is another, or where the shapes differ.
+    """
+    if wanted is None:
+        return 0.0 if found is None else math.inf
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     finite = np.isfinite(wanted)
     if found.shape != wanted.shape or not np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
@@ -120,16 +125,16 @@ def placed(gpu, arguments) -> list:
     return [gpu.array(each) if isinstance(each, np.ndarray) else each for each in arguments]
 
 
-def measured(gpu, case, arguments, seconds: float) -> dict:
+def measured(gpu, name: str, case, arguments, seconds: float) -> dict:
     """Microseconds of the kernel, of the copy and of the rival, in turns; and the bytes that the kernel moves."""
     there = placed(gpu, arguments)
-    moved = case.moved(*arguments)
+    moved = case.traffic(*arguments)
     source, target = gpu.zeros(max(1, moved // 2), np.uint8), gpu.zeros(max(1, moved // 2), np.uint8)
     calls = {
         "kernel": lambda: case.kernel(*there),
         "copy": lambda: target.data.copy_from_device_async(source.data, source.nbytes),
     }
-    rival, name = beside(gpu.xp, case.name, there)
+    rival, whose = beside(gpu.xp, name, there)
     if rival is not None:
         calls["rival"] = rival
     for call in calls.values():  # compile, and touch the memory
@@ -137,11 +142,11 @@ def measured(gpu, case, arguments, seconds: float) -> dict:
     slowest = max(microseconds(gpu.xp, call, 3) for call in calls.values())
     row = int(min(20, max(1, 2000 / max(1.0, slowest))))  # calls in a row, so that launching one hides behind another
     turns = int(min(200, max(5, 1e6 * seconds / (len(calls) * row * max(1.0, slowest)))))
-    taken = {name: [] for name in calls}
+    taken = {each: [] for each in calls}
     for _ in range(turns):
         for each, call in calls.items():
             taken[each].append(microseconds(gpu.xp, call, row))
-    return {"bytes": moved, "rival": name, "microseconds": taken}
+    return {"bytes": moved, "rival": whose, "microseconds": taken}
 
 
 def microseconds(cupy, call, times: int) -> float:
@@ -156,7 +161,7 @@ def microseconds(cupy, call, times: int) -> float:
 
 
 def beside(cupy, name: str, arguments) -> tuple:
-    """A call that does the same in PyTorch (updates) or CuPy (reductions), and whose it is; None where there is none."""
+    """A call that does the same in PyTorch (updates) or CuPy (reductions), and whose it is; or None, None."""
     if name in UPDATES:
         return fused(name, arguments[0].size, str(arguments[0].dtype))
     into, *rest = arguments

@@ -7,6 +7,7 @@ Numba's simulator takes these arrays. STANDIN_GPUS: how many GPUs there are (1).
 """
 
 import os
+import time
 from types import SimpleNamespace
 
 import numba
@@ -26,6 +27,7 @@ else:
 
 
 pending = []  # copies from the host that were asked for: (array, host array)
+__version__ = "0"
 counts = {"pinned": 0, "to host": 0, "from host": 0}
 
 
@@ -112,6 +114,16 @@ class ndarray(Base):
     def sum(self, axis, keepdims):
         return ndarray(self._ary.sum(axis=axis, keepdims=keepdims))
 
+    @property
+    def data(self):
+        def copy_from_device_async(other, nbytes):
+            self._ary.view(numpy.uint8)[:nbytes] = other.array._ary.view(numpy.uint8)[:nbytes]
+
+        return SimpleNamespace(array=self, copy_from_device_async=copy_from_device_async)
+
+    def __float__(self):
+        return float(self.get())
+
     def __len__(self):
         return len(self._ary)
 
@@ -145,7 +157,7 @@ class ndarray(Base):
 
 def empty(shape, dtype):
     made = ndarray(numpy.empty(shape, dtype))
-    made.fill(numpy.nan if made.dtype.kind == "f" else -77)
+    made.fill(numpy.nan if made.dtype.kind == "f" else 77)
     return made
 
 
@@ -161,6 +173,17 @@ def matmul(a, b, out=None):
         raise ValueError("matmul: out of another type or shape")
     out._ary[...] = product
     return out
+
+
+def binary(name):
+    def call(a, b, out=None):
+        made = getattr(numpy, name)(plain(a), plain(b), out=None if out is None else out._ary)
+        return ndarray(numpy.asarray(made)) if out is None else out
+
+    return call
+
+
+add, maximum, minimum, multiply, dot = map(binary, ("add", "maximum", "minimum", "multiply", "dot"))
 
 
 def exp(x, out=None):
@@ -187,6 +210,14 @@ class Device:
     def use(self):
         Device.current = self.id
         return self
+
+
+class Event:
+    def record(self):
+        self.time = time.perf_counter()
+
+    def synchronize(self):
+        pass
 
 
 class CUDARuntimeError(RuntimeError):
@@ -221,6 +252,8 @@ cuda = SimpleNamespace(
     Device=Device,
     alloc_pinned_memory=alloc_pinned_memory,
     get_current_stream=Stream,
+    Event=Event,
+    get_elapsed_time=lambda begin, end: 1000 * (end.time - begin.time),
     runtime=SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=getDeviceCount,
