@@ -86,13 +86,18 @@ def whole_numbers(name: str, text: str) -> list[int]:
 def checked(gpu, name: str, case, dtype: str, elements: list[int], sizes: dict[str, int], seconds: float):
     """The rows of one kernel for one element type: one for each size, each with the largest error of all."""
     random = np.random.default_rng(1)
-    shapes = [(-(-count // case.columns), case.columns) for count in elements]
-    error = max(compared(gpu, case, case.make(*shape, dtype, random)) for shape in shapes)
+    error = max(compared(gpu, case, made(case, count, dtype, random)) for count in elements)
     wrong = not error <= TOLERANCE[dtype]
     for text, size in sizes.items():
-        rows = max(1, size // np.dtype(dtype).itemsize // case.columns)
-        times = measured(gpu, name, case, case.make(rows, case.columns, dtype, random), seconds)
+        arguments = made(case, size // np.dtype(dtype).itemsize, dtype, random)
+        times = measured(gpu, name, case, arguments, seconds)
         yield {"kernel": name, "dtype": dtype, "size": text, "error": error, "wrong": wrong} | times
+
+
+def made(case, elements: int, dtype: str, random) -> tuple:
+    """Arguments of a kernel with at least so many elements in its first array, as wide as the case says or narrower."""
+    columns = min(max(1, elements), case.columns)
+    return case.make(-(-max(1, elements) // columns), columns, dtype, random)
 
 
 def compared(gpu, case, arguments) -> float:
