@@ -97,7 +97,9 @@ class Cuda:
     def pinned(self, shape, dtype) -> np.ndarray:
         """A host array in page-locked memory, from CuPy's pool of it."""
         dtype, size = np.dtype(dtype), int(np.prod(shape))
-        return np.ndarray(shape, dtype, self.xp.cuda.alloc_pinned_memory(max(1, size * dtype.itemsize)))
+        with self.xp.cuda.Device(self.index):  # in a thread that has not called `use`, too: batches are gathered in one
+            memory = self.xp.cuda.alloc_pinned_memory(max(1, size * dtype.itemsize))
+        return np.ndarray(shape, dtype, memory)
 
     def array(self, host: np.ndarray):
         """A copy on this GPU."""

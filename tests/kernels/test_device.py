@@ -1,6 +1,7 @@
 """Devices: what is asked of the CPU and of a GPU means the same, and a machine without one says so in one line."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -56,6 +57,14 @@ def test_ranks_spread_over_the_gpus_of_their_machine(gpu, monkeypatch):
     for rank in (0, 1, 2, 3, 0):
         opened = open_device("cuda", rank)
         assert opened is device.cuda(rank % 2) and opened.index == int(opened.empty(1, "f4").device) == rank % 2
+
+
+def test_pinned_memory_belongs_to_the_gpu_in_any_thread(gpu):
+    second, before = device.cuda(1), int(gpu.xp.cuda.Device())
+    for pin in (lambda: second.pinned(3, "f4"), lambda: ThreadPoolExecutor(1).submit(second.pinned, 3, "f4").result()):
+        gpu.xp.counts["pinned by"] = None
+        pin()
+        assert gpu.xp.counts["pinned by"] == 1 and int(gpu.xp.cuda.Device()) == before
 
 
 def refused(words):

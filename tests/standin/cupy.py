@@ -8,6 +8,7 @@ Numba's simulator takes these arrays. STANDIN_GPUS: how many GPUs there are (1).
 
 import os
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -34,7 +35,7 @@ else:
 
 pending = []  # copies from the host that were asked for: (array, host array)
 __version__ = "0"
-counts = {"pinned": 0, "to host": 0, "from host": 0}
+counts = {"pinned": 0, "pinned by": None, "to host": 0, "from host": 0}
 
 
 def plain(value):
@@ -205,17 +206,24 @@ def logaddexp(x, y):
 
 
 class Device:
-    current = 0
+    thread = threading.local()  # the current device is each thread's own
 
     def __init__(self, index=None):
-        self.id = Device.current if index is None else index
+        self.id = getattr(Device.thread, "current", 0) if index is None else index
 
     def __int__(self):
         return self.id
 
     def use(self):
-        Device.current = self.id
+        Device.thread.current = self.id
         return self
+
+    def __enter__(self):
+        self.before = int(Device())
+        self.use()
+
+    def __exit__(self, *_):
+        Device(self.before).use()
 
 
 class Event:
@@ -239,6 +247,7 @@ class Stream:
 
 def alloc_pinned_memory(size):
     counts["pinned"] += 1
+    counts["pinned by"] = int(Device())
     assert size > 0
     return bytearray(b"\xff" * size)
 
