@@ -25,6 +25,7 @@ import fcntl
 import inspect
 import os
 import tempfile
+import textwrap
 import zlib
 from pathlib import Path
 
@@ -38,7 +39,24 @@ from numba.np.numpy_support import as_dtype
 OPTIONS = {"error_model": "numpy", "nogil": True}
 FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
-# What stands around a body; no argument of a body begins with _.
+# What stands around a body; no argument of a body begins with _. First, the loops over a matrix.
+NESTED = {
+    "rowwise": """for _i in range({first}.shape[0]):
+ for _j in range({first}.shape[1]):
+  body(_i, _j, {names})""",
+    "sums": """for _i in range({first}.shape[0]):
+ for _j in range({first}.shape[1]):
+  {last}[_j] += body(_i, _j, {names})""",
+}
+# One column: a single loop, which vectorizes too; its sum stays in a register.
+COLUMN = {
+    "rowwise": """for _i in range({first}.shape[0]):
+ body(_i, 0, {names})""",
+    "sums": """_total = {last}[0]
+for _i in range({first}.shape[0]):
+ _total += body(_i, 0, {names})
+{last}[0] = _total""",
+}
 LOOPS = {
     # To where the first array reaches a cache line; from there on, no store of a vector register crosses one.
     "elementwise": """_past = np.int64({first}.ctypes.data % np.uintp(64))
@@ -47,19 +65,11 @@ for _i in range(_head):
  body(_i, {names})
 for _i in range(_head, {first}.size):
  body(np.uintp(_i), {names})""",
-    "rowwise": "for _i in range({first}.shape[0]):\n for _j in range({first}.shape[1]):\n  body(_i, _j, {names})",
-    # One column is summed in a register.
-    "sums": """if {first}.shape[1] == 1:
- _total = {last}[0]
- for _i in range({first}.shape[0]):
-  _total += body(_i, 0, {names})
- {last}[0] = _total
-else:
- for _i in range({first}.shape[0]):
-  for _j in range({first}.shape[1]):
-   {last}[_j] += body(_i, _j, {names})""",
     "block": "return body({names})",
 }
+for kind, nested in NESTED.items():
+    column, nested = textwrap.indent(COLUMN[kind], " "), textwrap.indent(nested, " ")
+    LOOPS[kind] = f"if {{first}}.shape[1] == 1:\n{column}\nelse:\n{nested}"
 INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "block": 0}  # a body's arguments before the arrays
 
 
@@ -93,7 +103,7 @@ def numba_types(signature: str, dtype) -> tuple:
 
 def function(body):
     """Decorator: a scalar function that the bodies of kernels call, on CPU and GPU."""
-    return numba.njit(fastmath=FASTMATH, **OPTIONS)(body)
+    return numba.njit(fastmath=FASTMATH, forceinline=True, **OPTIONS)(body)  # a loop with a call does not vectorize
 
 
 def generate(kind: str, text: str, body, more: tuple[str, ...] = (), /, **names):

@@ -23,7 +23,7 @@ from numba import types
 from numba.extending import overload
 
 # Not `reassoc`: it would undo the rounding by addition and put the two parts of log 2 together.
-FLAGS = {"fastmath": {"contract"}, "error_model": "numpy"}
+FLAGS = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
 
 
 def exp(x):
