@@ -25,6 +25,7 @@ CASES = [
     {"model": "softmax", "optimizer": "adam", "allreduce": "tree"},
     {"model": "mlp:3", "optimizer": "momentum", "clip_norm": 0.05, "accumulate": 2},
     {"model": "mlp:4,3,activation=tanh", "optimizer": "adamw", "weight_decay": 0.1, "allreduce": "mpi"},
+    {"model": "mlp:4,activation=gelu", "optimizer": "sgd", "schedule": "constant"},
     {"model": "linear", "optimizer": "sgd", "dtype": "float32"},
 ]
 
