@@ -424,7 +424,9 @@ class Run:
     def measurements(self) -> dict:
         """What this run cost this rank, in the names of summary.json."""
         traffic, memory = self.comm.traffic, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        device = {} if self.device is CPU else {"device_memory_bytes_per_rank": self.device.memory()}
+        device, gpu = {}, self.device
+        if gpu is not CPU:
+            device = {"device_per_rank": str(gpu), "device_memory_bytes_per_rank": gpu.memory()}
         return {
             "bytes_sent_per_rank": traffic.bytes,
             "messages_per_rank": traffic.messages,
