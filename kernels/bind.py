@@ -25,27 +25,63 @@ import fcntl
 import inspect
 import os
 import tempfile
+import textwrap
 import zlib
 from pathlib import Path
 
 import numba
 import numpy as np
+from numba.core.registry import CPUDispatcher
+from numba.np.numpy_support import as_dtype
 
 # error_model="numpy": a division that could raise keeps LLVM from vectorizing. The flags leave out nnan and ninf, with
 # which the compiler may delete every check for a value that is not finite.
 OPTIONS = {"error_model": "numpy", "nogil": True}
 FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
-# What stands around a body; no argument of a body begins with _.
-LOOPS = {
-    "elementwise": "for _i in range({first}.size):\n body(_i, {names})",
-    "rowwise": "for _i in range({first}.shape[0]):\n for _j in range({first}.shape[1]):\n  body(_i, _j, {names})",
+# What stands around a body; no argument of a body begins with _. First, the loops over a matrix.
+NESTED = {
+    "rowwise": """for _i in range({first}.shape[0]):
+ for _j in range({first}.shape[1]):
+  body(_i, _j, {names})""",
     "sums": """for _i in range({first}.shape[0]):
  for _j in range({first}.shape[1]):
   {last}[_j] += body(_i, _j, {names})""",
+    # Four rows at once, so that sums are read and written a fourth as often: for bodies that write nothing.
+    "sums only": """_rows = {first}.shape[0] // 4 * 4
+for _i in range(0, _rows, 4):
+ for _j in range({first}.shape[1]):
+  {last}[_j] += (body(_i, _j, {names}) + body(_i + 1, _j, {names})) + (
+   body(_i + 2, _j, {names}) + body(_i + 3, _j, {names}))
+for _i in range(_rows, {first}.shape[0]):
+ for _j in range({first}.shape[1]):
+  {last}[_j] += body(_i, _j, {names})""",
+}
+# One column: a single loop, which vectorizes too; its sum stays in a register.
+COLUMN = {
+    "rowwise": """for _i in range({first}.shape[0]):
+ body(_i, 0, {names})""",
+    "sums": """_total = {last}[0]
+for _i in range({first}.shape[0]):
+ _total += body(_i, 0, {names})
+{last}[0] = _total""",
+}
+COLUMN["sums only"] = COLUMN["sums"]
+LOOPS = {
+    # To where the first array reaches a cache line; from there on, no store of a vector register crosses one.
+    "elementwise": """_past = np.int64({first}.ctypes.data % np.uintp(64))
+_head = min({first}.size, (64 - _past) % 64 // {first}.itemsize)
+for _i in range(_head):
+ body(_i, {names})
+for _i in range(_head, {first}.size):
+ body(np.uintp(_i), {names})""",
     "block": "return body({names})",
 }
-INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "block": 0}  # a body's arguments before the arrays
+for kind, nested in NESTED.items():
+    column, nested = textwrap.indent(COLUMN[kind], " "), textwrap.indent(nested, " ")
+    LOOPS[kind] = f"if {{first}}.shape[1] == 1:\n{column}\nelse:\n{nested}"
+# A body's arguments before the arrays.
+INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "sums only": 2, "block": 0}
 
 
 @contextlib.contextmanager
@@ -78,7 +114,7 @@ def numba_types(signature: str, dtype) -> tuple:
 
 def function(body):
     """Decorator: a scalar function that the bodies of kernels call, on CPU and GPU."""
-    return numba.njit(fastmath=FASTMATH, **OPTIONS)(body)
+    return numba.njit(fastmath=FASTMATH, forceinline=True, **OPTIONS)(body)  # a loop with a call does not vectorize
 
 
 def generate(kind: str, text: str, body, more: tuple[str, ...] = (), /, **names):
@@ -97,41 +133,85 @@ def generate(kind: str, text: str, body, more: tuple[str, ...] = (), /, **names)
     exec(compile(tree, body.__code__.co_filename, "exec"), space)
     made = space["make"](STAMP)
     made.__name__, made.__qualname__, made.__doc__ = body.__name__, body.__qualname__, body.__doc__
+    made.__module__ = body.__module__
     return made
+
+
+def fitting(arg, wanted):
+    """The argument as the type that is wanted, where nothing is lost by it: an integer as float64, an array to read."""
+    if not isinstance(wanted, numba.types.Array):
+        return as_dtype(wanted).type(arg)
+    if isinstance(arg, np.ndarray) and not wanted.mutable:
+        arg = arg.view()
+        arg.flags.writeable = False
+    return arg
+
+
+def narrowing(kind: str, body, signature: str) -> str:
+    """The lines that turn the numbers which the signature calls T from float64, as they are passed, to the type T.
+
+    Numba finds a compiled version fastest when the types are those of the call, and Python's numbers are float64.
+    """
+    names = list(inspect.signature(body).parameters)[INDICES[kind] :]
+    pairs = zip(names, numba_types(signature, "float32"), numba_types(signature, "float64"), strict=True)
+    numbers = [name for name, a, b in pairs if a != b and not isinstance(a, numba.types.Array)]
+    return "".join(f"{name} = {names[0]}.dtype.type({name})\n" for name in numbers)
 
 
 KERNELS = []  # all that were made
 
 
-class Kernel:
-    """A body or loop with one compiled version for each element type of its first array, and its CUDA twin."""
+class Kernel(CPUDispatcher):
+    """A body or loop with one compiled version for each element type of its first array, and its CUDA twin.
+
+    As a dispatcher of Numba's it is called as fast as a numpy function. Numba asks `_compile_for_args` when no version
+    fits the arguments: there a version is compiled, or the array is found to lie on a GPU.
+    """
 
     def __init__(self, kind: str, body, signature: str):
+        text = narrowing(kind, body, signature) + LOOPS[kind]
+        options = {"nopython": True, "boundscheck": None, "fastmath": FASTMATH, **OPTIONS}
+        super().__init__(generate(kind, text, body, body=function(body), np=np), targetoptions=options)
+        self.enable_caching()
         self.kind, self.body, self.signature = kind, body, signature
-        self.__doc__, self.__name__, self.__module__ = body.__doc__, body.__name__, body.__module__
         self.compiled, self.twins = {}, {}
-        KERNELS.append(self)
         self.launch, self.launches = None, []  # a block kernel's CUDA twin and the CUDA kernels that it launches
-        self.loop = generate(kind, LOOPS[kind], body, body=function(body))
-        self.dispatcher = numba.njit(cache=True, fastmath=FASTMATH, **OPTIONS)(self.loop)
+        KERNELS.append(self)
 
-    def __call__(self, array, *rest):
-        if type(array) is not np.ndarray and hasattr(array, "__cuda_array_interface__"):
-            return self.on_device(array, *rest)
-        try:
-            compiled = self.compiled[array.dtype]
-        except KeyError:
-            compiled = self.compile(array.dtype)
-        return compiled(array, *rest)
+    def __get__(self, instance, owner=None):
+        return self  # no method, where it is kept in a class
+
+    def types(self, dtype) -> tuple:
+        """The Numba types of the CPU version's arguments for this element type of the first array."""
+        pairs = zip(numba_types(self.signature, dtype), numba_types(self.signature, "float64"), strict=True)
+        return tuple(a if isinstance(a, numba.types.Array) else wide for a, wide in pairs)
 
     def compile(self, dtype):
         """Compile, or load from the cache, the CPU version for this element type; returns the callable."""
         with compile_lock():
-            self.dispatcher.disable_compile(False)
-            self.dispatcher.compile(numba_types(self.signature, dtype))
-            self.dispatcher.disable_compile()  # what does not fit is an error, not another version behind our back
-        self.compiled[np.dtype(dtype)] = self.dispatcher
-        return self.dispatcher
+            super().compile(self.types(dtype))
+        self.compiled[np.dtype(dtype)] = self
+        return self
+
+    def typeof_pyval(self, value):
+        """Numba's type of an argument: none for an array on a GPU, so that no CPU version fits."""
+        if hasattr(value, "__cuda_array_interface__"):
+            return numba.types.pyobject
+        return super().typeof_pyval(value)
+
+    def _compile_for_args(self, *args):
+        """What to call for these arguments, which no version fits."""
+        array = args[0]
+        if hasattr(array, "__cuda_array_interface__"):
+            return self.on_device
+        if array.dtype not in self.compiled:
+            return self.compile(array.dtype)
+        types = self.types(array.dtype)
+        fitted = [fitting(arg, wanted) for arg, wanted in zip(args, types, strict=True)]
+        if any(numba.typeof(arg) != wanted for arg, wanted in zip(fitted, types, strict=True)):
+            found = ", ".join(str(numba.typeof(arg)) for arg in args)
+            raise TypeError(f"{self.__name__} takes {', '.join(map(str, types))}, not {found}")
+        return lambda *args: self(*fitted)
 
     def on_device(self, array, *rest):
         """Launch the CUDA twin."""
@@ -158,12 +238,13 @@ def elementwise(signature: str):
     return lambda body: Kernel("elementwise", body, signature)
 
 
-def rowwise(signature: str, sums: bool = False):
+def rowwise(signature: str, sums: bool | str = False):
     """Decorator: bind body(i, j, ...) of one element of a matrix to loops.
 
-    sums: the body returns a number, and the last argument, one number for each column, gains the sum over the rows.
+    sums: the body returns a number, and the last argument, one number for each column, gains the sum over the rows;
+    "only": the body does nothing else.
     """
-    return lambda body: Kernel("sums" if sums else "rowwise", body, signature)
+    return lambda body: Kernel({False: "rowwise", True: "sums", "only": "sums only"}[sums], body, signature)
 
 
 def block(signature: str):

@@ -1,12 +1,14 @@
-"""exp and tanh as arithmetic that the compiler can vectorize; the mathematical library's are calls, one at a time.
+"""exp, tanh, log1p as arithmetic that the compiler can vectorize; the mathematical library's are calls, one at a time.
 
-    exp(x)     n = x / log 2, rounded      r = x - n log 2, |r| <= log(2) / 2      exp(x) = 2^n exp(r)
-    tanh(x)    y = 2 |x|      e = exp(y) - 1 = 2^n (exp(r) - 1) + (2^n - 1)        tanh(x) = sign(x) e / (e + 2)
+    exp(x)      n = x / log 2, rounded      r = x - n log 2, |r| <= log(2) / 2      exp(x) = 2^n exp(r)
+    tanh(x)     y = 2 |x|      e = exp(y) - 1 = 2^n (exp(r) - 1) + (2^n - 1)        tanh(x) = sign(x) e / (e + 2)
+    log1p(x)    0 <= x <= 1      w = x / (2 + x), at most 1/3                       log(1 + x) = 2 atanh(w)
 
 exp(r) - 1 is a Taylor series, to r^7 for float32 and r^13 for float64: the next term is below the type's rounding. The
 log 2 is taken off in two parts, the first so short that n times it is exact (Cody and Waite, "Software manual for the
 elementary functions", 1980). Adding 1.5 2^p, for p bits of mantissa, rounds to an integer and leaves that integer in
-the lowest bits of the sum: no conversion is needed, and NaN goes through.
+the lowest bits of the sum: no conversion is needed, and NaN goes through. atanh(w) is w + w^3/3 + w^5/5 + ..., to w^15
+and w^31.
 
 Errors are below 3 units in the last place. exp(x) is infinite from where its type's largest number is passed, and 0
 below exp(-86.9) = 2e-38 for float32 and exp(-707.5) = 5e-308 for float64, where a result would soon lose digits. On a
@@ -21,7 +23,7 @@ from numba import types
 from numba.extending import overload
 
 # Not `reassoc`: it would undo the rounding by addition and put the two parts of log 2 together.
-FLAGS = {"fastmath": {"contract"}, "error_model": "numpy"}
+FLAGS = {"fastmath": {"contract"}, "error_model": "numpy", "forceinline": True}
 
 
 def exp(x):
@@ -32,6 +34,11 @@ def exp(x):
 def tanh(x):
     """The hyperbolic tangent of a float32 or float64 number."""
     return math.tanh(x)
+
+
+def log1p(x):
+    """log(1 + x) for a float32 or float64 number from 0 to 1."""
+    return math.log1p(x)
 
 
 def make(real, integer, p: int, high: float, low: float, smallest: float, largest: float, series):
@@ -73,6 +80,10 @@ def make(real, integer, p: int, high: float, low: float, smallest: float, larges
 a2, a3, a4, a5, a6, a7 = (np.float32(1 / math.factorial(k)) for k in range(2, 8))
 b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12, b13 = (1 / math.factorial(k) for k in range(2, 14))
 
+c1, c2 = np.float32(1), np.float32(2)
+c3, c5, c7, c9, c11, c13, c15 = (np.float32(1 / k) for k in range(3, 16, 2))
+d3, d5, d7, d9, d11, d13, d15, d17, d19, d21, d23, d25, d27, d29, d31 = (1 / k for k in range(3, 32, 2))
+
 
 @numba.njit(**FLAGS)
 def series32(r):
@@ -85,6 +96,23 @@ def series64(r):
     """r + r^2/2! + ... + r^13/13!"""
     tail = b8 + r * (b9 + r * (b10 + r * (b11 + r * (b12 + r * b13))))
     return r + r * r * (b2 + r * (b3 + r * (b4 + r * (b5 + r * (b6 + r * (b7 + r * tail))))))
+
+
+@numba.njit(**FLAGS)
+def log1p32(x):
+    """log1p for float32."""
+    w = x / (x + c2)
+    v = w * w
+    return c2 * w * (c1 + v * (c3 + v * (c5 + v * (c7 + v * (c9 + v * (c11 + v * (c13 + v * c15)))))))
+
+
+@numba.njit(**FLAGS)
+def log1p64(x):
+    """log1p for float64."""
+    w = x / (x + 2.0)
+    v = w * w
+    tail = d17 + v * (d19 + v * (d21 + v * (d23 + v * (d25 + v * (d27 + v * (d29 + v * d31))))))
+    return 2.0 * w * (1.0 + v * (d3 + v * (d5 + v * (d7 + v * (d9 + v * (d11 + v * (d13 + v * (d15 + v * tail))))))))
 
 
 # The two parts of log 2: W. J. Cody's for float32, fdlibm's for float64.
@@ -104,3 +132,8 @@ def _exp(x):
 @overload(tanh, target="cpu", jit_options=FLAGS)
 def _tanh(x):
     return FUNCTIONS[x][1]
+
+
+@overload(log1p, target="cpu", jit_options=FLAGS)
+def _log1p(x):
+    return {types.float32: lambda x: log1p32(x), types.float64: lambda x: log1p64(x)}[x]

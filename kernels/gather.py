@@ -15,10 +15,11 @@ from hpcdl.kernels.bind import block
 
 def _gather(source, index, scale, out):
     """Write scale * source[index] into out (rows, columns); every index must lie inside source."""
-    for i in range(len(index)):
-        row, target = source[index[i]], out[i]
-        for j in range(len(target)):
-            target[j] = out.dtype.type(row[j]) * scale
+    factor = out.dtype.type(scale)
+    for i in range(out.shape[0]):
+        row = np.uintp(index[i])  # no check for a negative index: the loop vectorizes
+        for j in range(out.shape[1]):
+            out[i, j] = out.dtype.type(source[row, j]) * factor
 
 
 def _gather_images(source, index, scale, height, width, channels, down, right, mirrored, out):
@@ -27,7 +28,7 @@ def _gather_images(source, index, scale, height, width, channels, down, right, m
     Pixels that come in from outside are 0. With mirrored[i] != 0 left and right change places.
     """
     # np.uintp: an index that cannot be negative needs no check for it, and without the check the loops vectorize.
-    line = width * channels
+    factor, line = out.dtype.type(scale), width * channels
     for i in range(len(index)):
         image, target = source[index[i]], out[i]
         for j in range(len(target)):
@@ -41,15 +42,15 @@ def _gather_images(source, index, scale, height, width, channels, down, right, m
                 for h in range(first, last):
                     for c in range(channels):
                         pixel = image[np.uintp(start - h * channels + c)]
-                        target[np.uintp(to + h * channels + c)] = out.dtype.type(pixel) * scale
+                        target[np.uintp(to + h * channels + c)] = out.dtype.type(pixel) * factor
             else:
                 start -= shift * channels
                 for j in range(first * channels, last * channels):
-                    target[np.uintp(to + j)] = out.dtype.type(image[np.uintp(start + j)]) * scale
+                    target[np.uintp(to + j)] = out.dtype.type(image[np.uintp(start + j)]) * factor
 
 
 # The source is read only (its fourth `Array` argument); its type is T. The type of out comes from the model.
 _ROWS = "Array(T, 2, 'C', True), int64[::1]"
 _MOVES = "int64, int64, int64, int64[::1], int64[::1], int64[::1]"
-gather = {out: block(f"{_ROWS}, {out}, {out}[:, ::1]")(_gather) for out in ("float32", "float64")}
-gather_images = {out: block(f"{_ROWS}, {out}, {_MOVES}, {out}[:, ::1]")(_gather_images) for out in gather}
+gather = {out: block(f"{_ROWS}, float64, {out}[:, ::1]")(_gather) for out in ("float32", "float64")}
+gather_images = {out: block(f"{_ROWS}, float64, {_MOVES}, {out}[:, ::1]")(_gather_images) for out in gather}

@@ -9,7 +9,7 @@ _MOVES = "int64, int64, int64, int64[::1], int64[::1], int64[::1]"
 
 def picked(i, j, source, index, scale, out):
     """out[i, j] = scale * source[index[i], j]"""
-    out[i, j] = out.dtype.type(source[index[i], j]) * scale
+    out[i, j] = out.dtype.type(source[index[i], j]) * out.dtype.type(scale)
 
 
 def moved(i, j, source, index, scale, height, width, channels, down, right, mirrored, out):
@@ -20,7 +20,7 @@ def moved(i, j, source, index, scale, height, width, channels, down, right, mirr
     h = j % line // channels
     h = (width - 1 - h if mirrored[i] else h) - right[i]
     if v >= 0 and v < height and h >= 0 and h < width:
-        out[i, j] = out.dtype.type(source[index[i], v * line + h * channels + c]) * scale
+        out[i, j] = out.dtype.type(source[index[i], v * line + h * channels + c]) * out.dtype.type(scale)
     else:
         out[i, j] = out.dtype.type(0)
 
@@ -35,5 +35,5 @@ def register(kernel, body, signature: str):
 
 
 for kind in gather:
-    register(gather[kind], picked, f"{_ROWS}, {kind}, {kind}[:, ::1]")
-    register(gather_images[kind], moved, f"{_ROWS}, {kind}, {_MOVES}, {kind}[:, ::1]")
+    register(gather[kind], picked, f"{_ROWS}, float64, {kind}[:, ::1]")
+    register(gather_images[kind], moved, f"{_ROWS}, float64, {_MOVES}, {kind}[:, ::1]")

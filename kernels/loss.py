@@ -7,8 +7,8 @@
 
 Each writes dz and returns (sum of losses, sum of scores); the losses are summed in float64. No exponential overflows:
 the largest z of a row is taken out of its sum first, and the logistic loss is max(-s z, 0) + log(1 + exp(-|z|)). A row
-with NaN has a NaN loss and never counts as correct. A label that is not a class ends the pass with the score -1, for
-the caller to report; nothing is read out of bounds.
+with NaN has a NaN loss and never counts as correct. A label that is not a class makes the score -1, for the caller to
+report; nothing is read out of bounds.
 
 Bytes moved per element of z of s bytes: 2s, and the labels once for each row. The arithmetic of the exponentials and
 logarithms bounds the first two, memory bandwidth the third.
@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 from hpcdl.kernels.bind import block, function
-from hpcdl.kernels.elementary import exp
+from hpcdl.kernels.elementary import exp, log1p
 
 
 @block("T[:, ::1], int64[::1], T[:, ::1]")
@@ -55,23 +55,22 @@ def logistic_row(z, label, one):
     """(loss, gradient, whether correct) of one output z and its label 0 or 1; one is 1 in z's type."""
     small = exp(-abs(z))
     probability = (one if z > 0 else small) / (one + small)
-    wrong = np.float64(z) if label == 0 else -np.float64(z)  # -s z
-    loss = (0.0 if wrong < 0 else wrong) + math.log1p(np.float64(small))
-    return loss, probability - one * label, wrong < 0 or (wrong == 0 and label == 0)
+    wrong = z if label == 0 else -z  # -s z
+    loss = (one - one if wrong < 0 else wrong) + log1p(small)
+    return loss, probability - one * label, (wrong < 0) | ((wrong == 0) & (label == 0))
 
 
 @block("T[:, ::1], int64[::1], T[:, ::1]")
 def logistic(z, labels, dz):
     """Logistic loss of z (rows, 1) against labels 0 or 1 (rows,)."""
-    one, loss, correct = z.dtype.type(1), 0.0, 0
-    for i in range(z.shape[0]):
+    one, loss, correct, invalid = z.dtype.type(1), 0.0, 0, 0
+    for i in range(z.shape[0]):  # without a branch, so that it vectorizes
         label = labels[i]
-        if label < 0 or label > 1:
-            return loss, -1
+        invalid += (label < 0) | (label > 1)
         row, dz[i, 0], hit = logistic_row(z[i, 0], label, one)
-        loss += row
+        loss += np.float64(row)
         correct += hit
-    return loss, correct
+    return loss, -1 if invalid else correct
 
 
 @block("T[:, ::1], T[::1], T[:, ::1]")

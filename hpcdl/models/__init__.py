@@ -5,6 +5,7 @@
     logistic                                    logistic regression                          2 classes
     softmax                                     softmax regression                           2 classes or more
     mlp  mlp:256,128  mlp:64,activation=tanh    multi-layer perceptron (128 relu units)      2 classes or more
+                      mlp:64,activation=gelu
 
 A model of one's own works under any strategy when it has four members, `layout`, `initialize`, `loss_and_gradient` and
 `predict`, as hpcdl.models.layered.Layered has them; with an `evaluate` it is scored in one forward pass.

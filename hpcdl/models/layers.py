@@ -28,12 +28,13 @@ class Identity:
     gain = 1.0
 
     @staticmethod
-    def forward(z, b):
-        """z becomes y."""
+    def forward(z, b, pool):
+        """y, which takes z's place, and what backward needs: here y itself."""
         kernels.add_bias(z, b)
+        return z, z
 
     @staticmethod
-    def backward(y, dy, gb):
+    def backward(y, b, dy, gb):
         """Return dz; add the bias gradient to gb."""
         kernels.add_rows(dy, gb)
         return dy
@@ -45,12 +46,13 @@ class Relu:
     gain = 2.0  # half of the units are at zero: He et al., "Delving deep into rectifiers", 2015
 
     @staticmethod
-    def forward(z, b):
-        """z becomes y."""
+    def forward(z, b, pool):
+        """y, which takes z's place, twice."""
         kernels.add_bias_relu(z, b)
+        return z, z
 
     @staticmethod
-    def backward(y, dy, gb):
+    def backward(y, b, dy, gb):
         """Return dz, which takes y's place; add the bias gradient to gb."""
         kernels.relu_backward(y, dy, gb)
         return y
@@ -62,19 +64,38 @@ class Tanh:
     gain = 1.0
 
     @staticmethod
-    def forward(z, b):
-        """z becomes y."""
-        kernels.add_bias(z, b)
-        np.tanh(z, out=z)
+    def forward(z, b, pool):
+        """y, which takes z's place, twice."""
+        kernels.add_bias_tanh(z, b)
+        return z, z
 
     @staticmethod
-    def backward(y, dy, gb):
+    def backward(y, b, dy, gb):
         """Return dz, which takes y's place; add the bias gradient to gb."""
         kernels.tanh_backward(y, dy, gb)
         return y
 
 
-ACTIVATIONS = {"none": Identity, "relu": Relu, "tanh": Tanh}
+class Gelu:
+    """y = gelu(z + b), in the tanh form of Hendrycks and Gimpel, "Gaussian error linear units", 2016."""
+
+    gain = 2.0  # about half of what comes in is let through, as with relu
+
+    @staticmethod
+    def forward(z, b, pool):
+        """y, a new array, and z, from which backward finds the slope: y does not tell it."""
+        y = pool.take(*z.shape)
+        kernels.add_bias_gelu(z, b, y)
+        return y, z
+
+    @staticmethod
+    def backward(z, b, dy, gb):
+        """Return dz, which takes z's place; add the bias gradient to gb."""
+        kernels.gelu_backward(z, b, dy, gb)
+        return z
+
+
+ACTIVATIONS = {"none": Identity, "relu": Relu, "tanh": Tanh, "gelu": Gelu}
 
 
 class Dense:
@@ -99,13 +120,13 @@ class Dense:
         """y and what backward needs."""
         weight, bias = w
         y = group.g(np.matmul(x, weight, out=self.pool.take(x.shape[0], weight.shape[1])))
-        self.activation.forward(y, bias)
-        return y, (x, y)
+        y, kept = self.activation.forward(y, bias, self.pool)
+        return y, (x, y, kept)
 
     def backward(self, w, saved, dy, g, group):
         """dx; the gradients by W and b are added to g."""
-        (weight, _), (x, y), (weight_gradient, bias_gradient) = w, saved, g
-        dz = self.activation.backward(y, dy, bias_gradient)
+        (weight, bias), (x, _, kept), (weight_gradient, bias_gradient) = w, saved, g
+        dz = self.activation.backward(kept, bias, dy, bias_gradient)
         product = self.pool.take(*weight.shape)
         np.matmul(x.T, dz, out=product)
         weight_gradient += product
@@ -116,7 +137,10 @@ class Dense:
 
     def release(self, saved):
         """Give back what forward took."""
-        self.pool.give(saved[1])
+        _, y, kept = saved
+        self.pool.give(y)
+        if kept is not y:
+            self.pool.give(kept)
 
 
 def dense_layers(widths: Sequence[int], activation: str, pool: Pool) -> list[Dense]:

@@ -23,6 +23,8 @@ SHAPES = {"float32": [(41, 21), (3, 5), (3, 130), (0, 3)], "float64": [(41, 21)]
 class Device(np.ndarray):
     """An array that says it lies on a GPU."""
 
+    __numba_array_subtype_dispatch__ = True  # or Numba would take it for one of numpy's own
+
     @property
     def __cuda_array_interface__(self):
         return {**self.__array_interface__, "version": 3}

@@ -6,12 +6,21 @@
 
 import numpy as np
 
+
+def gelu(z):
+    """The tanh form, and its slope."""
+    c = np.sqrt(2 / np.pi)
+    t = np.tanh(c * (z + 0.044715 * z**3))
+    return z * (1 + t) / 2, (1 + t) / 2 + z * (1 - t**2) / 2 * c * (1 + 3 * 0.044715 * z**2)
+
+
 SLOPES = {
     "none": lambda z: np.ones_like(z),
     "relu": lambda z: np.heaviside(z, 0),
     "tanh": lambda z: 1 / np.cosh(z) ** 2,
+    "gelu": lambda z: gelu(z)[1],
 }
-VALUES = {"none": lambda z: z, "relu": lambda z: np.clip(z, 0, None), "tanh": np.tanh}
+VALUES = {"none": lambda z: z, "relu": lambda z: np.clip(z, 0, None), "tanh": np.tanh, "gelu": lambda z: gelu(z)[0]}
 
 
 def outputs(activation, tensors, x):

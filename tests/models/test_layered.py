@@ -21,6 +21,7 @@ CASES = {  # spec -> (classes, the reference's loss, its activation)
     "mlp:4": (3, "softmax", "relu"),
     "mlp:7,4,6": (4, "softmax", "relu"),
     "mlp:4,3,activation=tanh": (2, "softmax", "tanh"),
+    "mlp:4,3,activation=gelu": (2, "softmax", "gelu"),
 }
 TOLERANCE = {"float32": 1e-4, "float64": 1e-10}
 
@@ -187,8 +188,9 @@ def test_micro_batches_in_flight(spec, make_batch):
     np.testing.assert_allclose(gradient, whole, rtol=1e-12, atol=1e-12)
 
 
-def test_steady_state_allocates_nothing_big(make_batch):
-    model = make_model("mlp:64,activation=tanh", (200,), 10, "float64")
+@pytest.mark.parametrize("activation", ["tanh", "gelu"])
+def test_steady_state_allocates_nothing_big(activation, make_batch):
+    model = make_model(f"mlp:64,activation={activation}", (200,), 10, "float64")
     parameters = model.initialize(Random(0))
     gradient = np.zeros_like(parameters)
     batches = [make_batch(rows, 200, 10, "float64") for rows in (64, 37)]
@@ -235,7 +237,12 @@ def test_initial_values_depend_on_seed_and_name_only():
 
 
 def test_initial_spread():
-    for spec, gains in (("mlp:300,200", (2, 2, 1)), ("mlp:300,activation=tanh", (1, 1)), ("softmax", (1,))):
+    for spec, gains in (
+        ("mlp:300,200", (2, 2, 1)),
+        ("mlp:300,activation=tanh", (1, 1)),
+        ("mlp:300,activation=gelu", (2, 1)),
+        ("softmax", (1,)),
+    ):
         model = make_model(spec, (20, 20), 100, "float64")
         views = model.layout.views(model.initialize(Random(0)))
         for i, gain in enumerate(gains, start=1):

@@ -29,16 +29,15 @@ def arrays():
     return (weight, bias), x, dy
 
 
-@pytest.mark.parametrize("activation", ["none", "relu", "tanh"])
-def test_group_operators_stand_before_the_bias_and_on_dx(activation, arrays):
+@pytest.mark.parametrize("activation", ["none", "relu", "tanh", "gelu"])
+def test_group_operators_stand_before_the_bias_and_on_dx(activation, arrays, reference):
     (weight, bias), x, dy = arrays
-    value = {"none": lambda z: z, "relu": lambda z: np.maximum(z, 0), "tanh": np.tanh}[activation]
-    slope = {"none": np.ones_like, "relu": lambda z: (z > 0) * 1.0, "tanh": lambda z: 1 - np.tanh(z) ** 2}[activation]
+    value, slope = reference.VALUES[activation], reference.SLOPES[activation]
     layer = Dense("dense2", 4, 3, activation, Pool("float64"))
     for group, factor in ((Alone(), 1), (Doubling(), 2)):
         z = factor * x @ weight + bias
         y, saved = layer.forward((weight, bias), x, group)
-        np.testing.assert_allclose(y, value(z), rtol=1e-13)
+        np.testing.assert_allclose(y, value(z), rtol=1e-13, atol=1e-15)
         g = np.zeros((4, 3)), np.zeros(3)
         dx = layer.backward((weight, bias), saved, dy.copy(), g, group)
         dz = dy * slope(z)
@@ -49,7 +48,7 @@ def test_group_operators_stand_before_the_bias_and_on_dx(activation, arrays):
 
 def test_backward_leaves_dy_and_x_as_they_are(arrays):
     w, x, dy = arrays
-    for activation in ("none", "relu", "tanh"):
+    for activation in ("none", "relu", "tanh", "gelu"):
         layer = Dense("dense2", 4, 3, activation, Pool("float64"))
         x_before, dy_before = x.copy(), dy.copy()
         _, saved = layer.forward(w, x, Alone())
@@ -73,6 +72,20 @@ def test_a_strided_part_of_a_weight(axis, arrays):
     expected = np.zeros_like(weight)
     expected[rows, columns] = x.T @ dy
     np.testing.assert_allclose(gradient, expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "tanh", "gelu"])
+def test_what_forward_took_goes_back_to_the_pool(activation, arrays):
+    w, x, dy = arrays
+    pool = Pool("float64")
+    layer = Dense("dense2", 4, 3, activation, pool)
+    for _ in range(3):
+        _, saved = layer.forward(w, x, Alone())
+        layer.release(saved)
+        _, saved = layer.forward(w, x, Alone())
+        pool.give(layer.backward(w, saved, dy, (np.zeros((4, 3)), np.zeros(3)), Alone()))
+    buffers = [buffer for kept in pool.free.values() for buffer in kept]
+    assert len({id(buffer) for buffer in buffers}) == len(buffers) <= 4  # y, z of the gelu, dx, the product
 
 
 def test_dense_layers():

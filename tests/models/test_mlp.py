@@ -43,7 +43,7 @@ def test_learns_what_a_linear_model_cannot():
     assert losses["mlp:16"] < 0.05
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("activation", ["relu", "tanh", "gelu"])
 def test_against_torch(activation, make_batch):
     torch = pytest.importorskip("torch")
     model = make_model(f"mlp:6,4,activation={activation}", (5,), 3, "float64")
@@ -52,9 +52,10 @@ def test_against_torch(activation, make_batch):
     loss = model.loss_and_gradient(parameters, batch, gradient)
     tensors = {name: torch.tensor(view, requires_grad=True) for name, view in model.layout.views(parameters).items()}
     y = torch.tensor(batch.x)
+    functions = {"relu": torch.relu, "tanh": torch.tanh, "gelu": torch.nn.GELU(approximate="tanh")}
     for i in (1, 2, 3):
         y = y @ tensors[f"dense{i}.weight"] + tensors[f"dense{i}.bias"]
-        y = getattr(torch, activation)(y) if i < 3 else y
+        y = functions[activation](y) if i < 3 else y
     total = torch.nn.functional.cross_entropy(y, torch.tensor(batch.y), reduction="sum")
     total.backward()
     assert loss == pytest.approx(total.item(), rel=1e-12)

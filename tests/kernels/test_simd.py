@@ -1,0 +1,86 @@
+"""The loops on the CPU are vectorized: their machine code computes in the widest registers that the compiler uses here.
+
+Which those are, the plainest loop shows: LLVM has reasons not to take AVX-512's on some processors that have them.
+"""
+
+import re
+
+import numba
+import numpy as np
+import pytest
+from mpi4py import MPI
+from numba.core.registry import cpu_target
+
+from hpcdl.kernels.bind import FASTMATH, NESTED, OPTIONS, function, generate
+from hpcdl.kernels.cases import CASES
+
+TRIPLE, _, FEATURES = cpu_target.target_context.codegen().magic_tuple()
+pytestmark = [
+    pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="has nothing to do with the number of ranks"),
+    pytest.mark.skipif(not TRIPLE.startswith("x86_64"), reason=f"reads x86-64 machine code, not that of {TRIPLE}"),
+]
+
+# Packed arithmetic, comparisons and conversions on floating-point numbers; no moves, which are packed in any copy.
+PACKED = re.compile(r"\bv?(?:add|sub|mul|div|sqrt|max|min|cmp\w*?|fn?m(?:add|sub)\d+|cvt\w+2)p[sd]\b.*%([xyz])mm")
+
+
+def compiled(function, types):
+    """The machine code: compiled here, for Numba tells nothing of a function that it loaded from its cache."""
+    dispatcher = numba.njit(fastmath=FASTMATH, **OPTIONS)(function)
+    dispatcher.compile(types)
+    return dispatcher.inspect_asm(dispatcher.signatures[0])
+
+
+def packed(machine_code):
+    """How many instructions of packed arithmetic there are, by register: x 128 bits, y 256, z 512."""
+    found = [match[1] for match in PACKED.finditer(machine_code)]
+    return {width: found.count(width) for width in "xyz"}
+
+
+def add(x, y):
+    for i in range(x.size):
+        x[i] += y[i]
+
+
+@pytest.fixture(scope="module")
+def widest():
+    """The widest registers that LLVM uses in a loop without difficulties."""
+    count = packed(compiled(add, (numba.float32[::1], numba.float32[::1])))
+    found = max(width for width in "xyz" if count[width])
+    least = "y" if "+avx2" in FEATURES.split(",") else "x"
+    assert found >= least
+    return found
+
+
+def test_the_scan_tells_scalar_from_packed():
+    assert packed("\tvaddps\t(%rax), %zmm0, %zmm1\n\taddpd %xmm1, %xmm2\n\tvcvtps2pd (%rax), %ymm1") == {
+        "x": 1,
+        "y": 1,
+        "z": 1,
+    }
+    assert packed("\tvaddss\t%xmm1, %xmm0, %xmm0\n\tvmovups\t%zmm1, (%rax)\n\tvxorps %xmm0, %xmm0, %xmm0") == {
+        "x": 0,
+        "y": 0,
+        "z": 0,
+    }
+
+
+def dependent(x, y):
+    for i in range(1, x.size):
+        x[i] = x[i - 1] * y[i]
+
+
+def test_a_loop_that_cannot_vectorize_is_seen():
+    assert not any(packed(compiled(dependent, (numba.float32[::1], numba.float32[::1]))).values())
+
+
+@pytest.mark.parametrize("name, dtype", [(name, dtype) for name, case in CASES.items() for dtype in case.dtypes])
+def test_vectorized(name, dtype, widest):
+    case, kernel = CASES[name], CASES[name].kernel
+    element = case.make(1, 3, dtype, np.random.default_rng(0))[0].dtype
+    loop = kernel.py_func
+    if kernel.kind in NESTED:  # by itself, for beside the loops for a single column it could hide
+        loop = generate(kernel.kind, NESTED[kernel.kind], kernel.body, body=function(kernel.body))
+    count = packed(compiled(loop, kernel.types(element)))
+    print(f"\n{name} {dtype}: packed instructions {count}", end="")
+    assert count[widest], f"{count}: nothing in the widest registers, {widest}mm"
