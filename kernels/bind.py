@@ -47,6 +47,15 @@ NESTED = {
     "sums": """for _i in range({first}.shape[0]):
  for _j in range({first}.shape[1]):
   {last}[_j] += body(_i, _j, {names})""",
+    # Four rows at once, so that sums are read and written a fourth as often: for bodies that write nothing.
+    "sums only": """_rows = {first}.shape[0] // 4 * 4
+for _i in range(0, _rows, 4):
+ for _j in range({first}.shape[1]):
+  {last}[_j] += (body(_i, _j, {names}) + body(_i + 1, _j, {names})) + (
+   body(_i + 2, _j, {names}) + body(_i + 3, _j, {names}))
+for _i in range(_rows, {first}.shape[0]):
+ for _j in range({first}.shape[1]):
+  {last}[_j] += body(_i, _j, {names})""",
 }
 # One column: a single loop, which vectorizes too; its sum stays in a register.
 COLUMN = {
@@ -57,6 +66,7 @@ for _i in range({first}.shape[0]):
  _total += body(_i, 0, {names})
 {last}[0] = _total""",
 }
+COLUMN["sums only"] = COLUMN["sums"]
 LOOPS = {
     # To where the first array reaches a cache line; from there on, no store of a vector register crosses one.
     "elementwise": """_past = np.int64({first}.ctypes.data % np.uintp(64))
@@ -70,7 +80,8 @@ for _i in range(_head, {first}.size):
 for kind, nested in NESTED.items():
     column, nested = textwrap.indent(COLUMN[kind], " "), textwrap.indent(nested, " ")
     LOOPS[kind] = f"if {{first}}.shape[1] == 1:\n{column}\nelse:\n{nested}"
-INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "block": 0}  # a body's arguments before the arrays
+# A body's arguments before the arrays.
+INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "sums only": 2, "block": 0}
 
 
 @contextlib.contextmanager
@@ -227,12 +238,13 @@ def elementwise(signature: str):
     return lambda body: Kernel("elementwise", body, signature)
 
 
-def rowwise(signature: str, sums: bool = False):
+def rowwise(signature: str, sums: bool | str = False):
     """Decorator: bind body(i, j, ...) of one element of a matrix to loops.
 
-    sums: the body returns a number, and the last argument, one number for each column, gains the sum over the rows.
+    sums: the body returns a number, and the last argument, one number for each column, gains the sum over the rows;
+    "only": the body does nothing else.
     """
-    return lambda body: Kernel("sums" if sums else "rowwise", body, signature)
+    return lambda body: Kernel({False: "rowwise", True: "sums", "only": "sums only"}[sums], body, signature)
 
 
 def block(signature: str):

@@ -188,7 +188,7 @@ def functions(kernel: Kernel) -> list[CudaKernel]:
 
 def generated(kernel: Kernel) -> list[CudaKernel]:
     """The CUDA kernels around an element's body."""
-    if kernel.kind == "sums":
+    if kernel.kind.startswith("sums"):
         return [around("sums", kernel.body, kernel.signature + ", T[:, ::1]", more=("partial",)), add_partial]
     return [around(kernel.kind, kernel.body, kernel.signature)]
 
@@ -273,7 +273,7 @@ def twin(kernel: Kernel, dtype):
     if kernel.kind == "block":
         return kernel.launch
     first = launches[0]
-    if kernel.kind != "sums":
+    if not kernel.kind.startswith("sums"):
         return lambda array, *rest: first(dtype, -(-array.size // THREADS), array, *rest)
 
     def sums(array, *rest):

@@ -146,7 +146,7 @@ def compare(options: BenchOptions) -> None:
     print(", ".join(f"{name} {about[name]}" for name in ("python", "numpy", "numba", "mpi", "torch", "machine")) + "\n")
     print("| program | examples/s, median | lowest to highest | test accuracy, median |")
     print("|---|---|---|---|")
-    for name, label in (("hpcdl", "hpcdl, ring"), ("torch", "PyTorch DDP, gloo")):
+    for name, label in (("hpcdl", "hpcdl"), ("torch", "PyTorch DDP, gloo")):
         accuracy = statistics.median(run["test_accuracy"] for run in results[name])
         middle, low, high = statistics.median(speeds[name]), min(speeds[name]), max(speeds[name])
         print(f"| {label} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {accuracy:.2%} |")

@@ -11,7 +11,7 @@ from hpcdl.comm.trace import clock_offset, rows
 
 
 def test_one_row_per_rank_with_names_times_and_bytes(world, mpi_tmp_path):
-    comm = Communicator(world, trace=3)
+    comm = Communicator(world, allreduce="ring", trace=3)
     comm.barrier()
     comm.all_reduce(np.zeros(12))
     with comm.timeline.span("compute"):

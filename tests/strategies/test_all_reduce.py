@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.comm import node
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import TrainingError
@@ -27,6 +28,20 @@ def test_step_by_step_for_every_algorithm_and_optimizer(name, optimizer, follow,
 
     def body(comm):
         agree(follow(comm, all_reduce.train, optimizer=optimizer, allreduce=name), reference, 1e-10)
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("name", ["shared", "hierarchical", "auto", "recursive"])
+def test_step_by_step_where_vectors_are_not_short(name, nodes, follow, each_group, monkeypatch):
+    if name == "shared" and nodes == 2:
+        return  # refused, see its own test
+    monkeypatch.setattr(node, "ranks_of_node", lambda comm: comm.Split(comm.rank % nodes, comm.rank))
+    reference = follow(MPI.COMM_SELF, sequential.train, model="mlp:900")  # 9,003 parameters, 72 kB
+
+    def body(comm):
+        agree(follow(comm, all_reduce.train, model="mlp:900", allreduce=name), reference, 1e-10)
 
     each_group(body)
 
@@ -163,7 +178,7 @@ def test_float16_ends_at_65504_and_says_so_where_bfloat16_goes_on(follow, world)
 
 def test_the_ring_sends_what_theory_says(follow, each_group):
     def body(comm):
-        run = follow(comm, all_reduce.train)
+        run = follow(comm, all_reduce.train, allreduce="ring")
         size, steps = run.model.layout.size, len(run.path)
         counted = run.comm.traffic["all_reduce"]
         assert counted.calls == steps and counted.messages == steps * 2 * (comm.size - 1)
