@@ -15,7 +15,7 @@ Numba share; a kernel that returns a number waits for it.
 """
 
 import functools
-import importlib.util
+import importlib
 
 import numba
 import numpy as np
@@ -167,14 +167,15 @@ def open_device(name: str, local_rank: int = 0) -> Cpu | Cuda:
         return CPU
     if name != "cuda":
         raise unknown("device", name, ("cpu", "cuda"))
-    instead = "pip install 'hpcdl[cuda]', or use --device cpu"
+    refusal, install = "device cuda cannot be used", "pip install 'hpcdl[cuda]'"
     try:
         import cupy
     except ImportError as error:
-        reason = next((line for line in str(error).splitlines() if any(map(str.isalnum, line))), "").strip()
-        raise UsageError(f"--device cuda needs CuPy ({reason}): {instead}") from None
-    if not compiles():
-        raise UsageError(f"--device cuda needs numba-cuda, which compiles the kernels: {instead}")
+        raise UsageError(f"{refusal}: CuPy is missing ({one_line(error)}); {install}") from None
+    try:
+        import_compiler()
+    except ImportError as error:
+        raise UsageError(f"{refusal}: numba-cuda is missing ({one_line(error)}); {install}") from None
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -182,13 +183,19 @@ def open_device(name: str, local_rank: int = 0) -> Cpu | Cuda:
     else:
         reason = ""
     if count == 0:
-        advice = "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
-        raise UsageError(f"--device cuda: this process sees no GPU{reason}; {advice}")
+        raise UsageError(f"{refusal}: this process sees no GPU{reason}; look at nvidia-smi and CUDA_VISIBLE_DEVICES")
     device = cuda(local_rank % count)
     device.use()
     return device
 
 
-def compiles() -> bool:
-    """Whether kernels compile for a GPU: by numba-cuda (Numba's own CUDA target is deprecated), or are simulated."""
-    return importlib.util.find_spec("numba_cuda") is not None or bool(numba.config.ENABLE_CUDASIM)
+def import_compiler() -> None:
+    """Import what compiles kernels for a GPU: numba-cuda (Numba's own CUDA target is deprecated), or the simulator."""
+    if not numba.config.ENABLE_CUDASIM:
+        importlib.import_module("numba_cuda")
+    importlib.import_module("hpcdl.kernels.gpu")
+
+
+def one_line(error: Exception) -> str:
+    """The first line of a message that says something."""
+    return next((line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))), "no reason given")

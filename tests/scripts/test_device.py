@@ -59,12 +59,12 @@ def test_training_resuming_and_scoring(simulate, launch, few):
 def test_without_a_gpu(simulate, launch, tmp_path):
     """One line on rank 0 and status 2, before the data are read."""
     for words, start, environment in [
-        ("needs CuPy", launch, {"PYTHONPATH": str(tmp_path)}),
+        ("CuPy is missing (libcudart", launch, {"PYTHONPATH": str(tmp_path)}),
         ("this process sees no GPU (cudaErrorNoDevice", simulate, {"STANDIN_GPUS": "0"}),
     ]:
         (tmp_path / "cupy.py").write_text("raise ImportError('libcudart is missing')\n")
         done = start(3, TRAIN, "--device", "cuda", "--data", "nowhere.h5", **environment)
-        lines = [line for line in done.stderr.splitlines() if line.startswith("train-allreduce: error: --device cuda")]
+        lines = [line for line in done.stderr.splitlines() if line.startswith("train-allreduce: error: device cuda")]
         assert done.returncode == 2 and len(lines) == 1 and words in lines[0]
         assert "Traceback" not in done.stderr and done.stdout == ""
 

@@ -16,10 +16,11 @@ import numba
 import numpy
 
 if numba.config.ENABLE_CUDASIM:
+    from hpcdl.kernels import gpu  # first: it chooses which package is Numba's CUDA
+
+    # isort: split
     from numba.cuda.simulator import kernel as simulator
     from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray as Base
-
-    from hpcdl.kernels import gpu
 
     gpu.THREADS, gpu.LANES = 8, 4  # each barrier costs time for each thread; tests/kernels/simulate.py takes more
     sys.setswitchinterval(1e-4)  # the simulator polls: its threads wait for each other to be interrupted
