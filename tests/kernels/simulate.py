@@ -6,11 +6,15 @@ A program of its own: the simulator has to be chosen before Numba is imported.
 import copy
 import json
 import os
+import sys
 import traceback
+from pathlib import Path
 
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+sys.path.insert(0, str(Path(__file__).parents[1] / "standin"))
 
 import numpy as np
+import quick_simulator  # noqa: F401
 
 from hpcdl.kernels import gpu
 from hpcdl.kernels.cases import CASES

@@ -7,7 +7,6 @@ Numba's simulator takes these arrays. STANDIN_GPUS: how many GPUs there are (1).
 """
 
 import os
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -16,14 +15,13 @@ import numba
 import numpy
 
 if numba.config.ENABLE_CUDASIM:
-    from hpcdl.kernels import gpu  # first: it chooses which package is Numba's CUDA
-
-    # isort: split
+    import quick_simulator  # noqa: F401
     from numba.cuda.simulator import kernel as simulator
     from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray as Base
 
+    from hpcdl.kernels import gpu
+
     gpu.THREADS, gpu.LANES = 8, 4  # each barrier costs time for each thread; tests/kernels/simulate.py takes more
-    sys.setswitchinterval(1e-4)  # the simulator polls: its threads wait for each other to be interrupted
 
     def inside_a_kernel():
         return simulator._get_kernel_context() is not None
