@@ -16,14 +16,14 @@ def add_into(i, into, values):
 def max_into(i, into, values):
     """into[i] = max(into[i], values[i]), NaN where either is; bytes moved per element of b bytes: 3b."""
     a, b = into[i], values[i]
-    into[i] = b if (b > a) | (b != b) else a  # no `or`: a branch would keep the loop from vectorizing
+    into[i] = b if b > a or b != b else a  # written in any case, or the loop would not vectorize
 
 
 @elementwise("T[::1], T[::1]")
 def min_into(i, into, values):
     """into[i] = min(into[i], values[i]), NaN where either is; bytes moved per element of b bytes: 3b."""
     a, b = into[i], values[i]
-    into[i] = b if (b < a) | (b != b) else a
+    into[i] = b if b < a or b != b else a
 
 
 @elementwise("T[::1], T")
