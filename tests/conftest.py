@@ -1,15 +1,20 @@
 """Tests run on one rank and under mpiexec on several: a rank that fails ends all, for the others would wait for it."""
 
 import errno
+import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 from mpi4py import MPI
 
 from hpcdl.comm.launcher import clean_environment, mpiexec
+from hpcdl.kernels import device
+
+STANDIN = Path(__file__).parent / "standin"
 
 
 @pytest.hookimpl(trylast=True)
@@ -95,3 +100,25 @@ def no_room(monkeypatch):
             monkeypatch.setattr(os, "posix_fallocate", full)
 
     return fill
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The stand-in for a GPU (tests/standin/cupy.py) as a device; its arrays meet no kernel here."""
+    spec = importlib.util.spec_from_file_location("cupy", STANDIN / "cupy.py")
+    standin = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "cupy", standin)
+    spec.loader.exec_module(standin)
+    device.cuda.cache_clear()
+    yield device.cuda(0)
+    device.cuda.cache_clear()
+
+
+@pytest.fixture
+def simulate(launch):
+    """A function: start a program on so many ranks with the stand-in for CuPy, its kernels in Numba's simulator."""
+
+    def run(ranks, *command, timeout=120, **options):
+        return launch(ranks, *command, timeout=timeout, PYTHONPATH=str(STANDIN), NUMBA_ENABLE_CUDASIM="1", **options)
+
+    return run

@@ -25,9 +25,11 @@ from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.exposed import Exposed
 from hpcdl.comm.operations import operation
 from hpcdl.comm.requests import Request
+from hpcdl.comm.staging import staged, takes_device_arrays
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.comm.watchdog import Watchdog, activity
 from hpcdl.errors import UsageError
+from hpcdl.kernels.device import CPU, device_of, on_device
 
 ANY = MPI.ANY_SOURCE
 
@@ -41,7 +43,7 @@ class Arrival(NamedTuple):
 
 def flat(array: np.ndarray) -> np.ndarray:
     """A flat view of a contiguous array, which is what travels; anything else is refused."""
-    if not isinstance(array, np.ndarray):
+    if not isinstance(array, np.ndarray) and not on_device(array):
         raise UsageError(f"a message is a numpy array, not {type(array).__name__}")
     if not array.flags.c_contiguous:
         raise UsageError(
@@ -57,15 +59,23 @@ class Communicator:
 
     allreduce: name of the algorithm (see hpcdl/comm/allreduce/) or package.module:function. timeout: seconds
     after which a rank that waits in one operation is taken for hung; the job is ended with a report of which ranks
-    wait where. 0: never. trace: how many spans to keep for the picture of the run. Buffers are C-contiguous numpy
-    arrays of any shape and of any type that MPI knows (float32, float64, int64, ...). Making one, `split`,
-    `duplicate`, `expose` and `free` are collective calls.
+    wait where. 0: never. trace: how many spans to keep for the picture of the run. device: where `empty` allocates
+    (hpcdl.kernels.device). Buffers are C-contiguous numpy arrays, or arrays on a GPU (hpcdl/comm/staging.py), of any
+    shape and of any type that MPI knows (float32, float64, int64, ...). Making one, `split`, `duplicate`, `expose` and
+    `free` are collective calls.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm = MPI.COMM_WORLD, allreduce: str = "auto", timeout: float = 0, trace: int = 0
+        self,
+        comm: MPI.Intracomm = MPI.COMM_WORLD,
+        allreduce: str = "auto",
+        timeout: float = 0,
+        trace: int = 0,
+        device=CPU,
     ):
+        self.device = device
         self._open(comm, "world", Traffic(), allreduce)
+        self.direct = takes_device_arrays(self.mpi, device)
         self.timeline = Timeline(self.mpi, trace)
         self.watchdog = Watchdog(self.mpi, timeout) if timeout > 0 else None
 
@@ -74,6 +84,11 @@ class Communicator:
         self.allreduce, self.algorithm = allreduce, algorithm(allreduce)
         prepare = getattr(self.algorithm, "prepare", None)
         self.memory = prepare(self._collective) if prepare else None
+
+    @property
+    def exchange(self) -> str:
+        """How all_reduce sends an array on its GPU: direct or staged (hpcdl/comm/staging.py)."""
+        return "direct" if self.direct and getattr(self.algorithm, "direct", False) else "staged"
 
     def _open(self, comm, name, traffic, allreduce):
         self.name, self.traffic = name, traffic
@@ -104,6 +119,7 @@ class Communicator:
 
     def _derive(self, comm, name, traffic, allreduce=None):
         group = object.__new__(Communicator)
+        group.device, group.direct = self.device, self.direct
         group.timeline, group.watchdog = self.timeline, None
         with activity.inside("duplicate"):
             group._open(comm, name, traffic, allreduce or self.allreduce)
@@ -117,6 +133,9 @@ class Communicator:
         only where the algorithm works by messages alone.
         """
         n, dtype = like.size if n is None else n, np.dtype(dtype if like is None else like.dtype)
+        device = self.device if like is None else device_of(like)
+        if device is not CPU:
+            return device.empty(n, dtype)
         vector = self.memory.empty(n, dtype) if self.memory is not None else None
         if vector is not None:
             return vector
@@ -128,7 +147,7 @@ class Communicator:
         """Copy `array` to where all ranks can pull from it and push into it; see `Exposed.array`."""
         flat(array)
         with activity.inside("expose"):
-            exposed = Exposed(self.mpi, array)
+            exposed = Exposed(self.mpi, device_of(array).host(array))
         self._opened.append(exposed)
         return exposed
 
@@ -148,6 +167,7 @@ class Communicator:
 
     # -- between two ranks -------------------------------------------------------------------------------------------
 
+    @staged(back=False, collective=False)
     def ipush(
         self, array, to: int, tag: int = 0, into: Exposed | None = None, at: int = 0, op: str = "replace"
     ) -> Request:
@@ -174,6 +194,7 @@ class Communicator:
     def push(self, array, to, tag=0, into=None, at=0, op="replace") -> None:
         self.ipush(array, to, tag, into, at, op).wait()
 
+    @staged(out=False, collective=False)
     def ipull(self, array, source: int, of: Exposed, at: int = 0) -> Request:
         """Fetch into `array` the elements from `at` on of what rank `source` exposes, while that rank computes."""
         vector = flat(array)
@@ -196,6 +217,7 @@ class Communicator:
     def notify(self, to, tag=0) -> None:
         self.inotify(to, tag).wait()
 
+    @staged(collective=False)
     def iwait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Request:
         """Pause until a push (into `array`) or, without an array, a notification comes; the result is its `Arrival`."""
         vector = barrier.EMPTY if array is None else flat(array)
@@ -224,6 +246,7 @@ class Communicator:
     def all_reduce(self, array, op="sum") -> None:
         self._all_reduce(array, op, blocking=True).wait()
 
+    @staged
     def iall_reduce_compressed(self, array, state, op: str = "sum") -> Request:
         """The sum (mean) as by `iall_reduce`, in 16-bit messages; state: a `Compressed` (hpcdl/comm/compressed.py).
 
@@ -235,6 +258,7 @@ class Communicator:
     def all_reduce_compressed(self, array, state, op="sum") -> None:
         self.iall_reduce_compressed(array, state, op).wait()
 
+    @staged(direct=True)
     def _all_reduce(self, array, op, chosen=None, blocking=False):
         vector, op, comm = flat(array), operation(op, array.dtype), self._lane("all_reduce")
         choose = getattr(self.algorithm, "choose", None)
@@ -262,6 +286,7 @@ class Communicator:
         self.traffic[name].blocked_seconds += (time.perf_counter_ns() - start) / 1e9
         yield from ()
 
+    @staged
     def ireduce(self, array, root: int = 0, op: str = "sum") -> Request:
         """Replace the `array` of rank `root` by the sum (mean, max, min) over all ranks; the others keep theirs."""
         vector, op = flat(array), operation(op, array.dtype)
@@ -278,6 +303,7 @@ class Communicator:
     def reduce(self, array, root=0, op="sum") -> None:
         self.ireduce(array, root, op).wait()
 
+    @staged
     def ibroadcast(self, array, root: int = 0) -> Request:
         """Replace every rank's `array` by that of rank `root`."""
         vector = flat(array)
@@ -288,6 +314,7 @@ class Communicator:
     def broadcast(self, array, root=0) -> None:
         self.ibroadcast(array, root).wait()
 
+    @staged
     def ireduce_scatter(self, array, op: str = "sum") -> Request:
         """Leave in rank r chunk r of the sum (mean, max, min) over all ranks; the result is a view of that chunk.
 
@@ -305,6 +332,7 @@ class Communicator:
     def reduce_scatter(self, array, op="sum") -> np.ndarray:
         return self.ireduce_scatter(array, op).wait()
 
+    @staged
     def iall_gather(self, array) -> Request:
         """Fill in all chunks of `array`, of which rank r holds chunk r, on all ranks."""
         comm = self._lane("all_gather")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.kernels.device import on_device
+
 TAGS = 32  # each operation in flight has this many tags; MPI guarantees at least 32,768
 LANES = 1024
 
@@ -28,7 +30,7 @@ class Counters:
 
 def nbytes(buffer) -> int:
     """The payload of an mpi4py buffer argument: an array, or [array, (count,) type]."""
-    if isinstance(buffer, np.ndarray):
+    if isinstance(buffer, np.ndarray) or on_device(buffer):
         return buffer.nbytes
     if buffer is None:  # a rank that only receives
         return 0

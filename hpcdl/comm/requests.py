@@ -40,6 +40,14 @@ class Request:
             stop = time.perf_counter_ns()
             self.communicator.timeline.add(self.name, self.start, stop, self.counters.bytes - self.bytes)
 
+    def then(self, follow) -> None:
+        """Hand the result on to `follow` when the operation is complete; what that returns takes its place."""
+        if self.done:
+            self.result = follow(self.result)
+        else:
+            finish = self.finish
+            self.finish = lambda: follow(finish() if finish is not None else None)
+
     def test(self) -> bool:
         """Advance without blocking; True when the operation is complete."""
         start = time.perf_counter_ns()

@@ -33,16 +33,20 @@ class Batch:
 
 
 class Buffers:
-    """So many pairs of arrays (x, y), used in turn, so that an epoch allocates nothing after its first batches."""
+    """So many pairs of arrays (x, y), used in turn, so that an epoch allocates nothing after its first batches.
 
-    def __init__(self, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype):
-        self.turn, self.pairs = 0, [(np.empty((0, width), dtype), np.empty(0, y_dtype)) for _ in range(count)]
+    empty(shape, dtype) allocates them: where, is its own affair.
+    """
+
+    def __init__(self, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype, empty=np.empty):
+        self.empty = empty
+        self.turn, self.pairs = 0, [(empty((0, width), dtype), empty(0, y_dtype)) for _ in range(count)]
 
     def next(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """The first rows of the next pair; it is the one that was used longest ago."""
         self.turn = (self.turn + 1) % len(self.pairs)
         x, y = self.pairs[self.turn]
         if len(y) < rows:
-            x, y = np.empty((rows, x.shape[1]), x.dtype), np.empty(rows, y.dtype)
+            x, y = self.empty((rows, x.shape[1]), x.dtype), self.empty(rows, y.dtype)
             self.pairs[self.turn] = x, y
         return x[:rows], y[:rows]

@@ -1,5 +1,6 @@
 """A data set as a training run sees it: shared batches for training, plain rows for scoring."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +11,7 @@ from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
 from hpcdl.data.readers import MemoryReader, StreamReader
 from hpcdl.errors import UsageError
+from hpcdl.kernels.device import CPU
 
 
 class Split:
@@ -57,9 +59,17 @@ class Data:
     ):
         self.name, self.features, self.classes, self.dtype = name, features, classes, train.dtype
         self.train, self.test, self.validation = train, test, validation
-        self.examples = train.examples
+        self.examples, self.device = train.examples, CPU
         self._reader, self._threaded, self._share, self._resources = reader, threaded, share, resources
         self._free = []
+
+    def to(self, device) -> None:
+        """From now on batches come on this device (hpcdl.kernels.device): gathered on the host, then copied there.
+
+        On a GPU they are gathered in pinned memory, from which copies are fastest. `rows` and `take` stay on the host.
+        """
+        if device is not self.device:
+            self.device, self._free = device, []
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """The number of batches of an epoch, ceil(examples / batch_size)."""
@@ -85,11 +95,20 @@ class Data:
 
     def _batches(self, *what):
         # One pair of arrays for the batch in use, one for the batch before it; with a thread, one for the batch ahead.
-        rows = self.train.source
-        buffers = self._free.pop() if self._free else Buffers(2 + self._threaded, rows.width, self.dtype, rows.y_kind)
-        made = self._reader.batches(*what, buffers)
-        yield from prefetch(made) if self._threaded else made
-        self._free = [buffers]  # not when closed early: a thread may have gone ahead by one
+        device, rows = self.device, self.train.source
+        kind = rows.width, self.dtype, rows.y_kind
+        gathered, copied = (
+            self._free.pop()
+            if self._free
+            else (
+                Buffers(2 + self._threaded, *kind, device.pinned),
+                device is not CPU and Buffers(2, *kind, device.empty),
+            )
+        )
+        made = self._reader.batches(*what, gathered)
+        made = prefetch(made) if self._threaded else made
+        yield from (on(device, batch, copied) for batch in made) if copied else made
+        self._free = [(gathered, copied)]  # not when closed early: a thread may have gone ahead by one
 
     def close(self):
         """Collective where memory is shared: let it go, and close the file. The data cannot be used afterwards.
@@ -98,3 +117,11 @@ class Data:
         """
         while self._resources:
             self._resources.pop().close()
+
+
+def on(device, batch: Batch, buffers: Buffers) -> Batch:
+    """The batch with x and y copied to the device, into the next of these buffers."""
+    x, y = buffers.next(len(batch.y))
+    device.copy_in(x, batch.x)
+    device.copy_in(y, batch.y)
+    return dataclasses.replace(batch, x=x, y=y)

@@ -8,7 +8,8 @@
                       mlp:64,activation=gelu
 
 A model of one's own works under any strategy when it has four members, `layout`, `initialize`, `loss_and_gradient` and
-`predict`, as hpcdl.models.layered.Layered has them; with an `evaluate` it is scored in one forward pass.
+`predict`, as hpcdl.models.layered.Layered has them; with an `evaluate` it is scored in one forward pass. One that
+computes on a GPU has a member `device`, and is given batches there.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import math
 import numpy as np
 
 from hpcdl.errors import UsageError, parse_spec, unknown
+from hpcdl.kernels.device import CPU
 from hpcdl.models.layers import ACTIVATIONS
 from hpcdl.models.linear import LinearRegression
 from hpcdl.models.logistic import LogisticRegression
@@ -26,9 +28,10 @@ SETTINGS = {"linear": {}, "logistic": {}, "softmax": {}, "mlp": {"activation": "
 DTYPES = ("float32", "float64")
 
 
-def make_model(spec: str, features: tuple[int, ...], classes: int, dtype="float32"):
+def make_model(spec: str, features: tuple[int, ...], classes: int, dtype="float32", device=CPU):
     """The model that `spec` names, for examples of shape `features` with `classes` classes (0: regression).
 
+    device: where it computes, and where its parameters, gradients and batches lie (hpcdl.kernels.device).
     Raises UsageError for an unknown name or setting, a width that is not positive, a type other than float32 and
     float64, and a model that does not fit the data.
     """
@@ -41,16 +44,16 @@ def make_model(spec: str, features: tuple[int, ...], classes: int, dtype="float3
     if name == "linear":
         if classes != 0:
             raise UsageError(f"model 'linear' is for regression, the data has {classes} classes; use softmax or mlp")
-        return LinearRegression(size, dtype)
+        return LinearRegression(size, dtype, device)
     if classes == 0:
         raise UsageError(f"model {name!r} is a classifier, the data has no classes (regression); use linear")
     if name == "logistic":
         if classes != 2:
             raise UsageError(f"model 'logistic' is for 2 classes, the data has {classes}; use softmax or mlp")
-        return LogisticRegression(size, dtype)
+        return LogisticRegression(size, dtype, device)
     if classes < 2:
         raise UsageError(f"model {name!r} needs data with at least 2 classes, not {classes}")
-    return MLP(size, classes, dtype, hidden, **settings)
+    return MLP(size, classes, dtype, hidden, **settings, device=device)
 
 
 def parse_model(spec: str) -> tuple[str, tuple[int, ...], dict]:

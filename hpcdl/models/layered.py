@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hpcdl.errors import UsageError
+from hpcdl.kernels.device import device_of
 from hpcdl.models.group import Alone
 from hpcdl.models.layout import Layout
 from hpcdl.models.pool import Pool
@@ -19,10 +20,14 @@ from hpcdl.random import Random
 
 
 class Layered:
-    """A chain of layers, the last of them the loss, with its tensors in one flat vector (`layout`, `size`, `dtype`)."""
+    """A chain of layers, the last of them the loss, with its tensors in one flat vector (`layout`, `size`, `dtype`).
+
+    It computes on its pool's `device`, where all arrays that it is given lie.
+    """
 
     def __init__(self, features: int, layers: list, pool: Pool):
         self.features, self.layers, self.pool, self.group = features, layers, pool, Alone()
+        self.device = pool.device
         self.layout = Layout.of_layers(layers, pool.dtype)
         self.size, self.dtype = self.layout.size, self.layout.dtype
         tensors = self.layout.tensors.values()
@@ -35,12 +40,15 @@ class Layered:
         return [tuple([tensor.view(vector) for tensor in tensors]) for tensors in self.tensors]
 
     def initialize(self, random: Random) -> np.ndarray:
-        """A new parameter vector; each tensor's values depend on the seed, its name, and nothing else of the model."""
+        """A new parameter vector; each tensor's values depend on the seed, its name, and nothing else of the model.
+
+        They are drawn on the host, so that they are the same bits on every device.
+        """
         parameters = np.empty(self.size, self.dtype)
         for layer, tensors, w in zip(self.layers, self.tensors, self.views(parameters), strict=True):
             if tensors:
                 layer.initialize(w, [random("initialize", tensor.name) for tensor in tensors])
-        return parameters
+        return self.device.array(parameters)
 
     def loss_and_gradient(
         self, parameters: np.ndarray, batch, gradient: np.ndarray, on_ready: Callable[[slice], None] | None = None
@@ -98,13 +106,17 @@ class Layered:
 
     def check(self, x, y, *vectors):
         """Raise UsageError where an array does not fit the model: compiled loops would read past its end."""
+        device = self.device
+        for name, array in (("x", x), ("y", y), *(("a vector", vector) for vector in vectors)):
+            if array is not None and not device.holds(array):
+                raise UsageError(f"{name} lies on {device_of(array)}; this model computes on {device}")
         if x.ndim != 2 or x.shape[1] != self.features or x.dtype != self.dtype or not x.flags.c_contiguous:
             wanted = f"a C-contiguous {self.dtype} array of shape (rows, {self.features})"
             raise UsageError(f"x is a {x.dtype} array of shape {x.shape}; this model wants {wanted}")
-        if y is not None and (y.shape != x.shape[:1] or y.dtype != self.layers[-1].target or not y.flags.carray):
+        if y is not None and (y.shape != x.shape[:1] or y.dtype != self.layers[-1].target or not device.writable(y)):
             wanted = f"a writable, C-contiguous {self.layers[-1].target} array of shape ({x.shape[0]},)"
             raise UsageError(f"y is a {y.dtype} array of shape {y.shape}; this model wants {wanted}")
         for vector in vectors:
-            if vector.shape != (self.size,) or vector.dtype != self.dtype or not vector.flags.carray:
+            if vector.shape != (self.size,) or vector.dtype != self.dtype or not device.writable(vector):
                 wanted = f"a writable, contiguous {self.dtype} vector of {self.size} elements"
                 raise UsageError(f"a vector is {vector.dtype} of shape {vector.shape}; this model wants {wanted}")

@@ -16,8 +16,6 @@ The last layer of a model is its loss (losses.py).
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from hpcdl.kernels import activation as kernels
 from hpcdl.models.pool import Pool
 
@@ -105,7 +103,7 @@ class Dense:
     """
 
     def __init__(self, name: str, inputs: int, outputs: int, activation: str, pool: Pool, first: bool = False):
-        self.name, self.pool, self.first = name, pool, first
+        self.name, self.pool, self.first, self.matmul = name, pool, first, pool.device.xp.matmul
         self.activation = ACTIVATIONS[activation]
         self.shapes = {"weight": (inputs, outputs), "bias": (outputs,)}
 
@@ -119,7 +117,7 @@ class Dense:
     def forward(self, w, x, group):
         """y and what backward needs."""
         weight, bias = w
-        y = group.g(np.matmul(x, weight, out=self.pool.take(x.shape[0], weight.shape[1])))
+        y = group.g(self.matmul(x, weight, out=self.pool.take(x.shape[0], weight.shape[1])))
         y, kept = self.activation.forward(y, bias, self.pool)
         return y, (x, y, kept)
 
@@ -128,10 +126,10 @@ class Dense:
         (weight, bias), (x, _, kept), (weight_gradient, bias_gradient) = w, saved, g
         dz = self.activation.backward(kept, bias, dy, bias_gradient)
         product = self.pool.take(*weight.shape)
-        np.matmul(x.T, dz, out=product)
+        self.matmul(x.T, dz, out=product)
         weight_gradient += product
         self.pool.give(product)
-        dx = None if self.first else group.f(np.matmul(dz, weight.T, out=self.pool.take(*x.shape)))
+        dx = None if self.first else group.f(self.matmul(dz, weight.T, out=self.pool.take(*x.shape)))
         self.release(saved)
         return dx
 

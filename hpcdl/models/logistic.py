@@ -1,5 +1,6 @@
 """Logistic regression: the probability 1 / (1 + exp(-(x w + b))) of class 1 with its cross-entropy as loss; convex."""
 
+from hpcdl.kernels.device import CPU
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import dense_layers
 from hpcdl.models.losses import Logistic
@@ -9,6 +10,6 @@ from hpcdl.models.pool import Pool
 class LogisticRegression(Layered):
     """A classifier of (rows, features) into two classes, with one weight per feature."""
 
-    def __init__(self, features: int, dtype):
-        pool = Pool(dtype)
+    def __init__(self, features: int, dtype, device=CPU):
+        pool = Pool(dtype, device)
         super().__init__(features, [*dense_layers([features, 1], "none", pool), Logistic(pool)], pool)

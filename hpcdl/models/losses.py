@@ -24,7 +24,7 @@ class Loss:
     name = "loss"
 
     def __init__(self, pool: Pool):
-        self.pool, self.shapes, self.target = pool, {}, np.dtype(np.int64)
+        self.pool, self.shapes, self.target, self.xp = pool, {}, np.dtype(np.int64), pool.device.xp
 
     def forward(self, w, z, group, y):
         """(sum of losses, score) and what backward needs."""
@@ -51,7 +51,7 @@ class SoftmaxCrossEntropy(Loss):
     def predict(self, z):
         """softmax(z)."""
         with np.errstate(invalid="ignore"):  # what is not finite becomes NaN, and no warning
-            p = np.exp(z - z.max(axis=1, keepdims=True))
+            p = self.xp.exp(z - z.max(axis=1, keepdims=True))
             return p / p.sum(axis=1, keepdims=True)
 
 
@@ -63,7 +63,7 @@ class Logistic(Loss):
     def predict(self, z):
         """1 / (1 + exp(-z)), without overflow."""
         with np.errstate(invalid="ignore"):
-            return np.exp(-np.logaddexp(0, -z[:, 0]))
+            return self.xp.exp(-self.xp.logaddexp(0, -z[:, 0]))
 
 
 class Squared(Loss):

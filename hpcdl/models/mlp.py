@@ -5,6 +5,7 @@
 (Rumelhart, Hinton and Williams, "Learning representations by back-propagating errors", Nature 1986.)
 """
 
+from hpcdl.kernels.device import CPU
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import dense_layers
 from hpcdl.models.losses import SoftmaxCrossEntropy
@@ -14,7 +15,15 @@ from hpcdl.models.pool import Pool
 class MLP(Layered):
     """A classifier of (rows, features) into `classes` classes with the given widths of its hidden layers."""
 
-    def __init__(self, features: int, classes: int, dtype, hidden: tuple[int, ...] = (), activation: str = "relu"):
-        pool = Pool(dtype)
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        dtype,
+        hidden: tuple[int, ...] = (),
+        activation: str = "relu",
+        device=CPU,
+    ):
+        pool = Pool(dtype, device)
         layers = dense_layers([features, *hidden, classes], activation, pool)
         super().__init__(features, [*layers, SoftmaxCrossEntropy(pool)], pool)

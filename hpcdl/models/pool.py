@@ -1,4 +1,4 @@
-"""Buffers that are used again, so that training allocates nothing big after its first step.
+"""Buffers that are used again, so that training allocates nothing big after its first step; on the CPU or on a GPU.
 
     forward    y = pool.take(rows, width)      several micro-batches in flight: each takes its own
     backward   pool.give(y)                    whoever finishes with a buffer gives it back
@@ -12,12 +12,17 @@ from collections import defaultdict
 
 import numpy as np
 
+from hpcdl.kernels.device import CPU
+
 
 class Pool:
-    """Buffers of one element type; `take(*shape)` lends one with unspecified contents, `give(buffer)` returns it."""
+    """Buffers of one element type on one device.
 
-    def __init__(self, dtype):
-        self.dtype = np.dtype(dtype)
+    `take(*shape)` lends one with unspecified contents, `give(buffer)` returns it.
+    """
+
+    def __init__(self, dtype, device=CPU):
+        self.dtype, self.device = np.dtype(dtype), device
         self.free = defaultdict(list)
 
     def take(self, *shape: int) -> np.ndarray:
@@ -27,7 +32,7 @@ class Pool:
         try:
             whole = self.free[k].pop()
         except IndexError:
-            whole = np.empty(1 << k, self.dtype)
+            whole = self.device.empty(1 << k, self.dtype)
         return whole[:size].reshape(shape)
 
     def give(self, buffer: np.ndarray):

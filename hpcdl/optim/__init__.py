@@ -6,6 +6,7 @@ sgd    momentum:beta=0.9    nesterov:beta=0.9    adam:beta1=0.9,beta2=0.999,eps=
 from collections.abc import Callable
 
 from hpcdl.errors import parse_spec
+from hpcdl.kernels.device import CPU
 from hpcdl.optim.adam import Adam, AdamW
 from hpcdl.optim.optimizer import Optimizer
 from hpcdl.optim.schedules import make_schedule
@@ -19,13 +20,20 @@ OPTIMIZERS = {"sgd": SGD, "momentum": Momentum, "nesterov": Nesterov, "adam": Ad
 
 
 def make_optimizer(
-    spec: str, size: int, dtype, schedule: Callable[[int], float], weight_decay: float = 0.0, clip_norm: float = 0.0
+    spec: str,
+    size: int,
+    dtype,
+    schedule: Callable[[int], float],
+    weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
+    device=CPU,
 ) -> Optimizer:
     """The optimizer that `spec` names, for a vector of `size` elements of `dtype`.
 
     schedule: step -> learning rate (make_schedule). weight_decay: its product with w is added to the mean gradient, in
-    adamw the rate times it is taken off w itself. clip_norm: largest 2-norm of the mean gradient, 0 for none.
+    adamw the rate times it is taken off w itself. clip_norm: largest 2-norm of the mean gradient, 0 for none. device:
+    where the vectors lie (hpcdl.kernels.device).
     Raises UsageError for an unknown name or setting and for a value out of its range.
     """
     name, settings = parse_spec("optimizer", spec, SETTINGS)
-    return OPTIMIZERS[name](size, dtype, schedule, weight_decay, clip_norm, **settings)
+    return OPTIMIZERS[name](size, dtype, schedule, weight_decay, clip_norm, device, **settings)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hpcdl.errors import UsageError
+from hpcdl.kernels.device import CPU, device_of
 from hpcdl.kernels.norm import sum_of_squares
 
 
@@ -23,20 +24,27 @@ class Optimizer(ABC):
     """An update rule with its state: flat vectors by name (`state`), and the number of updates done (`step`).
 
     size, dtype: of the parameter vector or slice. schedule(step): learning rate. weight_decay, clip_norm: 0 is none.
+    device: where parameters, gradient and state lie.
     """
 
     vectors: tuple[str, ...] = ()
 
     def __init__(
-        self, size: int, dtype, schedule: Callable[[int], float], weight_decay: float = 0.0, clip_norm: float = 0.0
+        self,
+        size: int,
+        dtype,
+        schedule: Callable[[int], float],
+        weight_decay: float = 0.0,
+        clip_norm: float = 0.0,
+        device=CPU,
     ):
         if not 0 <= weight_decay < math.inf:
             raise UsageError(f"the weight decay is zero or positive, not {weight_decay}")
         if not 0 <= clip_norm < math.inf:
             raise UsageError(f"the norm to clip at is positive, or zero for no clipping, not {clip_norm}")
-        self.size, self.dtype, self.schedule = size, np.dtype(dtype), schedule
+        self.size, self.dtype, self.schedule, self.device = size, np.dtype(dtype), schedule, device
         self.weight_decay, self.clip_norm = weight_decay, clip_norm
-        self.state = {name: np.zeros(size, dtype) for name in self.vectors}
+        self.state = {name: device.zeros(size, dtype) for name in self.vectors}
         self.step = 0
 
     def update(self, parameters: np.ndarray, gradient: np.ndarray, scale: float = 1.0, norm: float | None = None):
@@ -46,9 +54,12 @@ class Optimizer(ABC):
         Raises UsageError where an array does not fit.
         """
         for array in (parameters, gradient):
-            if array.shape != (self.size,) or array.dtype != self.dtype or not array.flags.carray:
+            if array.shape != (self.size,) or array.dtype != self.dtype or not self.device.writable(array):
                 wanted = f"writable, contiguous {self.dtype} vectors of {self.size} elements"
-                raise UsageError(f"this optimizer updates {wanted}, not a {array.dtype} array of shape {array.shape}")
+                found = f"a {array.dtype} array of shape {array.shape}"
+                if not self.device.holds(array):
+                    wanted, found = f"{wanted} on {self.device}", f"{found} on {device_of(array)}"
+                raise UsageError(f"this optimizer updates {wanted}, not {found}")
         if self.clip_norm > 0:
             norm = scale * (math.sqrt(sum_of_squares(gradient)) if norm is None else norm)
             if norm > self.clip_norm:

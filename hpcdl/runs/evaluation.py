@@ -7,6 +7,7 @@ import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.data import Batch
+from hpcdl.kernels.device import CPU
 
 ROWS = 1024  # rows that are scored at once: bounds the memory that evaluation needs
 
@@ -32,17 +33,17 @@ def evaluate(model, parameters, split, classes: int, share=(0, 1)) -> np.ndarray
     `loss_and_gradient`, whose gradient is thrown away, and the score from `predict`.
     """
     rank, size = share
-    rows, sums = chunk(split.examples, size, rank), np.zeros(3)
-    scratch = None if hasattr(model, "evaluate") else np.zeros_like(parameters)
+    rows, sums, device = chunk(split.examples, size, rank), np.zeros(3), getattr(model, "device", CPU)
+    scratch = None if hasattr(model, "evaluate") else device.zeros(parameters.shape, parameters.dtype)
     for start in range(rows.start, rows.stop, ROWS):
         stop = min(start + ROWS, rows.stop)
         x, y = split.rows(start, stop)
-        batch = Batch(x, y, stop - start, epoch=0, step=0, index=np.arange(start, stop))
+        batch = Batch(device.array(x), device.array(y), stop - start, epoch=0, step=0, index=np.arange(start, stop))
         if scratch is None:
             loss, score = model.evaluate(parameters, batch)
         else:
             loss = model.loss_and_gradient(parameters, batch, scratch)
-            score = count(model.predict(parameters, x), y, classes)
+            score = count(device.host(model.predict(parameters, batch.x)), y, classes)
         sums += loss, score, stop - start
     return sums
 

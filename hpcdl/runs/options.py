@@ -41,7 +41,7 @@ class Options:
     augment: str = option("", "random changes of images: shift:PIXELS, flip, or both with a comma between")
     model: str = option("mlp", "linear, logistic, softmax or mlp; mlp:256,128 gives the widths of the hidden layers")
     dtype: Literal["float32", "float64"] = option("float32", "type of parameters, gradients and messages")
-    device: Literal["cpu", "cuda"] = option("cpu", "where gradients are computed")
+    device: Literal["cpu", "cuda"] = option("cpu", "where gradients are computed: cuda takes a GPU for each rank")
     epochs: int = option(20, "passes over the training rows")
     steps: int = option(0, "number of updates, instead of --epochs")
     batch_size: int | str = option(32, "examples per update, all ranks together; full: all of them")
@@ -89,8 +89,6 @@ class Options:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
         if self.patience and not self.validation:
             raise UsageError("--patience looks at the validation loss; add --validation FRACTION")
-        if self.device == "cuda":
-            raise UsageError("--device cuda: gradients are computed on the CPU only, so far; use --device cpu")
 
     def _refuse_negative(self, name):
         value = getattr(self, name)

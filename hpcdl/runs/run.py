@@ -26,6 +26,7 @@ from hpcdl.comm.operations import SUM
 from hpcdl.comm.watchdog import activity
 from hpcdl.data import Batch
 from hpcdl.errors import TrainingError, UsageError
+from hpcdl.kernels.device import CPU, device_of
 from hpcdl.optim import make_optimizer, make_schedule
 from hpcdl.random import Random
 from hpcdl.runs import signals
@@ -79,7 +80,13 @@ class Run:
         schedule = make_schedule(options.schedule, options.lr, steps, per_epoch, batch)
         size = model.layout.size if size is None else size
         return make_optimizer(
-            options.optimizer, size, model.layout.dtype, schedule, options.weight_decay, options.clip_norm
+            options.optimizer,
+            size,
+            model.layout.dtype,
+            schedule,
+            options.weight_decay,
+            options.clip_norm,
+            getattr(model, "device", CPU),
         )
 
     def track(self, name: str, array: np.ndarray, *, per: str = "global") -> None:
@@ -93,7 +100,8 @@ class Run:
     def begin(self, strategy: str, model, parameters: np.ndarray, optimizer, data) -> None:
         """Track parameters and optimizer, make the run's folder, and load the state when the run resumes."""
         self.strategy, self.model, self.optimizer, self.data = strategy, model, optimizer, data
-        self.parameters = parameters
+        self.parameters, self.device = parameters, getattr(model, "device", CPU)
+        data.to(self.device)
         self.batch, self.per_epoch, self.steps = self.plan(data)
         self.track("parameters", parameters)
         for name, vector in optimizer.state.items():
@@ -124,11 +132,13 @@ class Run:
 
     def _warm_up(self) -> None:
         """Compile, or load from the cache, what a step needs, before any clock runs."""
-        x, y = self.data.train.rows(0, 1)
-        nothing, none = Batch(x[:0], y[:0], 1, epoch=0, step=0, index=np.arange(0)), self.parameters[:0].copy()
-        self.model.loss_and_gradient(self.parameters, nothing, np.zeros_like(self.parameters))
-        self.make_optimizer(self.model, self.data, size=0).update(none, none.copy(), scale=1.0)
-        SUM(none, none.copy())
+        device, size, dtype = self.device, self.parameters.size, self.parameters.dtype
+        least = 0 if device is CPU else 1  # a launch of nothing compiles nothing
+        x, y = (device.array(each[:least]) for each in self.data.train.rows(0, 1))
+        few, gradient = Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)), device.zeros(size, dtype)
+        self.model.loss_and_gradient(self.parameters, few, gradient)
+        self.make_optimizer(self.model, self.data, least).update(gradient[:least], device.zeros(least, dtype))
+        SUM(np.empty(0, dtype), np.empty(0, dtype))
         self.own.barrier()
 
     def _path(self) -> Path | None:
@@ -192,7 +202,7 @@ class Run:
             attributes = self.own.mpi.bcast(found.attributes if found else None)
         for name in sorted(self.tracked):
             if found:
-                self.tracked[name][:] = found.vectors[name]
+                device_of(self.tracked[name]).copy_in(self.tracked[name], found.vectors[name])
             self.own.broadcast(self.tracked[name])
         self._scatter(found)
         self.step = self.agreed = attributes["step"]
@@ -208,7 +218,7 @@ class Run:
         for name, array in self.owned.items():
             if found:
                 rows = found.vectors[stored(name)]
-                array[:] = rows[0]
+                device_of(array).copy_in(array, rows[0])
                 for rank in range(1, self.comm.size):
                     self.own.push(rows[rank], rank)
             else:
@@ -222,7 +232,7 @@ class Run:
                 self.own.push(array, 0)
             else:
                 rows = gathered[stored(name)] = np.empty((self.comm.size, array.size), array.dtype)
-                rows[0] = array
+                rows[0] = device_of(array).host(array)
                 for rank in range(1, self.comm.size):
                     self.own.wait(rows[rank], rank)
         return gathered
@@ -386,6 +396,7 @@ class Run:
         failed, reason = np.zeros(2), ""
         vectors = self.tracked | self._gather()
         if self.comm.rank == 0:
+            vectors = {name: device_of(vector).host(vector) for name, vector in vectors.items()}
             if not all(np.isfinite(vector).all() for vector in vectors.values()):
                 failed[0] = 1
             else:
@@ -403,7 +414,7 @@ class Run:
 
     def replicas_agree(self) -> bool:
         """Whether all ranks hold the same parameters, to the bit."""
-        digest = hashlib.blake2b(np.ascontiguousarray(self.parameters), digest_size=7).digest()
+        digest = hashlib.blake2b(np.ascontiguousarray(self.device.host(self.parameters)), digest_size=7).digest()
         low = np.array([int.from_bytes(digest, "little")], np.int64)
         high = low.copy()
         self.own.all_reduce(low, op="min")
@@ -413,6 +424,9 @@ class Run:
     def measurements(self) -> dict:
         """What this run cost this rank, in the names of summary.json."""
         traffic, memory = self.comm.traffic, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        device, gpu = {}, self.device
+        if gpu is not CPU:
+            device = {"device_per_rank": str(gpu), "device_memory_bytes_per_rank": gpu.memory()}
         return {
             "bytes_sent_per_rank": traffic.bytes,
             "messages_per_rank": traffic.messages,
@@ -422,6 +436,7 @@ class Run:
             "idle_seconds_per_rank": self.blocked_seconds,
             "data_seconds_per_rank": self.data_seconds,
             "peak_memory_bytes_per_rank": memory,
+            **device,
             "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
         }
 

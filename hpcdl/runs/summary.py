@@ -2,6 +2,7 @@
 
 from rich.table import Table
 
+from hpcdl.kernels.device import CPU
 from hpcdl.runs.folder import environment
 
 SCHEMA_VERSION = 1
@@ -13,7 +14,8 @@ def summarize(run, ranks: list[dict], agree: bool) -> dict:
     communication_seconds is the time inside the communicator's calls during steps; idle_seconds is the part of it that
     was blocked until messages had come; compute_seconds is the rest of the steps. data_seconds is the time in which a
     step waited for its batch. A count of messages is null where a library's own collective hides them.
-    traffic_per_rank splits calls, bytes, messages and seconds by operation.
+    traffic_per_rank splits calls, bytes, messages and seconds by operation. On GPUs, device_per_rank names them,
+    exchange says how their vectors travel, and device_memory_bytes_per_rank what CuPy took of their memory.
     """
     options, data = run.options, run.data
     scores = {name: run.scores.get(name) for name in ("test_loss", "test_accuracy")}
@@ -26,6 +28,7 @@ def summarize(run, ranks: list[dict], agree: bool) -> dict:
         "model": options.model,
         "parameters": int(run.model.layout.size),
         "dtype": str(run.model.layout.dtype),
+        "device": run.device.name,
         "epochs": run.step / run.per_epoch,
         "steps": run.step,
         "batch_size": run.batch,
@@ -41,6 +44,9 @@ def summarize(run, ranks: list[dict], agree: bool) -> dict:
         **run.extra,
     }
     summary |= {name: [rank[name] for rank in ranks] for name in ranks[0]}
+    if run.device is not CPU:
+        ours = summary["allreduce"] == run.comm.allreduce  # else the strategy has another, which is staged
+        summary["exchange"] = run.comm.exchange if ours else "staged"
     summary["environment"] = environment()
     run.display.console.print(as_table(summary))
     return summary
@@ -51,6 +57,9 @@ def as_table(summary: dict) -> Table:
     table = Table(title=f"{summary['strategy']} on {summary['ranks']} ranks", title_justify="left", show_header=False)
     table.add_row("model", f"{summary['model']}, {summary['parameters']:,} parameters, {summary['dtype']}")
     table.add_row("data", summary["data"])
+    if "exchange" in summary:
+        table.add_row("device", ", ".join(sorted(set(summary["device_per_rank"]))))
+        table.add_row("messages from there", summary["exchange"])
     table.add_row("steps", f"{summary['steps']:,} of {summary['batch_size']} examples, {summary['epochs']:g} epochs")
     table.add_row("train loss", f"{summary['train_loss']:.4f}")
     for name in ("validation_loss", "validation_accuracy", "test_loss", "test_accuracy", "test_rmse"):

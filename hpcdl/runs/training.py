@@ -19,6 +19,7 @@ from hpcdl.comm import Communicator, agreement  # noqa: E402
 from hpcdl.comm.allreduce import algorithm  # noqa: E402
 from hpcdl.data import open_data  # noqa: E402
 from hpcdl.errors import UsageError  # noqa: E402
+from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.models import make_model  # noqa: E402
 from hpcdl.runs.options import parse  # noqa: E402
 from hpcdl.runs.program import ended, quiet  # noqa: E402
@@ -40,7 +41,11 @@ def training(program: str, options_class: type, description: str, arguments: lis
                 raise UsageError(f"this strategy runs on {ranks} rank, not on {world.size}: start it without mpiexec")
         with agreement(world):
             algorithm(options.allreduce)
-        comm = Communicator(world, options.allreduce, options.timeout, 0 if options.out == "none" else options.trace)
+        number = local_rank(world)
+        with agreement(world):
+            device = open_device(options.device, number)
+        spans = 0 if options.out == "none" else options.trace
+        comm = Communicator(world, options.allreduce, options.timeout, spans, device)
         data = open_data(
             options.data,
             comm=world,
@@ -53,7 +58,7 @@ def training(program: str, options_class: type, description: str, arguments: lis
         )
         run = Run(comm, options)
         with agreement(world):
-            model = make_model(options.model, data.features, data.classes, options.dtype)
+            model = make_model(options.model, data.features, data.classes, options.dtype, device)
             optimizer = run.make_optimizer(model, data)
             model = slowed(model, options, comm.rank, comm.size)
         with run:
@@ -62,3 +67,11 @@ def training(program: str, options_class: type, description: str, arguments: lis
         comm.free()
         if run.stopped == "signal":
             raise SystemExit(signals.STATUS)
+
+
+def local_rank(comm: MPI.Intracomm) -> int:
+    """The number of this rank among those of its machine; collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    rank = node.rank
+    node.Free()
+    return rank

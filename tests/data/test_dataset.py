@@ -7,6 +7,7 @@ import pytest
 
 from hpcdl.data import Batch, from_arrays, open_data
 from hpcdl.errors import UsageError
+from hpcdl.kernels.device import CPU
 
 
 def copies(batches):
@@ -77,6 +78,28 @@ def test_a_batch_is_valid_until_the_next_but_one(images):
             last = batch, want
         kept = [batch.x for batch in data.batches(0, 10)]  # memory is used again
         assert len({x.ctypes.data for x in kept}) == (3 if options else 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"augment": "shift:1,flip"}, {"placement": "streamed"}], ids=str)
+def test_batches_on_a_gpu_are_the_same(file, gpu, options):
+    """x and y come on the device; each is valid until the next but one, and the host's arrays are pinned."""
+    data = open_data(str(file), seed=3, **options)
+    for epoch in (0, 1):  # the second epoch uses the arrays of the first
+        wanted = copies(data.batches(epoch, 13, (1, 2)))
+        data.to(gpu)
+        pinned, found, before = gpu.xp.counts["pinned"], [], None
+        for batch in data.batches(epoch, 13, (1, 2)):
+            assert gpu.holds(batch.x) and gpu.holds(batch.y) and isinstance(batch.index, np.ndarray)
+            if before is not None:
+                assert np.array_equal(gpu.host(before.x), found[-1].x)
+            before = batch
+            x, y = gpu.host(batch.x), gpu.host(batch.y)
+            found.append(Batch(x, y, batch.total, batch.epoch, batch.step, batch.index))
+            assert all(gpu.holds(part.x) for part in batch.split(2))
+        assert_same(found, wanted)
+        assert gpu.xp.counts["pinned"] > pinned
+        data.to(CPU)
+    data.close()
 
 
 def test_two_iterators_do_not_share_memory(images):

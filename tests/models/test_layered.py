@@ -302,3 +302,24 @@ def test_label_outside_of_the_classes(spec, largest, make_batch):
             gradient_of(model, parameters, batch)
         with pytest.raises(UsageError, match=f"outside of the classes 0 to {largest}"):
             model.evaluate(parameters, batch)
+
+
+def test_on_a_device_all_that_is_given_lies_there(spec, gpu, make_batch):
+    """Initial values are the same bits; an array on the other device is refused, for a kernel would read elsewhere."""
+    classes = CASES[spec][0]
+    model = make_model(spec, (FEATURES,), classes, "float64", gpu)
+    batch, here = make_batch(4, FEATURES, classes, "float64"), make_model(spec, (FEATURES,), classes, "float64")
+    parameters = model.initialize(Random(3))
+    assert model.device is gpu and gpu.holds(parameters) and gpu.holds(model.pool.take(2, 3))
+    assert np.array_equal(gpu.host(parameters), here.initialize(Random(3)))
+    there = SimpleNamespace(x=gpu.array(batch.x), y=gpu.array(batch.y))
+    gradient = gpu.zeros(model.size, "float64")
+    for name, arguments in {
+        "x": (parameters, SimpleNamespace(x=batch.x, y=there.y), gradient),
+        "y": (parameters, SimpleNamespace(x=there.x, y=batch.y), gradient),
+        "a vector": (parameters, there, gpu.host(gradient)),
+    }.items():
+        with pytest.raises(UsageError, match=rf"^{name} lies on cpu; this model computes on cuda:0 \(stand-in\)"):
+            model.loss_and_gradient(*arguments)
+    with pytest.raises(UsageError, match=r"a vector lies on cuda:0 .*; this model computes on cpu"):
+        here.loss_and_gradient(gpu.host(parameters), batch, gradient)

@@ -42,3 +42,11 @@ def test_lent_buffers_never_overlap_and_their_number_is_bounded(requests):
         pool.give(buffer)
     assert all(len(free) <= most for free in pool.free.values())
     assert all(free_buffer.base is None for free in pool.free.values() for free_buffer in free)
+
+
+def test_on_a_device(gpu):
+    pool = Pool("float64", gpu)
+    first = pool.take(3, 4)
+    pool.give(first)
+    again = pool.take(2, 6)
+    assert gpu.holds(first) and again.base is first.base and pool.take(3, 4).base is not first.base

@@ -248,3 +248,14 @@ def test_arrays_that_do_not_fit(name):
                 optimizer.update(*pair)
     np.testing.assert_array_equal(good, before)
     assert optimizer.step == 0
+
+
+def test_on_a_device_all_vectors_lie_there(name, gpu):
+    optimizer = make_optimizer(name, 3, "float64", rate, device=gpu)
+    assert all(gpu.holds(vector) for vector in optimizer.state.values())
+    here, there = np.zeros(3), gpu.zeros(3, "float64")
+    for arguments in ((here, there), (there, here)):
+        with pytest.raises(UsageError, match=r"on cuda:0 \(stand-in\), not a float64 array of shape \(3,\) on cpu"):
+            optimizer.update(*arguments)
+    with pytest.raises(UsageError, match=r"on cpu, not a float64 array of shape \(3,\) on cuda:0"):
+        make_optimizer(name, 3, "float64", rate).update(there, here)

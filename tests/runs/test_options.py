@@ -37,7 +37,7 @@ def test_defaults_and_values():
         (["--nonsense", "3"], "unrecognized arguments: --nonsense 3"),
         (["--config", "no.yaml"], "no.yaml"),
         (["--resume", "nowhere"], "--resume nowhere: there is no run in that folder"),
-        (["--device", "cuda"], "--device cuda"),
+        (["--device", "tpu"], "--device: expected one of 'cpu', 'cuda', not tpu"),
     ],
 )
 def test_refusals_are_one_line(arguments, words):

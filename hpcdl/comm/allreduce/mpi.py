@@ -21,3 +21,4 @@ def steps(comm, vector, op=SUM):
 
 
 mpi.steps = steps
+mpi.direct = True  # it only hands the vector on, which may lie on a GPU where the library takes that

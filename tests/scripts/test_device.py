@@ -1,0 +1,75 @@
+"""`--device cuda` on a stand-in for a GPU: the same training, and checkpoints that fit both devices."""
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+TRAIN = SCRIPTS / "train_allreduce.py"
+OPTIONS = ["--data", "few.h5", "--model", "mlp:3", "--dtype", "float64", "--batch-size", "8", "--progress", "none"]
+
+
+@pytest.fixture
+def few(tmp_path):
+    """A data file of 20 rows, 3 features and 3 classes."""
+    random = np.random.default_rng(3)
+    with h5py.File(tmp_path / "few.h5", "w") as file:
+        for part, rows in (("train", 20), ("test", 6)):
+            file[f"{part}/y"] = y = random.integers(0, 3, rows)
+            file[f"{part}/x"] = random.standard_normal((rows, 3)) + y[:, None]
+        file.attrs["classes"] = 3
+    return tmp_path
+
+
+def parameters(folder):
+    with h5py.File(folder / "checkpoint.h5") as file:
+        return file["parameters"][...]
+
+
+def test_training_resuming_and_scoring(simulate, launch, few):
+    simulate(2, TRAIN, *OPTIONS, "--epochs", "2", "--device", "cuda", "--out", "gpu", check=0, STANDIN_GPUS="2")
+    launch(2, TRAIN, *OPTIONS, "--epochs", "2", "--out", "cpu", check=0)
+    whole, reference = parameters(few / "gpu"), parameters(few / "cpu")
+    assert np.abs(whole - reference).max() <= 1e-10 * np.abs(reference).max()
+    summary, wanted = (json.loads((few / name / "summary.json").read_text()) for name in ("gpu", "cpu"))
+    assert summary["device"] == "cuda" and summary["exchange"] == "staged"
+    assert summary["device_per_rank"] == ["cuda:0 (stand-in)", "cuda:1 (stand-in)"]
+    assert summary["device_memory_bytes_per_rank"] == [12345, 12345]
+    more = {"exchange", "device_per_rank", "device_memory_bytes_per_rank"}
+    assert wanted["device"] == "cpu" and set(summary) - set(wanted) == more
+    for name in ("steps", "replicas_agree", "bytes_sent_per_rank", "messages_per_rank"):
+        assert summary[name] == wanted[name]
+    assert summary["test_loss"] == pytest.approx(wanted["test_loss"], abs=1e-10)
+    # Resumed = never stopped, to the bit; and what one device saved the other goes on with.
+    steps = ["--steps", "6", "--schedule", "constant"]
+    simulate(2, TRAIN, *OPTIONS, *steps, "--device", "cuda", "--out", "never", check=0)
+    steps[1] = "4"
+    simulate(2, TRAIN, *OPTIONS, *steps, "--device", "cuda", "--out", "part", check=0)
+    scored = launch(1, SCRIPTS / "evaluate.py", "part", "--export", "part.npz", check=0)
+    assert "test_loss" in scored.stdout
+    simulate(2, TRAIN, "--resume", "part", "--steps", "6", "--out", "again", check=0)
+    assert np.array_equal(parameters(few / "again"), parameters(few / "never"))
+    launch(1, TRAIN, "--resume", "part", "--steps", "6", "--device", "cpu", "--out", "over", check=0)
+    assert np.abs(parameters(few / "over") - parameters(few / "never")).max() <= 1e-10
+
+
+def test_without_a_gpu(simulate, launch, tmp_path):
+    """One line on rank 0 and status 2, before the data are read."""
+    for words, start, environment in [
+        ("CuPy is missing (libcudart", launch, {"PYTHONPATH": str(tmp_path)}),
+        ("this process sees no GPU (cudaErrorNoDevice", simulate, {"STANDIN_GPUS": "0"}),
+    ]:
+        (tmp_path / "cupy.py").write_text("raise ImportError('libcudart is missing')\n")
+        done = start(3, TRAIN, "--device", "cuda", "--data", "nowhere.h5", **environment)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("train-allreduce: error: device cuda")]
+        assert done.returncode == 2 and len(lines) == 1 and words in lines[0]
+        assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+def test_the_identities_hold_on_the_device(simulate):
+    program = Path(__file__).parents[1] / "standin" / "train.py"
+    for ranks in (1, 2):
+        assert f"cases agree on {ranks} ranks" in simulate(ranks, program, check=0).stdout

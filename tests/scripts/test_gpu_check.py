@@ -1,0 +1,65 @@
+"""gpu-check compares what it says and tells right from wrong, on the stand-in for a GPU; how fast is never tested."""
+
+import json
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu_check.py"
+KERNELS = ["scale", "sum_of_squares", "momentum", "gather float32"]
+FEW = ["--kernels", ",".join(KERNELS), "--elements", "1,77", "--sizes", "256,1KiB", "--seconds", "0"]
+TRAINING = ["--steps", "3", "--model", "softmax"]
+
+
+def test_everything_is_right(simulate, tmp_path):
+    done = simulate(1, SCRIPT, *FEW, *TRAINING, "--json", "g.json", check=0)
+    found = json.loads((tmp_path / "g.json").read_text())
+    rows = [(row["kernel"], row["dtype"], row["size"]) for row in found["kernels"]]
+    both = [(name, dtype) for name in KERNELS[:-1] for dtype in ("float32", "float64")] + [(KERNELS[-1], "float32")]
+    assert rows == [(*each, size) for each in both for size in ("256", "1KiB")]
+    for row in found["kernels"]:
+        assert not row["wrong"] and 0 <= row["error"] < 1e-5
+        assert all(len(times) >= 5 and min(times) > 0 for times in row["microseconds"].values())
+        assert set(row["microseconds"]) == {"kernel", "copy"} | ({"rival"} if row["rival"] else set())
+    assert {row["kernel"] for row in found["kernels"] if row["rival"] == "CuPy"} == {"scale", "sum_of_squares"}
+    moved = {(row["kernel"], row["dtype"], row["size"]): row["bytes"] for row in found["kernels"]}
+    assert moved["scale", "float32", "1KiB"] == 2 * 1024 and moved["momentum", "float64", "256"] == 5 * 256
+    for dtype in ("float32", "float64"):
+        curve = found["training"][dtype]
+        assert not curve["wrong"] and len(curve["cpu"]["losses"]) == len(curve["cuda"]["losses"]) == 3
+        assert curve["cuda"]["losses"][0] > 2 and curve["cuda"]["test_accuracy"] == curve["cpu"]["test_accuracy"]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert len(lines) == 1 + len(rows) + 1 + 4 and "WRONG" not in done.stdout
+    assert found["environment"]["gpu"] == "cuda:0 (stand-in)"
+
+
+def test_a_wrong_kernel_is_status_1(simulate, tmp_path):
+    (tmp_path / "wrong.py").write_text(
+        "import sys\n"
+        "from hpcdl.kernels import gpu, reduce\n"
+        "from hpcdl.scripts import gpu_check\n"
+        "launch = gpu.CudaKernel.__call__\n"
+        "def wrong(self, dtype, blocks, *args):\n"
+        "    launch(self, dtype, blocks, *args)\n"
+        "    if self.name == 'scale' and args[0].size == 77 and args[0].dtype == 'float64':\n"
+        "        args[0][76:] = 5.0\n"
+        "gpu.CudaKernel.__call__ = wrong\n"
+        "gpu_check.main(sys.argv[1:])\n"
+    )
+    done = simulate(1, "wrong.py", *FEW, *TRAINING, "--json", "g.json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "WRONG: scale (float64)"
+    found = json.loads((tmp_path / "g.json").read_text())
+    assert {(row["kernel"], row["dtype"]) for row in found["kernels"] if row["wrong"]} == {("scale", "float64")}
+
+
+def test_what_cannot_be_done_is_one_line(simulate):
+    for ranks, options, words, environment in [
+        (1, [], "this process sees no GPU", {"STANDIN_GPUS": "0"}),
+        (2, [], "start it without mpiexec", {}),
+        (1, ["--kernels", "scale,skale"], "there is no skale; known: add_into, ", {}),
+        (1, ["--sizes", "4kb"], "write 64KiB", {}),
+        (1, ["--elements", "0"], "--elements: write positive whole numbers", {}),
+    ]:
+        done = simulate(ranks, SCRIPT, *options, **environment)
+        assert done.returncode == 2 and "Traceback" not in done.stderr and done.stdout == ""
+        (line,) = (line for line in done.stderr.splitlines() if line.startswith("gpu-check: error: "))
+        assert words in line
