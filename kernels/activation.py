@@ -28,7 +28,7 @@ CUBIC = 0.044715 * LINEAR
 def add_bias(i, j, z, b):
     """z <- z + b, for every row.
 
-    Bytes moved per element of s bytes: 2s; memory bandwidth bounds it.
+    Bytes moved per element of k bytes: 2k; memory bandwidth bounds it.
     """
     z[i, j] += b[j]
 
@@ -37,7 +37,7 @@ def add_bias(i, j, z, b):
 def add_bias_relu(i, j, z, b):
     """z <- max(z + b, 0), for every row.
 
-    Bytes moved per element of s bytes: 2s; memory bandwidth bounds it.
+    Bytes moved per element of k bytes: 2k; memory bandwidth bounds it.
     """
     zero = z.dtype.type(0)
     y = z[i, j] + b[j]
@@ -48,7 +48,7 @@ def add_bias_relu(i, j, z, b):
 def add_bias_tanh(i, j, z, b):
     """z <- tanh(z + b), for every row.
 
-    Bytes moved per element of s bytes: 2s; arithmetic bounds it, about 25 operations and a division.
+    Bytes moved per element of k bytes: 2k; arithmetic bounds it, about 20 operations and a division.
     """
     z[i, j] = tanh(z[i, j] + b[j])
 
@@ -57,7 +57,7 @@ def add_bias_tanh(i, j, z, b):
 def add_bias_gelu(i, j, z, b, y):
     """y <- gelu(z + b), for every row; z stays.
 
-    Bytes moved per element of s bytes: 2s; arithmetic bounds it, about 25 operations and a division.
+    Bytes moved per element of k bytes: 2k; arithmetic bounds it, about 25 operations and a division.
     """
     one, linear, cubic = z.dtype.type(1), z.dtype.type(LINEAR), z.dtype.type(CUBIC)
     x = z[i, j] + b[j]
@@ -68,7 +68,7 @@ def add_bias_gelu(i, j, z, b, y):
 def add_rows(i, j, dy, gb):
     """gb <- gb + the sum over rows of dy.
 
-    Bytes moved per element of s bytes: s; memory bandwidth bounds it.
+    Bytes moved per element of k bytes: k; memory bandwidth bounds it.
     """
     return dy[i, j]
 
@@ -77,7 +77,7 @@ def add_rows(i, j, dy, gb):
 def relu_backward(i, j, y, dy, gb):
     """y <- dy where y > 0, else 0; gb <- gb + the sum over rows of the new y.
 
-    Bytes moved per element of s bytes: 3s; memory bandwidth bounds it.
+    Bytes moved per element of k bytes: 3k; memory bandwidth bounds it.
     """
     zero, one = y.dtype.type(0), y.dtype.type(1)
     # A product, for to choose dy makes the compiler read it under a mask, which takes twice the time beyond the caches.
@@ -90,7 +90,7 @@ def relu_backward(i, j, y, dy, gb):
 def tanh_backward(i, j, y, dy, gb):
     """y <- dy (1 - y^2); gb <- gb + the sum over rows of the new y.
 
-    Bytes moved per element of s bytes: 3s; memory bandwidth bounds it.
+    Bytes moved per element of k bytes: 3k; memory bandwidth bounds it.
     """
     one = y.dtype.type(1)
     dz = dy[i, j] * (one - y[i, j] * y[i, j])
@@ -102,7 +102,7 @@ def tanh_backward(i, j, y, dy, gb):
 def gelu_backward(i, j, z, b, dy, gb):
     """z <- dy gelu'(z + b); gb <- gb + the sum over rows of the new z.
 
-    Bytes moved per element of s bytes: 3s; arithmetic bounds it, about 30 operations and a division.
+    Bytes moved per element of k bytes: 3k; arithmetic bounds it, about 30 operations and a division.
     """
     one, linear, cubic, cubic3 = z.dtype.type(1), z.dtype.type(LINEAR), z.dtype.type(CUBIC), z.dtype.type(3 * CUBIC)
     x = z[i, j] + b[j]

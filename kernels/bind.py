@@ -7,6 +7,7 @@
 Each makes one callable. The kind of its first array chooses what runs: compiled code on the CPU for a numpy array, a
 CUDA launch for an array that lies on a GPU (gpu.py). T is the element type of that array, and a kernel compiles itself
 for a type (float32, float64, int64, ...) when it is first called with it; a number declared T is narrowed in the call.
+A body uses i and j as indices only (unsigned or signed, as the loop has it), and `function`s for what it calls.
 
                   CPU                                               CUDA, the same body
     elementwise   for i in range(first.size): body(i, ...)          a grid-stride loop over i

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcdl.kernels import activation, gather, loss, norm, reduce, updates
+from hpcdl.kernels import activation, convert, gather, loss, norm, reduce, updates
 from hpcdl.kernels.bind import Kernel
 
 
@@ -41,6 +41,19 @@ def vectors(count: int, *numbers: float):
 
     def make(rows, columns, dtype, random):
         return *(random.random(rows * columns, np.float32).astype(dtype) for _ in range(count)), *numbers
+
+    return make
+
+
+def coded(order: str, kind: str):
+    """Arguments: v for a vector of elements between -1 and 1, c for one of 16-bit codes of such numbers."""
+
+    def make(rows, columns, dtype, random):
+        numbers = ((2 * random.random(rows * columns, np.float32) - 1) for _ in order)
+        code = {"float16": lambda x: x.astype("f2").view("u2"), "bfloat16": lambda x: (x.view("u4") >> 16).astype("u2")}
+        return tuple(
+            x.astype(dtype) if letter == "v" else code[kind](x) for letter, x in zip(order, numbers, strict=True)
+        )
 
     return make
 
@@ -242,6 +255,41 @@ def pick_images(source, index, scale, height, width, channels, down, right, mirr
     np.multiply(moved.reshape(out.shape), out.dtype.type(scale), out=out)
 
 
+def encode_float16(x, residual, code):
+    residual += x
+    half = residual.astype("f2")
+    code[:] = half.view("u2")
+    residual -= half
+
+
+def decode_float16(into, code):
+    into[:] = code.view("f2")
+
+
+def add_float16(into, code):
+    into += code.view("f2")
+
+
+def encode_bfloat16(x, residual, code):
+    residual += x
+    bits = residual.astype("f4").view("u4")
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    code[:] = np.where(residual == residual, upper, (bits | 0x400000) >> 16)
+    residual -= wide(code)
+
+
+def wide(code):
+    return (code.astype("u4") << 16).view("f4")
+
+
+def decode_bfloat16(into, code):
+    into[:] = wide(code)
+
+
+def add_bfloat16(into, code):
+    into += wide(code)
+
+
 STEP = 1e-3, 0.25, 0.01  # rate, scale, decay
 ADAM = *STEP, 0.999, 0.9, 1 - 0.9, 0.99, 1 - 0.99, 3.0, 1e-3  # with shrink, the betas, root and eps
 
@@ -271,6 +319,10 @@ CASES = {
     "logistic": Case(loss.logistic, binary, logistic, moves(0, 1, 2), "arithmetic", 1),
     "squared": Case(loss.squared, values, squared, moves(0, 1, 2), columns=1),
 }
+for kind in ("float16", "bfloat16"):
+    for action, order, moved in (("encode", "vvc", (0, 1, 1, 2)), ("decode", "vc", (0, 1)), ("add", "vc", (0, 0, 1))):
+        name = f"{action}_{kind}"
+        CASES[name] = Case(getattr(convert, name), coded(order, kind), globals()[name], moves(*moved))
 for kind in ("float32", "float64"):
     CASES[f"gather {kind}"] = Case(gather.gather[kind], images, pick, gathered, columns=784, dtypes=(kind,))
     CASES[f"gather_images {kind}"] = Case(

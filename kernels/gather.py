@@ -4,8 +4,6 @@
 
 The data set keeps its own type in memory (a byte per pixel, say), so a batch is converted when it is gathered and at no
 other time. Images may be moved on the way (`gather_images`), which costs no further pass.
-
-Bytes moved per element: one of the source and one of out; memory bandwidth bounds it.
 """
 
 import numpy as np
@@ -14,7 +12,10 @@ from hpcdl.kernels.bind import block
 
 
 def _gather(source, index, scale, out):
-    """Write scale * source[index] into out (rows, columns); every index must lie inside source."""
+    """Write scale * source[index] into out (rows, columns); every index must lie inside source.
+
+    Bytes moved per element: one of the source, one of out; memory bandwidth bounds it, above all that of writing.
+    """
     factor = out.dtype.type(scale)
     for i in range(out.shape[0]):
         row = np.uintp(index[i])  # no check for a negative index: the loop vectorizes

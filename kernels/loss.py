@@ -9,9 +9,6 @@ Each writes dz and returns (sum of losses, sum of scores); the losses are summed
 the largest z of a row is taken out of its sum first, and the logistic loss is max(-s z, 0) + log(1 + exp(-|z|)). A row
 with NaN has a NaN loss and never counts as correct. A label that is not a class makes the score -1, for the caller to
 report; nothing is read out of bounds.
-
-Bytes moved per element of z of s bytes: 2s, and the labels once for each row. The arithmetic of the exponentials and
-logarithms bounds the first two, memory bandwidth the third.
 """
 
 import math
@@ -24,7 +21,10 @@ from hpcdl.kernels.elementary import exp, log1p
 
 @block("T[:, ::1], int64[::1], T[:, ::1]")
 def softmax_cross_entropy(z, labels, dz):
-    """Softmax and cross-entropy of z (rows, classes) against labels (rows,)."""
+    """Softmax and cross-entropy of z (rows, classes) against labels (rows,).
+
+    Bytes moved per element of b bytes: 2b, and 8 for each row; arithmetic bounds it, an exponential for each element.
+    """
     one, loss, correct = z.dtype.type(1), 0.0, 0
     classes = z.shape[1]
     for i in range(z.shape[0]):
@@ -62,7 +62,10 @@ def logistic_row(z, label, one):
 
 @block("T[:, ::1], int64[::1], T[:, ::1]")
 def logistic(z, labels, dz):
-    """Logistic loss of z (rows, 1) against labels 0 or 1 (rows,)."""
+    """Logistic loss of z (rows, 1) against labels 0 or 1 (rows,).
+
+    Bytes moved per row, b bytes an element: 2b + 8; arithmetic bounds it, an exponential and a logarithm for each row.
+    """
     one, loss, correct, invalid = z.dtype.type(1), 0.0, 0, 0
     for i in range(z.shape[0]):  # without a branch, so that it vectorizes
         label = labels[i]
@@ -75,7 +78,10 @@ def logistic(z, labels, dz):
 
 @block("T[:, ::1], T[::1], T[:, ::1]")
 def squared(z, y, dz):
-    """Half the squared error of z (rows, 1) against y (rows,)."""
+    """Half the squared error of z (rows, 1) against y (rows,).
+
+    Bytes moved per row, b bytes an element: 3b; memory bandwidth bounds it.
+    """
     score = 0.0
     for i in range(z.shape[0]):
         dz[i, 0] = z[i, 0] - y[i]

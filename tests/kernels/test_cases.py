@@ -19,7 +19,7 @@ def test_no_kernel_is_left_out():
     for module in pkgutil.iter_modules(hpcdl.kernels.__path__):
         if not module.name.startswith("gpu"):  # these want CUDA, and hold no kernels but twins
             importlib.import_module(f"hpcdl.kernels.{module.name}")
-    # shared.py works on flags and windows of a node's memory: CPU only, and tests/kernels/test_shared.py is its test.
+    # shared.py works on flags and windows of a node's memory: CPU only, and tests/comm/test_shared.py is its test.
     ours = {k for k in KERNELS if k.__module__.startswith("hpcdl.kernels") and k.__module__ != "hpcdl.kernels.shared"}
     assert ours == {case.kernel for case in CASES.values()}
 

@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "scripts"
@@ -30,6 +31,32 @@ def test_bench_allreduce(launch, tmp_path):
             assert min(times) - 1 <= float(cell.replace(",", "")) <= max(times) + 1
     for options, words in [(["--sizes", "4kb"], "write 64KiB"), (["--algorithms", "rong"], "did you mean 'ring'")]:
         done = launch(3, FOLDER / "bench_allreduce.py", *options)
+        assert done.returncode == 2 and words in done.stderr
+
+
+def test_bench_kernels(launch, tmp_path):
+    script = FOLDER / "bench_kernels.py"
+    options = ["--kernels", "momentum,softmax_cross_entropy", "--sizes", "64,4KiB", "--seconds", "0.01"]
+    done = launch(1, script, *options, "--json", "k.json", check=0)
+    found = json.loads((tmp_path / "k.json").read_text())
+    assert found["dtype"] == "float32"
+    rows = table(done.stdout)[2:]
+    pairs = [(name, size) for name in ("momentum", "softmax_cross_entropy") for size in ("64", "4KiB")]
+    assert [(row[0], row[2]) for row in rows] == pairs
+    for row, result in zip(rows, found["results"], strict=True):
+        times = result["microseconds"]
+        assert len(times["kernel"]) == len(times["copy"]) == len(times["numpy"]) >= 5 and min(times["kernel"]) > 0
+        assert float(row[3].replace(",", "")) == pytest.approx(np.median(times["kernel"]), abs=0.01)
+        assert float(row[4]) == pytest.approx(result["bytes"] / np.median(times["kernel"]) / 1e3, abs=0.06)
+        ratio = np.median(np.divide(times["kernel"], times["numpy"]))
+        assert float(row[6].split(" ")[0]) == pytest.approx(ratio, abs=0.006)
+    assert [result["bytes"] for result in found["results"][:2]] == [5 * 64, 5 * 4096]  # 3 reads, 2 writes
+    for ranks, options, words in [
+        (1, ["--kernels", "momentun"], "did you mean 'momentum'"),
+        (1, ["--dtype", "float16"], "float32 or float64"),
+        (2, [], "one rank"),
+    ]:
+        done = launch(ranks, script, *options)
         assert done.returncode == 2 and words in done.stderr
 
 
