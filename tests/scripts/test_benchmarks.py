@@ -23,7 +23,7 @@ def test_bench_allreduce(launch, tmp_path):
     found = json.loads((tmp_path / "a.json").read_text())
     assert found["ranks"] == 3
     rows = table(done.stdout)
-    assert rows[0] == ["size", "ring", "tree", "mpi"] and [row[0] for row in rows[2:]] == ["4KiB", "100000"]
+    assert rows[0] == ["size", "ring", "tree", "mpi", "copy"] and [row[0] for row in rows[2:]] == ["4KiB", "100000"]
     for row in rows[2:]:
         for name, cell in zip(rows[0][1:], row[1:], strict=True):
             times = found["microseconds"][row[0]][name]
