@@ -239,9 +239,7 @@ class Communicator:
         vector, op, comm = flat(array), operation(op, array.dtype), self._lane("all_reduce")
         choose = getattr(self.algorithm, "choose", None)
         chosen = chosen or (choose(self._collective, vector) if choose else self.algorithm)
-        steps = getattr(chosen, "steps", None)
-        if chosen is mpi and blocking and not activity.in_flight:
-            steps = None  # the library's blocking call, not its asynchronous one
+        steps = mpi.at_once if chosen is mpi and blocking else getattr(chosen, "steps", None)
         if steps is None:
             running = self._at_once("all_reduce", lambda: chosen(comm, vector, op))
         else:
