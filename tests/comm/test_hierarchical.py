@@ -120,6 +120,17 @@ def test_shared_is_refused_on_several_nodes(layout, world):
             Communicator(world, allreduce="shared")
 
 
+@pytest.mark.mpi(min_size=3)
+def test_mpi_has_its_turns_while_a_rank_waits_for_its_leader(monkeypatch, world, fetch_first):
+    monkeypatch.setattr(node, "ranks_of_node", lambda comm: comm.Split(comm.rank // 2, comm.rank))
+    comm = Communicator(world, allreduce="hierarchical")
+    vector = comm.empty(10)
+    vector[:] = 1
+    fetch_first(lambda: comm.all_reduce(vector), busy=1, late=2)
+    assert (vector == comm.size).all()
+    comm.free()
+
+
 @pytest.mark.mpi(min_size=2)
 def test_no_room_on_one_node_is_messages_for_all(layout, world, no_room):
     no_room(rank=0)

@@ -148,6 +148,25 @@ def test_a_message_on_its_way_is_not_forgotten(world):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("how", ["wait", "wait for the second", "test"])
+def test_mpi_has_its_turns_while_a_rank_waits(how, world, fetch_first):
+    comm = Communicator(world, allreduce="shared")
+    first, second = comm.empty(10), comm.empty(10)
+    first[:] = second[:] = 1
+
+    def body():
+        requests = [comm.iall_reduce(vector) for vector in ([first] if how == "wait" else [first, second])]
+        while how == "test" and not requests[0].test():
+            pass
+        for request in reversed(requests):
+            request.wait()
+
+    fetch_first(body, busy=0, late=1)
+    assert (first == comm.size).all()
+    comm.free()
+
+
+@pytest.mark.mpi(min_size=2)
 def test_without_room_ranks_exchange_messages(world, no_room, caplog):
     no_room(rank=1)
     with caplog.at_level(logging.WARNING):
