@@ -7,6 +7,7 @@ import pytest
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator, node
+from hpcdl.comm.allreduce import shared
 from hpcdl.errors import UsageError
 from hpcdl.kernels import shared as kernels
 
@@ -116,8 +117,16 @@ def recursive_values(length, size, rank):
 def test_shared_is_refused_on_several_nodes(layout, world):
     nodes = len({layout(rank) for rank in range(world.size)})
     if nodes > 1:
-        with pytest.raises(UsageError, match=f"on {nodes}; use hierarchical or auto"):
-            Communicator(world, allreduce="shared")
+        bare, vector = world.Dup(), np.ones(5)
+        for call in (
+            lambda: Communicator(world, allreduce="shared"),
+            lambda: shared(bare, vector),
+            lambda: next(shared.steps(bare, vector)),
+        ):
+            with pytest.raises(UsageError, match=f"on {nodes}; use hierarchical or auto"):
+                call()
+        node.node_memory(bare).free()
+        bare.Free()
 
 
 @pytest.mark.mpi(min_size=3)
