@@ -23,6 +23,7 @@ from hpcdl.comm.allreduce.ring import all_gather, reduce_scatter
 from hpcdl.comm.allreduce.tree import broadcast, reduce
 from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.exposed import Exposed
+from hpcdl.comm.node import KEY
 from hpcdl.comm.operations import operation
 from hpcdl.comm.requests import Request
 from hpcdl.comm.trace import Timeline, Traffic
@@ -30,6 +31,7 @@ from hpcdl.comm.watchdog import Watchdog, activity
 from hpcdl.errors import UsageError
 
 ANY = MPI.ANY_SOURCE
+PAIRS = ("push", "pull", "notify", "wait")  # operations of two ranks, which may never be answered
 
 
 class Arrival(NamedTuple):
@@ -133,7 +135,10 @@ class Communicator:
         return exposed
 
     def free(self) -> None:
-        """Give back windows and communicators, and stop the watchdog."""
+        """Complete the collective operations in flight; give back windows and communicators, and stop the watchdog."""
+        for request in list(activity.in_flight):
+            if request.communicator is self and request.name not in PAIRS:
+                request.wait()
         if self.watchdog is not None:
             self.watchdog.close()
         with activity.inside("free"):
@@ -141,8 +146,9 @@ class Communicator:
                 exposed.free()
             if self.timeline.comm is self.mpi:
                 self.timeline.close()
-            if self.memory is not None:
-                self.memory.free()
+            memory = self._collective.Get_attr(KEY)  # of any algorithm that has been in use
+            if memory is not None:
+                memory.free()
             self.mpi.Free()
             self._collective.Free()
 
@@ -245,10 +251,12 @@ class Communicator:
         else:
             running = steps(comm, vector, op)
 
+        memory = self.memory
+
         def finish():
             op.finish(vector, self.size)
-            if self.memory is not None:
-                comm.counters.bytes += self.memory.take_written()
+            if memory is not None:
+                comm.counters.bytes += memory.take_written()
 
         return self._request("all_reduce", running, comm, finish)
 
