@@ -149,7 +149,7 @@ class NodeMemory:
         return Until(lambda: kernels.published(self.peers, count) or self._progress())
 
     def copy_from_leader(self, into, first: int) -> None:
-        """into <- the leader's values, from `first` on."""
+        """into <- the leader's values, from `first` on in what it offers."""
         kernels.copy_from_leader(into, first, self.peers, self.segments, self.state)
 
     def free(self) -> None:

@@ -149,3 +149,23 @@ def test_no_room_on_one_node_is_messages_for_all(layout, world, no_room):
     comm.all_reduce(vector)
     assert np.array_equal(vector, sum(values(rank, 1009) for rank in range(comm.size)))
     comm.free()
+
+
+@pytest.mark.mpi(min_size=4)
+def test_bytes_of_a_node(monkeypatch, world):
+    """In windows a leader writes nothing to shared memory; elsewhere a rank's values go to its scratch block, too."""
+    monkeypatch.setattr(node, "ranks_of_node", lambda comm: comm.Split(min(comm.rank // 2, 1), comm.rank))
+    comm = Communicator(world, allreduce="hierarchical")
+    length, memory = BLOCK // 2, comm.memory
+    others = memory.size - 1  # they share the adding into the leader's vector, and copy all of it
+    whole = 4 * length
+    for vector, copies in ((comm.empty(length), 0), (np.empty(length, "float32"), 1)):
+        vector[:] = 1
+        before = comm.traffic["all_reduce"].bytes
+        comm.all_reduce(vector)
+        written = comm.traffic["all_reduce"].bytes - before
+        if memory.rank == 0:  # half of the vector to the other leader, twice; to its scratch block and back
+            assert written == whole + 2 * copies * whole
+        else:
+            assert abs(written - (whole / others + whole + copies * whole)) <= 64
+    comm.free()
