@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl import shared_memory
-from hpcdl.comm.operations import SUM
+from hpcdl.comm.operations import SUM, reducible
 from hpcdl.comm.steps import Until
 from hpcdl.comm.watchdog import activity
 from hpcdl.kernels import shared as kernels
@@ -63,7 +63,7 @@ class NodeMemory:
 
     def empty(self, n: int, dtype: np.dtype) -> np.ndarray | None:
         """A vector of n elements that all ranks of the node reach, or None; collective over the node."""
-        if not self.usable or self.size == 1 or n == 0:
+        if not self.usable or self.size == 1 or n == 0 or not reducible(dtype):
             return None
         with activity.inside("empty"):
             memory = self._share(n * dtype.itemsize, "a vector for each rank", "each rank keeps its own")

@@ -59,6 +59,14 @@ def test_types_and_operations(dtype, op, each_group):
     each_group(body)
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "float16", "bool", ">f4"])
+def test_a_vector_of_a_type_that_is_not_reduced(dtype, world):
+    comm = Communicator(world, allreduce="shared")
+    vector = comm.empty(5, dtype)
+    assert vector.dtype == dtype and vector.shape == (5,)
+    comm.free()
+
+
 def test_any_part_of_a_vector_and_several_vectors(each_group):
     def body(bare):
         comm = Communicator(bare, allreduce="shared")
