@@ -2,7 +2,8 @@
 
 Each rank reserves its own part before anybody writes to it, so too little room is one warning and something to fall
 back on, where an MPI window of that size would kill the job at the first write. The pages lie near the core that
-reserves them, they go when the last array over them goes, and a killed job leaves nothing behind.
+reserves them and go when the last array over them goes. The name is gone before they are reserved: a killed job leaves
+nothing behind, or at worst an empty file.
 """
 
 import contextlib
@@ -26,28 +27,37 @@ def share(node, size: int, what: str, otherwise: str) -> list[np.ndarray] | None
     sizes = node.allgather(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
     total, start = sum(sizes), sum(sizes[: node.rank])
     path = node.bcast(os.path.join(FOLDER, f"hpcdl-{uuid.uuid4().hex}") if node.rank == 0 else None)
-    problem, mapped = None, None
-    with contextlib.ExitStack() as stack:
-        for turn in (0, 1):  # rank 0 makes the file, then the others open it
-            if turn == min(1, node.rank):
-                try:
-                    file = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if turn == 0 else 0), 0o600)
-                    stack.callback(os.close, file)
-                    if turn == 0:
-                        os.ftruncate(file, max(total, 1))
-                    if sizes[node.rank]:
-                        os.posix_fallocate(file, start, sizes[node.rank])
-                    mapped = mmap.mmap(file, max(total, 1))
-                except OSError as error:
-                    problem = error.strerror
-            problems = node.allgather(problem)
-        if node.rank == 0:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-    problem = next(filter(None, problems), None)
+    file, mapped, problem = None, None, None
+    with contextlib.ExitStack() as files:
+        with contextlib.ExitStack() as names:
+            for turn in (0, 1):  # rank 0 makes the file, then the others open it
+                if turn == min(1, node.rank):
+                    try:
+                        file = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if turn == 0 else 0), 0o600)
+                        files.callback(os.close, file)
+                        if turn == 0:
+                            names.callback(os.unlink, path)
+                            os.ftruncate(file, max(total, 1))
+                    except OSError as error:
+                        problem = error.strerror
+                problem = first(node, problem)
+        node.Barrier()  # the name is gone: to reserve much takes long, and a job may be killed for it
+        if problem is None:
+            try:
+                if sizes[node.rank]:
+                    os.posix_fallocate(file, start, sizes[node.rank])
+                mapped = mmap.mmap(file, max(total, 1))
+            except OSError as error:
+                problem = error.strerror
+            problem = first(node, problem)
     if problem is not None:
         if node.rank == 0:
             log.warning("%s: %s; %s needs %.1f MB there: %s", FOLDER, problem, what, total / 1e6, otherwise)
         return None
     memory, ends = np.frombuffer(mapped, np.uint8), np.cumsum(sizes)
     return [memory[end - length : end] for end, length in zip(ends, sizes, strict=True)]
+
+
+def first(node, problem: str | None) -> str | None:
+    """Collective: the problem of the lowest rank that has one."""
+    return next(filter(None, node.allgather(problem)), None)

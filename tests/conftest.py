@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -85,6 +87,25 @@ def launch(tmp_path):
         return done
 
     run.mpiexec = mpiexec()
+    return run
+
+
+@pytest.fixture
+def fetch_first(world):
+    """A function: run `body()` on all ranks; rank `late` first fetches from `busy`, whose MPI must answer meanwhile."""
+
+    def run(body, busy, late):
+        exposed, fetched = np.full(100, float(world.rank)), np.empty(100)
+        window = MPI.Win.Create(exposed, 8, comm=world)
+        if world.rank == late:
+            time.sleep(0.1)  # the others wait by now
+            window.Lock(busy)
+            window.Get(fetched, busy)
+            window.Unlock(busy)
+            assert (fetched == busy).all()
+        body()
+        window.Free()
+
     return run
 
 

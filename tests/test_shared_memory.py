@@ -31,6 +31,19 @@ def test_every_rank_reaches_every_part(each_group, mpi_tmp_path, monkeypatch):
     each_group(body)
 
 
+def test_a_job_killed_while_it_reserves_leaves_nothing_behind(world, mpi_tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_memory, "FOLDER", str(mpi_tmp_path))
+    reserve, seen = os.posix_fallocate, []
+
+    def look(*arguments):
+        seen.append(os.listdir(mpi_tmp_path))
+        reserve(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", look)
+    assert shared_memory.share(world, 100, "a test", "nothing") is not None
+    assert seen == [[]]
+
+
 def test_a_view_keeps_the_memory_alive(world):
     view = shared_memory.share(world, 8, "a test", "nothing")[world.rank][:8].view("int64")
     view[0] = 7 + world.rank

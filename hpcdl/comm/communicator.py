@@ -23,6 +23,7 @@ from hpcdl.comm.allreduce.ring import all_gather, reduce_scatter
 from hpcdl.comm.allreduce.tree import broadcast, reduce
 from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.exposed import Exposed
+from hpcdl.comm.node import KEY
 from hpcdl.comm.operations import operation
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged, takes_device_arrays
@@ -32,6 +33,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, device_of, on_device
 
 ANY = MPI.ANY_SOURCE
+PAIRS = ("push", "pull", "notify", "wait")  # operations of two ranks, which may never be answered
 
 
 class Arrival(NamedTuple):
@@ -152,7 +154,10 @@ class Communicator:
         return exposed
 
     def free(self) -> None:
-        """Give back windows and communicators, and stop the watchdog."""
+        """Complete the collective operations in flight; give back windows and communicators, and stop the watchdog."""
+        for request in list(activity.in_flight):
+            if request.communicator is self and request.name not in PAIRS:
+                request.wait()
         if self.watchdog is not None:
             self.watchdog.close()
         with activity.inside("free"):
@@ -160,8 +165,9 @@ class Communicator:
                 exposed.free()
             if self.timeline.comm is self.mpi:
                 self.timeline.close()
-            if self.memory is not None:
-                self.memory.free()
+            memory = self._collective.Get_attr(KEY)  # of any algorithm that has been in use
+            if memory is not None:
+                memory.free()
             self.mpi.Free()
             self._collective.Free()
 
@@ -263,18 +269,18 @@ class Communicator:
         vector, op, comm = flat(array), operation(op, array.dtype), self._lane("all_reduce")
         choose = getattr(self.algorithm, "choose", None)
         chosen = chosen or (choose(self._collective, vector) if choose else self.algorithm)
-        steps = getattr(chosen, "steps", None)
-        if chosen is mpi and blocking and not activity.in_flight:
-            steps = None  # the library's blocking call, not its asynchronous one
+        steps = mpi.at_once if chosen is mpi and blocking else getattr(chosen, "steps", None)
         if steps is None:
             running = self._at_once("all_reduce", lambda: chosen(comm, vector, op))
         else:
             running = steps(comm, vector, op)
 
+        memory = self.memory
+
         def finish():
             op.finish(vector, self.size)
-            if self.memory is not None:
-                comm.counters.bytes += self.memory.take_written()
+            if memory is not None:
+                comm.counters.bytes += memory.take_written()
 
         return self._request("all_reduce", running, comm, finish)
 

@@ -16,13 +16,13 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl import shared_memory
-from hpcdl.comm.operations import SUM
+from hpcdl.comm.operations import SUM, reducible
 from hpcdl.comm.steps import Until
 from hpcdl.comm.watchdog import activity
 from hpcdl.kernels import shared as kernels
 
-LOOKS = 100_000  # at flags before MPI is given a turn: a message that this rank has sent may need it to leave
-SPINS = 2000  # looks between two offers of the core to other processes, where every rank has a core of its own
+SPINS = 2000  # looks at flags between two offers of the core to other processes, where every rank has a core of its own
+OFFERS = 50  # of the core before MPI and Python's signal handlers are given a turn; each may take a slice of some ms
 CODES = {"sum": kernels.SUM, "mean": kernels.SUM, "max": kernels.MAX, "min": kernels.MIN}
 MESSAGES = "ranks exchange messages instead"
 
@@ -40,6 +40,7 @@ class NodeMemory:
         self.firsts = sorted(set(firsts))
         self.nodes, self.ranks_per_node = len(self.firsts), max(map(firsts.count, self.firsts))
         self.spins = SPINS if self.size <= cores(self.comm) else 1
+        self.patience = OFFERS * self.spins  # looks
         self.queue, self.table = deque(), None  # operations in flight; which algorithm for which length (auto.py)
         self.state, self.peers = np.zeros(6, np.int64), np.zeros(1, np.int64)
         self.segments, self.lengths, self.parts = np.empty((0, self.size), np.int64), np.empty(0, np.int64), []
@@ -48,7 +49,7 @@ class NodeMemory:
         if self.usable and self.size > 1:
             self.peers = self.segments[0].copy()
             self.segments, self.lengths = self.segments[1:], self.lengths[1:]
-        self.arrived = Until(lambda: self._arrived(0), self._await_arrival)
+        self.arrived = Until(lambda: self._arrived(0) or self._progress(), self._await_arrival)
 
     def _share(self, size: int, what: str, otherwise: str) -> np.ndarray | None:
         """Memory of `size` bytes for each rank, entered in `segments`; this rank's, or None where there is no room."""
@@ -62,7 +63,7 @@ class NodeMemory:
 
     def empty(self, n: int, dtype: np.dtype) -> np.ndarray | None:
         """A vector of n elements that all ranks of the node reach, or None; collective over the node."""
-        if not self.usable or self.size == 1 or n == 0:
+        if not self.usable or self.size == 1 or n == 0 or not reducible(dtype):
             return None
         with activity.inside("empty"):
             memory = self._share(n * dtype.itemsize, "a vector for each rank", "each rank keeps its own")
@@ -80,8 +81,12 @@ class NodeMemory:
         return kernels.arrived(self.peers, self.state[kernels.COUNT], looks, self.spins)
 
     def _await_arrival(self) -> None:
-        while not self._arrived(LOOKS):
-            self.comm.Iprobe()
+        while not self._arrived(self.patience):
+            self._progress()
+
+    def _progress(self) -> bool:
+        """Give MPI a turn: others may need it, for a message that this rank has sent or for what it exposes. False."""
+        return self.comm.Iprobe()  # nothing ever comes here: a message would end the turn at once
 
     def turn(self, steps):
         """Run the generator `steps` when all that were started before it are done."""
@@ -104,8 +109,8 @@ class NodeMemory:
 
     def all_reduce(self, vector, op=SUM) -> None:
         """Reduce `vector` over the ranks of the node, in place."""
-        while not self._advance(vector, op, LOOKS):
-            self.comm.Iprobe()
+        while not self._advance(vector, op, self.patience):
+            self._progress()
 
     def steps(self, vector, op=SUM):
         """The same, asynchronously."""
@@ -141,10 +146,10 @@ class NodeMemory:
         """Until the next piece is complete."""
         self.state[kernels.PUBLISHED] += 1
         count = self.state[kernels.PUBLISHED]
-        return Until(lambda: kernels.published(self.peers, count))
+        return Until(lambda: kernels.published(self.peers, count) or self._progress())
 
     def copy_from_leader(self, into, first: int) -> None:
-        """into <- the leader's values, from `first` on."""
+        """into <- the leader's values, from `first` on in what it offers."""
         kernels.copy_from_leader(into, first, self.peers, self.segments, self.state)
 
     def free(self) -> None:

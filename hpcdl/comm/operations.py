@@ -34,11 +34,16 @@ MIN = Operation("min", MPI.MIN, kernels.min_into)
 OPERATIONS = {op.name: op for op in (SUM, MEAN, MAX, MIN)}
 
 
+def reducible(dtype: np.dtype) -> bool:
+    """Whether the loops know this type."""
+    return dtype.isnative and (dtype.kind in "iu" or dtype in (np.float32, np.float64))
+
+
 def operation(name: str, dtype: np.dtype) -> Operation:
     """The operation of that name, if the type has it: a mean of integers would not be an integer."""
     if name not in OPERATIONS:
         raise unknown("reduction", name, OPERATIONS)
-    if dtype.kind not in "iu" and dtype not in (np.float32, np.float64):
+    if not reducible(dtype):
         raise UsageError(f"reductions take integers, float32 and float64, not {dtype}")
     if name == "mean" and not np.issubdtype(dtype, np.floating):
         raise UsageError(f"the mean of {dtype} values is not {dtype}; take the sum, or convert to floating point")

@@ -42,11 +42,13 @@ class Activity:
     @contextlib.contextmanager
     def inside(self, name: str):
         """`with activity.inside("split"): ...`, for calls of MPI that are not made by a request."""
+        around = self.operation, self.since
         self.enter(name)
         try:
             yield
         finally:
             self.leave()
+            self.operation, self.since = around
 
     def waiting(self) -> tuple[str, float] | None:
         """The operation that this process waits in, and how long: blocked in it, or calling `test` again and again."""

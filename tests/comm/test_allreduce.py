@@ -1,7 +1,10 @@
 """What every all-reduce algorithm must do, one body for all of them: names, types, lengths, sizes, operations."""
 
+import os
+
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS, algorithm
@@ -153,3 +156,22 @@ def test_a_users_own_algorithm(world, monkeypatch):
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(UsageError, match=r"did you mean 'ring'.*direct, .*mpi, naive.*tree"):
         algorithm("rings")
+
+
+@pytest.mark.mpi(min_size=3)
+def test_more_than_two_gigabytes(world):
+    """Where lengths in bytes no longer fit MPI's int; in one of the worlds that the tests run in, it takes seconds."""
+    length = (1 << 29) + 1001  # float32: 2 GiB and a little
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if world.size != 3 or world.bcast(free) < 12 << 30:
+        pytest.skip("on 3 ranks, with 12 GiB of free memory")
+    pair = world.Split(0 if world.rank < 2 else MPI.UNDEFINED)
+    if pair == MPI.COMM_NULL:
+        return
+    vector = np.empty(length, "float32")
+    for name in ("ring", "recursive", "tree", "shared", "mpi"):
+        vector[:] = pair.rank + 1
+        vector[[0, -1]] = 10 * (pair.rank + 1)
+        ALGORITHMS[name](pair, vector)
+        assert (vector[[0, -1]] == 30).all() and (vector[1:-1] == 3).all(), name
+    pair.Free()

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -109,14 +110,47 @@ def test_one_rank_measures_nothing(cache):
 @pytest.mark.mpi(min_size=2)
 def test_the_hopeless_are_left_out_but_not_the_librarys_own(world):
     def slow(comm, vector, op=None):
-        import time
-
         time.sleep(0.02)
 
     def fast(comm, vector, op=None):
         pass
 
     vector = np.ones(8, "float32")
-    medians = module.race(world, {"fast": (fast, vector), "slow": (slow, vector), "mpi": (slow, vector)})
-    assert set(medians) == {"fast", "mpi"} and medians["mpi"] >= 20_000 > medians["fast"]
+    timed = {"fast": fast, "slow": slow, "mpi": slow, "elsewhere": slow}
+    medians = module.race(world, {name: (algorithm, vector) for name, algorithm in timed.items()})
+    assert set(medians) == {"fast", "mpi", "elsewhere"} and medians["mpi"] >= 20_000 > medians["fast"]
     assert world.allgather(medians) == [medians] * world.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_not_taken_where_it_is_far_behind_in_other_vectors(world, monkeypatch):
+    """The algorithm in shared memory is the fastest in windows, and elsewhere far behind the library's own."""
+
+    def timed(name, seconds):
+        def algorithm(comm, vector, op=None):
+            time.sleep(seconds(vector))
+
+        algorithm.__name__ = name
+        monkeypatch.setattr(module, name, algorithm)
+
+    own, windows = world.Dup(), []
+    memory = module.node_memory(own)
+    monkeypatch.setattr(memory, "empty", lambda n, dtype: windows.append(np.ones(n, dtype)) or windows[-1])
+    timed("shared", lambda vector: 0.001 if np.shares_memory(vector, windows[0]) else 0.03)
+    for name in ("recursive", "ring", "tree", "mpi"):
+        timed(name, lambda vector: 0.005)
+    monkeypatch.setattr(module, "SIZES", [1 << 10])
+    table, _ = module.measure(own)
+    assert table[0] in ("recursive", "ring", "tree", "mpi")
+    memory.free()
+    own.Free()
+
+
+def test_a_user_without_a_home(monkeypatch):
+    def none():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(module.Path, "home", none)
+    for name in ("HPCDL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert module.folder().is_absolute()

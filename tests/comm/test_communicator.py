@@ -193,3 +193,28 @@ def test_seconds_and_blocked_seconds_are_counted(comm):
     assert counted.calls == 1
     assert 0 <= counted.blocked_seconds <= counted.seconds
     assert counted.seconds > 0
+
+
+@pytest.mark.parametrize("name", ["ring", "shared", "mpi"])
+def test_free_completes_what_is_in_flight(name, world):
+    comm = Communicator(world, allreduce=name)
+    vectors = [np.full(length, 1.0) for length in (5, 100_000)]
+    requests = [comm.iall_reduce(vector) for vector in vectors]
+    comm.free()
+    assert all(request.done for request in requests)
+    for request, vector in zip(requests, vectors, strict=True):
+        request.wait()
+        assert (vector == world.size).all()
+
+
+def test_free_gives_back_the_memory_of_an_algorithm_that_was_in_use(world):
+    comm = Communicator(world, allreduce="shared")
+    memory = comm.memory
+    vector = np.ones(1000)
+    request = comm.iall_reduce(vector)
+    comm.use("ring")
+    request.wait()
+    assert (vector == world.size).all()
+    assert (comm.traffic["all_reduce"].bytes > 0) == (world.size > 1)
+    comm.free()
+    assert not memory.comm

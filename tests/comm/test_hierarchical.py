@@ -7,6 +7,7 @@ import pytest
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator, node
+from hpcdl.comm.allreduce import shared
 from hpcdl.errors import UsageError
 from hpcdl.kernels import shared as kernels
 
@@ -116,8 +117,27 @@ def recursive_values(length, size, rank):
 def test_shared_is_refused_on_several_nodes(layout, world):
     nodes = len({layout(rank) for rank in range(world.size)})
     if nodes > 1:
-        with pytest.raises(UsageError, match=f"on {nodes}; use hierarchical or auto"):
-            Communicator(world, allreduce="shared")
+        bare, vector = world.Dup(), np.ones(5)
+        for call in (
+            lambda: Communicator(world, allreduce="shared"),
+            lambda: shared(bare, vector),
+            lambda: next(shared.steps(bare, vector)),
+        ):
+            with pytest.raises(UsageError, match=f"on {nodes}; use hierarchical or auto"):
+                call()
+        node.node_memory(bare).free()
+        bare.Free()
+
+
+@pytest.mark.mpi(min_size=3)
+def test_mpi_has_its_turns_while_a_rank_waits_for_its_leader(monkeypatch, world, fetch_first):
+    monkeypatch.setattr(node, "ranks_of_node", lambda comm: comm.Split(comm.rank // 2, comm.rank))
+    comm = Communicator(world, allreduce="hierarchical")
+    vector = comm.empty(10)
+    vector[:] = 1
+    fetch_first(lambda: comm.all_reduce(vector), busy=1, late=2)
+    assert (vector == comm.size).all()
+    comm.free()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -128,4 +148,24 @@ def test_no_room_on_one_node_is_messages_for_all(layout, world, no_room):
     vector[:] = values(comm.rank, 1009)
     comm.all_reduce(vector)
     assert np.array_equal(vector, sum(values(rank, 1009) for rank in range(comm.size)))
+    comm.free()
+
+
+@pytest.mark.mpi(min_size=4)
+def test_bytes_of_a_node(monkeypatch, world):
+    """In windows a leader writes nothing to shared memory; elsewhere a rank's values go to its scratch block, too."""
+    monkeypatch.setattr(node, "ranks_of_node", lambda comm: comm.Split(min(comm.rank // 2, 1), comm.rank))
+    comm = Communicator(world, allreduce="hierarchical")
+    length, memory = BLOCK // 2, comm.memory
+    others = memory.size - 1  # they share the adding into the leader's vector, and copy all of it
+    whole = 4 * length
+    for vector, copies in ((comm.empty(length), 0), (np.empty(length, "float32"), 1)):
+        vector[:] = 1
+        before = comm.traffic["all_reduce"].bytes
+        comm.all_reduce(vector)
+        written = comm.traffic["all_reduce"].bytes - before
+        if memory.rank == 0:  # half of the vector to the other leader, twice; to its scratch block and back
+            assert written == whole + 2 * copies * whole
+        else:
+            assert abs(written - (whole / others + whole + copies * whole)) <= 64
     comm.free()

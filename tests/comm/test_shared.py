@@ -59,6 +59,14 @@ def test_types_and_operations(dtype, op, each_group):
     each_group(body)
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "float16", "bool", ">f4"])
+def test_a_vector_of_a_type_that_is_not_reduced(dtype, world):
+    comm = Communicator(world, allreduce="shared")
+    vector = comm.empty(5, dtype)
+    assert vector.dtype == dtype and vector.shape == (5,)
+    comm.free()
+
+
 def test_any_part_of_a_vector_and_several_vectors(each_group):
     def body(bare):
         comm = Communicator(bare, allreduce="shared")
@@ -144,6 +152,25 @@ def test_a_message_on_its_way_is_not_forgotten(world):
     if request:
         request.wait()
     assert (vector == comm.size).all()
+    comm.free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("how", ["wait", "wait for the second", "test"])
+def test_mpi_has_its_turns_while_a_rank_waits(how, world, fetch_first):
+    comm = Communicator(world, allreduce="shared")
+    first, second = comm.empty(10), comm.empty(10)
+    first[:] = second[:] = 1
+
+    def body():
+        requests = [comm.iall_reduce(vector) for vector in ([first] if how == "wait" else [first, second])]
+        while how == "test" and not requests[0].test():
+            pass
+        for request in reversed(requests):
+            request.wait()
+
+    fetch_first(body, busy=0, late=1)
+    assert (first == comm.size).all()
     comm.free()
 
 

@@ -83,7 +83,7 @@ def over_nodes(comm, memory, vector, op):
                 yield from exchange.steps(leaders, total[piece.start - start : piece.stop - start], op)
                 memory.publish()
             if not np.may_share_memory(total, vector):
-                vector[start : start + size] = total
+                memory.copy_from_leader(vector[start : start + size], 0)
         else:
             for piece in block:
                 memory.add_to_leader(vector, piece.start - start, piece.stop - piece.start, op)

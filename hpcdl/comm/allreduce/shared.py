@@ -27,7 +27,7 @@ from hpcdl.errors import AgreedError
 
 def shared(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, which are on one node, in place."""
-    memory = node_memory(comm)
+    memory = prepare(comm)
     if not memory.usable:
         recursive(comm, vector, op)
     elif memory.size > 1:
@@ -36,7 +36,7 @@ def shared(comm, vector, op=SUM):
 
 def steps(comm, vector, op=SUM):
     """The asynchronous form."""
-    memory = node_memory(comm)
+    memory = prepare(comm)
     if not memory.usable:
         yield from recursive.steps(comm, vector, op)
     elif memory.size > 1:
