@@ -13,6 +13,9 @@ STAMP  := $(VENV)/.installed
 EXTRA  := $(if $(filter mpich,$(MPI)),mpi$(comma),$(if $(filter openmpi,$(MPI)),openmpi$(comma)))
 MPIEXEC := $(if $(filter site,$(MPI)),mpiexec,$(BIN)/mpiexec)
 
+# What ranks do together; the other tests need one rank, or start ranks of their own.
+TOGETHER := $(addprefix tests/,comm data runs strategies test_shared_memory.py)
+
 # Open MPI refuses root and more ranks than cores unless it is told; harmless elsewhere.
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
@@ -26,8 +29,8 @@ train: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q --color=no
-	$(MPIEXEC) -n 4 $(BIN)/python -m pytest -q --color=no
-	$(MPIEXEC) -n 3 $(BIN)/python -m pytest -q --color=no
+	$(MPIEXEC) -n 4 $(BIN)/python -m pytest -q --color=no $(TOGETHER)
+	$(MPIEXEC) -n 3 $(BIN)/python -m pytest -q --color=no $(TOGETHER)
 
 lint: $(STAMP)
 	$(BIN)/ruff check
