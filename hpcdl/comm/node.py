@@ -91,9 +91,11 @@ class NodeMemory:
     def turn(self, steps):
         """Run the generator `steps` when all that were started before it are done."""
         self.queue.append(steps)
-        yield Until(lambda: self.queue[0] is steps)
-        yield from steps
-        self.queue.popleft()
+        try:
+            yield Until(lambda: self.queue[0] is steps)
+            yield from steps
+        finally:
+            self.queue.remove(steps)
 
     def take_written(self) -> int:
         """Bytes that this rank has written to shared memory, or copied from there, since it was last asked."""

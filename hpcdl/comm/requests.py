@@ -31,7 +31,12 @@ class Request:
     def _advance(self) -> None:
         """Go on to the next set of messages to wait for, or end."""
         self.progressed = time.monotonic()
-        self.pending = next(self.steps, None)
+        try:
+            self.pending = next(self.steps, None)
+        except BaseException:  # a refused vector, say; who catches that may go on with other operations
+            self.done = True
+            activity.in_flight.remove(self)
+            raise
         if self.pending is None:
             self.done = True
             activity.in_flight.remove(self)
@@ -70,18 +75,20 @@ class Request:
             return self.result
         start, blocked = time.perf_counter_ns(), 0
         activity.enter(self.name)
-        while not self.done:
-            before = time.perf_counter_ns()
-            if len(activity.in_flight) == 1:
-                complete(self.pending, self.statuses)
-                blocked += time.perf_counter_ns() - before
-                self._advance()
-            else:
-                for request in list(activity.in_flight):
-                    request._try()
-                os.sched_yield()
-                blocked += time.perf_counter_ns() - before
-        activity.leave()
+        try:
+            while not self.done:
+                before = time.perf_counter_ns()
+                if len(activity.in_flight) == 1:
+                    complete(self.pending, self.statuses)
+                    blocked += time.perf_counter_ns() - before
+                    self._advance()
+                else:
+                    for request in list(activity.in_flight):
+                        request._try()
+                    os.sched_yield()
+                    blocked += time.perf_counter_ns() - before
+        finally:
+            activity.leave()
         self.counters.seconds += (time.perf_counter_ns() - start) / 1e9
         self.counters.blocked_seconds += blocked / 1e9
         return self.result

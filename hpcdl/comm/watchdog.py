@@ -16,12 +16,12 @@ import traceback
 
 from mpi4py import MPI
 
-from hpcdl import kernels
+from hpcdl import kernels, shared_memory
 from hpcdl.comm.ending import end_job
 
 ALARM, ASK, ANSWER = 1, 2, 3
 POLLED_LATELY = 0.25  # seconds since the last `test` for which a loop of them is taken to go on
-BELOW = tuple(os.path.dirname(file) + os.sep for file in (__file__, kernels.__file__))
+BELOW = *(os.path.dirname(file) + os.sep for file in (__file__, kernels.__file__)), shared_memory.__file__
 
 
 class Activity:
@@ -123,7 +123,7 @@ class Watchdog(threading.Thread):
         )
 
     def report(self) -> str:
-        """Operation, seconds and caller: the main thread's innermost frame outside of hpcdl.comm and its kernels."""
+        """Operation, seconds and caller: the main thread's innermost frame outside of hpcdl.comm and what it calls."""
         stack = traceback.extract_stack(sys._current_frames()[self.main])
         frame = next((frame for frame in reversed(stack) if not frame.filename.startswith(BELOW)), stack[-1])
         where = f"{frame.filename}:{frame.lineno} in {frame.name}"

@@ -8,6 +8,7 @@ import pytest
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.node import node_memory
+from hpcdl.comm.watchdog import activity
 from hpcdl.kernels import shared as kernels
 
 # Around the limits of the short way (SMALL) and of a scratch block (BLOCK), in float32, and not a multiple of anything.
@@ -111,6 +112,22 @@ def test_nothing_is_sent_and_the_bytes_are_those_of_theory(each_group):
         else:
             assert bytes_of(comm.empty(length)) == 0
         assert counted.messages == 0
+        comm.free()
+
+    each_group(body)
+
+
+def test_a_refused_vector_does_not_keep_its_turn(each_group):
+    def body(bare):
+        comm = Communicator(bare, allreduce="shared")
+        vector, fixed = np.ones(10), np.ones(10)
+        fixed.flags.writeable = False
+        if comm.size > 1:
+            with pytest.raises(TypeError):
+                comm.all_reduce(fixed)
+        assert activity.in_flight == [] and activity.operation is None
+        comm.all_reduce(vector)
+        assert (vector == comm.size).all()
         comm.free()
 
     each_group(body)

@@ -28,7 +28,7 @@ import os, sys, time
 import numpy as np
 from hpcdl.comm import Communicator
 
-comm = Communicator(timeout=1)
+comm = Communicator(timeout=1, allreduce="shared")
 if comm.rank == 1 and sys.argv[1] != "stopped":
     time.sleep(30)
 if sys.argv[1] == "test":
@@ -41,6 +41,8 @@ elif sys.argv[1] == "stopped":
     if comm.rank == 0:
         os.kill(os.getpid(), 19)
     comm.wait(source=0)                   # line 18
+elif sys.argv[1] == "empty":
+    comm.empty(10)                        # line 20
 """
 
 STEADY = """
@@ -69,14 +71,18 @@ def test_a_hung_job_ends_with_a_report_of_all_ranks(launch, tmp_path):
     assert "--timeout 1 s" in done.stderr
 
 
-@pytest.mark.parametrize("how, words", [("test", "all_reduce"), ("split", "split"), ("stopped", "wait")])
+@pytest.mark.parametrize(
+    "how, words", [("test", "all_reduce"), ("split", "split"), ("stopped", "wait"), ("empty", "empty")]
+)
 def test_other_ways_to_wait_for_ever(launch, tmp_path, how, words):
-    """Calling `test` in a loop, a call that makes a group, and a rank 0 that no longer answers."""
+    """Calling `test` in a loop, calls that make a group or memory, and a rank 0 that no longer answers."""
     program = tmp_path / "hang.py"
     program.write_text(TESTS)
     done = launch(2 if how != "stopped" else 3, program, how, timeout=40)
     assert done.returncode != 0
-    assert re.search(rf"waits in {words} for \d\.\d s, called from .*hang.py:(11|12|14|18) ", done.stderr), done.stderr
+    assert re.search(rf"waits in {words} for \d\.\d s, called from .*hang.py:(11|12|14|18|20) ", done.stderr), (
+        done.stderr
+    )
 
 
 def test_computing_after_an_operation_is_no_waiting(launch, tmp_path):

@@ -11,7 +11,7 @@ less are copied to a buffer beside the flags, where every rank adds them all: on
 
     cost, N ranks        messages      values read     values written by a rank      waits
     in windows           0             K               K                             2
-    elsewhere            0             2 K             2 K                           2 for each MiB
+    elsewhere            0             3 K             3 K                           2 for each MiB
 
 The N K reads and N K writes of all ranks together are the least that leaves the sum in every vector; the time is that
 of the memory, or of the caches between the cores. Where ranks outnumber cores, a rank that waits gives its core away.
