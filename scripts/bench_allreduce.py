@@ -5,7 +5,7 @@ a training run has them; `shared, copied` is `shared` on a vector that is not in
 PyTorch's all-reduce in the same processes. For each size they take turns, so that all see the same machine. Every rank
 fills its vector anew; then, from a barrier on, come as many calls as take about 100 us (one for long vectors); a turn's
 time is the slowest rank's, for one call. Medians, and the spread between the first and the third quartile of what each
-algorithm takes relative to the library in the same turn.
+algorithm takes relative to the library in the same turn, whose order is drawn by lot.
 
 The last column, `copy`, is no all-reduce: every rank copies its vector to another, all at the same time, which moves
 the bytes that `shared` moves (N K values read, N K written), and so is what the memory or the caches allow.
@@ -139,9 +139,9 @@ def measure(world, contenders: list, length: int, seconds: float) -> dict[str, l
         turn(each)
     slowest = max(turn(each) for each in contenders) * calls
     turns = int(min(1000, max(5, seconds / max(1e-7, slowest))))
-    taken = {each.name: [] for each in contenders}
+    taken, order = {each.name: [] for each in contenders}, np.random.default_rng(length)  # the same on all ranks
     for _ in range(turns):
-        for each in contenders:
+        for each in order.permutation(contenders):  # each finds the caches as another one left them
             taken[each.name].append(1e6 * turn(each))
     return taken
 

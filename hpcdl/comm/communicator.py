@@ -25,7 +25,7 @@ from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.exposed import Exposed
 from hpcdl.comm.node import KEY
 from hpcdl.comm.operations import operation
-from hpcdl.comm.requests import Request
+from hpcdl.comm.requests import Request, meet
 from hpcdl.comm.staging import staged, takes_device_arrays
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.comm.watchdog import Watchdog, activity
@@ -107,6 +107,7 @@ class Communicator:
         The group inherits algorithm, trace and watchdog.
         """
         color, key = MPI.UNDEFINED if color is None else color, self.rank if key is None else key
+        meet(self.mpi, "split")
         with activity.inside("split"):
             part = self.mpi.Split(color, key)
         if part == MPI.COMM_NULL:
@@ -117,6 +118,7 @@ class Communicator:
 
     def duplicate(self, name: str, allreduce: str | None = None) -> "Communicator":
         """The same ranks with a traffic count of their own, for messages that are not part of the training."""
+        meet(self.mpi, "duplicate")
         return self._derive(self.mpi, name, Traffic(), allreduce)
 
     def _derive(self, comm, name, traffic, allreduce=None):
@@ -138,9 +140,11 @@ class Communicator:
         device = self.device if like is None else device_of(like)
         if device is not CPU:
             return device.empty(n, dtype)
-        vector = self.memory.empty(n, dtype) if self.memory is not None else None
-        if vector is not None:
-            return vector
+        if self.memory is not None:
+            meet(self.mpi, "empty")
+            vector = self.memory.empty(n, dtype)
+            if vector is not None:
+                return vector
         memory = np.empty(n * dtype.itemsize + 63, np.uint8)
         start = -memory.ctypes.data % 64
         return memory[start : start + n * dtype.itemsize].view(dtype)
@@ -148,6 +152,7 @@ class Communicator:
     def expose(self, array: np.ndarray) -> Exposed:
         """Copy `array` to where all ranks can pull from it and push into it; see `Exposed.array`."""
         flat(array)
+        meet(self.mpi, "expose")
         with activity.inside("expose"):
             exposed = Exposed(self.mpi, device_of(array).host(array))
         self._opened.append(exposed)

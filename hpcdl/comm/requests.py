@@ -7,6 +7,20 @@ from hpcdl.comm.steps import complete, ready
 from hpcdl.comm.watchdog import activity
 
 
+def meet(comm, name: str) -> None:
+    """Wait until all ranks of `comm` have come, and take forward what this rank has in flight meanwhile.
+
+    It stands before calls of MPI that block and take nothing else forward: another rank may need our part of an
+    operation in flight before it comes to the same call. name: of that call, for the watchdog.
+    """
+    with activity.inside(name):
+        come = comm.Ibarrier()
+        while not come.Test():
+            for request in list(activity.in_flight):
+                request._try()
+            os.sched_yield()
+
+
 class Request:
     """One asynchronous operation, driven through its generator (see hpcdl/comm/steps.py).
 

@@ -218,3 +218,29 @@ def test_free_gives_back_the_memory_of_an_algorithm_that_was_in_use(world):
     assert (comm.traffic["all_reduce"].bytes > 0) == (world.size > 1)
     comm.free()
     assert not memory.comm
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("call", ["empty", "split", "duplicate", "expose"])
+@pytest.mark.parametrize("name", ["ring", "shared", "auto"])
+def test_calls_of_all_ranks_take_forward_what_is_in_flight(name, call, world):
+    """Rank 0 calls first and then waits for its all-reduce, which the others need before they call."""
+    comm = Communicator(world, allreduce=name)
+    calls = {
+        "empty": lambda: comm.empty(1000),
+        "split": lambda: comm.split(0),
+        "duplicate": lambda: comm.duplicate("twin"),
+        "expose": lambda: comm.expose(np.zeros(3)),
+    }
+    vector = np.full(1_000_000, 1.0)
+    request = comm.iall_reduce(vector)
+    if comm.rank == 0:
+        made = calls[call]()
+        request.wait()
+    else:
+        request.wait()
+        made = calls[call]()
+    assert (vector == comm.size).all()
+    if isinstance(made, Communicator):
+        made.free()
+    comm.free()

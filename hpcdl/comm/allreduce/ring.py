@@ -20,7 +20,7 @@ where k(c) is the length of chunk c mod N. The values sent do not grow with N: t
 1) latencies for it. Each chunk is summed along the ring from one fixed rank on, once, so that all ranks get the
 same bits.
 
-Chunks of more than 512 KiB travel as s segments, 16 at most, each a message of its own: while one is added, the next is
+Chunks of more than 1 MiB travel as s segments, 16 at most, each a message of its own: while one is added, the next is
 on its way, and a segment goes on to the right as soon as it is added, so that adding hides behind sending.
 """
 
@@ -30,7 +30,7 @@ from hpcdl.chunks import chunks
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.steps import collective
 
-SEGMENT = 512 << 10  # bytes up to which a chunk is one message
+SEGMENT = 1 << 20  # bytes up to which a chunk is one message
 SEGMENTS = 16  # of a chunk, at most: more hide no more, and MPI would search long lists of messages
 
 
