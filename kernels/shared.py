@@ -5,7 +5,7 @@ vector that the rank offers. A rank posts by raising its flag (a release store: 
 written before it) and waits until the flags of all have come as far (acquire loads). One post and one wait are a
 barrier, without a message and without a lock.
 
-    word of a line    0 flag    1 segment, or -1: the rank's own scratch block    2 offset in bytes    3 pieces complete
+    word of a line    0 flag    1 window, or 0: the rank's own scratch block    2 offset in bytes    3 pieces complete
 
 Two ways, by length; n bytes in the vector, N ranks:
 
@@ -36,8 +36,9 @@ TILE = 8 << 10  # bytes that stay in the first-level cache from the adding to th
 SCRATCH = LINE + 2 * SMALL  # where the scratch block begins in the memory of a rank
 BYTES = SCRATCH + BLOCK  # of that memory
 
-# A rank's state: its flag, the phase and block it stands in, bytes written, pieces of its leader known to be complete.
-COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED = range(6)
+# A rank's state: its flag, the phase and block it stands in, bytes written, pieces of its leader known to be complete,
+# its number, and looks at flags between two offers of its core to other processes: 1 where ranks outnumber cores.
+COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED, RANK, SPINS = range(8)
 BEGIN, OFFERED, ADDED = range(3)  # phases
 
 
@@ -106,14 +107,23 @@ def combine(into, values, op):
 
 
 @function
-def come(peers, count, patience, spins):
-    """Wait until the flags of all have come to `count`; False when it takes more than `patience` looks.
+def peer(places, rank):
+    """The address of the memory of that rank: its line, short buffers and scratch block."""
+    return places[0, 1 + rank]
 
-    spins: looks between two offers of the core to another process; 1 where ranks outnumber cores.
-    """
-    looks = 0
-    for rank in range(peers.size):
-        while load(peers[rank]) < count:
+
+@function
+def ranks_of(places):
+    """How many ranks share the memory."""
+    return places.shape[1] - 1
+
+
+@function
+def come(places, state, patience):
+    """Wait until the flags of all have come as far as this rank's; False when it takes more than `patience` looks."""
+    count, spins, looks = state[COUNT], state[SPINS], 0
+    for rank in range(ranks_of(places)):
+        while load(peer(places, rank)) < count:
             looks += 1
             if looks >= patience:
                 return False
@@ -123,10 +133,10 @@ def come(peers, count, patience, spins):
 
 
 @function
-def post(peers, rank, state):
+def post(places, state):
     """Raise this rank's flag."""
     state[COUNT] += 1
-    store(peers[rank], state[COUNT])
+    store(peer(places, state[RANK]), state[COUNT])
 
 
 @function
@@ -138,120 +148,119 @@ def share(size, lines_of, parts, part):
 
 
 @function
-def offer(peers, rank, segments, lengths, address, size):
+def offer(places, state, address, size):
     """Write to this rank's line where its `size` bytes at this address lie; False when they are in no window."""
-    line = peers[rank]
-    for segment in range(lengths.size):
-        offset = address - segments[segment, rank]
-        if offset >= 0 and offset + size <= lengths[segment]:
+    line = peer(places, state[RANK])
+    for segment in range(1, places.shape[0]):
+        offset = address - places[segment, 1 + state[RANK]]
+        if offset >= 0 and offset + size <= places[segment, 0]:
             store(line + 8, segment)
             store(line + 16, offset)
             return True
-    store(line + 8, -1)
-    store(line + 16, 0)
+    store(line + 8, 0)
+    store(line + 16, SCRATCH)
     return False
 
 
 @function
-def offered(peers, rank, segments):
+def offered(places, rank):
     """The address, in this process, of what that rank offers."""
-    segment = load(peers[rank] + 8)
-    if segment < 0:
-        return peers[rank] + SCRATCH
-    return segments[segment, rank] + load(peers[rank] + 16)
+    line = peer(places, rank)
+    return places[load(line + 8), 1 + rank] + load(line + 16)
 
 
 @function
-def add_all(vector, peers, op, buffer):
+def add_all(vector, places, op, buffer):
     """vector <- all ranks' short vectors combined, in the order of the ranks."""
-    copy(vector, at(peers[0] + buffer, vector.size, vector))
-    for rank in range(1, peers.size):
-        combine(vector, at(peers[rank] + buffer, vector.size, vector), op)
+    copy(vector, at(peer(places, 0) + buffer, vector.size, vector))
+    for rank in range(1, ranks_of(places)):
+        combine(vector, at(peer(places, rank) + buffer, vector.size, vector), op)
 
 
 @function
-def add_share(size, like, peers, rank, segments, op):
+def add_share(size, like, places, rank, op):
     """Combine this rank's share of all ranks' blocks of `size` elements, and write it to all; bytes written."""
-    item, ranks = like.itemsize, peers.size
+    item, ranks = like.itemsize, ranks_of(places)
     first, last = share(size, LINE // item, ranks, rank)
-    own = offered(peers, rank, segments)
+    own = offered(places, rank)
     for start in range(first, last, TILE // item):
         count = min(TILE // item, last - start)
         mine = at(own + start * item, count, like)
         for step in range(1, ranks):
-            other = offered(peers, (rank + step) % ranks, segments)
+            other = offered(places, (rank + step) % ranks)
             combine(mine, at(other + start * item, count, like), op)
         for step in range(1, ranks):
-            other = offered(peers, (rank + step) % ranks, segments)
+            other = offered(places, (rank + step) % ranks)
             copy(at(other + start * item, count, like), mine)
     return (last - first) * item * (ranks - 1)
 
 
 @function
-def all_offer(peers):
+def all_offer(places):
     """Whether the vectors of all ranks lie in windows."""
     missing = 0
-    for line in peers:
-        missing += load(line + 8) < 0
+    for rank in range(ranks_of(places)):
+        missing += load(peer(places, rank) + 8) == 0
     return missing == 0
 
 
 @function
-def offer_block(vector, start, peers, rank, segments, lengths, state):
+def offer_block(vector, start, places, state):
     """Offer the vector from `start` on, or a copy of its next block; raise the flag."""
     item, rest = vector.itemsize, vector.size - start
     address = np.int64(vector.ctypes.data) + start * item
-    if not offer(peers, rank, segments, lengths, address, rest * item):
+    if not offer(places, state, address, rest * item):
         size = min(BLOCK // item, rest)
-        copy(at(peers[rank] + SCRATCH, size, vector), vector[start : start + size])
+        copy(at(peer(places, state[RANK]) + SCRATCH, size, vector), vector[start : start + size])
         state[WRITTEN] += size * item
-    post(peers, rank, state)
+    post(places, state)
 
 
 @function
-def block_size(vector, start, peers):
+def block_size(vector, start, places):
     """Elements between two syncs, once all have offered: all that is left when nobody needs a scratch block."""
     rest = vector.size - start
-    return rest if all_offer(peers) else min(BLOCK // vector.itemsize, rest)
+    return rest if all_offer(places) else min(BLOCK // vector.itemsize, rest)
 
 
-@block("T[::1], int64[::1], int64, int64[:, ::1], int64[::1], int64[::1], int64, int64, int64")
-def all_reduce(vector, peers, rank, segments, lengths, state, op, patience, spins):
+@block("T[::1], int64[:, ::1], int64[::1], int64, int64")
+def all_reduce(vector, places, state, op, patience):
     """Take the all-reduce of `vector` as far as the others have come; True when it is done.
 
-    peers: addresses of all ranks' memory. segments (windows, ranks): addresses of their parts; lengths: bytes of a
-    part. state: where this rank stands. patience: looks at flags before giving up for now, 0 to look just once.
+    places (1 + windows, 1 + ranks): from column 1 on, in row 0 the addresses of all ranks' own memory and in the others
+    those of a window's parts, whose bytes are in column 0. state: where this rank stands. patience: looks at flags
+    before giving up for now, 0 to look just once.
     """
     item = vector.itemsize
     if vector.size * item <= SMALL:
         if state[PHASE] == BEGIN:
             buffer = LINE + SMALL * (state[COUNT] % 2)
-            copy(at(peers[rank] + buffer, vector.size, vector), vector)
+            copy(at(peer(places, state[RANK]) + buffer, vector.size, vector), vector)
             state[WRITTEN] += vector.size * item
-            post(peers, rank, state)
+            post(places, state)
             state[PHASE] = OFFERED
-        if not come(peers, state[COUNT], patience, spins):
+        if not come(places, state, patience):
             return False
-        add_all(vector, peers, op, LINE + SMALL * ((state[COUNT] - 1) % 2))
+        add_all(vector, places, op, LINE + SMALL * ((state[COUNT] - 1) % 2))
         state[PHASE] = BEGIN
         return True
     while state[START] < vector.size:
         start = state[START]
         if state[PHASE] == BEGIN:
-            offer_block(vector, start, peers, rank, segments, lengths, state)
+            offer_block(vector, start, places, state)
             state[PHASE] = OFFERED
         if state[PHASE] == OFFERED:
-            if not come(peers, state[COUNT], patience, spins):
+            if not come(places, state, patience):
                 return False
-            state[SIZE] = block_size(vector, start, peers)  # after the next sync others may offer something else
-            state[WRITTEN] += add_share(state[SIZE], vector, peers, rank, segments, op)
-            post(peers, rank, state)
+            state[SIZE] = block_size(vector, start, places)  # after the next sync others may offer something else
+            state[WRITTEN] += add_share(state[SIZE], vector, places, state[RANK], op)
+            post(places, state)
             state[PHASE] = ADDED
-        if not come(peers, state[COUNT], patience, spins):
+        if not come(places, state, patience):
             return False
         size = state[SIZE]
-        if load(peers[rank] + 8) < 0:
-            copy(vector[start : start + size], at(peers[rank] + SCRATCH, size, vector))
+        if load(peer(places, state[RANK]) + 8) == 0:
+            copy(vector[start : start + size], at(peer(places, state[RANK]) + SCRATCH, size, vector))
             state[WRITTEN] += size * item
         state[PHASE] = BEGIN
         state[START] += size
@@ -262,68 +271,68 @@ def all_reduce(vector, peers, rank, segments, lengths, state, op, patience, spin
 # What a hierarchical all-reduce needs (hpcdl/comm/allreduce/hierarchical.py): rank 0 of a node leads.
 
 
-@block("T[::1], int64, int64[::1], int64, int64[:, ::1], int64[::1], int64[::1]")
-def offer_from(vector, start, peers, rank, segments, lengths, state):
+@block("T[::1], int64, int64[:, ::1], int64[::1]")
+def offer_from(vector, start, places, state):
     """Offer the vector from element `start` on, or a copy of its next block, and raise the flag."""
-    offer_block(vector, start, peers, rank, segments, lengths, state)
+    offer_block(vector, start, places, state)
 
 
-@block("T[::1], int64, int64[::1]")
-def offered_size(vector, start, peers):
+@block("T[::1], int64, int64[:, ::1]")
+def offered_size(vector, start, places):
     """Elements from `start` on that all ranks have offered."""
-    return block_size(vector, start, peers)
+    return block_size(vector, start, places)
 
 
-@block("T[::1], int64, int64, int64[::1], int64, int64[:, ::1], int64[::1], int64")
-def add_to_leader(vector, first, size, peers, rank, segments, state, op):
+@block("T[::1], int64, int64, int64[:, ::1], int64[::1], int64")
+def add_to_leader(vector, first, size, places, state, op):
     """Combine this rank's share of `size` elements into the leader's vector, and raise the flag.
 
     first: where they begin in what is offered. All ranks but the leader add, while the leader exchanges with others.
     """
-    item, ranks = vector.itemsize, peers.size
-    low, high = share(size, LINE // item, ranks - 1, rank - 1)
+    item, ranks = vector.itemsize, ranks_of(places)
+    low, high = share(size, LINE // item, ranks - 1, state[RANK] - 1)
     for start in range(first + low, first + high, TILE // item):
         count = min(TILE // item, first + high - start)
-        total = at(offered(peers, 0, segments) + start * item, count, vector)
+        total = at(offered(places, 0) + start * item, count, vector)
         for other in range(1, ranks):
-            combine(total, at(offered(peers, other, segments) + start * item, count, vector), op)
+            combine(total, at(offered(places, other) + start * item, count, vector), op)
     state[WRITTEN] += (high - low) * item
-    post(peers, rank, state)
+    post(places, state)
 
 
-@block("T[::1], int64, int64[::1], int64[:, ::1], int64[::1]")
-def copy_from_leader(into, first, peers, segments, state):
+@block("T[::1], int64, int64[:, ::1], int64[::1]")
+def copy_from_leader(into, first, places, state):
     """into <- the leader's values, from `first` on in what it offers."""
-    copy(into, at(offered(peers, 0, segments) + first * into.itemsize, into.size, into))
+    copy(into, at(offered(places, 0) + first * into.itemsize, into.size, into))
     state[WRITTEN] += into.nbytes
 
 
-@block("T[::1], int64, int64, int64")
-def arrived(peers, count, patience, spins):
-    """Whether the flags of all have come to `count`."""
-    return come(peers, count, patience, spins)
+@block("T[:, ::1], T[::1], int64")
+def arrived(places, state, patience):
+    """Whether the flags of all have come as far as this rank's."""
+    return come(places, state, patience)
 
 
-@block("T[::1], T[::1], int64")
-def raise_flag(state, peers, rank):
+@block("T[:, ::1], T[::1]")
+def raise_flag(places, state):
     """Raise this rank's flag."""
-    post(peers, rank, state)
+    post(places, state)
 
 
-@block("T[::1], int64")
-def in_window(peers, rank):
+@block("T[:, ::1], T[::1]")
+def in_window(places, state):
     """Whether what this rank offers lies in a window."""
-    return load(peers[rank] + 8) >= 0
+    return load(peer(places, state[RANK]) + 8) > 0
 
 
-@block("T[::1], T[::1]")
-def publish(state, peers):
+@block("T[:, ::1], T[::1]")
+def publish(places, state):
     """The leader: one more piece of its vector is complete."""
     state[PUBLISHED] += 1
-    store(peers[0] + 24, state[PUBLISHED])
+    store(peer(places, 0) + 24, state[PUBLISHED])
 
 
-@block("T[::1], int64")
-def published(peers, count):
+@block("T[:, ::1], int64")
+def published(places, count):
     """Whether so many pieces of the leader's vector are complete."""
-    return load(peers[0] + 24) >= count
+    return load(peer(places, 0) + 24) >= count

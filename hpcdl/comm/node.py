@@ -30,7 +30,8 @@ MESSAGES = "ranks exchange messages instead"
 class NodeMemory:
     """What a rank knows of its node: its ranks (`comm`, `rank`, `size`), and the memory that they share.
 
-    usable: whether there is room for it, on all nodes of the communicator. nodes: how many there are.
+    usable: whether there is room for it, on all nodes of the communicator. nodes: how many there are. shared: whether
+    all ranks of the communicator share it, and are several.
     """
 
     def __init__(self, comm: MPI.Intracomm):
@@ -39,25 +40,23 @@ class NodeMemory:
         firsts = comm.allgather(self.comm.bcast(comm.rank))  # of each rank, the first rank of its node
         self.firsts = sorted(set(firsts))
         self.nodes, self.ranks_per_node = len(self.firsts), max(map(firsts.count, self.firsts))
-        self.spins = SPINS if self.size <= cores(self.comm) else 1
-        self.patience = OFFERS * self.spins  # looks
+        spins = SPINS if self.size <= cores(self.comm) else 1
+        self.patience = OFFERS * spins  # looks
         self.queue, self.table = deque(), None  # operations in flight; which algorithm for which length (auto.py)
-        self.state, self.peers = np.zeros(6, np.int64), np.zeros(1, np.int64)
-        self.segments, self.lengths, self.parts = np.empty((0, self.size), np.int64), np.empty(0, np.int64), []
+        self.state = np.zeros(8, np.int64)
+        self.state[kernels.RANK], self.state[kernels.SPINS] = self.rank, spins
+        self.places, self.parts = np.empty((0, 1 + self.size), np.int64), []
         made = self.size == 1 or self._share(kernels.BYTES, "an all-reduce in shared memory", MESSAGES) is not None
         self.usable = comm.allreduce(made, MPI.LAND)
-        if self.usable and self.size > 1:
-            self.peers = self.segments[0].copy()
-            self.segments, self.lengths = self.segments[1:], self.lengths[1:]
+        self.shared = self.usable and self.nodes == 1 and self.size > 1
         self.arrived = Until(lambda: self._arrived(0) or self._progress(), self._await_arrival)
 
     def _share(self, size: int, what: str, otherwise: str) -> np.ndarray | None:
-        """Memory of `size` bytes for each rank, entered in `segments`; this rank's, or None where there is no room."""
+        """Memory of `size` bytes for each rank, entered in `places`; this rank's, or None where there is no room."""
         parts = shared_memory.share(self.comm, size, what, otherwise)
         if parts is None:
             return None
-        self.segments = np.vstack([self.segments, [part.ctypes.data for part in parts]])
-        self.lengths = np.append(self.lengths, size)
+        self.places = np.vstack([self.places, [size, *(part.ctypes.data for part in parts)]])
         self.parts.append(parts)  # others may still use theirs when this rank's vector is gone
         return parts[self.rank][:size]
 
@@ -78,7 +77,7 @@ class NodeMemory:
     # -- flags and turns ---------------------------------------------------------------------------------------------
 
     def _arrived(self, looks: int) -> bool:
-        return kernels.arrived(self.peers, self.state[kernels.COUNT], looks, self.spins)
+        return kernels.arrived(self.places, self.state, looks)
 
     def _await_arrival(self) -> None:
         while not self._arrived(self.patience):
@@ -105,9 +104,7 @@ class NodeMemory:
     # -- the all-reduce of one node ----------------------------------------------------------------------------------
 
     def _advance(self, vector, op, looks: int) -> bool:
-        return kernels.all_reduce(
-            vector, self.peers, self.rank, self.segments, self.lengths, self.state, CODES[op.name], looks, self.spins
-        )
+        return kernels.all_reduce(vector, self.places, self.state, CODES[op.name], looks)
 
     def all_reduce(self, vector, op=SUM) -> None:
         """Reduce `vector` over the ranks of the node, in place."""
@@ -123,40 +120,39 @@ class NodeMemory:
 
     def offer(self, vector, start: int) -> None:
         """Offer the vector from element `start` on, or a copy of its next block, to the node."""
-        kernels.offer_from(vector, start, self.peers, self.rank, self.segments, self.lengths, self.state)
+        kernels.offer_from(vector, start, self.places, self.state)
 
     def offered(self, vector, start: int) -> np.ndarray:
         """Where what this rank offers lies: the vector itself, from `start` on, or its scratch block."""
-        if kernels.in_window(self.peers, self.rank):
+        if kernels.in_window(self.places, self.state):
             return vector[start:]
         return self.parts[0][self.rank][kernels.SCRATCH : kernels.BYTES].view(vector.dtype)
 
     def add_to_leader(self, vector, first: int, size: int, op) -> None:
         """Add this rank's share of all vectors of the node, from `first` on, into the leader's; raise the flag."""
-        code = CODES[op.name]
-        kernels.add_to_leader(vector, first, size, self.peers, self.rank, self.segments, self.state, code)
+        kernels.add_to_leader(vector, first, size, self.places, self.state, CODES[op.name])
 
     def post(self) -> None:
         """Raise this rank's flag."""
-        kernels.raise_flag(self.state, self.peers, self.rank)
+        kernels.raise_flag(self.places, self.state)
 
     def publish(self) -> None:
         """Tell the node that one more piece of the leader's vector is complete."""
-        kernels.publish(self.state, self.peers)
+        kernels.publish(self.places, self.state)
 
     def published(self) -> Until:
         """Until the next piece is complete."""
         self.state[kernels.PUBLISHED] += 1
         count = self.state[kernels.PUBLISHED]
-        return Until(lambda: kernels.published(self.peers, count) or self._progress())
+        return Until(lambda: kernels.published(self.places, count) or self._progress())
 
     def copy_from_leader(self, into, first: int) -> None:
         """into <- the leader's values, from `first` on in what it offers."""
-        kernels.copy_from_leader(into, first, self.peers, self.segments, self.state)
+        kernels.copy_from_leader(into, first, self.places, self.state)
 
     def free(self) -> None:
         """Let the memory go: vectors in it last as long as they are used."""
-        self.parts, self.segments = [], self.segments[:0]
+        self.parts, self.places = [], self.places[:0]
         self.comm.Free()
 
 

@@ -73,7 +73,7 @@ def over_nodes(comm, memory, vector, op):
     while start < vector.size:
         memory.offer(vector, start)
         yield memory.arrived
-        size = kernels.offered_size(vector, start, memory.peers)
+        size = kernels.offered_size(vector, start, memory.places)
         block = pieces(start, size, vector.itemsize)
         if memory.rank == 0:
             total = memory.offered(vector, start)[:size]

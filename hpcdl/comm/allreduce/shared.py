@@ -20,18 +20,20 @@ goes on between nodes.
 """
 
 from hpcdl.comm.allreduce.recursive import recursive
-from hpcdl.comm.node import node_memory
+from hpcdl.comm.node import KEY, node_memory
 from hpcdl.comm.operations import SUM
+from hpcdl.comm.steps import complete
 from hpcdl.errors import AgreedError
 
 
 def shared(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, which are on one node, in place."""
-    memory = prepare(comm)
-    if not memory.usable:
-        recursive(comm, vector, op)
-    elif memory.size > 1:
+    memory = comm.Get_attr(KEY) or prepare(comm)
+    if memory.shared:
         memory.all_reduce(vector, op)
+    else:
+        for step in steps(comm, vector, op):
+            complete(step)
 
 
 def steps(comm, vector, op=SUM):
