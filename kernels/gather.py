@@ -7,17 +7,46 @@ other time. Images may be moved on the way (`gather_images`), which costs no fur
 """
 
 import numpy as np
+from numba import types
+from numba.core.cgutils import ir
+from numba.extending import intrinsic
 
 from hpcdl.kernels.bind import block
+
+LINE = 64  # bytes of a cache line
+AHEAD = 2  # rows
+NEAR = 1 << 20  # bytes that lie in a cache anyway
+
+
+@intrinsic
+def prefetch(context, address):
+    """Ask for the cache line at this address to be there when it is read; nothing happens where there is no memory."""
+
+    def generate(context, builder, signature, arguments):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        to_read, to_keep, data = number(0), number(3), number(1)
+        builder.call(call, [builder.inttoptr(arguments[0], byte), to_read, to_keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp), generate
 
 
 def _gather(source, index, scale, out):
     """Write scale * source[index] into out (rows, columns); every index must lie inside source.
 
-    Bytes moved per element: one of the source, one of out; memory bandwidth bounds it, above all that of writing.
+    Bytes moved per element: one of the source, one of out; memory bandwidth bounds it, above all that of writing. No
+    processor foresees which row comes next, so it is told where rows are far away.
     """
-    factor = out.dtype.type(scale)
+    factor, base = out.dtype.type(scale), np.uintp(source.ctypes.data)
+    width = np.uintp(source.shape[1] * source.itemsize)
+    told = out.shape[0] - AHEAD if source.size * source.itemsize > NEAR else 0
     for i in range(out.shape[0]):
+        if i < told:
+            address = base + np.uintp(index[i + AHEAD]) * width
+            for offset in range(0, width, LINE):
+                prefetch(address + np.uintp(offset))
         row = np.uintp(index[i])  # no check for a negative index: the loop vectorizes
         for j in range(out.shape[1]):
             out[i, j] = out.dtype.type(source[row, j]) * factor
