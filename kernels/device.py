@@ -22,6 +22,8 @@ import numpy as np
 
 from hpcdl.errors import UsageError, unknown
 
+LINE = 64  # bytes of a cache line
+
 
 class Cpu:
     """The host: numpy arrays."""
@@ -30,16 +32,21 @@ class Cpu:
     xp = np
 
     def empty(self, shape, dtype):
-        """An array with unspecified contents."""
-        return np.empty(shape, dtype)
+        """An array with unspecified contents, aligned to whole cache lines: no vector register is stored across two."""
+        dtype = np.dtype(dtype)
+        memory = np.empty(int(np.prod(shape)) * dtype.itemsize + LINE, np.uint8)
+        start = -memory.ctypes.data % LINE
+        return np.ndarray(shape, dtype, memory, start)
 
     def zeros(self, shape, dtype):
-        """An array of zeros."""
-        return np.zeros(shape, dtype)
+        """An array of zeros, aligned likewise."""
+        made = self.empty(shape, dtype)
+        made[...] = 0
+        return made
 
     def pinned(self, shape, dtype) -> np.ndarray:
         """Memory of the host that copies to this device are fast from."""
-        return np.empty(shape, dtype)
+        return self.empty(shape, dtype)
 
     def array(self, host: np.ndarray):
         """This host array on this device."""

@@ -18,6 +18,7 @@ from mpi4py import MPI
 from hpcdl.comm import agreement
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.cases import CASES, Case
+from hpcdl.kernels.device import CPU
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended
@@ -73,9 +74,11 @@ def measure(case: Case, size: int, dtype: str, seconds: float) -> dict:
     random = np.random.default_rng(0)
     columns = min(case.columns, max(1, size // np.dtype(dtype).itemsize))
     row = case.make(1, columns, dtype, random)[0]
-    args, same = (case.make(max(1, size // row.nbytes), columns, dtype, random) for _ in range(2))
+    args, same = (
+        [aligned(arg) for arg in case.make(max(1, size // row.nbytes), columns, dtype, random)] for _ in range(2)
+    )
     moved = case.traffic(*args)
-    source, target = np.ones((2, max(1, moved // 2)), np.uint8)
+    source, target = (CPU.zeros(max(1, moved // 2), np.uint8) for _ in range(2))
     calls = {
         "kernel": lambda: case.kernel(*args),
         "copy": lambda: np.copyto(target, source),
@@ -88,6 +91,16 @@ def measure(case: Case, size: int, dtype: str, seconds: float) -> dict:
         for name, call in calls.items():
             times[name].append(1e6 * duration(call, repeats[name]))
     return {"limit": case.limit, "bytes": moved, "microseconds": times}
+
+
+def aligned(argument):
+    """An array as those of a training run lie, aligned to cache lines; anything else as it is."""
+    if not isinstance(argument, np.ndarray):
+        return argument
+    made = CPU.empty(argument.shape, argument.dtype)
+    made[...] = argument
+    made.flags.writeable = argument.flags.writeable
+    return made
 
 
 def duration(call, repeats: int) -> float:

@@ -145,9 +145,7 @@ class Communicator:
             vector = self.memory.empty(n, dtype)
             if vector is not None:
                 return vector
-        memory = np.empty(n * dtype.itemsize + 63, np.uint8)
-        start = -memory.ctypes.data % 64
-        return memory[start : start + n * dtype.itemsize].view(dtype)
+        return CPU.empty(n, dtype)
 
     def expose(self, array: np.ndarray) -> Exposed:
         """Copy `array` to where all ranks can pull from it and push into it; see `Exposed.array`."""

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from hpcdl.chunks import chunks
+from hpcdl.kernels.device import CPU
 
 
 @dataclasses.dataclass(slots=True)
@@ -38,7 +39,7 @@ class Buffers:
     empty(shape, dtype) allocates them: where, is its own affair.
     """
 
-    def __init__(self, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype, empty=np.empty):
+    def __init__(self, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype, empty=CPU.empty):
         self.empty = empty
         self.turn, self.pairs = 0, [(empty((0, width), dtype), empty(0, y_dtype)) for _ in range(count)]
 

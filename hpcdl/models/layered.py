@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import device_of
+from hpcdl.kernels.device import CPU, device_of
 from hpcdl.models.group import Alone
 from hpcdl.models.layout import Layout
 from hpcdl.models.pool import Pool
@@ -44,7 +44,7 @@ class Layered:
 
         They are drawn on the host, so that they are the same bits on every device.
         """
-        parameters = np.empty(self.size, self.dtype)
+        parameters = CPU.empty(self.size, self.dtype)
         for layer, tensors, w in zip(self.layers, self.tensors, self.views(parameters), strict=True):
             if tensors:
                 layer.initialize(w, [random("initialize", tensor.name) for tensor in tensors])

@@ -23,7 +23,7 @@ class Pool:
 
     def __init__(self, dtype, device=CPU):
         self.dtype, self.device = np.dtype(dtype), device
-        self.free = defaultdict(list)
+        self.free, self.whole = defaultdict(list), {}  # and each buffer by the memory that its parts are views of
 
     def take(self, *shape: int) -> np.ndarray:
         """Lend a C-contiguous array of this shape."""
@@ -33,8 +33,9 @@ class Pool:
             whole = self.free[k].pop()
         except IndexError:
             whole = self.device.empty(1 << k, self.dtype)
+            self.whole[id(whole[:1].base)] = whole
         return whole[:size].reshape(shape)
 
     def give(self, buffer: np.ndarray):
         """Take back an array that `take` lent; it must not be used any more."""
-        self.free[(buffer.size - 1).bit_length()].append(buffer.base)
+        self.free[(buffer.size - 1).bit_length()].append(self.whole[id(buffer.base)])
