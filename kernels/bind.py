@@ -17,7 +17,7 @@ A body uses i and j as indices only (unsigned or signed, as the loop has it), an
 
 Compiled code is cached on disk beside the module (or in NUMBA_CACHE_DIR). Numba's cache is not safe when processes
 compile different types of one function at once (both pick the same file number), and N cold ranks would all compile
-the same thing; so compiling happens under a lock on the machine: one process compiles, the others then load.
+the same thing; so compiling happens under a lock on the machine: one process compiles, then all others load at once.
 """
 
 import ast
@@ -86,13 +86,16 @@ INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "sums only": 2, "block": 0
 
 
 @contextlib.contextmanager
-def compile_lock():
-    """Hold this user's lock on this machine; the lock goes with the process, so a killed one leaves none behind."""
+def compile_lock(kind=fcntl.LOCK_EX):
+    """Hold this user's lock on this machine; the lock goes with the process, so a killed one leaves none behind.
+
+    kind: LOCK_EX to compile, alone, or LOCK_SH to load, many at a time.
+    """
     path = os.path.join(tempfile.gettempdir(), f"hpcdl-compile-{os.getuid()}.lock")
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a temporary folder that cannot be written: compile without a lock
             file = stack.enter_context(open(path, "w"))
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, kind)
         yield
 
 
@@ -189,10 +192,16 @@ class Kernel(CPUDispatcher):
 
     def compile(self, dtype):
         """Compile, or load from the cache, the CPU version for this element type; returns the callable."""
-        with compile_lock():
-            super().compile(self.types(dtype))
+        types = self.types(dtype)
+        with compile_lock(fcntl.LOCK_SH if self.cached(types) else fcntl.LOCK_EX):
+            super().compile(types)
         self.compiled[np.dtype(dtype)] = self
         return self
+
+    def cached(self, types) -> bool:
+        """Whether the version for these types is in the cache on disk; Numba's index of it is always whole."""
+        key = self._cache._index_key(types, self.targetctx.codegen())
+        return key in self._cache._cache_file._load_index()
 
     def typeof_pyval(self, value):
         """Numba's type of an argument: none for an array on a GPU, so that no CPU version fits."""
