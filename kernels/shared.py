@@ -336,3 +336,7 @@ def publish(places, state):
 def published(places, count):
     """Whether so many pieces of the leader's vector are complete."""
     return load(peer(places, 0) + 24) >= count
+
+
+OVER_NODES = [offer_from, offered_size, add_to_leader, copy_from_leader]
+FLAGS = [arrived, raise_flag, in_window, publish, published]

@@ -66,9 +66,15 @@ class NodeMemory:
             return None
         with activity.inside("empty"):
             memory = self._share(n * dtype.itemsize, "a vector for each rank", "each rank keeps its own")
-        if dtype not in kernels.all_reduce.compiled:
-            kernels.all_reduce.compile(dtype)  # now, and not when the first step is timed
+        self._compile(dtype)  # now, and not when the first step is timed
         return None if memory is None else memory.view(dtype)
+
+    def _compile(self, dtype) -> None:
+        """Have the loops for this element type at hand: compiling takes seconds, which a watchdog takes for a hang."""
+        loops = [kernels.all_reduce] if self.nodes == 1 else kernels.OVER_NODES
+        for loop, kind in [*((loop, dtype) for loop in loops), *((loop, np.dtype(np.int64)) for loop in kernels.FLAGS)]:
+            if kind not in loop.compiled:
+                loop.compile(kind)
 
     def leaders(self, comm: MPI.Intracomm) -> "Members":
         """The first rank of each node, as a communicator whose messages pass through `comm`."""
@@ -87,9 +93,10 @@ class NodeMemory:
         """Give MPI a turn: others may need it, for a message that this rank has sent or for what it exposes. False."""
         return self.comm.Iprobe()  # nothing ever comes here: a message would end the turn at once
 
-    def turn(self, steps):
-        """Run the generator `steps` when all that were started before it are done."""
+    def turn(self, steps, dtype):
+        """Run the generator `steps` when all that were started before it are done; dtype: of its vector."""
         self.queue.append(steps)
+        self._compile(dtype)
         try:
             yield Until(lambda: self.queue[0] is steps)
             yield from steps

@@ -42,11 +42,11 @@ def hierarchical(comm, vector, op=SUM):
         yield from recursive.steps(comm, vector, op)
     elif memory.nodes == 1:
         if memory.size > 1:
-            yield from memory.turn(memory.steps(vector, op))
+            yield from memory.turn(memory.steps(vector, op), vector.dtype)
     elif memory.ranks_per_node == 1:
         yield from between(comm).steps(comm, vector, op)
     else:
-        yield from memory.turn(over_nodes(comm, memory, vector, op))
+        yield from memory.turn(over_nodes(comm, memory, vector, op), vector.dtype)
 
 
 def between(comm):

@@ -42,7 +42,7 @@ def steps(comm, vector, op=SUM):
     if not memory.usable:
         yield from recursive.steps(comm, vector, op)
     elif memory.size > 1:
-        yield from memory.turn(memory.steps(vector, op))
+        yield from memory.turn(memory.steps(vector, op), vector.dtype)
 
 
 def prepare(comm):
