@@ -80,6 +80,17 @@ def test_the_same_curve_and_the_bytes_of_theory(launch, tmp_path, request, ranks
         assert found["bytes_sent_per_rank"][rank] == counted["bytes"] + traffic["broadcast"]["bytes"]
 
 
+@pytest.mark.parametrize("algorithm", ["shared", "recursive", "hierarchical", "auto"])
+@pytest.mark.parametrize("ranks", [5, 7])
+def test_the_same_curve_on_more_ranks(launch, tmp_path, request, ranks, algorithm):
+    launch(ranks, SCRIPT, *OPTIONS, "--allreduce", algorithm, "--out", tmp_path / "a", check=0)
+    wanted, found = request.getfixturevalue("alone"), summary(tmp_path / "a")
+    assert np.abs(curve(tmp_path / "a") - wanted).max() <= 1e-10
+    assert found["replicas_agree"] is True and found["allreduce"] == algorithm
+    if algorithm in ("shared", "hierarchical"):
+        assert all(traffic["all_reduce"]["messages"] == 0 for traffic in found["traffic_per_rank"])
+
+
 @pytest.mark.parametrize(
     "more",
     [["--optimizer", "adam", "--lr", "0.01"], ["--compress", "bfloat16", "--dtype", "float32"]],
