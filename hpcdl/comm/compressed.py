@@ -35,6 +35,7 @@ from hpcdl.chunks import chunks
 from hpcdl.comm.steps import collective
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels import convert
+from hpcdl.kernels.device import CPU
 
 KINDS = {  # encode with error feedback, decode, decode and add
     "float16": (convert.encode_float16, convert.decode_float16, convert.add_float16),
@@ -56,7 +57,7 @@ class Compressed:
             raise UsageError(f"compressed messages are made of float32 or float64 values, not {np.dtype(dtype)}")
         self.kind, self.in_flight = kind, False
         self.encode, self.decode, self.add = KINDS[kind]
-        self.residual, self.code = np.zeros(size, dtype), np.empty(size, np.uint16)
+        self.residual, self.code = CPU.zeros(size, dtype), CPU.empty(size, np.uint16)
         self.inbox = np.empty((0, 0), np.uint16)
         nothing, no_code = self.residual[:0], self.code[:0]
         self.encode(nothing, nothing, no_code)  # compiled here, where no clock runs

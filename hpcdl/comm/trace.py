@@ -18,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.counting import Counters
+from hpcdl.comm.node import ranks_of_node
 from hpcdl.comm.watchdog import activity
 from hpcdl.files import atomic_write
 
@@ -85,7 +86,7 @@ class Timeline:
     def __init__(self, comm: MPI.Intracomm, limit: int = 0):
         self.comm, self.limit = comm, limit
         self.spans, self.dropped = [], 0
-        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED) if limit else None
+        self.node = ranks_of_node(comm) if limit else None
         self.first = (time.perf_counter_ns(), clock_offset(comm, self.node)) if limit else None
 
     def add(self, name: str, start: int, stop: int, bytes: int | None = None) -> None:

@@ -158,9 +158,9 @@ class Arena:
         ]
 
     def _share(self, comm, size):
-        from mpi4py import MPI  # not above: importing it starts MPI, which preparing a file does not need
+        from hpcdl.comm.node import ranks_of_node  # not above: it starts MPI, which preparing a file does not need
 
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        node = ranks_of_node(comm)
         if node.size > 1:
             size = size if node.rank == 0 else 0
             parts = share(node, size, "the data", "every rank of this node keeps its own copy")

@@ -7,10 +7,12 @@ import os
 
 from mpi4py import MPI
 
+from hpcdl.comm.node import ranks_of_node
+
 
 def threads(comm: MPI.Intracomm) -> int:
     """BLAS threads for this rank: what the user set, or its share of its cores; collective."""
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    node = ranks_of_node(comm)
     mine = os.sched_getaffinity(0)
     ranks = node.allgather(sorted(mine)).count(sorted(mine))  # those that share these very cores
     node.Free()

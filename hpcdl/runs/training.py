@@ -17,6 +17,7 @@ from mpi4py import MPI  # noqa: E402
 
 from hpcdl.comm import Communicator, agreement  # noqa: E402
 from hpcdl.comm.allreduce import algorithm  # noqa: E402
+from hpcdl.comm.node import ranks_of_node  # noqa: E402
 from hpcdl.data import open_data  # noqa: E402
 from hpcdl.errors import UsageError  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
@@ -71,7 +72,7 @@ def training(program: str, options_class: type, description: str, arguments: lis
 
 def local_rank(comm: MPI.Intracomm) -> int:
     """The number of this rank among those of its machine; collective."""
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    node = ranks_of_node(comm)
     rank = node.rank
     node.Free()
     return rank

@@ -26,6 +26,7 @@ import numpy as np
 
 from hpcdl.comm.allreduce.recursive import recursive
 from hpcdl.comm.allreduce.ring import ring
+from hpcdl.comm.allreduce.shared import shared
 from hpcdl.comm.node import node_memory
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.steps import collective
@@ -38,11 +39,10 @@ PIECE = 512 << 10  # bytes; a scratch block holds a whole number of them
 def hierarchical(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, node by node."""
     memory = node_memory(comm)
-    if not memory.usable:
+    if memory.nodes == 1:
+        yield from shared.steps(comm, vector, op)
+    elif not memory.usable:
         yield from recursive.steps(comm, vector, op)
-    elif memory.nodes == 1:
-        if memory.size > 1:
-            yield from memory.turn(memory.steps(vector, op), vector.dtype)
     elif memory.ranks_per_node == 1:
         yield from between(comm).steps(comm, vector, op)
     else:
