@@ -196,21 +196,25 @@ class ParameterStore:
             else:
                 sent += [self.comm.ipush(as_message(request), link.rank, ASKED)]
                 sent += [self.comm.ipush(mine, link.rank, VALUES)]
-        self.comm.wait_until(lambda: all(request.done for request in sent), self.attend)
+        self._wait_until(lambda: all(request.done for request in sent))
         self.clock += 1
 
-    def attend(self, *_) -> bool:
-        """Answer the requests that have come, where this rank is a server, too; while it computes, now and then."""
-        return self.server is not None and self.server.attend()
+    def attend(self, *_) -> None:
+        """Answer the requests that have come, where this rank is a server, too: for now and then, while it computes."""
+        if self.serves and self.server.hears and self.server.arrival.test():
+            self.server.answer()
+
+    def _wait_until(self, condition) -> None:
+        self.comm.wait_until(condition, self.server.answer if self.serves else None)
 
     def close(self, into: np.ndarray | None = None) -> None:
         """No more pushes of this client. Returns when all clients have closed; into <- the final values."""
         if self.subscribed:
-            self.comm.wait_until(lambda: self.drawer.arrived, self.attend)  # one step ahead of need
+            self._wait_until(lambda: self.drawer.arrived)  # one step ahead of need
             for link in self.links:
                 self._send(self._request(LAST, link, *ends(link.part), reply=UNASKED), link)
             into = np.empty(self.size, self.dtype) if into is None else into
-            self.comm.wait_until(lambda: self._take_newest(into, last=True), self.attend)
+            self._wait_until(lambda: self._take_newest(into, last=True))
         else:
             self._fetch(LAST, into, slice(0, 0) if into is None else None)
         if self.serves:
@@ -277,7 +281,7 @@ class ParameterStore:
             link.expect(self.comm, array, TO_CLIENT)
         for link, cut in zip(self.links, cuts, strict=True):
             self._send(self._request(operation, link, *cut), link)
-        self.comm.wait_until(lambda: all(link.arrived for link in self.links), self.attend)
+        self._wait_until(lambda: all(link.arrived for link in self.links))
         for link in self.links:
             link.read()
         return self._step(self.links[0])
@@ -295,7 +299,7 @@ class ParameterStore:
     def _newest(self, into) -> int | None:
         if not self.subscribed:
             self._subscribe()
-        self.comm.wait_until(lambda: self._take_newest(into) and self._may_go_on(), self.attend)
+        self._wait_until(lambda: self._take_newest(into) and self._may_go_on())
         if self.consistency.clocked:
             return None if self.links[0].header["step"] == ENDED else self.clock
         step = self._step(self.drawer)

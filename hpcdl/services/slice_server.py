@@ -105,8 +105,8 @@ class SliceServer:
     def serve(self) -> None:
         """Answer until all clients have closed, and have their last answers."""
         while self.hears:
-            self.comm.wait_until(self.arrival.test, self._send_owed)
-            self.attend()
+            self.comm.wait_until(lambda: self.arrival.done, self._send_owed)
+            self.answer()
         for sent in self.answered:
             if sent is not None:
                 sent.wait(doze=True)
@@ -116,10 +116,10 @@ class SliceServer:
         """Whether requests may still come."""
         return bool(self.open) or self.kept
 
-    def attend(self) -> bool:
-        """Handle the requests that have come; whether there were any."""
+    def answer(self) -> bool:
+        """Handle the requests that have arrived; whether there were any."""
         any_came = self._send_owed()
-        while self.hears and self.arrival.test():
+        while self.hears and self.arrival.done:
             request, source = self.request.copy(), self.arrival.result.source
             room = None
             if request["operation"] == PUSH:
