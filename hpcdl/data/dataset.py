@@ -40,7 +40,8 @@ class Data:
     """A data set: what `open_data` and `from_arrays` return.
 
     name, features (shape of one example), classes (0: regression), dtype, examples (training rows, all ranks),
-    train, test, validation (Split, or None where there is none)
+    train, test, validation (Split, or None where there is none), statistics (mean and deviation by name (features,),
+    float64, where rows are standardized)
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Data:
         self.name, self.features, self.classes, self.dtype = name, features, classes, train.dtype
         self.train, self.test, self.validation = train, test, validation
         self.examples, self.device = train.examples, CPU
+        self.statistics = train.source.standard.statistics if train.source.standard is not None else {}
         self._reader, self._threaded, self._share, self._resources = reader, threaded, share, resources
         self._free = []
 
