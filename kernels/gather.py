@@ -3,7 +3,7 @@
     out[i, j] = scale * source[index[i], j]
 
 The data set keeps its own type in memory (a byte per pixel, say), so a batch is converted when it is gathered and at no
-other time. Images may be moved on the way (`gather_images`), which costs no further pass. `standardize` is a pass of its own
+other time. Images may be moved on the way (`gather_images`), at no further pass. `standardize` is a pass of its own
 over the batch while it lies in a cache: a feature's mean belongs to its place after the move.
 """
 
