@@ -11,7 +11,7 @@ from hpcdl.data.format import Info, check_x, check_y, find, read_info
 from hpcdl.data.partition import hold_out, parse_partition
 from hpcdl.data.partition import partition as make_partition
 from hpcdl.data.placement import Arena, FileRows, MemoryRows, agreed, memory_type, read_x, read_y
-from hpcdl.data.readers import MemoryReader, StreamReader, rows_before
+from hpcdl.data.readers import MemoryReader, Part, StreamReader, rows_before
 from hpcdl.data.standard import Standard, array_slabs, file_slabs, measure, without
 from hpcdl.errors import UsageError, unknown
 from hpcdl.random import Random
@@ -27,6 +27,7 @@ class Options:
     validation: float
     augment: str
     standardize: bool | dict
+    parts: tuple[list[int], int] | None = None
 
     def check(self, classes: int, features: tuple):
         """UsageError if something makes no sense for such data."""
@@ -57,6 +58,7 @@ def open_data(
     validation: float = 0.0,
     augment: str = "",
     standardize: bool | dict = False,
+    parts: tuple[list[int], int] | None = None,
 ) -> Data:
     """Open a known data set (`digits`) or an HDF5 file. Collective over `comm` (an mpi4py communicator, or None).
 
@@ -67,12 +69,14 @@ def open_data(
     validation  fraction of the training rows to hold out, stratified by class
     augment     for images: `shift:N`, `flip` or `shift:N,flip` (see augment.py)
     standardize features to mean 0 and deviation 1 (see standard.py), or by the `statistics` of other data
+    parts       (numbers, of): under placement partitioned this rank holds the parts with these numbers, of so many,
+                instead of one part per rank: for who serves others
     A bad file or option is a UsageError, with the same message on every rank.
     """
     placements = {"shared": _open_shared, "partitioned": _open_partitioned, "streamed": _open_streamed}
     if placement not in placements:
         raise unknown("placement", placement, placements)
-    options = Options(partition, _model_type(dtype), seed, validation, augment, standardize)
+    options = Options(partition, _model_type(dtype), seed, validation, augment, standardize, parts)
     info = _by_one(comm, lambda: read_info(find(name)))
     options.check(info.classes, info.features)
     return placements[placement](info, comm, options)
@@ -237,19 +241,26 @@ def _open_shared(info: Info, comm, options: Options) -> Data:
 
 def _open_partitioned(info: Info, comm, options: Options) -> Data:
     """Each rank's own training rows in its memory; test and validation once per node; train as a whole in the file."""
-    rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
     held = _held_out_of(info, comm, options)
     standard = _standard_of(info, comm, options, held)
     kept = np.delete(np.arange(info.rows["train"]), held)
+    numbers, of = options.parts or (([0], 1) if comm is None else ([comm.rank], comm.size))
 
     def divide():
         labels = read_y(info, "train")[kept]
-        return make_partition(options.partition, labels, info.classes, size, options.seed)
+        return make_partition(options.partition, labels, info.classes, of, options.seed)
 
-    parts = agreed(comm, divide, here=rank == 0)
-    before = rows_before(parts) if rank == 0 else None
-    mine = parts[0] if comm is None else comm.scatter(parts)
-    before = before if comm is None else comm.bcast(before)
+    parts = agreed(comm, divide, here=comm is None or comm.rank == 0)
+    before = None if parts is None else rows_before(parts)
+    if comm is None:
+        own = [parts[number] for number in numbers]
+    else:
+        wanted = comm.gather(numbers)
+        own = comm.scatter(wanted and [[parts[number] for number in each] for each in wanted])
+        before = comm.bcast(before)
+    mine = np.sort(np.concatenate([np.empty(0, np.int64), *own]))
+    shares = [(number, of) for number in numbers]
+    parts = [Part(examples, np.searchsorted(mine, examples), before) for examples in own]
 
     arena = Arena(comm, _specs(info, "test", info.rows["test"], options) + _specs(info, "train", len(held), options))
 
@@ -272,7 +283,7 @@ def _open_partitioned(info: Info, comm, options: Options) -> Data:
         arena.close()
         raise
     augment = make_augment(options.augment, info.features, options.seed)
-    own = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
+    rows = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
     test, validation = (
         MemoryRows(*part, info.scale, options.dtype, None, standard) for part in ((x_test, y_test), (x_held, y_held))
     )
@@ -284,10 +295,12 @@ def _open_partitioned(info: Info, comm, options: Options) -> Data:
         train=Split(whole, kept, options.dtype),
         test=Split(test, None, options.dtype),
         validation=Split(validation, None, options.dtype) if len(held) else None,
-        reader=MemoryReader(own, None, info.classes, options.seed, options.partition, held=(mine, before)),
+        reader=MemoryReader(
+            rows, None, info.classes, options.seed, options.partition, held=dict(zip(shares, parts, strict=True))
+        ),
         threaded=augment is not None,
-        share=(rank, size),
-        resources=[arena, own, test, validation, whole],
+        shares=shares,
+        resources=[arena, rows, test, validation, whole],
     )
 
 

@@ -83,15 +83,7 @@ class Options:
             value = getattr(self, name)
             if value != "full" and not (value > 0 and math.isfinite(value)):
                 raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {value}")
-        for name in (
-            "steps",
-            "batch_per_rank",
-            "weight_decay",
-            "clip_norm",
-            "checkpoint_every",
-            "patience",
-            "data_servers",
-        ):
+        for name in ("steps", "batch_per_rank", "weight_decay", "clip_norm", "checkpoint_every", "patience"):
             self._refuse_negative(name)
         for name in ("time_limit", "timeout", "pretend_compute", "trace", "seed"):
             self._refuse_negative(name)

@@ -125,6 +125,16 @@ def test_an_error_is_raised_at_its_step_and_again(tmp_path, images, write):
     data.close()
 
 
+@pytest.mark.parametrize("options", CASES, ids=str)
+@pytest.mark.parametrize("batch_size", [1, 7, 15, 60, 1000])
+def test_no_batch_has_more_rows(file, options, batch_size):
+    data = open_data(file, seed=3, **options)
+    for share in [(0, 1)] if "placement" in options else [(0, 1), (0, 3), (2, 3), (6, 7)]:
+        rows = max(len(batch.y) for batch in data.batches(0, batch_size, share))
+        assert rows <= data.most_rows(batch_size, share) <= rows + ("partition" in options)
+    data.close()
+
+
 def test_on_a_gpu(file, gpu):
     data = open_data(file)
     wanted = copy(next(data.batches(1, 13, start=2)))
