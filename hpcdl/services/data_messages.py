@@ -2,8 +2,6 @@
 
 request   8 int64: operation, then its arguments
 
-    DESCRIBE                                              how long the description is
-    DESCRIPTION                                           what the data set is: JSON, in the place of x
     MOST_ROWS  batch size, rank, size                     how many rows a batch of this share has at most
     BATCH      batch size, rank, size, ahead, epoch, step that batch
     ROWS       split, first, last                         these rows of train, test or validation
@@ -15,7 +13,7 @@ answer    one buffer of bytes, each part of which begins on a cache line
     | 8 int64: rows, total, epoch, step, signal | x (rows, features) | y (rows,) | index (rows,) int64 |
 
 so that the server gathers a batch into the message itself, and the worker computes on what it has received. The index
-is there for a BATCH only.
+is there for a BATCH only. Before all that the server has told what the data set is: the length of a text, and the text.
 """
 
 from typing import NamedTuple
@@ -26,7 +24,7 @@ from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU, LINE
 
 REQUEST, INDEX, ANSWER = 30001, 30002, 30003  # tags
-DESCRIBE, DESCRIPTION, MOST_ROWS, BATCH, ROWS, TAKE, CLOSE = range(7)
+MOST_ROWS, BATCH, ROWS, TAKE, CLOSE = range(5)
 SPLITS = ("train", "test", "validation")
 WORDS = 8  # int64 of a request, and of an answer's header
 HEADER = 8 * WORDS  # bytes: one cache line

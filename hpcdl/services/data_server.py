@@ -28,8 +28,6 @@ from hpcdl.services.data_messages import (
     ANSWER,
     BATCH,
     CLOSE,
-    DESCRIBE,
-    DESCRIPTION,
     HEADER,
     INDEX,
     MOST_ROWS,
@@ -49,22 +47,43 @@ TRUSTED = 2  # requests in sequence after which the next one is guessed
 SETTLED = 1.0  # seconds after which the workers have had a signal, too, if it was for all
 
 
+def introduce(everyone, opened, clients) -> None:
+    """Tell the clients what the data set is; each makes its `RemoteData` meanwhile."""
+    text = describe(opened)
+    for client in clients:
+        everyone.push(np.array([len(text)]), client, ANSWER)
+        everyone.push(text, client, ANSWER)
+
+
 def serve(everyone, opened, clients) -> int:
     """Answer the requests of the ranks `clients` of `everyone` until each has closed; returns their largest status.
 
     opened: a `Data` with what they will ask for. A request that cannot be answered is raised here, as a UsageError.
     """
-    server, status, open_clients = Server(everyone, opened), 0, set(clients)
-    request = np.empty(WORDS, np.int64)
-    while open_clients:
-        source = everyone.iwait(request, tag=REQUEST).wait(meanwhile=server.make).source
-        if request[0] == CLOSE:
-            open_clients.remove(source)
-            status = max(status, int(request[1]))
+    server, status, left = Server(everyone, opened), 0, set(clients)
+    while left:
+        client, operation, *arguments = server.receive()
+        if operation == CLOSE:
+            left.remove(client)
+            status = max(status, arguments[0])
         else:
-            server.answer(source, *map(int, request))
+            server.answer(client, operation, *arguments)
     server.close()
     return status
+
+
+def describe(data) -> np.ndarray:
+    """What a worker knows of the data, as bytes of JSON."""
+    about = {
+        "name": data.name,
+        "features": data.features,
+        "classes": data.classes,
+        "dtype": data.dtype.name,
+        "y_dtype": data.train.source.y_kind.name,
+        "examples": {name: split.examples for name in SPLITS if (split := getattr(data, name)) is not None},
+        "statistics": {name: vector.tolist() for name, vector in data.statistics.items()},
+    }
+    return np.frombuffer(json.dumps(about).encode(), np.uint8)
 
 
 class Server:
@@ -73,17 +92,21 @@ class Server:
     def __init__(self, everyone, data):
         self.comm, self.data = everyone, data
         self.form = Form(data.train.source.width, data.dtype, data.train.source.y_kind)
-        self.description = describe(data)
         self.lines, self.sent = {}, {}  # by (client, batch size, rank, size); the last answer by client, on its way
         self.replies = {
-            DESCRIBE: self._describe,
-            DESCRIPTION: self._description,
             MOST_ROWS: self._most_rows,
             BATCH: self._batch,
             ROWS: self._rows,
             TAKE: self._take,
         }
         self.signalled = None  # when this rank had a signal
+
+    def receive(self) -> tuple[int, ...]:
+        """The next request: from which client, and its words. Batches are made while there is none."""
+        request = np.empty(WORDS, np.int64)
+        coming = self.comm.iwait(request, tag=REQUEST)
+        self.comm.wait_until(lambda: coming.done, lambda: not coming.done and self.make())
+        return coming.wait().source, *map(int, request)
 
     def make(self) -> bool:
         """Make one batch that is likely to be asked for; False when there is none to make."""
@@ -105,12 +128,6 @@ class Server:
         self.signalled = self.signalled or time.monotonic()
         settled = time.monotonic() - self.signalled > SETTLED
         return signal.Signals[signals.received[0]].value if settled else 0
-
-    def _describe(self, *_):
-        return number(len(self.description))
-
-    def _description(self, *_):
-        return np.concatenate([number(0), self.description])
 
     def _most_rows(self, client, batch_size, rank, size, *_):
         return number(self.data.most_rows(batch_size, (rank, size)))
@@ -142,20 +159,6 @@ class Server:
             sent.wait()
         for line in self.lines.values():
             line.close()
-
-
-def describe(data) -> np.ndarray:
-    """What a worker knows of the data, as bytes of JSON."""
-    about = {
-        "name": data.name,
-        "features": data.features,
-        "classes": data.classes,
-        "dtype": data.dtype.name,
-        "y_dtype": data.train.source.y_kind.name,
-        "examples": {name: split.examples for name in SPLITS if (split := getattr(data, name)) is not None},
-        "statistics": {name: vector.tolist() for name, vector in data.statistics.items()},
-    }
-    return np.frombuffer(json.dumps(about).encode(), np.uint8)
 
 
 class Line:

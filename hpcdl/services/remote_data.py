@@ -18,8 +18,6 @@ from hpcdl.services.data_messages import (
     ANSWER,
     BATCH,
     CLOSE,
-    DESCRIBE,
-    DESCRIPTION,
     HEADER,
     INDEX,
     MOST_ROWS,
@@ -34,14 +32,18 @@ from hpcdl.services.data_messages import (
 
 
 class RemoteData(Data):
-    """The data set that rank `server` of `everyone` serves (data_server.py). `close` tells it that this worker ends."""
+    """The data set that rank `server` of `everyone` serves; made while that rank calls `introduce` (data_server.py).
+
+    `close` tells the server that this worker has ended.
+    """
 
     def __init__(self, everyone, server: int):
         self.comm, self.server, self.closed = everyone, server, False
-        length = self.ask_number(DESCRIBE)
-        message = np.empty(HEADER + length, np.uint8)
-        self.ask(message, DESCRIPTION).wait()
-        about = json.loads(message[HEADER:].tobytes())
+        length = np.empty(1, np.int64)
+        everyone.wait(length, server, ANSWER)
+        text = np.empty(length[0], np.uint8)
+        everyone.wait(text, server, ANSWER)
+        about = json.loads(text.tobytes())
         self.name, self.features, self.classes = about["name"], tuple(about["features"]), about["classes"]
         self.dtype, self.device = np.dtype(about["dtype"]), CPU
         self.form = Form(int(np.prod(self.features)), self.dtype, about["y_dtype"])
@@ -61,15 +63,11 @@ class RemoteData(Data):
         self.comm.push(request, self.server, REQUEST)
         return coming
 
-    def ask_number(self, operation: int, *arguments: int) -> int:
-        """The number that is the answer."""
-        header = np.empty(WORDS, np.int64)
-        self.ask(header, operation, *arguments).wait()
-        return int(header[0])
-
     def most_rows(self, batch_size: int, share: tuple) -> int:
         """No batch of this share has more rows."""
-        return self.ask_number(MOST_ROWS, batch_size, *share)
+        header = np.empty(WORDS, np.int64)
+        self.ask(header, MOST_ROWS, batch_size, *share).wait()
+        return int(header[0])
 
     def cursor(self, batch_size: int, share: tuple = (0, 1), ahead: bool = True) -> "RemoteCursor":
         """Batches one by one: cursor.take(epoch, step). ahead: the next one in the order is asked for before that."""

@@ -15,7 +15,7 @@ from hpcdl.models import make_model
 from hpcdl.runs import Options, Run, signals
 from hpcdl.services import data_server
 from hpcdl.services.data_messages import Form
-from hpcdl.services.data_server import Line, serve
+from hpcdl.services.data_server import Line, introduce, serve
 from hpcdl.services.remote_data import RemoteData
 from hpcdl.strategies.all_reduce import train
 
@@ -64,7 +64,9 @@ def served(comm, servers, path, body, **options):
         numbers = list(range(comm.rank, workers, servers))
         parts = (numbers, workers) if options.get("placement") == "partitioned" else None
         opened = open_data(path, comm=part, parts=parts, **options)
-        status = serve(everyone, opened, [servers + number for number in numbers])
+        clients = [servers + number for number in numbers]
+        introduce(everyone, opened, clients)
+        status = serve(everyone, opened, clients)
         result = status, everyone.traffic["push"].bytes, len(data_server.describe(opened))
         opened.close()
     else:
@@ -254,7 +256,7 @@ def test_bytes_and_messages(each_world, path, options):
         result = world.gather(served(world, servers, path, body, **options))
         for server in range(servers) if world.rank == 0 else ():
             _, sent, description = result[server]
-            answers = [64 + 64 + description + each for each in result[servers + server :: servers]]
+            answers = [8 + description + each for each in result[servers + server :: servers]]
             assert sent == sum(answers)
 
     each_world(run)
