@@ -1,6 +1,7 @@
 """Data servers: the very batches that a worker would make itself, from ranks that hold the examples for it."""
 
 import gc
+import time
 
 import h5py
 import numpy as np
@@ -52,12 +53,12 @@ def path(world, mpi_tmp_path):
     return mpi_tmp_path / "images.h5"
 
 
-def served(comm, servers, path, body, **options):
+def served(comm, servers, path, body, timeout=0, **options):
     """The first ranks serve; the others run body(data, number, workers, everyone), and return what it returns.
 
     A server returns its status, the bytes it has sent, and the bytes of the description.
     """
-    everyone, workers = Communicator(comm), comm.size - servers
+    everyone, workers = Communicator(comm, timeout=timeout, trace=1000), comm.size - servers
     serves = comm.rank < servers
     part = comm.Split(int(serves), comm.rank)
     if serves:
@@ -250,6 +251,7 @@ def test_bytes_and_messages(each_world, path, options):
         rows = [len(batch.y) for epoch in (0, 1) for batch in data.batches(epoch, 15, (number, workers))]
         asked = len(rows) + 1 + 1  # the most rows of a batch; the first batch of the epoch that does not come
         assert (push.bytes - before[0], push.messages - before[1]) == (64 * asked, asked)
+        assert [span[0] for span in everyone.timeline.spans].count("wait for data") == len(rows)
         data.test.rows(0, 20)
         rows.append(len(next(mine.batches(2, 15, (number, workers))).y))
         mine.close()
@@ -279,6 +281,11 @@ def test_a_server_ends_with_the_largest_status(each_world, path):
             assert status[0] == max([number for number in range(last + 1) if number % servers == world.rank], default=0)
 
     each_world(run)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_server_that_nobody_asks_is_not_taken_for_hung(world, path):
+    served(world, 1, path, lambda *_: time.sleep(1.0), timeout=0.4)
 
 
 @pytest.mark.mpi(min_size=2)
