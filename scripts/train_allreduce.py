@@ -1,6 +1,6 @@
 """Train by minibatch SGD with all-reduce: mpiexec -n 4 python scripts/train_allreduce.py --allreduce ring"""
 
-from hpcdl.runs.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
 
 # isort: split
 import math
@@ -27,9 +27,11 @@ class AllReduceOptions(Options):
 
 
 def main(arguments=None):
-    with training("train-allreduce", AllReduceOptions, __doc__, arguments) as (comm, model, data, optimizer, run):
+    def start(comm, model, data, optimizer, run):
         options = run.options
         train(comm, model, data, optimizer, run, options.compress, options.overlap, options.bucket_mib)
+
+    training("train-allreduce", AllReduceOptions, __doc__, arguments, start)
 
 
 if __name__ == "__main__":

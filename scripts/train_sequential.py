@@ -1,6 +1,6 @@
 """Train by sequential minibatch SGD, on one rank: python scripts/train_sequential.py --data digits"""
 
-from hpcdl.runs.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from hpcdl.runs.options import Options
@@ -8,8 +8,7 @@ from hpcdl.strategies.sequential import train
 
 
 def main(arguments=None):
-    with training("train-sequential", Options, __doc__, arguments, ranks=1) as (comm, model, data, optimizer, run):
-        train(comm, model, data, optimizer, run)
+    training("train-sequential", Options, __doc__, arguments, train, ranks=1)
 
 
 if __name__ == "__main__":

@@ -111,16 +111,16 @@ class Timeline:
             self.node.Free()
             self.node = None
 
-    def write(self, path) -> None:
-        """Gather all ranks' spans on the clock of rank 0 and write them there; a collective call."""
+    def write(self, path, root: int = 0) -> None:
+        """Gather all ranks' spans, on the clock of rank 0, on `root`, and write them there to `path`; collective."""
         with activity.inside("write the trace"):
             now, last = time.perf_counter_ns(), clock_offset(self.comm, self.node)
         then, first = self.first
         drift = (last - first) / max(1, now - then)
         spans = [(name, t + first + drift * (t - then), (stop - t), size) for name, t, stop, size in self.spans]
         with activity.inside("write the trace"):
-            everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.dropped))
-        if everyone is None:
+            everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.dropped), root)
+        if everyone is None or path is None:
             return
         origin = min((start for _, spans, _ in everyone for _, start, _, _ in spans), default=0)
         events = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}}]

@@ -51,3 +51,23 @@ class Buffers:
             x, y = self.empty((rows, x.shape[1]), x.dtype), self.empty(rows, y.dtype)
             self.pairs[self.turn] = x, y
         return x[:rows], y[:rows]
+
+
+class DeviceBuffers:
+    """Buffers for batches that are gathered on the host (`host`) and used on a device, which may be the host itself.
+
+    count: of the pairs on the host; a GPU has two, one for the batch in use and one for the batch before it.
+    """
+
+    def __init__(self, device, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype):
+        self.device, self.host = device, Buffers(count, width, dtype, y_dtype, device.pinned)
+        self.copies = None if device is CPU else Buffers(2, width, dtype, y_dtype, device.empty)
+
+    def copied(self, batch: Batch) -> Batch:
+        """The batch on the device: itself, or with x and y copied into the next pair there."""
+        if self.copies is None:
+            return batch
+        x, y = self.copies.next(len(batch.y))
+        self.device.copy_in(x, batch.x)
+        self.device.copy_in(y, batch.y)
+        return dataclasses.replace(batch, x=x, y=y)

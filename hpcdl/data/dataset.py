@@ -1,11 +1,11 @@
 """A data set as a training run sees it: shared batches for training, plain rows for scoring."""
 
-import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
 
-from hpcdl.data.batch import Batch, Buffers
+from hpcdl.data.batch import Batch, DeviceBuffers
+from hpcdl.data.cursor import Cursor
 from hpcdl.data.order import steps_per_epoch
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
@@ -87,28 +87,37 @@ class Data:
         steps = self.steps_per_epoch(batch_size)
         if not 0 <= start <= steps:
             raise UsageError(f"an epoch of {steps} steps cannot start at step {start}")
+        self._check(share)
+        return self._batches(epoch, batch_size, share, range(start, steps))
+
+    def cursor(self, batch_size: int, share: tuple = (0, 1), ahead: bool = True) -> Cursor:
+        """The same batches one by one: cursor.take(epoch, step), any step after any other.
+
+        ahead: by a background thread where `batches` has one. Without, steps that are not in sequence are faster.
+        """
+        self._check(share)
+        ahead = ahead and self._threaded
+        # With a thread, two more than those that are valid: one is being made, one was made before a jump for nothing.
+        return Cursor(
+            self._reader, self.steps_per_epoch(batch_size), batch_size, share, ahead, self._buffers(2 + 2 * ahead)
+        )
+
+    def _check(self, share):
         if not 0 <= share[0] < share[1]:
             raise UsageError(f"share {share} is not (rank, size)")
         if self._share not in (None, tuple(share)):
             raise UsageError(f"placement partitioned: this rank holds the rows of share {self._share}, not {share}")
-        return self._batches(epoch, batch_size, share, start)
+
+    def _buffers(self, count: int) -> DeviceBuffers:
+        rows = self.train.source
+        return DeviceBuffers(self.device, count, rows.width, self.dtype, rows.y_kind)
 
     def _batches(self, *what):
         # One pair of arrays for the batch in use, one for the batch before it; with a thread, one for the batch ahead.
-        device, rows = self.device, self.train.source
-        kind = rows.width, self.dtype, rows.y_kind
-        gathered, copied = (
-            self._free.pop()
-            if self._free
-            else (
-                Buffers(2 + self._threaded, *kind, device.pinned),
-                device is not CPU and Buffers(2, *kind, device.empty),
-            )
-        )
-        made = self._reader.batches(*what, gathered)
-        made = prefetch(made) if self._threaded else made
-        yield from (on(device, batch, copied) for batch in made) if copied else made
-        self._free = [(gathered, copied)]  # not when closed early: a thread may have gone ahead by one
+        buffers = self._free.pop() if self._free else self._buffers(2 + self._threaded)
+        made = self._reader.batches(*what, buffers.host)
+        yield from map(buffers.copied, prefetch(made) if self._threaded else made)
+        self._free = [buffers]  # not when closed early: a thread may have gone ahead by one
 
     def close(self):
         """Collective where memory is shared: let it go, and close the file. The data cannot be used afterwards.
@@ -117,11 +126,3 @@ class Data:
         """
         while self._resources:
             self._resources.pop().close()
-
-
-def on(device, batch: Batch, buffers: Buffers) -> Batch:
-    """The batch with x and y copied to the device, into the next of these buffers."""
-    x, y = buffers.next(len(batch.y))
-    device.copy_in(x, batch.x)
-    device.copy_in(y, batch.y)
-    return dataclasses.replace(batch, x=x, y=y)

@@ -1,9 +1,10 @@
 """Two ways to make the batches of an epoch: from rows in memory, and from blocks of a file as they come by.
 
-Both offer `batches(epoch, batch_size, share, start, buffers)`, a generator of Batch; share is (rank, size).
+Both offer `batches(epoch, batch_size, share, steps, buffers)`, a generator of the Batch of each of these steps of an
+epoch; share is (rank, size), steps is asked for the next step when the next batch is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -48,12 +49,15 @@ class MemoryReader:
         else:
             self.examples = len(rows) if numbers is None else len(numbers)
         self.parts = {}
+        self.orders = {}  # the last two: of who is at the end of an epoch and of who is in the next
 
-    def batches(self, epoch: int, batch_size: int, share: tuple, start: int, buffers: Buffers) -> Iterator[Batch]:
-        """The batches of an epoch from step `start` on."""
+    def batches(
+        self, epoch: int, batch_size: int, share: tuple, steps: Iterable[int], buffers: Buffers, ahead: bool = True
+    ) -> Iterator[Batch]:
+        """The batches of these steps. ahead: nothing is read, so nothing is read ahead."""
         index, source, share_at = self._plan(epoch, batch_size, share)
         augment = self.rows.augment
-        for step in range(start, steps_per_epoch(self.examples, batch_size)):
+        for step in steps:
             first, last, offset, total = share_at(step=step)
             x, y = buffers.next(last - first)
             moves = augment and augment.moves(epoch, step, total, offset, last - first)
@@ -63,20 +67,34 @@ class MemoryReader:
     def _plan(self, epoch, batch_size, share):
         """This rank's order, as training examples and as rows of `rows`, and a function: step -> its share of it."""
         rank, size = share
-        if self.held is None and self.spec == "iid":
-            index = global_order(self.seed, self.examples, epoch)
-            return index, self._source(index), partial(global_share, self.examples, batch_size, rank=rank, size=size)
-        mine, before = self.held or self._part(rank, size)
-        order = local_order(self.seed, len(mine), epoch, rank)
-        index = mine[order]
+        whole = self.held is None and self.spec == "iid"
+        key = epoch if whole else (epoch, *share)
+        if key not in self.orders:
+            order = self._whole_order(epoch) if whole else self._own_order(epoch, *share)
+            self.orders = dict([*self.orders.items()][-1:]) | {key: order}
+        index, source = self.orders[key]
+        if whole:
+            return index, source, partial(global_share, self.examples, batch_size, rank=rank, size=size)
+        _, before = self._part(rank, size)
         steps = steps_per_epoch(self.examples, batch_size)
         share_at = partial(local_share, int(before[rank]), int(before[rank + 1]), self.examples, steps)
-        return index, order if self.held else self._source(index), share_at
+        return index, source, share_at
+
+    def _whole_order(self, epoch):
+        index = global_order(self.seed, self.examples, epoch)
+        return index, self._source(index)
+
+    def _own_order(self, epoch, rank, size):
+        mine, _ = self._part(rank, size)
+        order = local_order(self.seed, len(mine), epoch, rank)
+        return mine[order], order if self.held else self._source(mine[order])
 
     def _source(self, index):
         return index if self.numbers is None else self.numbers[index]
 
     def _part(self, rank, size):
+        if self.held:
+            return self.held
         if (rank, size) not in self.parts:
             parts = partition(self.spec, self._source_labels(), self.classes, size, self.seed)
             self.parts[rank, size] = parts[rank], rows_before(parts)
@@ -106,12 +124,17 @@ class StreamReader:
         self.first = starts - out  # number of the first training example of each block
         self.examples = int(self.first[-1])
 
-    def batches(self, epoch: int, batch_size: int, share: tuple, start: int, buffers: Buffers) -> Iterator[Batch]:
-        """The batches of an epoch from step `start` on."""
-        order = BlockOrder(self.seed, epoch, self.counts)
-        steps = range(start, steps_per_epoch(self.examples, batch_size))
+    def batches(
+        self, epoch: int, batch_size: int, share: tuple, steps: Iterable[int], buffers: Buffers, ahead: bool = True
+    ) -> Iterator[Batch]:
+        """The batches of these steps; without `ahead` no thread reads, and `steps` need not be known before."""
+        order, memory = (
+            BlockOrder(self.seed, epoch, self.counts),
+            [self.rows.buffers(self.rows.block) for _ in range(2)],
+        )
         share_at = partial(global_share, self.examples, batch_size, rank=share[0], size=share[1])
-        blocks = prefetch(self._blocks(order, (share_at(step=step) for step in steps)))
+        load = partial(self._load, order, memory)
+        blocks = prefetch(map(load, touched(order, (share_at(step=step) for step in steps)))) if ahead else None
         current = loaded = None
         try:
             for step in steps:
@@ -122,7 +145,8 @@ class StreamReader:
                 done = 0
                 for block, begin, end in order.pieces(first, last):
                     if block != current:
-                        current, loaded, source, numbers = next(blocks)
+                        loaded, source, numbers = next(blocks) if ahead else load(block)
+                        current = block
                     here = slice(done, done + end - begin)
                     part = moves and Moves(*(move[here] for move in moves))
                     loaded.gather(source[begin:end], x[here], y[here], part)
@@ -130,26 +154,25 @@ class StreamReader:
                     done = here.stop
                 yield Batch(x, y, total, epoch, step, index)
         finally:
-            blocks.close()
+            if ahead:
+                blocks.close()
 
-    def _blocks(self, order: BlockOrder, shares: Iterator[Share]):
-        """Read what these shares need: (block, its rows; in the order of visiting: where they lie, their numbers)."""
-        buffers = [self.rows.buffers(self.rows.block) for _ in range(2)]
-        current = None
-        for first, last, _, _ in shares:
-            for block, _, _ in order.pieces(first, last):
-                if block == current:
-                    continue
+    def _load(self, order: BlockOrder, memory: list, block: int) -> tuple:
+        """Read a block: its rows, and in the order of visiting, where its training examples lie and their numbers."""
+        memory.reverse()
+        start = block * self.rows.block
+        stop = min(start + self.rows.block, len(self.rows))
+        out = self.held_out[slice(*np.searchsorted(self.held_out, (start, stop)))]
+        kept = np.delete(np.arange(stop - start), out - start)
+        visit = order.rows(block)
+        return self.rows.read(start, stop, memory[0], self.augment), kept[visit], self.first[block] + visit
+
+
+def touched(order: BlockOrder, shares: Iterable[Share]) -> Iterator[int]:
+    """The blocks that these shares need, one after the other."""
+    current = None
+    for first, last, _, _ in shares:
+        for block, _, _ in order.pieces(first, last):
+            if block != current:
                 current = block
-                buffers.reverse()
-                start = block * self.rows.block
-                stop = min(start + self.rows.block, len(self.rows))
-                out = self.held_out[slice(*np.searchsorted(self.held_out, (start, stop)))]
-                kept = np.delete(np.arange(stop - start), out - start)
-                visit = order.rows(block)
-                yield (
-                    block,
-                    self.rows.read(start, stop, buffers[0], self.augment),
-                    kept[visit],
-                    self.first[block] + visit,
-                )
+                yield block

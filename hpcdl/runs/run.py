@@ -8,14 +8,22 @@
 The ranks agree in one small message on a communicator of the run's own, counted apart from the training's; when
 steps are short, only every few steps. All that a decision depends on travels in that message, so that all ranks
 take the same one.
+
+Where parameters live on servers, rank 0 runs the run alone (`begin(..., alone=True)`): it records, evaluates and saves
+what it holds, and nothing but the set-up and the summary is collective. The other ranks time their steps:
+
+    with run.timed():
+        ...                          pull, compute, push
+        with run.fetching():         the data of the step
+            ...
 """
 
-import dataclasses
+import contextlib
 import hashlib
 import logging
 import math
-import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +43,7 @@ from hpcdl.runs.evaluation import evaluate, scores
 from hpcdl.runs.folder import Folder, absolute, automatic, check
 from hpcdl.runs.options import Options
 from hpcdl.runs.progress import Display
-from hpcdl.runs.summary import summarize
+from hpcdl.runs.summary import conclude, measured, summarize
 from hpcdl.runs.threads import threads
 
 log = logging.getLogger("hpcdl")
@@ -47,20 +55,23 @@ class Run:
     """One training run of all ranks of `comm`. Use it as a context: `with Run(comm, options) as run: train(..., run)`.
 
     Leaving the context evaluates, saves and writes the summary; `run.summary` holds it on rank 0, `run.stopped` why the
-    run ended: finished, time limit, patience or signal.
+    run ended: finished, time limit, patience or signal. everyone: the communicator of all ranks that the summary
+    speaks of, where others serve those of `comm` (see `attend`).
     """
 
-    def __init__(self, comm: Communicator, options: Options | None = None):
-        self.comm, self.options = comm, options or Options()
+    def __init__(self, comm: Communicator, options: Options | None = None, everyone: Communicator | None = None):
+        self.comm, self.options, self.everyone = comm, options or Options(), everyone or comm
         self.own = comm.duplicate("run", allreduce="tree")  # exact counts, the same bits on all ranks, few steps
+        self.peers = self.own  # those that agree at boundaries
         self.random = Random(self.options.seed)
         self.display = Display(self.options.progress, comm.rank)
         self.model = self.data = self.optimizer = None
-        self.tracked: dict[str, np.ndarray] = {}  # the same on all ranks
+        self.tracked: dict[str, np.ndarray | Elsewhere] = {}  # the same on all ranks
         self.owned: dict[str, np.ndarray] = {}  # of each rank its own
         self.extra = {}  # what a strategy adds to the summary
         self.step = self.agreed = self.examples = 0
         self.every, self.stopped, self.steps_done = 1, None, []
+        self.stopping, self.signalled, self.paused_seconds = None, False, 0.0
         self.best, self.improved, self.waited, self.scores, self.train_loss = math.inf, False, 0, {}, math.nan
         self.loop_seconds = self.data_seconds = self.earlier_seconds = 0.0
         self.blocked_seconds = self.talked_seconds = 0.0
@@ -89,23 +100,33 @@ class Run:
             getattr(model, "device", CPU),
         )
 
-    def track(self, name: str, array: np.ndarray, *, per: str = "global") -> None:
+    def track(self, name: str, array: "np.ndarray | Elsewhere", *, per: str = "global") -> None:
         """Make `array`, a flat vector, part of each checkpoint; before `begin`, which loads what the run goes on from.
 
         per: "global", the same on all ranks; or "rank", this rank's own, of one length on all ranks: it is stored as
-        row `rank` of ranks/NAME, and the run can be gone on with on the same number of ranks only.
+        row `rank` of ranks/NAME, and the run can be gone on with on the same number of ranks only. A run that rank 0
+        runs alone may track what lies `Elsewhere`.
         """
         {"global": self.tracked, "rank": self.owned}[per][name] = array
 
-    def begin(self, strategy: str, model, parameters: np.ndarray, optimizer, data) -> None:
-        """Track parameters and optimizer, make the run's folder, and load the state when the run resumes."""
+    def begin(self, strategy: str, model, parameters, optimizer, data, *, alone=False, refresh=None, horizon=None):
+        """Track parameters and optimizer, make the run's folder, and load the state when the run resumes.
+
+        alone: rank 0 runs the run alone, and the strategy has tracked what it wants to keep there; `parameters` are
+        None on ranks that hold no whole vector. refresh(): called before `parameters` are scored or saved. horizon():
+        the last step that is under way already, to which a run that is told to stop still goes.
+        """
         self.strategy, self.model, self.optimizer, self.data = strategy, model, optimizer, data
         self.parameters, self.device = parameters, getattr(model, "device", CPU)
+        self.refresh, self.horizon = refresh or (lambda: None), horizon or (lambda: self.step)
         data.to(self.device)
         self.batch, self.per_epoch, self.steps = self.plan(data)
-        self.track("parameters", parameters)
-        for name, vector in optimizer.state.items():
-            self.track(f"optimizer/{name}", vector)
+        if alone:
+            self.peers = self.own.split(0 if self.comm.rank == 0 else None, name="keeper")
+        else:
+            self.track("parameters", parameters)
+            for name, vector in optimizer.state.items():
+                self.track(f"optimizer/{name}", vector)
         with activity.inside("broadcast"):
             path = self.own.mpi.bcast(self._path() if self.comm.rank == 0 else None)
         self.folder = Folder(path, self.comm.rank)
@@ -132,12 +153,16 @@ class Run:
 
     def _warm_up(self) -> None:
         """Compile, or load from the cache, what a step needs, before any clock runs."""
-        device, size, dtype = self.device, self.parameters.size, self.parameters.dtype
+        device, dtype = self.device, self.model.layout.dtype
         least = 0 if device is CPU else 1  # a launch of nothing compiles nothing
-        x, y = (device.array(each[:least]) for each in self.data.train.rows(0, 1))
-        few, gradient = Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)), device.zeros(size, dtype)
-        self.model.loss_and_gradient(self.parameters, few, gradient)
-        self.make_optimizer(self.model, self.data, least).update(gradient[:least], device.zeros(least, dtype))
+        if self.parameters is not None:
+            x, y = (device.array(each[:least]) for each in self.data.train.rows(0, 1))
+            few, gradient = (
+                Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)),
+                device.zeros(self.parameters.size, dtype),
+            )
+            self.model.loss_and_gradient(self.parameters, few, gradient)
+        self.make_optimizer(self.model, self.data, least).update(device.zeros(least, dtype), device.zeros(least, dtype))
         SUM(np.empty(0, dtype), np.empty(0, dtype))
         self.own.barrier()
 
@@ -201,9 +226,12 @@ class Run:
         with activity.inside("broadcast"):
             attributes = self.own.mpi.bcast(found.attributes if found else None)
         for name in sorted(self.tracked):
+            if isinstance(self.tracked[name], Elsewhere):
+                self.tracked[name].write(found.vectors[name])
+                continue
             if found:
                 device_of(self.tracked[name]).copy_in(self.tracked[name], found.vectors[name])
-            self.own.broadcast(self.tracked[name])
+            self.peers.broadcast(self.tracked[name])
         self._scatter(found)
         self.step = self.agreed = attributes["step"]
         if self.folder.path is not None and self.folder.path.resolve() == Path(self.options.resume).resolve():
@@ -241,27 +269,65 @@ class Run:
 
     def batches(self, data, share: tuple[int, int]):
         """This rank's share of each batch, epoch after epoch, until the run ends; the loop body is timed as a step."""
-        timeline, clock = self.comm.timeline, time.perf_counter_ns
-        self.started = self.agreed_at = time.perf_counter()
-        self.display.start(self.step, self.steps)
-        while self.step < self.steps and self.stopped is None:
+        clock = time.perf_counter_ns
+        self.start()
+        while not self.over:
             epoch, start = divmod(self.step, self.per_epoch)
             source, asked = iter(data.batches(epoch, self.batch, share, start)), clock()
             for batch in source:
-                talked, blocked = self.comm.traffic.seconds, self.comm.traffic.blocked_seconds
-                self.mark = given = clock()
-                self.data_seconds += (given - asked) / 1e9
-                yield batch
-                self._lap()
-                timeline.add("step", given, self.mark)
-                self.talked_seconds += self.comm.traffic.seconds - talked
-                self.blocked_seconds += self.comm.traffic.blocked_seconds - blocked
-                if self.stopped is not None or self.step >= self.steps:
+                self.data_seconds += (clock() - asked) / 1e9
+                with self.timed():
+                    yield batch
+                if self.over:
                     source.close()
                     break
                 asked = clock()
-        self.stopped = self.stopped or "finished"
+        self.end()
+
+    @property
+    def over(self) -> bool:
+        """Whether no more steps are to be done."""
+        return self.stopped is not None or self.step >= self.steps
+
+    def start(self) -> None:
+        """The loop begins: clocks and display start."""
+        self.started = self.agreed_at = time.perf_counter()
+        self.display.start(self.step, self.steps)
+
+    def end(self) -> None:
+        """The loop has ended."""
+        self.stopped = self.stopped or self.stopping or "finished"
         self.display.stop()
+
+    @contextlib.contextmanager
+    def timed(self, name: str = "step"):
+        """`with run.timed(): ...` counts what is inside as a step's time, but for boundaries and `fetching`."""
+        traffic = self.comm.traffic
+        talked, blocked = traffic.seconds, traffic.blocked_seconds
+        self.mark = begun = time.perf_counter_ns()
+        yield
+        self._lap()
+        self.comm.timeline.add(name, begun, self.mark)
+        self.talked_seconds += traffic.seconds - talked
+        self.blocked_seconds += traffic.blocked_seconds - blocked
+
+    @contextlib.contextmanager
+    def fetching(self):
+        """Within `timed`: what is inside counts as waiting for data, and not as the step's time."""
+        traffic = self.comm.traffic
+        self._lap()
+        talked, blocked, begun = traffic.seconds, traffic.blocked_seconds, self.mark
+        yield
+        self.mark = time.perf_counter_ns()
+        self.data_seconds += (self.mark - begun) / 1e9
+        self.talked_seconds -= traffic.seconds - talked
+        self.blocked_seconds -= traffic.blocked_seconds - blocked
+
+    def excuse(self, seconds: float) -> None:
+        """Take off a wait within the step that was due to an evaluation or a checkpoint on the rank that answers."""
+        self.loop_seconds -= seconds
+        self.talked_seconds -= seconds
+        self.blocked_seconds -= seconds
 
     def _lap(self) -> None:
         """Add the time since the mark to the steps' time, and set the mark anew."""
@@ -292,15 +358,20 @@ class Run:
         with self.comm.timeline.span("agree"):
             self._agree()
         due = epoch_ends and self.step // self.per_epoch % options.evaluate_every == 0
+        if due or ends or saving or self.stopped is not None:
+            self.refresh()
         if due or ends or self.stopped == "time limit":
             with self.comm.timeline.span("evaluate"):
                 self._evaluate()
             if self.improved:
                 self.save_best()
+        if self.stopped is not None and self.step < self.horizon():  # some have begun with later steps
+            self.stopping, self.stopped, self.steps = self.stopped, None, self.horizon()
         if saving or ends or self.stopped is not None:
             with self.comm.timeline.span("checkpoint"):
                 self.save()
-        self.mark = time.perf_counter_ns()  # what the boundary took is no part of the step
+        before, self.mark = self.mark, time.perf_counter_ns()  # what the boundary took is no part of the step
+        self.paused_seconds += (self.mark - before) / 1e9
 
     def _agree(self) -> None:
         """Sum the losses of the steps since the last agreement; share signals, the time limit and the next interval."""
@@ -308,12 +379,12 @@ class Run:
         elapsed = time.perf_counter() - self.started
         message = np.zeros(count + 3)
         message[:count] = [loss for loss, _, _ in self.steps_done]
-        message[count] = len(signals.received)
+        message[count] = len(signals.received) + self.signalled
         if self.comm.rank == 0:  # what depends on a clock is decided by one rank
             message[count + 1] = bool(options.time_limit) and elapsed >= options.time_limit
             lately = (time.perf_counter() - self.agreed_at) / count
             message[count + 2] = min(1000, max(1, AGREE_SECONDS // lately))
-        self.own.all_reduce(message)
+        self.peers.all_reduce(message)
         losses, (signalled, late, every) = message[:count], message[count:]
         self._refuse_infinite(losses)
         lines = []
@@ -327,7 +398,7 @@ class Run:
         self.display.update(self.step, self.steps, lines[-1]["epoch"], self.train_loss, self._score(), rate)
         self.steps_done, self.agreed, self.every = [], self.step, int(every)
         self.agreed_at = time.perf_counter()
-        if self.step < self.steps:
+        if self.step < self.steps and self.stopping is None:
             self.stopped = "signal" if signalled else "time limit" if late else None
 
     def _refuse_infinite(self, losses) -> None:
@@ -335,13 +406,16 @@ class Run:
         if np.isfinite(losses).all():
             return
         count = len(losses)
-        first = np.full(self.comm.size, count, np.int64)
+        first = np.full(self.peers.size, count, np.int64)
         bad = np.flatnonzero(~np.isfinite([loss for loss, _, _ in self.steps_done]))
-        first[self.comm.rank] = bad[0] if bad.size else count
-        self.own.all_reduce(first, op="min")
+        first[self.peers.rank] = bad[0] if bad.size else count
+        self.peers.all_reduce(first, op="min")
         rank = int(first.argmin())
-        step = self.agreed + 1 + int(first[rank])
-        raise TrainingError(f"the loss of step {step} is not finite on rank {rank}; {self._kept()}; {ADVICE}")
+        raise self.infinite(self.agreed + 1 + int(first[rank]), rank)
+
+    def infinite(self, step: int, rank: int) -> TrainingError:
+        """The error for a loss that is not a finite number."""
+        return TrainingError(f"the loss of step {step} is not finite on rank {rank}; {self._kept()}; {ADVICE}")
 
     def _kept(self) -> str:
         last = self.folder.path and self.folder.path / "checkpoint.h5"
@@ -350,11 +424,11 @@ class Run:
     def _evaluate(self) -> None:
         """Score the model on the test part and the validation part, all ranks together."""
         line = {"step": self.step, "epoch": self.step / self.per_epoch}
-        share = self.comm.rank, self.comm.size
+        share = self.peers.rank, self.peers.size
         for name, split in (("test", self.data.test), ("validation", self.data.validation)):
             if split is not None:
                 sums = evaluate(self.model, self.parameters, split, self.data.classes, share)
-                self.own.all_reduce(sums)
+                self.peers.all_reduce(sums)
                 line |= scores(sums, self.data.classes).named(name)
         self.scores = {name: value for name, value in line.items() if name not in ("step", "epoch")}
         for name, value in self.scores.items():
@@ -396,7 +470,7 @@ class Run:
         failed, reason = np.zeros(2), ""
         vectors = self.tracked | self._gather()
         if self.comm.rank == 0:
-            vectors = {name: device_of(vector).host(vector) for name, vector in vectors.items()}
+            vectors = {name: on_host(vector) for name, vector in vectors.items()}
             if not all(np.isfinite(vector).all() for vector in vectors.values()):
                 failed[0] = 1
             else:
@@ -404,7 +478,7 @@ class Run:
                     write(Checkpoint(vectors, self._attributes()))
                 except (OSError, RuntimeError) as error:  # h5py says RuntimeError when the disk is full
                     failed[1], reason = 1, one_line(error)
-        self.own.broadcast(failed)
+        self.peers.broadcast(failed)
         if failed[0]:
             raise TrainingError(f"the parameters after step {self.step} are not finite; {self._kept()}")
         if failed[1]:
@@ -413,47 +487,32 @@ class Run:
     # -- after the loop ----------------------------------------------------------------------------------------------
 
     def replicas_agree(self) -> bool:
-        """Whether all ranks hold the same parameters, to the bit."""
-        digest = hashlib.blake2b(np.ascontiguousarray(self.device.host(self.parameters)), digest_size=7).digest()
-        low = np.array([int.from_bytes(digest, "little")], np.int64)
-        high = low.copy()
+        """Whether all ranks that hold the whole parameters hold the same, to the bit."""
+        low, high = np.array([np.iinfo(np.int64).max]), np.array([0])
+        if self.parameters is not None:
+            host = np.ascontiguousarray(self.device.host(self.parameters))
+            low[0] = high[0] = int.from_bytes(hashlib.blake2b(host, digest_size=7).digest(), "little")
         self.own.all_reduce(low, op="min")
         self.own.all_reduce(high, op="max")
         return bool(low[0] == high[0])
 
     def measurements(self) -> dict:
         """What this run cost this rank, in the names of summary.json."""
-        traffic, memory = self.comm.traffic, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        device, gpu = {}, self.device
-        if gpu is not CPU:
-            device = {"device_per_rank": str(gpu), "device_memory_bytes_per_rank": gpu.memory()}
-        return {
-            "bytes_sent_per_rank": traffic.bytes,
-            "messages_per_rank": traffic.messages,
-            "bookkeeping_bytes_per_rank": self.own.traffic.bytes,
-            "compute_seconds_per_rank": self.loop_seconds - self.talked_seconds,
-            "communication_seconds_per_rank": self.talked_seconds,
-            "idle_seconds_per_rank": self.blocked_seconds,
-            "data_seconds_per_rank": self.data_seconds,
-            "peak_memory_bytes_per_rank": memory,
-            **device,
-            "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
-        }
+        seconds = self.loop_seconds, self.talked_seconds, self.blocked_seconds, self.data_seconds
+        return measured(self.comm.traffic, self.own.traffic.bytes, *seconds, self.device)
 
     def finish(self) -> dict | None:
         """Write trace and summary and print the table; if a signal stopped the run, say how to go on."""
+        trace = self.folder.path and self.folder.path / "trace.json"
+        ranks = conclude(self.everyone, self.measurements(), self.comm.rank == 0, trace)
         if self.stopped == "signal":
             where = f"go on with --resume {self.folder.path}" if self.folder.path else "nothing was saved (no --out)"
             self.display.line(f"stopped by a signal after step {self.step} of {self.steps}; {where}")
         else:
             self.agree = self.replicas_agree()
-            with activity.inside("gather the summary"):
-                ranks = self.own.mpi.gather(self.measurements())
             if ranks is not None:
                 self.summary = summarize(self, ranks, self.agree)
                 self.folder.write("summary.json", self.summary)
-        if self.folder.path is not None and self.comm.timeline.limit:
-            self.comm.timeline.write(self.folder.path / "trace.json")
         log.info("ended after step %d: %s", self.step, self.stopped)
         self.folder.close()
         if self.agree is False:
@@ -475,6 +534,18 @@ class Run:
             self.folder.close()
         if kind is None or issubclass(kind, TrainingError):  # what all ranks know; to free is a collective call
             self.own.free()
+
+
+class Elsewhere:
+    """A vector that a checkpoint holds as a whole and that lies in parts elsewhere: read() -> vector, write(vector)."""
+
+    def __init__(self, read: Callable[[], np.ndarray], write: Callable[[np.ndarray], None]):
+        self.read, self.write = read, write
+
+
+def on_host(vector) -> np.ndarray:
+    """The whole vector in the memory of this rank."""
+    return vector.read() if isinstance(vector, Elsewhere) else device_of(vector).host(vector)
 
 
 def stored(name: str) -> str:

@@ -12,15 +12,15 @@ from hpcdl.errors import UsageError
 from hpcdl.random import Random
 
 
-def slowed(model, options, rank: int, ranks: int):
-    """The model itself, or one whose `loss_and_gradient` takes as long as the options say."""
-    factor, probability = parse(options.straggler, rank, ranks)
+def slowed(model, options, rank: int, workers: range):
+    """The model itself, or one whose `loss_and_gradient` takes as long as the options say; workers: who computes."""
+    factor, probability = parse(options.straggler, rank, workers)
     if factor == 1 and not options.pretend_compute:
         return model
     return Slowed(model, factor, probability, options.pretend_compute / 1000, Random(options.seed), rank)
 
 
-def parse(straggler: str, rank: int, ranks: int) -> tuple[float, float]:
+def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
     """The factor for this rank and the probability with which it strikes."""
     if not straggler:
         return 1, 0
@@ -37,8 +37,9 @@ def parse(straggler: str, rank: int, ranks: int) -> tuple[float, float]:
         if not 0 <= numbers[0] <= 1:
             raise refusal
         return numbers[1], numbers[0]
-    if not 0 <= slow < ranks:
-        raise UsageError(f"--straggler {straggler}: there is no rank {slow} among {ranks} ranks")
+    if slow not in workers:
+        which = f"the workers are ranks {workers[0]} to {workers[-1]}" if len(workers) > 1 else f"rank {workers[0]} is"
+        raise UsageError(f"--straggler {straggler}: rank {slow} is no worker; {which}")
     return (numbers[0], 1) if slow == rank else (1, 0)
 
 

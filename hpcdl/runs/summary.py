@@ -1,11 +1,47 @@
 """summary.json: what a run was, what it reached, what it cost each rank; and the table printed at its end."""
 
+import dataclasses
+import resource
+from pathlib import Path
+
+from mpi4py import MPI
 from rich.table import Table
 
+from hpcdl.comm.watchdog import activity
 from hpcdl.kernels.device import CPU
 from hpcdl.runs.folder import environment
 
 SCHEMA_VERSION = 1
+
+
+def measured(traffic, bookkeeping=0, steps=0.0, talked=0.0, blocked=0.0, data=0.0, device=CPU) -> dict:
+    """What a run cost this rank, in the names of summary.json: bytes, and the seconds of its steps and their parts."""
+    gpu = {"device_per_rank": str(device), "device_memory_bytes_per_rank": device.memory()} if device is not CPU else {}
+    return {
+        "bytes_sent_per_rank": traffic.bytes,
+        "messages_per_rank": traffic.messages,
+        "bookkeeping_bytes_per_rank": bookkeeping,
+        "compute_seconds_per_rank": steps - talked,
+        "communication_seconds_per_rank": talked,
+        "idle_seconds_per_rank": blocked,
+        "data_seconds_per_rank": data,
+        "peak_memory_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        **gpu,
+        "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
+    }
+
+
+def conclude(everyone, measurements: dict, leads: bool = False, trace: Path | None = None) -> list[dict] | None:
+    """Gather what the run cost each rank on the rank that leads, and write the trace there; collective over all ranks.
+
+    A run's `finish` calls it, and so does a rank that only served the run.
+    """
+    with activity.inside("gather the summary"):
+        root = everyone.mpi.allreduce(everyone.rank if leads else everyone.size, MPI.MIN)
+        ranks = everyone.mpi.gather(measurements, root)
+    if everyone.timeline.limit:
+        everyone.timeline.write(trace, root)
+    return ranks
 
 
 def summarize(run, ranks: list[dict], agree: bool) -> dict:
@@ -22,7 +58,7 @@ def summarize(run, ranks: list[dict], agree: bool) -> dict:
     summary = {
         "schema_version": SCHEMA_VERSION,
         "strategy": run.strategy,
-        "ranks": run.comm.size,
+        "ranks": run.everyone.size,
         "workers": run.comm.size,
         "data": data.name,
         "model": options.model,

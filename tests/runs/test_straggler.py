@@ -12,13 +12,14 @@ from hpcdl.runs.straggler import parse, slowed
 
 
 def test_who_is_slow():
-    assert parse("", 0, 4) == (1, 0)
-    assert parse("2:3", 2, 4) == (3, 1)
-    assert parse("2:3", 1, 4) == (1, 0)
-    assert parse("random:0.1:4", 1, 4) == (4, 0.1)
-    for wrong in ("4:2", "-1:2", "1", "1:0.5", "random:2:3", "random:0.1", "x:2", "1:x"):
+    workers = range(1, 4)
+    assert parse("", 1, workers) == (1, 0)
+    assert parse("2:3", 2, workers) == (3, 1)
+    assert parse("2:3", 1, workers) == (1, 0)
+    assert parse("random:0.1:4", 1, workers) == (4, 0.1)
+    for wrong in ("4:2", "0:2", "-1:2", "1", "1:0.5", "random:2:3", "random:0.1", "x:2", "1:x"):
         with pytest.raises(UsageError):
-            parse(wrong, 0, 4)
+            parse(wrong, 1, workers)
 
 
 @pytest.fixture
@@ -49,22 +50,22 @@ class Model:
 
 def test_how_long(slept):
     gradient = np.zeros(2)
-    model = slowed(Model(slept), Options(straggler="1:3"), 1, 2)
+    model = slowed(Model(slept), Options(straggler="1:3"), 1, range(2))
     assert model.layout == "the model's own"
     assert model.loss_and_gradient(None, None, gradient) == 5.0 and (gradient == 1).all()
     assert slept.slept == [0.020]
     slept.slept.clear()
-    slowed(Model(slept), Options(pretend_compute=25), 0, 2).loss_and_gradient(None, None, gradient)
-    slowed(Model(slept), Options(pretend_compute=25, straggler="0:2"), 0, 2).loss_and_gradient(None, None, gradient)
+    slowed(Model(slept), Options(pretend_compute=25), 0, range(2)).loss_and_gradient(None, None, gradient)
+    slowed(Model(slept), Options(pretend_compute=25, straggler="0:2"), 0, range(2)).loss_and_gradient(None, None, gradient)
     assert slept.slept == [0.015, 0.040]
     plain = Model(slept)
-    assert slowed(plain, Options(), 0, 2) is plain
+    assert slowed(plain, Options(), 0, range(2)) is plain
 
 
 def test_random_ones_strike_as_often_as_they_should_and_again_the_same(slept):
     def strikes(rank):
         slept.slept.clear()
-        model = slowed(Model(slept), Options(straggler="random:0.25:4"), rank, 2)
+        model = slowed(Model(slept), Options(straggler="random:0.25:4"), rank, range(2))
         for _ in range(400):
             model.loss_and_gradient(None, None, np.zeros(1))
         return [seconds > 0.001 for seconds in slept.slept]

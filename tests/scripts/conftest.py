@@ -11,7 +11,8 @@ def interfere(tmp_path):
         program = tmp_path / "interfere.py"
         program.write_text(
             "import os, sys\n"
-            "from hpcdl.runs import training, run\n"
+            "from hpcdl.services import training\n"
+            "from hpcdl.runs import run\n"
             "from hpcdl.scripts import train_allreduce\n"
             "def record(self, loss, batch, original=run.Run.record):\n"
             "    original(self, loss, batch)\n"

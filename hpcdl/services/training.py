@@ -1,7 +1,9 @@
 """From a command line to a training run: what all training scripts share.
 
-    with training("all_reduce", Options, __doc__) as (comm, model, data, optimizer, run):
-        train(comm, model, data, optimizer, run)
+    training("train-allreduce", Options, __doc__, arguments, train)
+
+parses the options, divides the ranks into roles, opens the data, makes the model and the run, and calls
+`train(comm, model, data, optimizer, run)` on the ranks that train: workers and parameter servers. Data servers serve.
 
 Bad input ends all ranks with one line on rank 0 and status 2; a run that cannot go on with one line and status 1; a
 run that a signal stopped with status 85.
@@ -11,7 +13,7 @@ from hpcdl.runs import signals
 
 signals.install()  # before the next import starts MPI
 
-import contextlib  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 
 from mpi4py import MPI  # noqa: E402
 
@@ -26,13 +28,21 @@ from hpcdl.runs.options import parse  # noqa: E402
 from hpcdl.runs.program import ended, quiet  # noqa: E402
 from hpcdl.runs.run import Run  # noqa: E402
 from hpcdl.runs.straggler import slowed  # noqa: E402
+from hpcdl.services.roles import divide  # noqa: E402
 
 
-@contextlib.contextmanager
-def training(program: str, options_class: type, description: str, arguments: list[str] | None = None, ranks=None):
-    """Parse, open, build, run and finish; yields (comm, model, data, optimizer, run).
+def training(
+    program: str,
+    options_class: type,
+    description: str,
+    arguments: list[str] | None,
+    train: Callable,
+    ranks: int | None = None,
+) -> None:
+    """Parse, open, build, run and finish.
 
-    ranks: how many ranks the strategy works on, when it is not any number.
+    ranks: how many ranks the strategy works on, when it is not any number. An options class with a field `servers`
+    has that many parameter servers.
     """
     world = MPI.COMM_WORLD
     with ended(program, world.rank):
@@ -40,31 +50,36 @@ def training(program: str, options_class: type, description: str, arguments: lis
             options = parse(options_class, program, description, arguments)
             if ranks not in (None, world.size):
                 raise UsageError(f"this strategy runs on {ranks} rank, not on {world.size}: start it without mpiexec")
+            roles = divide(world.size, getattr(options, "servers", 0))
         with agreement(world):
             algorithm(options.allreduce)
         number = local_rank(world)
         with agreement(world):
             device = open_device(options.device, number)
         spans = 0 if options.out == "none" else options.trace
-        comm = Communicator(world, options.allreduce, options.timeout, spans, device)
-        data = open_data(
-            options.data,
-            comm=world,
-            placement=options.placement,
-            partition=options.partition,
-            dtype=options.dtype,
-            seed=options.seed,
-            validation=options.validation,
-            augment=options.augment,
-        )
-        run = Run(comm, options)
+        everyone = comm = Communicator(world, options.allreduce, options.timeout, spans, device)
+        serves = comm.rank in roles.servers
+        part = world.Split(int(serves), world.rank)  # those that hold data in the same way
+        with agreement(world):
+            data = open_data(
+                options.data,
+                comm=part,
+                placement="streamed" if serves else options.placement,  # a server reads what it scores
+                partition="iid" if serves else options.partition,
+                dtype=options.dtype,
+                seed=options.seed,
+                validation=options.validation,
+                augment=options.augment,
+            )
+        run = Run(comm, options, everyone)
         with agreement(world):
             model = make_model(options.model, data.features, data.classes, options.dtype, device)
             optimizer = run.make_optimizer(model, data)
-            model = slowed(model, options, comm.rank, comm.size)
+            model = slowed(model, options, everyone.rank, roles.workers)
         with run:
-            yield comm, model, data, optimizer, run
-        data.close()
+            train(comm, model, data, optimizer, run)
+            data.close()
+        part.Free()
         comm.free()
         if run.stopped == "signal":
             raise SystemExit(signals.STATUS)

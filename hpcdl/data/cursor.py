@@ -1,0 +1,66 @@
+"""Batches one by one, at any step of any epoch: for those who draw their steps from a shared counter, or serve others.
+
+ahead       steps in sequence come from one chain of batches through all epochs, made one ahead by a thread; a jump
+            begins a new chain
+not ahead   a batch is made when it is taken, at no cost for a jump within an epoch: the epoch's order is drawn once,
+            and a block of a streamed file is read when a row of another one is needed
+"""
+
+from collections.abc import Iterator
+
+from hpcdl.data.batch import Batch, DeviceBuffers
+from hpcdl.data.prefetch import prefetch
+from hpcdl.errors import UsageError
+
+
+class Cursor:
+    """`cursor.take(epoch, step)` is the batch that `data.batches(epoch, batch_size, share)` yields at that step.
+
+    A batch is valid until the next but one is taken. Made by `data.cursor`.
+    """
+
+    def __init__(self, reader, steps: int, batch_size: int, share: tuple, ahead: bool, buffers: DeviceBuffers):
+        """steps: of an epoch. buffers: 2 pairs on the host, or 4 with `ahead`: one batch is being made, another one may
+        have been made before a jump for nothing."""
+        self.reader, self.steps, self.what, self.ahead, self.buffers = (
+            reader,
+            steps,
+            (batch_size, share),
+            ahead,
+            buffers,
+        )
+        self.made, self.at, self.step = (
+            None,
+            None,
+            0,
+        )  # at: what `made` gives next, (epoch, step) or an epoch's any step
+
+    def take(self, epoch: int, step: int) -> Batch:
+        """That batch; UsageError for a step that an epoch does not have."""
+        if not 0 <= step < self.steps:
+            raise UsageError(f"an epoch of {self.steps} steps has no step {step}")
+        if self.at != ((epoch, step) if self.ahead else epoch):
+            self.close()
+            self.made = prefetch(self._chain(epoch, step)) if self.ahead else self._batches(epoch, self._asked(), False)
+        self.at, self.step = None, step  # None: what fails is begun anew
+        batch = next(self.made)
+        self.at = (epoch + (step + 1) // self.steps, (step + 1) % self.steps) if self.ahead else epoch
+        return self.buffers.copied(batch)
+
+    def _batches(self, epoch, steps, ahead) -> Iterator[Batch]:
+        return self.reader.batches(epoch, *self.what, steps, self.buffers.host, ahead)
+
+    def _chain(self, epoch, start) -> Iterator[Batch]:
+        while True:
+            yield from self._batches(epoch, range(start, self.steps), True)
+            epoch, start = epoch + 1, 0
+
+    def _asked(self) -> Iterator[int]:
+        while True:
+            yield self.step
+
+    def close(self) -> None:
+        """End the thread, where there is one."""
+        if self.made is not None:
+            self.made.close()
+        self.made = self.at = None

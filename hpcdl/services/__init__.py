@@ -1,0 +1,1 @@
+"""What dedicated ranks offer: parameters (parameter_store.py) and training data (data_server.py)."""
