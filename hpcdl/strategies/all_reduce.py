@@ -62,7 +62,7 @@ def train(comm, model, data, optimizer, run, compress="none", overlap=False, buc
 
 def try_out(overlap, backward, data, run, share):
     """Measure on the first batch to come, if there is one, whether overlap pays; say so where it does not."""
-    if run.comm.size == 1 or run.step >= run.steps:
+    if run.comm.size == 1 or run.over:
         return
     epoch, start = divmod(run.step, run.per_epoch)
     with contextlib.closing(data.batches(epoch, run.batch, share, start)) as batches:
