@@ -260,6 +260,29 @@ def test_overlapped_resumed_is_never_stopped_to_the_bit(compress, follow, world,
         agree(follow(world, all_reduce.train, own=other, **more), again, 1e-4 if compress == "none" else 2e-2)
 
 
+def test_overlapped_buckets_start_while_the_last_part_is_computed(follow, each_group):
+    def body(bare):
+        started = []
+
+        def train(comm, model, *arguments, **own):
+            compute, counted = model.loss_and_gradient, comm.traffic["all_reduce"]
+
+            def watched(*arguments):
+                before = counted.calls
+                loss = compute(*arguments)
+                started.append(counted.calls - before)
+                return loss
+
+            model.loss_and_gradient = watched
+            return all_reduce.train(comm, model, *arguments, **own)
+
+        run = follow(bare, train, model="mlp:7,5", own=overlapped(1), accumulate=3, epochs=1, allreduce="ring")
+        assert started[-9:] == [0, 0, 3] * 3 and len(run.path) == 3
+        assert not any(started[:-9])  # those of the trial are not counted
+
+    each_group(body)
+
+
 def test_overlapped_with_a_model_that_reports_nothing_or_a_part(follow, each_group):
     reference = follow(MPI.COMM_SELF, sequential.train, model="mlp:7,5")
 
