@@ -16,6 +16,10 @@ class TrainingError(Exception):
     """A run that cannot go on, as every rank knows. A script prints the message as one line and exits with status 1."""
 
 
+class LoneError(Exception):
+    """A run that cannot go on, as only this rank knows: the message is printed as one line, and the job is ended."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is not among the known ones; it lists them and suggests the nearest."""
     known = sorted(known)

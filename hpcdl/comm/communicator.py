@@ -25,7 +25,7 @@ from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.exposed import Exposed
 from hpcdl.comm.node import KEY
 from hpcdl.comm.operations import operation
-from hpcdl.comm.requests import Request, meet
+from hpcdl.comm.requests import Request, meet, nap_until
 from hpcdl.comm.staging import staged, takes_device_arrays
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.comm.watchdog import Watchdog, activity
@@ -242,6 +242,12 @@ class Communicator:
 
     def wait(self, array=None, source=ANY, tag=0) -> Arrival:
         return self.iwait(array, source, tag).wait()
+
+    def wait_until(self, condition, meanwhile=None) -> None:
+        """Pause until `condition()`, in naps, while what is in flight goes on; `meanwhile` as in `nap_until`."""
+        waited = nap_until(condition, "wait", meanwhile)
+        self.traffic["wait"].seconds += waited
+        self.traffic["wait"].blocked_seconds += waited
 
     # -- all ranks together: every rank of the group makes the same calls in the same order --------------------------
 

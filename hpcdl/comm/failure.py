@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from hpcdl.comm.ending import end_job
 from hpcdl.comm.watchdog import activity
-from hpcdl.errors import AgreedError, TrainingError, UsageError
+from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError
 
 
 def install() -> None:
@@ -59,7 +59,7 @@ def abort(kind, value, trace) -> None:
     comm = MPI.COMM_WORLD
     sys.stdout.flush()
     time.sleep(0.2 * (comm.rank > 0))  # what fails on all ranks alike is said once: leave the word to rank 0
-    if issubclass(kind, UsageError | TrainingError):
+    if issubclass(kind, UsageError | TrainingError | LoneError):
         sys.stderr.write(f"error: {value}\n")
     elif issubclass(kind, KeyboardInterrupt):
         sys.stderr.write(f"rank {comm.rank}: interrupted\n")

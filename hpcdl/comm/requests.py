@@ -24,6 +24,31 @@ def meet(comm, name: str) -> None:
             os.sched_yield()
 
 
+def nap_until(condition: Callable[[], bool], name: str, meanwhile: Callable[[], bool] | None = None) -> float:
+    """Wait until the condition holds, in naps that leave the core to others; returns the seconds spent waiting.
+
+    MPI's own waiting looks out all the time, which is fastest but takes a core. Here the naps grow to a millisecond
+    while nothing happens. name: of what is waited in, for the watchdog. meanwhile: something to do while waiting, which
+    returns whether it has done anything; its time is not counted.
+    """
+    begun = quiet = time.perf_counter()
+    nap, busy = NAP, 0.0
+    with activity.inside(name):
+        while not condition():
+            for request in list(activity.in_flight):
+                request._try()
+            before = time.perf_counter()
+            if meanwhile is not None and meanwhile():
+                quiet, nap, activity.since = time.perf_counter(), NAP, time.monotonic()
+                busy += quiet - before
+            elif before - quiet < AWAKE:
+                os.sched_yield()
+            elif not condition():
+                time.sleep(nap)
+                nap = min(2 * nap, LONGEST)
+    return time.perf_counter() - begun - busy
+
+
 class Request:
     """One asynchronous operation, driven through its generator (see hpcdl/comm/steps.py).
 
@@ -86,17 +111,15 @@ class Request:
             self._advance()
         return self.done
 
-    def wait(self, doze: bool = False, meanwhile: Callable[[], bool] | None = None):
-        """Block until the operation is complete; returns its result, if it has one.
-
-        doze: leave the core to others while nothing comes. MPI's own waiting looks out all the time, which is fastest
-        but takes a core. meanwhile: something to do while waiting, which returns whether it has done anything; its
-        time is not counted as blocked.
-        """
+    def wait(self, doze: bool = False):
+        """Block until the operation is complete; returns its result, if it has one. doze: in naps."""
         if self.done:
             return self.result
-        if doze or meanwhile is not None:
-            return self._doze(meanwhile or (lambda: False))
+        if doze:
+            waited = nap_until(lambda: self.done, self.name)
+            self.counters.seconds += waited
+            self.counters.blocked_seconds += waited
+            return self.result
         start, blocked = time.perf_counter_ns(), 0
         activity.enter(self.name)
         try:
@@ -115,29 +138,4 @@ class Request:
             activity.leave()
         self.counters.seconds += (time.perf_counter_ns() - start) / 1e9
         self.counters.blocked_seconds += blocked / 1e9
-        return self.result
-
-    def _doze(self, meanwhile):
-        """Wait in naps, which grow while nothing happens: an answer comes up to a millisecond late, a core is free."""
-        quiet = begun = time.perf_counter()
-        nap, busy = NAP, 0.0
-        with activity.inside(self.name):
-            while not self.done:
-                for request in list(activity.in_flight):
-                    request._try()
-                before = time.perf_counter()
-                if self.done:
-                    break
-                if meanwhile():
-                    quiet, nap = time.perf_counter(), NAP
-                    activity.since = time.monotonic()
-                    busy += quiet - before
-                elif before - quiet < AWAKE:
-                    os.sched_yield()
-                else:
-                    time.sleep(nap)
-                    nap = min(2 * nap, LONGEST)
-        waited = time.perf_counter() - begun - busy
-        self.counters.seconds += waited
-        self.counters.blocked_seconds += waited
         return self.result

@@ -9,6 +9,7 @@ The mean gradient and the weight decay are formed inside that pass, so g is left
 optimizer may hold a slice of the model only: all is element by element, but for the norm, which its caller then gives.
 """
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -47,10 +48,18 @@ class Optimizer(ABC):
         self.state = {name: device.zeros(size, dtype) for name in self.vectors}
         self.step = 0
 
-    def update(self, parameters: np.ndarray, gradient: np.ndarray, scale: float = 1.0, norm: float | None = None):
+    def of_size(self, size: int) -> "Optimizer":
+        """The same rule for a slice of `size` elements, with a state of its own, at its first step."""
+        other = copy.copy(self)
+        other.size, other.step = size, 0
+        other.state = {name: self.device.zeros(size, self.dtype) for name in self.state}
+        return other
+
+    def update(self, parameters: np.ndarray, gradient: np.ndarray, scale: float = 1.0, norm=None, rate=None):
         """Update `parameters` (size,) in place by the mean gradient, gradient * scale.
 
         norm: the 2-norm of the whole gradient before scaling, where `gradient` is a slice of it; for clipping only.
+        rate: the learning rate, where it is not that of the schedule at this step.
         Raises UsageError where an array does not fit.
         """
         for array in (parameters, gradient):
@@ -64,7 +73,7 @@ class Optimizer(ABC):
             norm = scale * (math.sqrt(sum_of_squares(gradient)) if norm is None else norm)
             if norm > self.clip_norm:
                 scale *= self.clip_norm / norm
-        self.apply(parameters, gradient, self.schedule(self.step), scale)
+        self.apply(parameters, gradient, self.schedule(self.step) if rate is None else rate, scale)
         self.step += 1
 
     @abstractmethod

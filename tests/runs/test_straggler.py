@@ -56,7 +56,9 @@ def test_how_long(slept):
     assert slept.slept == [0.020]
     slept.slept.clear()
     slowed(Model(slept), Options(pretend_compute=25), 0, range(2)).loss_and_gradient(None, None, gradient)
-    slowed(Model(slept), Options(pretend_compute=25, straggler="0:2"), 0, range(2)).loss_and_gradient(None, None, gradient)
+    slowed(Model(slept), Options(pretend_compute=25, straggler="0:2"), 0, range(2)).loss_and_gradient(
+        None, None, gradient
+    )
     assert slept.slept == [0.015, 0.040]
     plain = Model(slept)
     assert slowed(plain, Options(), 0, range(2)) is plain
