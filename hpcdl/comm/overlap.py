@@ -133,51 +133,51 @@ class Overlap:
         the training, on a communicator of its own: nothing of the trial is counted or kept but its seconds.
         """
         own = self.comm.duplicate("trial")
-        scratch = own.empty(like=self.gradient)
-        state = None if self.state is None else Compressed(scratch.size, scratch.dtype, self.state.kind)
-        after, during = AfterBackward(own, scratch, state), Overlap(own, scratch, self.cut, state)
-        exchange = own.traffic["all_reduce"]
-
-        def seconds_of(step):
-            own.barrier()
-            start, before = time.perf_counter(), exchange.seconds
-            step()
-            return time.perf_counter() - start, exchange.seconds - before
-
-        def turn():
-            (plain, _), (overlapped, _) = seconds_of(lambda: exchanged(after)), seconds_of(lambda: exchanged(during))
-            return plain, overlapped, seconds_of(during.finish)[1]  # with nothing to compute: all buckets at once
-
-        def exchanged(way):
-            backward(scratch, way.ready)
-            way.finish()
-
         with self.comm.timeline.span("try overlap"):
-            turn()
-            longest = np.array([sum(turn())])
-            own.all_reduce(longest, "max")
-            turns = int(min(MOST, max(FEWEST, SECONDS / longest[0])))
-            mean = np.median([turn() for _ in range(turns)], axis=0)
-            own.all_reduce(mean, "mean")
-        plain, overlapped, alone = mean.tolist()
-        self.trial = {
-            "plain_step_seconds": plain,
-            "overlapped_step_seconds": overlapped,
-            "exchange_alone_seconds": alone,
-        }
+            self.trial = self._race(own, backward)
         node = ranks_of_node(own.mpi)
         ranks, places = node.size, cores(node)
         node.Free()
         own.free()
+        plain, overlapped = self.trial["plain_step_seconds"], self.trial["overlapped_step_seconds"]
         if overlapped <= plain:
             return None
         if len(self.cut) == 1:
             reason = "the gradient is one bucket, complete when nothing is left to compute; try a smaller --bucket-mib"
-        elif ranks >= places:
-            reason = f"no core is spare: {ranks} ranks on {places}"
         else:
-            reason = "try another --bucket-mib"
+            reason = f"no core is spare: {ranks} ranks on {places}" if ranks >= places else "try another --bucket-mib"
         return f"overlap loses: {1e3 * overlapped:.3g} ms a step with it, {1e3 * plain:.3g} ms without; {reason}"
+
+    def _race(self, own: Communicator, backward) -> dict[str, float]:
+        """Seconds of a step either way, and of the exchange alone: medians of turns, means over the ranks of `own`."""
+        gradient, exchange = own.empty(like=self.gradient), own.traffic["all_reduce"]
+        state = None if self.state is None else Compressed(gradient.size, gradient.dtype, self.state.kind)
+        plain, overlapped = AfterBackward(own, gradient, state), Overlap(own, gradient, self.cut, state)
+
+        def step(way):
+            own.barrier()
+            start = time.perf_counter()
+            backward(gradient, way.ready)
+            way.finish()
+            return time.perf_counter() - start
+
+        def alone():
+            own.barrier()
+            before = exchange.seconds
+            overlapped.finish()  # nothing was reported: all buckets start at once
+            return exchange.seconds - before
+
+        def turn():
+            return step(plain), step(overlapped), alone()
+
+        turn()  # touches the memory
+        longest = np.array([sum(turn())])
+        own.all_reduce(longest, "max")
+        turns = int(min(MOST, max(FEWEST, SECONDS / longest[0])))
+        median = np.median([turn() for _ in range(turns)], axis=0)
+        own.all_reduce(median, "mean")
+        names = "plain_step_seconds", "overlapped_step_seconds", "exchange_alone_seconds"
+        return dict(zip(names, median.tolist(), strict=True))
 
     def costs(self, own: Communicator) -> dict:
         """What a summary says of it, the same on all ranks; a collective call on `own`.
