@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hpcdl.comm.steps import complete, ready
 from hpcdl.comm.watchdog import activity
 
-AWAKE, NAP, LONGEST = 200e-6, 50e-6, 1e-3  # seconds: looking out before the first nap; the first nap; the longest
+AWAKE, LONGEST = 200e-6, 1e-3  # seconds: looking out before the first nap; the longest nap
 
 
 def meet(comm, name: str) -> None:
@@ -27,25 +27,24 @@ def meet(comm, name: str) -> None:
 def nap_until(condition: Callable[[], bool], name: str, meanwhile: Callable[[], bool] | None = None) -> float:
     """Wait until the condition holds, in naps that leave the core to others; returns the seconds spent waiting.
 
-    MPI's own waiting looks out all the time, which is fastest but takes a core. Here the naps grow to a millisecond
-    while nothing happens. name: of what is waited in, for the watchdog. meanwhile: something to do while waiting, which
+    MPI's own waiting looks out all the time, which is fastest but takes a core. A nap here is an eighth of the time
+    waited so far, at most a millisecond, and so is what it adds to the wait. name: of what is waited in, for the watchdog. meanwhile: something to do while waiting, which
     returns whether it has done anything; its time is not counted.
     """
     begun = quiet = time.perf_counter()
-    nap, busy = NAP, 0.0
+    busy = 0.0
     with activity.inside(name):
         while not condition():
             for request in list(activity.in_flight):
                 request._try()
             before = time.perf_counter()
             if meanwhile is not None and meanwhile():
-                quiet, nap, activity.since = time.perf_counter(), NAP, time.monotonic()
+                quiet, activity.since = time.perf_counter(), time.monotonic()
                 busy += quiet - before
             elif before - quiet < AWAKE:
                 os.sched_yield()
             elif not condition():
-                time.sleep(nap)
-                nap = min(2 * nap, LONGEST)
+                time.sleep(min((before - quiet) / 8, LONGEST))
     return time.perf_counter() - begun - busy
 
 

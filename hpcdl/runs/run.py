@@ -56,11 +56,12 @@ class Run:
 
     Leaving the context evaluates, saves and writes the summary; `run.summary` holds it on rank 0, `run.stopped` why the
     run ended: finished, time limit, patience or signal. everyone: the communicator of all ranks that the summary
-    speaks of, where others serve those of `comm` (see `attend`).
+    speaks of, where others serve those of `comm`, and call `summary.conclude`. workers: how many ranks compute.
     """
 
-    def __init__(self, comm: Communicator, options: Options | None = None, everyone: Communicator | None = None):
+    def __init__(self, comm: Communicator, options: Options | None = None, everyone=None, workers: int | None = None):
         self.comm, self.options, self.everyone = comm, options or Options(), everyone or comm
+        self.workers = workers or comm.size
         self.own = comm.duplicate("run", allreduce="tree")  # exact counts, the same bits on all ranks, few steps
         self.peers = self.own  # those that agree at boundaries
         self.random = Random(self.options.seed)
@@ -81,7 +82,7 @@ class Run:
 
     def plan(self, data) -> tuple[int, int, int]:
         """Examples per update, updates per epoch, updates in all."""
-        batch = self.options.global_batch(self.comm.size, data.examples)
+        batch = self.options.global_batch(self.workers, data.examples)
         per_epoch = data.steps_per_epoch(batch)
         return batch, per_epoch, self.options.steps or self.options.epochs * per_epoch
 
@@ -118,7 +119,7 @@ class Run:
         """
         self.strategy, self.model, self.optimizer, self.data = strategy, model, optimizer, data
         self.parameters, self.device = parameters, getattr(model, "device", CPU)
-        self.refresh, self.horizon = refresh or (lambda: None), horizon or (lambda: self.step)
+        self.alone, self.refresh, self.horizon = alone, refresh or (lambda: None), horizon or (lambda: self.step)
         data.to(self.device)
         self.batch, self.per_epoch, self.steps = self.plan(data)
         if alone:
@@ -358,9 +359,8 @@ class Run:
         with self.comm.timeline.span("agree"):
             self._agree()
         due = epoch_ends and self.step // self.per_epoch % options.evaluate_every == 0
-        if due or ends or saving or self.stopped is not None:
-            self.refresh()
         if due or ends or self.stopped == "time limit":
+            self.refresh()
             with self.comm.timeline.span("evaluate"):
                 self._evaluate()
             if self.improved:
@@ -368,6 +368,7 @@ class Run:
         if self.stopped is not None and self.step < self.horizon():  # some have begun with later steps
             self.stopping, self.stopped, self.steps = self.stopped, None, self.horizon()
         if saving or ends or self.stopped is not None:
+            self.refresh()
             with self.comm.timeline.span("checkpoint"):
                 self.save()
         before, self.mark = self.mark, time.perf_counter_ns()  # what the boundary took is no part of the step
@@ -503,6 +504,9 @@ class Run:
 
     def finish(self) -> dict | None:
         """Write trace and summary and print the table; if a signal stopped the run, say how to go on."""
+        if self.alone:
+            with activity.inside("why the run has ended"):
+                self.stopped = self.own.mpi.bcast(self.stopped)
         trace = self.folder.path and self.folder.path / "trace.json"
         ranks = conclude(self.everyone, self.measurements(), self.comm.rank == 0, trace)
         if self.stopped == "signal":

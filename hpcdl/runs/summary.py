@@ -59,7 +59,7 @@ def summarize(run, ranks: list[dict], agree: bool) -> dict:
         "schema_version": SCHEMA_VERSION,
         "strategy": run.strategy,
         "ranks": run.everyone.size,
-        "workers": run.comm.size,
+        "workers": run.workers,
         "data": data.name,
         "model": options.model,
         "parameters": int(run.model.layout.size),
@@ -103,7 +103,8 @@ def as_table(summary: dict) -> Table:
             value = f"{summary[name]:.2%}" if name.endswith("accuracy") else f"{summary[name]:.4f}"
             table.add_row(name.replace("_", " "), value)
     table.add_row("seconds", f"{summary['seconds']:.2f} ({summary['examples_per_second']:,.0f} examples/s)")
-    table.add_row("all-reduce", summary["allreduce"])
+    if summary["allreduce"] is not None:
+        table.add_row("all-reduce", summary["allreduce"])
     if summary.get("compress", "none") != "none":
         table.add_row("messages in", summary["compress"])
     sent, messages = summary["bytes_sent_per_rank"], summary["messages_per_rank"]

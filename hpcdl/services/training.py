@@ -38,11 +38,12 @@ def training(
     arguments: list[str] | None,
     train: Callable,
     ranks: int | None = None,
+    check: Callable | None = None,
 ) -> None:
     """Parse, open, build, run and finish.
 
     ranks: how many ranks the strategy works on, when it is not any number. An options class with a field `servers`
-    has that many parameter servers.
+    has that many parameter servers. check(options, ranks, model): raises UsageError where these do not go together.
     """
     world = MPI.COMM_WORLD
     with ended(program, world.rank):
@@ -55,10 +56,10 @@ def training(
             algorithm(options.allreduce)
         number = local_rank(world)
         with agreement(world):
-            device = open_device(options.device, number)
+            serves = world.rank in roles.servers
+            device = open_device("cpu" if serves else options.device, number)  # parameters on servers lie on the host
         spans = 0 if options.out == "none" else options.trace
         everyone = comm = Communicator(world, options.allreduce, options.timeout, spans, device)
-        serves = comm.rank in roles.servers
         part = world.Split(int(serves), world.rank)  # those that hold data in the same way
         with agreement(world):
             data = open_data(
@@ -71,9 +72,11 @@ def training(
                 validation=options.validation,
                 augment=options.augment,
             )
-        run = Run(comm, options, everyone)
+        run = Run(comm, options, everyone, len(roles.workers))
         with agreement(world):
             model = make_model(options.model, data.features, data.classes, options.dtype, device)
+            if check is not None:
+                check(options, comm.size, model)
             optimizer = run.make_optimizer(model, data)
             model = slowed(model, options, everyone.rank, roles.workers)
         with run:

@@ -1,0 +1,58 @@
+"""How far workers may run ahead of each other: three consistencies of a parameter store.
+
+A worker's clock is the number of pushes it has made; the store's clock is that of its slowest worker.
+
+                    a pull at clock c is answered when     a push is applied                  staleness of a push
+    bsp             the store's clock is c                 with its whole round, as one sum   0
+    ssp, bound K    the store's clock is at least c - K    at once (K = 0: as bsp)            in clocks: 0 ... K
+    async           it comes                               at once                            in versions: any
+
+Bulk synchronous parallel (Valiant, CACM 1990), stale synchronous parallel (Ho et al., "More effective distributed ML
+via a stale synchronous parallel parameter server", NeurIPS 2013), asynchronous (Dean et al., "Large scale distributed
+deep networks", NeurIPS 2012).
+
+The staleness of a push is what it missed: under ssp the clocks by which the store was behind
+the worker when it pulled; else the updates that were applied between its pull and its own.
+"""
+
+import math
+from typing import NamedTuple
+
+from hpcdl.errors import UsageError, unknown
+
+NAMES = ("bsp", "ssp", "async")
+
+
+class Consistency(NamedTuple):
+    """name: bsp, ssp or async. staleness: the bound of ssp, in clocks."""
+
+    name: str = "bsp"
+    staleness: int = 0
+
+    @property
+    def clocked(self) -> bool:
+        """Whether workers wait for each other at all."""
+        return self.name != "async"
+
+    @property
+    def bound(self) -> float:
+        """By how many clocks the store may be behind a worker that pulls."""
+        return self.staleness if self.clocked else math.inf
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether the pushes of a clock are applied together."""
+        return self.bound == 0
+
+    def check(self) -> "Consistency":
+        """Itself; UsageError where it makes no sense."""
+        if self.name not in NAMES:
+            raise unknown("consistency", self.name, NAMES)
+        if self.staleness < 0:
+            raise UsageError(f"the staleness is a number of clocks, at least 0, not {self.staleness}")
+        if self.staleness and self.name != "ssp":
+            raise UsageError(f"a staleness of {self.staleness} is for ssp; {self.name} has no bound to choose")
+        return self
+
+
+BSP = Consistency("bsp")

@@ -1,0 +1,75 @@
+"""Train with parameter servers: mpiexec -n 5 python scripts/train_parameter_server.py --servers 2 --consistency ssp"""
+
+from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+
+# isort: split
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcdl.errors import UsageError
+from hpcdl.runs.options import Options, option
+from hpcdl.services import parameter_store
+from hpcdl.services.consistency import Consistency
+from hpcdl.strategies.parameter_server import train
+
+
+@dataclass
+class ServerOptions(Options):
+    servers: int = option(1, "how many ranks hold the parameters, a slice each; the other ranks are workers")
+    servers_on_workers: bool = option(False, "every rank is a worker and holds a slice, instead of --servers")
+    consistency: Literal["bsp", "ssp", "async"] = option(
+        "bsp", "bsp: in rounds; ssp: workers may be --staleness clocks ahead; async: no worker waits for another"
+    )
+    staleness: int = option(0, "ssp: by how many clocks a worker may be ahead of the slowest; 0: as bsp")
+    broadcast_every: int = option(0, "servers send after so many clocks (async: versions), unasked; 0: when asked")
+    staleness_aware: bool = option(False, "divide the learning rate of a gradient by 1 + its staleness")
+    fixed_delay: int = option(0, "apply each gradient so many versions late, to see where training diverges")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.servers = 0 if self.servers_on_workers else self.servers
+        Consistency(self.consistency, self.staleness).check()
+        if self.consistency == "async" and (self.partition != "iid" or self.placement == "partitioned"):
+            raise UsageError(
+                "async draws batches of all rows: --partition and --placement partitioned are for bsp and ssp"
+            )
+        if self.consistency == "async" and self.batch_per_rank:
+            self.batch_size, self.batch_per_rank = self.batch_per_rank, 0  # an update is one rank's
+        if self.fixed_delay and self.checkpoint_every:
+            raise UsageError("--fixed-delay: what is delayed is in no checkpoint; leave out --checkpoint-every")
+        if self.servers_on_workers and self.device != "cpu":
+            raise UsageError("--servers-on-workers keeps slices in the memory of the host; use --servers with a GPU")
+
+    @property
+    def chosen(self) -> Consistency:
+        return Consistency(self.consistency, self.staleness)
+
+
+def check(options, ranks, model):
+    """Raise UsageError where the ranks cannot serve this model so."""
+    sizes = ranks, model.layout.size, options.servers, options.servers_on_workers
+    parameter_store.check(*sizes, options.chosen, options.broadcast_every, options.fixed_delay)
+
+
+def main(arguments=None):
+    def start(comm, model, data, optimizer, run):
+        options = run.options
+        train(
+            comm,
+            model,
+            data,
+            optimizer,
+            run,
+            servers=options.servers,
+            on_workers=options.servers_on_workers,
+            consistency=options.chosen,
+            broadcast_every=options.broadcast_every,
+            aware=options.staleness_aware,
+            delay=options.fixed_delay,
+        )
+
+    training("train-parameter-server", ServerOptions, __doc__, arguments, start, check=check)
+
+
+if __name__ == "__main__":
+    main()
