@@ -93,7 +93,7 @@ class Link:
 
     def read(self) -> None:
         """Take note of what the header says."""
-        self.seen, self.version = self.header["seen"], self.header["version"]
+        self.seen, self.version = float(self.header["seen"]), float(self.header["version"])  # not views of it
         if self.header["signal"] and not signals.received:
             signals.received.append("a signal to a server")
 
