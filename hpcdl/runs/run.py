@@ -418,7 +418,8 @@ class Run:
         raise self.infinite(self.agreed + 1 + int(first[rank]), rank)
 
     def infinite(self, step: int, rank: int) -> TrainingError:
-        """The error for a loss that is not a finite number."""
+        """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
+        rank += self.everyone.size - self.comm.size
         return TrainingError(f"the loss of step {step} is not finite on rank {rank}; {self._kept()}; {ADVICE}")
 
     def _kept(self) -> str:

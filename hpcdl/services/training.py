@@ -81,9 +81,10 @@ def training(
             with run:
                 try:
                     train(comm, model, data, optimizer, run)
-                except TrainingError:
-                    if isinstance(data, RemoteData):
+                except TrainingError as error:
+                    if isinstance(data, RemoteData):  # the servers do not know yet
                         data.close(FAILED)
+                        error.speaker = roles.workers[0]
                     raise
                 data.close()
             stopped = run.stopped
