@@ -159,7 +159,7 @@ class RemoteCursor:
             self.close()
             self._ask(epoch, step)
         with self.data.comm.timeline.span("wait for data"):
-            self.coming.wait()
+            self.coming.wait(doze=True)
         self.asked = self.coming = None
         message = self.messages[0]
         answer = self.data.form.parts(message, int(message[:HEADER].view(np.int64)[0]))

@@ -105,7 +105,7 @@ class SliceServer:
     def serve(self) -> None:
         """Answer until all clients have closed, and have their last answers."""
         while self.hears:
-            self.comm.wait_until(lambda: self.arrival.done, self._send_owed)
+            self.comm.wait_until(lambda: self.arrival.done, self._send_owed, patient=True)
             self.answer()
         for sent in self.answered:
             if sent is not None:
