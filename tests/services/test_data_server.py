@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.watchdog import activity
 from hpcdl.data import Batch, open_data
 from hpcdl.data import format as data_format
 from hpcdl.data.placement import FileRows, MemoryRows
@@ -272,8 +273,11 @@ def test_bytes_and_messages(each_world, path, options):
 def test_a_server_ends_with_the_largest_status(each_world, path):
     def run(world, servers):
         def body(data, number, workers, everyone):
+            left_open = data.cursor(10, (number, workers))
+            left_open.take(0, 0)
             data.close(number)
             data.close(9)  # twice is once
+            assert not activity.in_flight
 
         status = served(world, servers, path, body)
         if world.rank < servers:
