@@ -3,9 +3,11 @@
 from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
 
 # isort: split
+import math
 from dataclasses import dataclass
 from typing import Literal
 
+from hpcdl.errors import UsageError
 from hpcdl.runs.options import Options, option
 from hpcdl.strategies.all_reduce import train
 
@@ -15,11 +17,19 @@ class AllReduceOptions(Options):
     compress: Literal["none", "float16", "bfloat16"] = option(
         "none", "send gradients in 16 bits, with error feedback, by an all-reduce made for it instead of --allreduce"
     )
+    overlap: bool = option(False, "reduce the gradient in buckets of layers while the layers before are computed")
+    bucket_mib: float = option(1.0, "MiB that a bucket of --overlap has at least; layers are not cut")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not (self.bucket_mib > 0 and math.isfinite(self.bucket_mib)):
+            raise UsageError(f"--bucket-mib must be greater than 0, not {self.bucket_mib}")
 
 
 def main(arguments=None):
     def start(comm, model, data, optimizer, run):
-        train(comm, model, data, optimizer, run, run.options.compress)
+        options = run.options
+        train(comm, model, data, optimizer, run, options.compress, options.overlap, options.bucket_mib)
 
     training("train-allreduce", AllReduceOptions, __doc__, arguments, start)
 

@@ -29,6 +29,8 @@ codes: they get the same bits. One rank alone has no messages, and nothing is ro
 2019; the exchange is that of Tang et al., "1-bit Adam", ICML 2021)
 """
 
+import copy
+
 import numpy as np
 
 from hpcdl.chunks import chunks
@@ -63,6 +65,15 @@ class Compressed:
         self.encode(nothing, nothing, no_code)  # compiled here, where no clock runs
         self.decode(nothing, no_code)
         self.add(nothing, no_code)
+
+    def part(self, cut: slice) -> "Compressed":
+        """The state of one part of the vector, which is reduced by itself: its residual is that part of this one's.
+
+        Parts that do not overlap may be in flight at once.
+        """
+        part = copy.copy(self)
+        part.residual, part.code, part.inbox = self.residual[cut], self.code[cut], np.empty((0, 0), np.uint16)
+        return part
 
     def check(self, vector: np.ndarray, op: str) -> None:
         """Raise UsageError where an all-reduce of this vector cannot start, before any message leaves."""

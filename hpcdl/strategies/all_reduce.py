@@ -13,13 +13,20 @@ many values as there are parameters: 2 (N-1)/N of them sent per rank by a ring.
 
 compress: float16 or bfloat16 halves the bytes (hpcdl/comm/compressed.py). g is then rounded; what is rounded away each
 rank adds to its g_r of the next step (error feedback), and no more of it is ever missing than of one step.
+
+overlap: g is reduced in buckets of layers (hpcdl/comm/overlap.py), from the last layer on, while grad f of the layers
+before is being computed. The steps are the same.
 """
 
+import contextlib
+
 from hpcdl.comm.compressed import Compressed
+from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
 
 
-def train(comm, model, data, optimizer, run, compress="none"):
+def train(comm, model, data, optimizer, run, compress="none", overlap=False, bucket_mib=1.0):
     """Train on all ranks of `comm`; returns the parameters, the same flat vector on each."""
+    share = comm.rank, comm.size
     parameters = comm.empty(model.layout.size, model.layout.dtype)
     gradient = comm.empty(like=parameters)
     if comm.rank == 0:
@@ -30,16 +37,36 @@ def train(comm, model, data, optimizer, run, compress="none"):
         run.track("residual", state.residual, per="rank")
     run.extra |= {"compress": compress} | ({"allreduce": "compressed"} if state is not None else {})
     run.begin("all_reduce", model, parameters, optimizer, data)
-    for batch in run.batches(data, share=(comm.rank, comm.size)):
+
+    def backward(batch, gradient, on_ready):
+        """The gradient of this rank's share, in --accumulate parts, and the sum of its losses."""
         gradient[:] = 0
-        loss = 0.0
-        for part in batch.split(run.options.accumulate):
-            loss += model.loss_and_gradient(parameters, part, gradient)
-        if state is None:
-            comm.all_reduce(gradient)
-        else:
-            comm.all_reduce_compressed(gradient, state)
+        *parts, last = batch.split(run.options.accumulate)
+        loss = sum(model.loss_and_gradient(parameters, part, gradient) for part in parts)
+        return loss + model.loss_and_gradient(parameters, last, gradient, on_ready)
+
+    exchange = AfterBackward(comm, gradient, state)
+    if overlap:
+        exchange = Overlap(comm, gradient, buckets(model.layout, bucket_mib * MIB), state)
+        try_out(exchange, backward, data, run, share)
+    for batch in run.batches(data, share):
+        loss = backward(batch, gradient, exchange.ready)
+        exchange.finish()
         optimizer.update(parameters, gradient, scale=1 / batch.total)
         run.record(loss, batch)
         run.boundary()
+    if overlap:
+        run.extra |= exchange.costs(run.own)
     return parameters
+
+
+def try_out(overlap, backward, data, run, share):
+    """Measure on the first batch to come, if there is one, whether overlap pays; say so where it does not."""
+    if run.comm.size == 1 or run.over:
+        return
+    epoch, start = divmod(run.step, run.per_epoch)
+    with contextlib.closing(data.batches(epoch, run.batch, share, start)) as batches:
+        first = next(batches)
+        loses = overlap.try_out(lambda gradient, on_ready: backward(first, gradient, on_ready))
+    if loses:
+        run.display.line(loses)

@@ -65,6 +65,7 @@ def test_what_is_no_hdf5_at_all(launch, tmp_path):
         (["--data", "digit"], "unknown data set 'digit'.*digits"),
         (["--lr", "-0.1"], "--lr must be greater than 0"),
         (["--batch-size", "0"], "--batch-size must be greater than 0"),
+        (["--overlap", "--bucket-mib", "0"], "--bucket-mib must be greater than 0"),
         (["--out", "/proc/run"], "--out /proc/run cannot be written"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
     ],

@@ -129,6 +129,21 @@ def test_16_bits_halve_the_bytes_and_their_residuals_stay_with_their_ranks(launc
         assert len(ours) == 1 and re.search(words, ours[0])
 
 
+def test_overlap_changes_no_step_and_says_what_it_hides(launch, tmp_path, alone):
+    options = [*OPTIONS, "--allreduce", "ring", "--overlap", "--bucket-mib", "0.001"]
+    done = launch(3, SCRIPT, *options, "--out", tmp_path / "a", check=0)
+    found = summary(tmp_path / "a")
+    assert np.abs(curve(tmp_path / "a") - alone).max() <= 1e-10
+    assert found["replicas_agree"] is True and 0 <= found["hidden_fraction"] <= 1
+    trial = found["overlap"]
+    assert trial["buckets"] == 2 and trial["exchange_alone_seconds"] > 0 < trial["exchange_exposed_seconds"]
+    loses = trial["overlapped_step_seconds"] > trial["plain_step_seconds"]
+    assert done.stdout.count("overlap loses: ") == loses
+    assert [traffic["all_reduce"]["calls"] for traffic in found["traffic_per_rank"]] == 3 * [2 * STEPS]
+    sent = sum(traffic["all_reduce"]["bytes"] for traffic in found["traffic_per_rank"])
+    assert sent == 8 * STEPS * 2 * 2 * PARAMETERS
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_to_one_rank_saves_and_exits_with_85(launch, interfere, tmp_path, number):
     program = interfere(5, 1, f"os.kill(os.getpid(), {int(number)})")

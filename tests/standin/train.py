@@ -26,6 +26,7 @@ CASES = [
     {"model": "mlp:3", "optimizer": "momentum", "clip_norm": 0.05, "accumulate": 2},
     {"model": "mlp:4,3,activation=tanh", "optimizer": "adamw", "weight_decay": 0.1, "allreduce": "mpi"},
     {"model": "mlp:4,activation=gelu", "optimizer": "sgd", "schedule": "constant"},
+    {"model": "mlp:4,3", "optimizer": "adam", "allreduce": "ring", "own": {"overlap": True, "bucket_mib": 1e-6}},
     {"model": "linear", "optimizer": "sgd", "dtype": "float32"},
 ]
 
@@ -53,14 +54,14 @@ def data(model, dtype):
     return from_arrays(x, y, x[:5], y[:5], dtype=dtype)
 
 
-def trained(device, model, **options):
+def trained(device, model, own=None, **options):
     options = Options(model=model, **{"batch_size": 4, "epochs": 2, "dtype": "float64", "progress": "none"} | options)
     comm = Communicator(MPI.COMM_WORLD, options.allreduce, device=device)
     source = data(model, options.dtype)
     made = make_model(options.model, source.features, source.classes, options.dtype, device)
     with Watched(comm, options) as run:
-        train = sequential.train if comm.size == 1 else all_reduce.train
-        parameters = train(comm, made, source, run.make_optimizer(made, source), run)
+        train = sequential.train if comm.size == 1 and not own else all_reduce.train
+        parameters = train(comm, made, source, run.make_optimizer(made, source), run, **(own or {}))
     assert device.holds(parameters) and run.agree is True
     x, _ = source.test.rows(0, 5)
     predicted = device.host(made.predict(parameters, device.array(x)))

@@ -44,6 +44,7 @@ def follow():
         made = make_model(model, data.features, data.classes, options.dtype)
         with Watched(comm, options) as watched:
             train(comm, made, data, watched.make_optimizer(made, data), watched, **(own or {}))
+        comm.free()  # of thousands, MPI has no more than some
         return watched
 
     return run

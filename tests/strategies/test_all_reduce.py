@@ -1,5 +1,7 @@
 """All-reduce SGD on N ranks takes the very steps of sequential SGD at the same batch."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -174,6 +176,137 @@ def test_float16_ends_at_65504_and_says_so_where_bfloat16_goes_on(follow, world)
     assert np.isfinite(follow(world, all_reduce.train, data, own={"compress": "bfloat16"}, **settings).train_loss)
     with pytest.raises(TrainingError, match="not finite"):
         follow(world, all_reduce.train, data, own={"compress": "float16"}, **settings)
+
+
+def overlapped(size, **own):
+    """The strategy's arguments for buckets of at least so many bytes."""
+    return {"overlap": True, "bucket_mib": size / 2**20} | own
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_overlapped_step_by_step_for_every_algorithm_and_size_of_bucket(name, follow, each_group):
+    reference = follow(MPI.COMM_SELF, sequential.train, model="mlp:7,5", optimizer="adam")
+
+    def body(comm):
+        for size, count in ((1, 3), (200, 2), (2**20, 1)):  # bytes; of 119 parameters in 3 layers of 56, 40 and 18
+            options = {"model": "mlp:7,5", "optimizer": "adam", "allreduce": name}
+            run = follow(comm, all_reduce.train, own=overlapped(size), **options)
+            agree(run, reference, 1e-10)
+            assert all(np.array_equal(run.parameters, other) for other in comm.allgather(run.parameters))
+            assert run.extra["overlap"]["buckets"] == count
+            assert run.comm.traffic["all_reduce"].calls == count * len(run.path)
+            hidden = run.extra["hidden_fraction"]
+            assert hidden is None if comm.size == 1 else 0 <= hidden <= 1
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "options",
+    [{"clip_norm": 0.05}, {"accumulate": 3}, {"batch_size": 2}, {"steps": 5}, {"dtype": "float32"}],
+    ids=str,
+)
+def test_overlapped_with_other_options(options, optimizer, follow, each_group):
+    reference = follow(MPI.COMM_SELF, sequential.train, optimizer=optimizer, **options)
+    tolerance = 2e-4 if options.get("dtype") == "float32" else 1e-10
+
+    def body(comm):
+        own = overlapped(1)
+        agree(follow(comm, all_reduce.train, own=own, optimizer=optimizer, **options), reference, tolerance)
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("name", ["shared", "auto", "mpi"])
+def test_overlapped_where_vectors_are_not_short(name, follow, each_group):
+    reference = follow(MPI.COMM_SELF, sequential.train, model="mlp:900,20")  # 24,383 parameters, 191 kB
+
+    def body(comm):
+        agree(follow(comm, all_reduce.train, model="mlp:900,20", allreduce=name, own=overlapped(1)), reference, 1e-10)
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("kind, tolerance", [("float16", 2e-3), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize("size", [1, 200])
+def test_overlapped_in_16_bits(kind, tolerance, size, follow, each_group):
+    reference = follow(MPI.COMM_SELF, sequential.train, model="mlp:7,5")
+
+    def body(comm):
+        run = follow(comm, all_reduce.train, model="mlp:7,5", own=overlapped(size, compress=kind))
+        agree(run, reference, tolerance if comm.size > 1 else 1e-10)
+        assert all(np.array_equal(run.parameters, other) for other in comm.allgather(run.parameters))
+        residual = run.owned["residual"]
+        assert residual.size == run.model.layout.size
+        assert comm.size == 1 or all(residual[part].any() for _, part in run.model.layout.layer_slices)
+        sent = comm.allreduce(run.comm.traffic["all_reduce"].bytes)
+        assert sent == len(run.path) * 2 * (comm.size - 1) * residual.size * 2
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("compress", ["none", "bfloat16"])
+def test_overlapped_resumed_is_never_stopped_to_the_bit(compress, follow, world, tmp_path):
+    folder, own = Path(world.bcast(tmp_path)), overlapped(1, compress=compress)
+    options = {"model": "mlp:7,5", "optimizer": "adam", "schedule": "constant", "dtype": "float32"}
+    whole = follow(world, all_reduce.train, own=own, steps=11, **options)
+    follow(world, all_reduce.train, own=own, steps=4, out=str(folder / "a"), **options)
+    more = options | {"steps": 11, "resume": str(folder / "a")}
+    again = follow(world, all_reduce.train, own=own, **more)
+    assert np.array_equal(again.path, whole.path[4:])
+    assert compress == "none" or np.array_equal(again.owned["residual"], whole.owned["residual"])
+    for other in (overlapped(200, compress=compress), {"compress": compress}):  # goes on, to rounding
+        agree(follow(world, all_reduce.train, own=other, **more), again, 1e-4 if compress == "none" else 2e-2)
+
+
+def test_overlapped_buckets_start_while_the_last_part_is_computed(follow, each_group):
+    def body(bare):
+        started = []
+
+        def train(comm, model, *arguments, **own):
+            compute, counted = model.loss_and_gradient, comm.traffic["all_reduce"]
+
+            def watched(*arguments):
+                before = counted.calls
+                loss = compute(*arguments)
+                started.append(counted.calls - before)
+                return loss
+
+            model.loss_and_gradient = watched
+            return all_reduce.train(comm, model, *arguments, **own)
+
+        run = follow(bare, train, model="mlp:7,5", own=overlapped(1), accumulate=3, epochs=1, allreduce="ring")
+        assert started[-9:] == [0, 0, 3] * 3 and len(run.path) == 3
+        assert not any(started[:-9])  # those of the trial are not counted
+
+    each_group(body)
+
+
+def test_overlapped_with_a_model_that_reports_nothing_or_a_part(follow, each_group):
+    reference = follow(MPI.COMM_SELF, sequential.train, model="mlp:7,5")
+
+    def train(starts):
+        def silenced(comm, model, *arguments, **own):
+            compute = model.loss_and_gradient
+
+            def quiet(parameters, batch, gradient, on_ready=None):
+                def some(part):
+                    if part.start in starts:
+                        on_ready(part)
+
+                return compute(parameters, batch, gradient, on_ready and some)
+
+            model.loss_and_gradient = quiet
+            return all_reduce.train(comm, model, *arguments, **own)
+
+        return silenced
+
+    def body(comm):
+        for starts in ((), (56,), (0,), (0, 96)):  # layers begin at 0, 56 and 96
+            agree(follow(comm, train(starts), model="mlp:7,5", own=overlapped(1)), reference, 1e-10)
+
+    each_group(body)
 
 
 def test_the_ring_sends_what_theory_says(follow, each_group):

@@ -1,0 +1,196 @@
+"""Hide the all-reduce of the gradient behind the backward pass that makes it.
+
+The backward pass completes the gradient from the last layer on. As soon as the layers of one bucket are complete, their
+part of the gradient is on its way, and whenever a layer more is complete what is on its way is taken forward:
+
+    without    | forward | backward 3 | backward 2 | backward 1 | all-reduce 3 2 1 | update |
+    with       | forward | backward 3 | backward 2 | backward 1 |  1  | update |
+                                      |-- all-reduce 3 --|              bucket 1 is complete when nothing is left to
+                                                   |- all-reduce 2 -|   compute: it is exposed, and so is the work that
+                                                                        testing and starting take between the layers
+
+    cost, B buckets      all-reduces    values sent                       latencies
+    each step            B              those of one, but for rounding    B times those of one
+
+Buckets are whole layers, at least `size` bytes of them, from the end of the vector (`buckets`). They are the same on
+all ranks and start in this order whatever a rank's batch is, for collective calls meet in the order in which they are
+made. The result is that of one all-reduce but for the order of additions: each bucket is cut into chunks by itself.
+
+Nothing moves by itself while a rank computes, except what the MPI library or the network does without being called.
+How much is hidden is measured, never assumed: `Overlap.costs`.
+
+(Li et al., "PyTorch distributed: experiences on accelerating data parallel training", VLDB 2020)
+"""
+
+import functools
+import time
+from collections import deque
+
+import numpy as np
+
+from hpcdl.comm.communicator import Communicator
+from hpcdl.comm.compressed import Compressed
+from hpcdl.comm.node import cores, ranks_of_node
+from hpcdl.errors import UsageError
+
+MIB = 1 << 20
+FEWEST, MOST, SECONDS = 3, 15, 1.0  # turns of a trial, and the seconds that they may take between the two
+
+
+def buckets(layout, size: float) -> list[slice]:
+    """Cut the vector of `layout` from its end into buckets of whole layers, each the fewest that make `size` bytes.
+
+    What is left at the beginning is the last bucket, and may be smaller.
+    """
+    cut, stop = [], layout.size
+    for start in sorted({0} | {part.start for _, part in layout.layer_slices}, reverse=True):
+        if start == 0 or (stop - start) * layout.dtype.itemsize >= size:
+            cut.append(slice(start, stop))
+            stop = start
+    return cut
+
+
+class AfterBackward:
+    """The all-reduce of the whole gradient when the backward pass is over; state: to compress it (`Compressed`)."""
+
+    ready = None  # nothing to tell it
+
+    def __init__(self, comm: Communicator, gradient: np.ndarray, state: Compressed | None = None):
+        self.comm, self.gradient, self.state = comm, gradient, state
+
+    def finish(self) -> None:
+        """Replace the gradient by its sum over all ranks."""
+        if self.state is None:
+            self.comm.all_reduce(self.gradient)
+        else:
+            self.comm.all_reduce_compressed(self.gradient, self.state)
+
+
+class Overlap:
+    """The all-reduces of the buckets of one gradient, from `ready` to `finish`, step after step.
+
+    cut: the buckets, from the end of the vector; the same on all ranks, and together the whole vector. state: a
+    `Compressed` of the whole gradient, which each bucket has a part of.
+    """
+
+    def __init__(self, comm: Communicator, gradient: np.ndarray, cut: list[slice], state: Compressed | None = None):
+        self.comm, self.gradient, self.cut, self.state = comm, gradient, cut, state
+        self.starters = [
+            functools.partial(comm.iall_reduce, gradient[part])
+            if state is None
+            else functools.partial(comm.iall_reduce_compressed, gradient[part], state.part(part))
+            for part in cut
+        ]
+        self.in_flight, self.steps, self.trial = deque(), 0, {}
+        self.exchange = comm.traffic["all_reduce"]
+        self.before = self.exchange.seconds
+        self._reset()
+
+    def _reset(self):
+        self.missing, self.started = [part.stop - part.start for part in self.cut], 0
+
+    def ready(self, part: slice) -> None:
+        """Slice `part` of the gradient is final: start the buckets that it completes, and take forward the others.
+
+        The slices of a step are disjoint, in any order, and need not cover the vector: `finish` starts what is left.
+        Raises UsageError where more of a bucket is reported than there is: it may have left before it was complete.
+        """
+        start, stop, _ = part.indices(self.gradient.size)
+        new = stop - start
+        for i in range(self.started, len(self.cut)):
+            bucket = self.cut[i]
+            if bucket.stop <= start:
+                break
+            common = max(0, min(stop, bucket.stop) - max(start, bucket.start))
+            self.missing[i] -= common
+            new -= common
+        if new or min(self.missing) < 0:
+            raise UsageError(f"the model reports a part of elements {start} to {stop} of its gradient as final twice")
+        while self.started < len(self.cut) and self.missing[self.started] == 0:
+            self._start()
+        while self.in_flight and self.in_flight[0].test():
+            self.in_flight.popleft()
+
+    def _start(self):
+        self.in_flight.append(self.starters[self.started]())
+        self.started += 1
+
+    def finish(self) -> None:
+        """Start the buckets that are left, and wait for all: the gradient is then its sum over all ranks."""
+        while self.started < len(self.cut):
+            self._start()
+        while self.in_flight:
+            self.in_flight.popleft().wait()
+        self.steps += 1
+        self._reset()
+
+    # -- whether it pays ---------------------------------------------------------------------------------------------
+
+    def try_out(self, backward) -> str | None:
+        """Measure steps with and without overlap; says in a line why it loses, where it does. A collective call.
+
+        backward(gradient, on_ready): compute the gradient of a step into a vector, which is another one than that of
+        the training, on a communicator of its own: nothing of the trial is counted or kept but its seconds.
+        """
+        own = self.comm.duplicate("trial")
+        with self.comm.timeline.span("try overlap"):
+            self.trial = self._race(own, backward)
+        node = ranks_of_node(own.mpi)
+        ranks, places = node.size, cores(node)
+        node.Free()
+        own.free()
+        plain, overlapped = self.trial["plain_step_seconds"], self.trial["overlapped_step_seconds"]
+        if overlapped <= plain:
+            return None
+        if len(self.cut) == 1:
+            reason = "the gradient is one bucket, complete when nothing is left to compute; try a smaller --bucket-mib"
+        else:
+            reason = f"no core is spare: {ranks} ranks on {places}" if ranks >= places else "try another --bucket-mib"
+        return f"overlap loses: {1e3 * overlapped:.3g} ms a step with it, {1e3 * plain:.3g} ms without; {reason}"
+
+    def _race(self, own: Communicator, backward) -> dict[str, float]:
+        """Seconds of a step either way, and of the exchange alone: medians of turns, means over the ranks of `own`."""
+        gradient, exchange = own.empty(like=self.gradient), own.traffic["all_reduce"]
+        state = None if self.state is None else Compressed(gradient.size, gradient.dtype, self.state.kind)
+        plain, overlapped = AfterBackward(own, gradient, state), Overlap(own, gradient, self.cut, state)
+
+        def step(way):
+            own.barrier()
+            start = time.perf_counter()
+            backward(gradient, way.ready)
+            way.finish()
+            return time.perf_counter() - start
+
+        def alone():
+            own.barrier()
+            before = exchange.seconds
+            overlapped.finish()  # nothing was reported: all buckets start at once
+            return exchange.seconds - before
+
+        def turn():
+            return step(plain), step(overlapped), alone()
+
+        turn()  # touches the memory
+        longest = np.array([sum(turn())])
+        own.all_reduce(longest, "max")
+        turns = int(min(MOST, max(FEWEST, SECONDS / longest[0])))
+        median = np.median([turn() for _ in range(turns)], axis=0)
+        own.all_reduce(median, "mean")
+        names = "plain_step_seconds", "overlapped_step_seconds", "exchange_alone_seconds"
+        return dict(zip(names, median.tolist(), strict=True))
+
+    def costs(self, own: Communicator) -> dict:
+        """What a summary says of it, the same on all ranks; a collective call on `own`.
+
+        hidden_fraction = 1 - exposed / alone, at least 0: of the seconds that exchanging the buckets takes with nothing
+        to compute beside it (in the trial), the share that the steps of the training did not spend inside the
+        communicator's calls. Waiting there for a slower rank counts as exposed, for nothing hides that. Seconds are
+        means over the ranks. None where nothing was measured: on one rank, or in no step.
+        """
+        hidden, more = None, {}
+        if self.trial and self.steps:
+            exposed = np.array([(self.exchange.seconds - self.before) / self.steps])
+            own.all_reduce(exposed, "mean")
+            hidden = float(np.clip(1 - exposed[0] / self.trial["exchange_alone_seconds"], 0, 1))
+            more = self.trial | {"exchange_exposed_seconds": float(exposed[0])}
+        return {"hidden_fraction": hidden, "overlap": {"buckets": len(self.cut)} | more}
