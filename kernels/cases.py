@@ -100,6 +100,11 @@ def images(rows, columns, dtype, random, move=False):
     return source, index, 1 / 16, *shape, down, right, random.integers(0, 2, rows), out
 
 
+def standardize(x, mean, factor):
+    x -= mean
+    x *= factor
+
+
 def gathered(source, index, *rest):
     """Bytes of the rows that are read and written."""
     return index.nbytes + rest[-1].size * source.itemsize + rest[-1].nbytes
@@ -323,6 +328,7 @@ for kind in ("float16", "bfloat16"):
     for action, order, moved in (("encode", "vvc", (0, 1, 1, 2)), ("decode", "vc", (0, 1)), ("add", "vc", (0, 0, 1))):
         name = f"{action}_{kind}"
         CASES[name] = Case(getattr(convert, name), coded(order, kind), globals()[name], moves(*moved))
+CASES["standardize"] = Case(gather.standardize, matrices("mrr"), standardize, moves(0, 0, 1, 2), columns=784)
 for kind in ("float32", "float64"):
     CASES[f"gather {kind}"] = Case(gather.gather[kind], images, pick, gathered, columns=784, dtypes=(kind,))
     CASES[f"gather_images {kind}"] = Case(

@@ -39,7 +39,8 @@ def main(arguments=None):
             check("--export", options.export, (".npz", ".safetensors"))
             found = Checkpoint.read(Path(options.run))
             about, parameters = found.attributes, found.vectors["parameters"]
-        data = open_data(options.data or about["source"], comm=world, dtype=parameters.dtype)
+        standardize = trained_with(found.vectors)
+        data = open_data(options.data or about["source"], comm=world, dtype=parameters.dtype, standardize=standardize)
         with agreement(world):
             model, split = rebuilt(about, data, parameters.dtype), data.test if options.split == "test" else data.train
         sums = evaluate(model, parameters, split, data.classes, share=(world.rank, world.size))
@@ -57,6 +58,11 @@ def main(arguments=None):
                     write_predictions(np.concatenate(outputs), data.classes, Path(options.predict))
                 if options.export:
                     export(model.layout.views(parameters), Path(options.export))
+
+
+def trained_with(vectors) -> dict | bool:
+    """The statistics by which the training data were standardized; False where they were not."""
+    return {name: vectors[f"data/{name}"] for name in ("mean", "deviation")} if "data/mean" in vectors else False
 
 
 def rebuilt(about, data, dtype):

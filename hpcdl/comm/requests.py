@@ -28,8 +28,9 @@ def nap_until(condition: Callable[[], bool], name: str, meanwhile: Callable[[], 
     """Wait until the condition holds, in naps that leave the core to others; returns the seconds spent waiting.
 
     MPI's own waiting looks out all the time, which is fastest but takes a core. A nap here is an eighth of the time
-    waited so far, at most a millisecond, and so is what it adds to the wait. name: of what is waited in, for the watchdog. meanwhile: something to do while waiting, which
-    returns whether it has done anything; its time is not counted.
+    waited so far, at most a millisecond, and so is what it adds to the wait. name: of what is waited in, for the
+    watchdog. meanwhile: something to do while waiting, which returns whether it has done anything; its time is not
+    counted.
     """
     begun = quiet = time.perf_counter()
     busy = 0.0

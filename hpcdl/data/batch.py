@@ -63,7 +63,7 @@ class DeviceBuffers:
         self.device, self.host = device, Buffers(count, width, dtype, y_dtype, device.pinned)
         self.copies = None if device is CPU else Buffers(2, width, dtype, y_dtype, device.empty)
 
-    def copied(self, batch: Batch) -> Batch:
+    def hand_out(self, batch: Batch) -> Batch:
         """The batch on the device: itself, or with x and y copied into the next pair there."""
         if self.copies is None:
             return batch

@@ -44,8 +44,8 @@ class Cursor:
             self.made = prefetch(self._chain(epoch, step)) if self.ahead else self._batches(epoch, self._asked(), False)
         self.at, self.step = None, step  # None: what fails is begun anew
         batch = next(self.made)
-        self.at = (epoch + (step + 1) // self.steps, (step + 1) % self.steps) if self.ahead else epoch
-        return self.buffers.copied(batch)
+        self.at = following(epoch, step, self.steps) if self.ahead else epoch
+        return self.buffers.hand_out(batch)
 
     def _batches(self, epoch, steps, ahead) -> Iterator[Batch]:
         return self.reader.batches(epoch, *self.what, steps, self.buffers.host, ahead)
@@ -64,3 +64,8 @@ class Cursor:
         if self.made is not None:
             self.made.close()
         self.made = self.at = None
+
+
+def following(epoch: int, step: int, steps: int) -> tuple[int, int]:
+    """The next step, as (epoch, step), where an epoch has so many."""
+    return epoch + (step + 1) // steps, (step + 1) % steps

@@ -40,7 +40,8 @@ class Data:
     """A data set: what `open_data` and `from_arrays` return.
 
     name, features (shape of one example), classes (0: regression), dtype, examples (training rows, all ranks),
-    train, test, validation (Split, or None where there is none)
+    train, test, validation (Split, or None where there is none), statistics (mean and deviation by name (features,),
+    float64, where rows are standardized)
     """
 
     def __init__(
@@ -54,13 +55,14 @@ class Data:
         validation: Split | None,
         reader: MemoryReader | StreamReader,
         threaded: bool,
-        share: tuple | None = None,
+        shares: list[tuple] | None = None,
         resources: list,
     ):
         self.name, self.features, self.classes, self.dtype = name, features, classes, train.dtype
         self.train, self.test, self.validation = train, test, validation
         self.examples, self.device = train.examples, CPU
-        self._reader, self._threaded, self._share, self._resources = reader, threaded, share, resources
+        self.statistics = train.source.standard.statistics if train.source.standard is not None else {}
+        self._reader, self._threaded, self._shares, self._resources = reader, threaded, shares, resources
         self._free = []
 
     def to(self, device) -> None:
@@ -90,23 +92,30 @@ class Data:
         self._check(share)
         return self._batches(epoch, batch_size, share, range(start, steps))
 
-    def cursor(self, batch_size: int, share: tuple = (0, 1), ahead: bool = True) -> Cursor:
+    def cursor(self, batch_size: int, share: tuple = (0, 1), ahead: bool = True, buffers=None) -> Cursor:
         """The same batches one by one: cursor.take(epoch, step), any step after any other.
 
         ahead: by a background thread where `batches` has one. Without, steps that are not in sequence are faster.
+        buffers: a function that makes the `DeviceBuffers` to use, so many.
         """
         self._check(share)
         ahead = ahead and self._threaded
         # With a thread, two more than those that are valid: one is being made, one was made before a jump for nothing.
-        return Cursor(
-            self._reader, self.steps_per_epoch(batch_size), batch_size, share, ahead, self._buffers(2 + 2 * ahead)
-        )
+        buffers = (buffers or self._buffers)(2 + 2 * ahead)
+        return Cursor(self._reader, self.steps_per_epoch(batch_size), batch_size, share, ahead, buffers)
+
+    def most_rows(self, batch_size: int, share: tuple) -> int:
+        """No batch of this share has more rows."""
+        self.steps_per_epoch(batch_size)
+        self._check(share)
+        return self._reader.most_rows(batch_size, share)
 
     def _check(self, share):
         if not 0 <= share[0] < share[1]:
             raise UsageError(f"share {share} is not (rank, size)")
-        if self._share not in (None, tuple(share)):
-            raise UsageError(f"placement partitioned: this rank holds the rows of share {self._share}, not {share}")
+        if self._shares is not None and tuple(share) not in self._shares:
+            held = ", ".join(map(str, self._shares))
+            raise UsageError(f"placement partitioned: this rank holds the rows of share {held}, not {share}")
 
     def _buffers(self, count: int) -> DeviceBuffers:
         rows = self.train.source
@@ -116,7 +125,7 @@ class Data:
         # One pair of arrays for the batch in use, one for the batch before it; with a thread, one for the batch ahead.
         buffers = self._free.pop() if self._free else self._buffers(2 + self._threaded)
         made = self._reader.batches(*what, buffers.host)
-        yield from map(buffers.copied, prefetch(made) if self._threaded else made)
+        yield from map(buffers.hand_out, prefetch(made) if self._threaded else made)
         self._free = [buffers]  # not when closed early: a thread may have gone ahead by one
 
     def close(self):

@@ -1,6 +1,7 @@
 """Open a data set: from an HDF5 file under one of three placements, or from one's own arrays."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from hpcdl.data.format import Info, check_x, check_y, find, read_info
 from hpcdl.data.partition import hold_out, parse_partition
 from hpcdl.data.partition import partition as make_partition
 from hpcdl.data.placement import Arena, FileRows, MemoryRows, agreed, memory_type, read_x, read_y
-from hpcdl.data.readers import MemoryReader, StreamReader, rows_before
+from hpcdl.data.readers import MemoryReader, Part, StreamReader, rows_before
+from hpcdl.data.standard import Standard, array_slabs, file_slabs, measure, without
 from hpcdl.errors import UsageError, unknown
 from hpcdl.random import Random
 
@@ -24,6 +26,8 @@ class Options:
     seed: int
     validation: float
     augment: str
+    standardize: bool | dict
+    parts: tuple[list[int], int] | None = None
 
     def check(self, classes: int, features: tuple):
         """UsageError if something makes no sense for such data."""
@@ -33,6 +37,14 @@ class Options:
             raise UsageError(f"validation must be a fraction from 0 up to 1, as 0.1, not {self.validation}")
         parse_partition(self.partition, classes)
         make_augment(self.augment, features, self.seed)
+
+    def standard(self, measured: Callable[[], tuple]) -> Standard | None:
+        """What standardizes, if anything is to: by the statistics that were given, or that `measured` computes."""
+        if self.standardize is False:
+            return None
+        given = self.standardize is not True
+        statistics = (self.standardize["mean"], self.standardize["deviation"]) if given else measured()
+        return Standard(*statistics, self.dtype)
 
 
 def open_data(
@@ -45,6 +57,8 @@ def open_data(
     seed: int = 0,
     validation: float = 0.0,
     augment: str = "",
+    standardize: bool | dict = False,
+    parts: tuple[list[int], int] | None = None,
 ) -> Data:
     """Open a known data set (`digits`) or an HDF5 file. Collective over `comm` (an mpi4py communicator, or None).
 
@@ -54,12 +68,15 @@ def open_data(
     seed        of the order, the partition, the held-out rows and the augmentation
     validation  fraction of the training rows to hold out, stratified by class
     augment     for images: `shift:N`, `flip` or `shift:N,flip` (see augment.py)
+    standardize features to mean 0 and deviation 1 (see standard.py), or by the `statistics` of other data
+    parts       (numbers, of): under placement partitioned this rank holds the parts with these numbers, of so many,
+                instead of one part per rank: for who serves others
     A bad file or option is a UsageError, with the same message on every rank.
     """
     placements = {"shared": _open_shared, "partitioned": _open_partitioned, "streamed": _open_streamed}
     if placement not in placements:
         raise unknown("placement", placement, placements)
-    options = Options(partition, _model_type(dtype), seed, validation, augment)
+    options = Options(partition, _model_type(dtype), seed, validation, augment, standardize, parts)
     info = _by_one(comm, lambda: read_info(find(name)))
     options.check(info.classes, info.features)
     return placements[placement](info, comm, options)
@@ -79,13 +96,14 @@ def from_arrays(
     seed: int = 0,
     validation: float = 0.0,
     augment: str = "",
+    standardize: bool | dict = False,
 ) -> Data:
     """The same `Data` from arrays x (rows, features...) and y (rows,) that every rank has in full.
 
     classes: None takes it from y: the largest label + 1 for integers, 0 (regression) for floats. The model sees
     x * scale. The other options are those of `open_data`. Arrays of a fitting type are used in place, not copied.
     """
-    options = Options(partition, _model_type(dtype), seed, validation, augment)
+    options = Options(partition, _model_type(dtype), seed, validation, augment, standardize)
     x, y = _as_arrays(x, y, "")
     test = None if x_test is None and y_test is None else _as_arrays(x_test, y_test, "_test")
     if test and test[0].shape[1:] != x.shape[1:]:
@@ -102,6 +120,10 @@ def from_arrays(
     train = _from_memory(x, y, classes, scale, options.dtype, "x", "y", augment)
     tested = None if test is None else _from_memory(*test, classes, scale, options.dtype, "x_test", "y_test")
     held = _hold_out(train.y, classes, options)
+    standard = options.standard(lambda: measure(without(array_slabs(train.x), held), scale))
+    for rows in (train, tested):
+        if rows is not None:
+            rows.standard = standard
     return _in_memory(name, features, classes, options, train, tested, held, [])
 
 
@@ -192,9 +214,15 @@ def _held_out_of(info, comm, options):
     return _by_one(comm, lambda: _hold_out(read_y(info, "train"), info.classes, options))
 
 
+def _standard_of(info, comm, options, held):
+    """What standardizes the rows of a file; measured by one rank."""
+    return options.standard(lambda: _by_one(comm, lambda: measure(without(file_slabs(info), held), info.scale)))
+
+
 def _open_shared(info: Info, comm, options: Options) -> Data:
     """Train and test in memory, once per node."""
     held = _held_out_of(info, comm, options)
+    standard = _standard_of(info, comm, options, held)
     train, test = (_specs(info, group, info.rows[group], options) for group in ("train", "test"))
     arena = Arena(comm, train + test)
 
@@ -206,25 +234,33 @@ def _open_shared(info: Info, comm, options: Options) -> Data:
 
     x, y, x_test, y_test = _filled(comm, arena, fill)
     augment = make_augment(options.augment, info.features, options.seed)
-    train = MemoryRows(x, y, info.scale, options.dtype, augment)
-    test = MemoryRows(x_test, y_test, info.scale, options.dtype)
+    train = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
+    test = MemoryRows(x_test, y_test, info.scale, options.dtype, None, standard)
     return _in_memory(info.name, info.features, info.classes, options, train, test, held, [arena])
 
 
 def _open_partitioned(info: Info, comm, options: Options) -> Data:
     """Each rank's own training rows in its memory; test and validation once per node; train as a whole in the file."""
-    rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
     held = _held_out_of(info, comm, options)
+    standard = _standard_of(info, comm, options, held)
     kept = np.delete(np.arange(info.rows["train"]), held)
+    numbers, of = options.parts or (([0], 1) if comm is None else ([comm.rank], comm.size))
 
     def divide():
         labels = read_y(info, "train")[kept]
-        return make_partition(options.partition, labels, info.classes, size, options.seed)
+        return make_partition(options.partition, labels, info.classes, of, options.seed)
 
-    parts = agreed(comm, divide, here=rank == 0)
-    before = rows_before(parts) if rank == 0 else None
-    mine = parts[0] if comm is None else comm.scatter(parts)
-    before = before if comm is None else comm.bcast(before)
+    parts = agreed(comm, divide, here=comm is None or comm.rank == 0)
+    before = None if parts is None else rows_before(parts)
+    if comm is None:
+        own = [parts[number] for number in numbers]
+    else:
+        wanted = comm.gather(numbers)
+        own = comm.scatter(wanted and [[parts[number] for number in each] for each in wanted])
+        before = comm.bcast(before)
+    mine = np.sort(np.concatenate([np.empty(0, np.int64), *own]))
+    shares = [(number, of) for number in numbers]
+    parts = [Part(examples, np.searchsorted(mine, examples), before) for examples in own]
 
     arena = Arena(comm, _specs(info, "test", info.rows["test"], options) + _specs(info, "train", len(held), options))
 
@@ -247,9 +283,11 @@ def _open_partitioned(info: Info, comm, options: Options) -> Data:
         arena.close()
         raise
     augment = make_augment(options.augment, info.features, options.seed)
-    own = MemoryRows(x, y, info.scale, options.dtype, augment)
-    test, validation = (MemoryRows(*part, info.scale, options.dtype) for part in ((x_test, y_test), (x_held, y_held)))
-    whole = agreed(comm, lambda: FileRows(info, "train", options.dtype))
+    rows = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
+    test, validation = (
+        MemoryRows(*part, info.scale, options.dtype, None, standard) for part in ((x_test, y_test), (x_held, y_held))
+    )
+    whole = agreed(comm, lambda: FileRows(info, "train", options.dtype, standard))
     return Data(
         name=info.name,
         features=info.features,
@@ -257,10 +295,12 @@ def _open_partitioned(info: Info, comm, options: Options) -> Data:
         train=Split(whole, kept, options.dtype),
         test=Split(test, None, options.dtype),
         validation=Split(validation, None, options.dtype) if len(held) else None,
-        reader=MemoryReader(own, None, info.classes, options.seed, options.partition, held=(mine, before)),
+        reader=MemoryReader(
+            rows, None, info.classes, options.seed, options.partition, held=dict(zip(shares, parts, strict=True))
+        ),
         threaded=augment is not None,
-        share=(rank, size),
-        resources=[arena, own, test, validation, whole],
+        shares=shares,
+        resources=[arena, rows, test, validation, whole],
     )
 
 
@@ -278,7 +318,8 @@ def _open_streamed(info: Info, comm, options: Options) -> Data:
 
     held = _by_one(comm, check)
     augment = make_augment(options.augment, info.features, options.seed)
-    train, test = agreed(comm, lambda: [FileRows(info, group, options.dtype) for group in ("train", "test")])
+    standard = _standard_of(info, comm, options, held)
+    train, test = agreed(comm, lambda: [FileRows(info, group, options.dtype, standard) for group in ("train", "test")])
     numbers = np.delete(np.arange(len(train)), held) if len(held) else None
     return Data(
         name=info.name,

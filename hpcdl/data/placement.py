@@ -6,9 +6,9 @@
     partitioned   each rank holds its own rows only          rows / ranks               once, by every rank
     streamed      in the file                                two blocks                 every epoch
 
-`rows.gather(index, x, y, moves=None)` writes scale * rows[index] into x and their labels into y, whatever the source.
-Memory keeps the file's own type (a byte per pixel); only floats wider than the model's are narrowed. Labels become
-int64, values to predict the model's type.
+`rows.gather(index, x, y, moves=None)` writes scale * rows[index] into x (standardized, where that is asked for) and
+their labels into y, whatever the source. Memory keeps the file's own type (a byte per pixel); only floats wider than
+the model's are narrowed. Labels become int64, values to predict the model's type.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import numpy as np
 
 from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.format import Info, check_x, check_y, open_file, slabs_of
+from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError
 from hpcdl.kernels.gather import gather, gather_images
 from hpcdl.shared_memory import share
@@ -33,8 +34,16 @@ def memory_type(kind: np.dtype, dtype: np.dtype) -> np.dtype:
 class MemoryRows:
     """Rows in memory: x (rows, features), y (rows,). The views it keeps are read only."""
 
-    def __init__(self, x: np.ndarray, y: np.ndarray, scale: float, dtype: np.dtype, augment: Augment | None = None):
-        self.x, self.y, self.scale = x.view(), y, scale
+    def __init__(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        scale: float,
+        dtype: np.dtype,
+        augment: Augment | None = None,
+        standard: Standard | None = None,
+    ):
+        self.x, self.y, self.scale, self.standard = x.view(), y, scale, standard
         self.x.flags.writeable = False
         self.width, self.y_kind = x.shape[1], y.dtype
         self.augment, self.plain, self.moved = augment, gather[dtype.name], gather_images[dtype.name]
@@ -43,11 +52,13 @@ class MemoryRows:
         return len(self.y)
 
     def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray, moves: Moves | None = None):
-        """x[:] = scale * rows[index], each image moved; y[:] = labels[index]. The index (int64) is trusted."""
+        """x[:] = scale * rows[index], moved, then standardized; y[:] = labels[index]. The index (int64) is trusted."""
         if moves is None:
             self.plain(self.x, index, self.scale, x)
         else:
             self.moved(self.x, index, self.scale, *self.augment.image, *moves, x)
+        if self.standard is not None:
+            self.standard.apply(x)
         self.y.take(index, out=y, mode="clip")  # any other mode makes take() copy
 
     def close(self):
@@ -58,11 +69,12 @@ class MemoryRows:
 class FileRows:
     """Rows in a data file, read when they are asked for."""
 
-    def __init__(self, info: Info, group: str, dtype: np.dtype):
+    def __init__(self, info: Info, group: str, dtype: np.dtype, standard: Standard | None = None):
         self.open = contextlib.ExitStack()
         file = self.open.enter_context(open_file(info.path))
         self.x, self.y = file[group]["x"], file[group]["y"]
         self.where, self.scale, self.dtype = f"{info.path}: {group}/x", info.scale, dtype
+        self.standard = standard
         self.kind = memory_type(info.kinds[group], dtype)
         self.width, self.y_kind = int(np.prod(info.features)), np.dtype(np.int64) if info.classes else dtype
         # A block is a whole number of HDF5 chunks, and the same for every rank: the order of an epoch depends on it.
@@ -82,14 +94,14 @@ class FileRows:
         except OSError as error:
             raise UsageError(f"{self.where} is damaged: {error}") from None
         check_x(x, self.where, range(start, stop))
-        return MemoryRows(x, y, self.scale, self.dtype, augment)
+        return MemoryRows(x, y, self.scale, self.dtype, augment, self.standard)
 
     def buffers(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Arrays for x and y of so many rows."""
         return np.empty((rows, self.width), self.kind), np.empty(rows, self.y_kind)
 
     def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray):
-        """x[:] = scale * rows[index], y[:] = labels[index]; each block that is touched is read once."""
+        """x[:] = scale * rows[index], standardized; y[:] = labels[index]; each block that is touched is read once."""
         by = np.argsort(index, kind="stable")
         blocks, starts = np.unique(index[by] // self.block, return_index=True)
         for block, where in zip(blocks, np.split(by, starts[1:]), strict=True):

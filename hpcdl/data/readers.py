@@ -6,6 +6,7 @@ epoch; share is (rank, size), steps is asked for the next step when the next bat
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,30 +26,30 @@ from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
 
 
+class Part(NamedTuple):
+    """The training examples of one rank, where they lie, and the number of examples of ranks before each rank."""
+
+    examples: np.ndarray
+    where: np.ndarray
+    before: np.ndarray
+
+
 class MemoryReader:
     """Batches from rows in memory.
 
     rows       where the data lie
     numbers    row of `rows` of each training example (None: the same number)
     spec       partition: `iid` shares every batch out, any other gives each rank its own rows
-    held       placement partitioned: (this rank's training examples, the number of examples before each rank);
-               `rows` then holds just these, in this order
+    held       placement partitioned: the `Part` of each share (rank, size) whose rows are in `rows`; None: all are
     """
 
-    def __init__(self, rows: MemoryRows, numbers, classes: int, seed: int, spec: str, held: tuple | None = None):
-        self.rows, self.numbers, self.classes, self.seed, self.spec, self.held = (
-            rows,
-            numbers,
-            classes,
-            seed,
-            spec,
-            held,
-        )
-        if held is not None:
-            self.examples = int(held[1][-1])
-        else:
-            self.examples = len(rows) if numbers is None else len(numbers)
-        self.parts = {}
+    def __init__(self, rows: MemoryRows, numbers, classes: int, seed: int, spec: str, held: dict | None = None):
+        self.rows, self.numbers, self.classes, self.seed = rows, numbers, classes, seed
+        self.spec, self.whole = spec, held is None and spec == "iid"
+        self.examples = len(rows) if numbers is None else len(numbers)
+        self.parts = held or {}
+        for part in self.parts.values():
+            self.examples = int(part.before[-1])
         self.orders = {}  # the last two: of who is at the end of an epoch and of who is in the next
 
     def batches(
@@ -66,42 +67,55 @@ class MemoryReader:
 
     def _plan(self, epoch, batch_size, share):
         """This rank's order, as training examples and as rows of `rows`, and a function: step -> its share of it."""
-        rank, size = share
-        whole = self.held is None and self.spec == "iid"
-        key = epoch if whole else (epoch, *share)
+        key = epoch if self.whole else (epoch, *share)
         if key not in self.orders:
-            order = self._whole_order(epoch) if whole else self._own_order(epoch, *share)
+            order = self._whole_order(epoch) if self.whole else self._own_order(epoch, *share)
             self.orders = dict([*self.orders.items()][-1:]) | {key: order}
-        index, source = self.orders[key]
-        if whole:
-            return index, source, partial(global_share, self.examples, batch_size, rank=rank, size=size)
-        _, before = self._part(rank, size)
-        steps = steps_per_epoch(self.examples, batch_size)
-        share_at = partial(local_share, int(before[rank]), int(before[rank + 1]), self.examples, steps)
-        return index, source, share_at
+        rank, size = share
+        if self.whole:
+            share_at = partial(global_share, self.examples, batch_size, rank=rank, size=size)
+        else:
+            share_at = partial(local_share, *self._bounds(share), self.examples, self._steps(batch_size))
+        return *self.orders[key], share_at
 
     def _whole_order(self, epoch):
         index = global_order(self.seed, self.examples, epoch)
         return index, self._source(index)
 
     def _own_order(self, epoch, rank, size):
-        mine, _ = self._part(rank, size)
-        order = local_order(self.seed, len(mine), epoch, rank)
-        return mine[order], order if self.held else self._source(mine[order])
+        part = self._part(rank, size)
+        order = local_order(self.seed, len(part.examples), epoch, rank)
+        return part.examples[order], part.where[order]
 
     def _source(self, index):
         return index if self.numbers is None else self.numbers[index]
 
     def _part(self, rank, size):
-        if self.held:
-            return self.held
         if (rank, size) not in self.parts:
-            parts = partition(self.spec, self._source_labels(), self.classes, size, self.seed)
-            self.parts[rank, size] = parts[rank], rows_before(parts)
+            labels = self.rows.y if self.numbers is None else self.rows.y[self.numbers]
+            parts = partition(self.spec, labels, self.classes, size, self.seed)
+            self.parts[rank, size] = Part(parts[rank], self._source(parts[rank]), rows_before(parts))
         return self.parts[rank, size]
 
-    def _source_labels(self):
-        return self.rows.y if self.numbers is None else self.rows.y[self.numbers]
+    def _bounds(self, share):
+        """The examples of ranks before this share's, and through it."""
+        return [int(number) for number in self._part(*share).before[share[0] :][:2]]
+
+    def _steps(self, batch_size):
+        return steps_per_epoch(self.examples, batch_size)
+
+    def most_rows(self, batch_size: int, share: tuple) -> int:
+        """No batch of this share has more rows."""
+        if self.whole:
+            return most_rows(self.examples, batch_size, *share)
+        before, through = self._bounds(share)
+        return -(-through // self._steps(batch_size)) - before // self._steps(batch_size)
+
+
+def most_rows(examples: int, batch_size: int, rank: int, size: int) -> int:
+    """The rows of a rank's chunk of a whole batch."""
+    first, last, _, _ = global_share(examples, batch_size, 0, rank, size)
+    return last - first
 
 
 def rows_before(parts: list[np.ndarray]) -> np.ndarray:
@@ -156,6 +170,10 @@ class StreamReader:
         finally:
             if ahead:
                 blocks.close()
+
+    def most_rows(self, batch_size: int, share: tuple) -> int:
+        """No batch of this share has more rows."""
+        return most_rows(self.examples, batch_size, *share)
 
     def _load(self, order: BlockOrder, memory: list, block: int) -> tuple:
         """Read a block: its rows, and in the order of visiting, where its training examples lie and their numbers."""

@@ -39,6 +39,8 @@ class Options:
     partition: str = option("iid", "which rows a rank gets: iid, by-label or dirichlet:ALPHA")
     validation: float = option(0.0, "fraction of the training rows that is kept apart for validation")
     augment: str = option("", "random changes of images: shift:PIXELS, flip, or both with a comma between")
+    standardize: bool = option(False, "shift and scale each feature to mean 0 and deviation 1 over the training rows")
+    data_servers: int = option(0, "ranks that only hold the examples and make batches for the others; 0: none")
     model: str = option("mlp", "linear, logistic, softmax or mlp; mlp:256,128 gives the widths of the hidden layers")
     dtype: Literal["float32", "float64"] = option("float32", "type of parameters, gradients and messages")
     device: Literal["cpu", "cuda"] = option("cpu", "where gradients are computed: cuda takes a GPU for each rank")

@@ -66,7 +66,7 @@ class Run:
         self.peers = self.own  # those that agree at boundaries
         self.random = Random(self.options.seed)
         self.display = Display(self.options.progress, comm.rank)
-        self.model = self.data = self.optimizer = None
+        self.model, self.data, self.optimizer, self.device = None, None, None, CPU
         self.tracked: dict[str, np.ndarray | Elsewhere] = {}  # the same on all ranks
         self.owned: dict[str, np.ndarray] = {}  # of each rank its own
         self.extra = {}  # what a strategy adds to the summary
@@ -119,9 +119,12 @@ class Run:
         """
         self.strategy, self.model, self.optimizer, self.data = strategy, model, optimizer, data
         self.parameters, self.device = parameters, getattr(model, "device", CPU)
-        self.alone, self.refresh, self.horizon = alone, refresh or (lambda: None), horizon or (lambda: self.step)
+        self.refresh, self.horizon = refresh or (lambda: None), horizon or (lambda: self.step)
         data.to(self.device)
         self.batch, self.per_epoch, self.steps = self.plan(data)
+        if self.comm.rank == 0 or not alone:
+            for name, vector in data.statistics.items():
+                self.track(f"data/{name}", vector)
         if alone:
             self.peers = self.own.split(0 if self.comm.rank == 0 else None, name="keeper")
         else:
@@ -415,7 +418,8 @@ class Run:
         raise self.infinite(self.agreed + 1 + int(first[rank]), rank)
 
     def infinite(self, step: int, rank: int) -> TrainingError:
-        """The error for a loss that is not a finite number."""
+        """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
+        rank += self.everyone.size - self.comm.size
         return TrainingError(f"the loss of step {step} is not finite on rank {rank}; {self._kept()}; {ADVICE}")
 
     def _kept(self) -> str:
@@ -504,11 +508,9 @@ class Run:
 
     def finish(self) -> dict | None:
         """Write trace and summary and print the table; if a signal stopped the run, say how to go on."""
-        if self.alone:
-            with activity.inside("why the run has ended"):
-                self.stopped = self.own.mpi.bcast(self.stopped)
         trace = self.folder.path and self.folder.path / "trace.json"
-        ranks = conclude(self.everyone, self.measurements(), self.comm.rank == 0, trace)
+        leads = self.comm.rank == 0
+        ranks, self.stopped = conclude(self.everyone, self.measurements(), leads, trace, self.stopped)
         if self.stopped == "signal":
             where = f"go on with --resume {self.folder.path}" if self.folder.path else "nothing was saved (no --out)"
             self.display.line(f"stopped by a signal after step {self.step} of {self.steps}; {where}")

@@ -117,11 +117,26 @@ def test_an_error_is_raised_at_its_step_and_again(tmp_path, images, write):
     x[60, 0, 3] = np.inf
     data = open_data(write(tmp_path / "bad.h5", x, y, x_test, y_test), placement="streamed")
     for ahead in (True, False):
-        cursor = data.cursor(100, (0, 1), ahead)
-        for _ in range(2):
-            with pytest.raises(UsageError, match="in row 60"):
-                cursor.take(0, 0)
+        cursor, step = data.cursor(1, (0, 1), ahead), 0
+        with pytest.raises(UsageError, match="in row 60"):
+            for step in range(100):
+                cursor.take(0, step)
+        assert 0 < step < 99
+        with pytest.raises(UsageError, match="in row 60"):
+            cursor.take(0, step)
+        assert cursor.take(0, 0).step == 0
+        cursor.close()
         assert not threads()
+    data.close()
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+@pytest.mark.parametrize("batch_size", [1, 7, 15, 60, 1000])
+def test_no_batch_has_more_rows(file, options, batch_size):
+    data = open_data(file, seed=3, **options)
+    for share in [(0, 1)] if "placement" in options else [(0, 1), (0, 3), (2, 3), (6, 7)]:
+        rows = max(len(batch.y) for batch in data.batches(0, batch_size, share))
+        assert rows <= data.most_rows(batch_size, share) <= rows + ("partition" in options)
     data.close()
 
 

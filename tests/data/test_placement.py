@@ -75,6 +75,30 @@ def test_partitioned_is_the_partition_of_shared(shared_file, world):
         assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+@pytest.mark.parametrize("spec", ["iid", "by-label", "dirichlet:0.3"])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_a_rank_may_hold_the_parts_of_several(shared_file, world, spec, workers):
+    """Those who serve others hold what these would hold: part i lies with rank i mod size."""
+    numbers = list(range(world.rank, workers, world.size))
+    options = {"placement": "partitioned", "partition": spec, "validation": 0.2}
+    data = open_data(shared_file, comm=world, parts=(numbers, workers), **options)
+    shared = open_data(shared_file, partition=spec, validation=0.2) if spec != "iid" else None
+    seen = []
+    for number in numbers:
+        for batch in data.batches(1, 16, (number, workers)):
+            np.testing.assert_array_equal(batch.x, data.train.take(batch.index)[0])
+            seen.append(batch.index.copy())
+        if shared is not None:
+            pairs = zip(shared.batches(1, 16, (number, workers)), data.batches(1, 16, (number, workers)), strict=True)
+            assert all(np.array_equal(one.index, two.index) and np.array_equal(one.x, two.x) for one, two in pairs)
+    rows = np.concatenate([np.empty(0, int), *seen])
+    assert len(data._reader.rows) == len(rows)  # no other row is in memory
+    np.testing.assert_array_equal(np.sort(np.concatenate(world.allgather(rows))), np.arange(80))
+    with pytest.raises(UsageError, match="holds the rows of share"):
+        data.cursor(16, (workers, workers + 1))
+    data.close()
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("place", ["shared", "partitioned"])
 def test_ranks_of_a_node_share_memory(shared_file, world, place, monkeypatch):

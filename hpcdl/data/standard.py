@@ -1,0 +1,73 @@
+"""Standardize: each feature is shifted and scaled so that over the training rows its mean is 0 and its deviation 1.
+
+    x <- (x - mean) / deviation            x = scale * raw, mean and deviation (features,)
+    mean = 1/n sum of x_i                  deviation = sqrt(1/n sum of (x_i - mean)^2)
+
+over the n rows that train (not those held out for validation). A feature that never changes has deviation 1. Test and
+validation rows are changed by the same numbers. They are computed in float64 and in one pass, part by part: with the
+counts m and n, the means a and b and the sums of squared deviations s and t of two parts, those of both are
+
+    m + n        a + (b - a) n / (m + n)        s + t + (b - a)^2 m n / (m + n)
+
+(Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from hpcdl.data.format import Info, check_x, open_file, slabs, slabs_of
+from hpcdl.kernels.gather import standardize
+
+
+class Standard:
+    """The mean and the deviation (features,) of training rows, and how they change a batch of type dtype."""
+
+    def __init__(self, mean: np.ndarray, deviation: np.ndarray, dtype: np.dtype):
+        self.statistics = {"mean": mean, "deviation": deviation}
+        self.mean, self.factor = mean.astype(dtype), (1 / deviation).astype(dtype)
+
+    def apply(self, x: np.ndarray) -> None:
+        """x (rows, features) <- (x - mean) / deviation."""
+        standardize(x, self.mean, self.factor)
+
+
+def measure(parts: Iterable[np.ndarray], scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of scale * x, in float64, over all rows of these parts (rows, features)."""
+    count, mean, squares, low, high = 0, 0.0, 0.0, np.inf, -np.inf
+    for part in parts:
+        for piece in slabs(len(part), 8 * part.shape[1]):
+            x = part[piece].astype(np.float64)
+            low, high = np.minimum(low, x.min(axis=0)), np.maximum(high, x.max(axis=0))
+            middle = x.mean(axis=0)
+            x -= middle
+            before, apart = count, middle - mean
+            count += len(x)
+            mean = mean + apart * (len(x) / count)
+            squares = squares + np.square(x, out=x).sum(axis=0) + np.square(apart) * (before * len(x) / count)
+    deviation = abs(scale) * np.sqrt(squares / count)
+    # By its rounding errors a feature that never changes would become noise, and its tiny deviation infinite factors.
+    still = (low == high) | (deviation < np.finfo(np.float32).tiny)
+    return scale * np.where(low == high, low, mean), np.where(still, 1.0, deviation)
+
+
+def file_slabs(info: Info) -> Iterator[tuple[slice, np.ndarray]]:
+    """train/x of a data file, slab by slab: (which rows, their features); UsageError for a NaN."""
+    with open_file(info.path) as file:
+        source = file["train/x"]
+        for slab in slabs_of(source):
+            x = source[slab].reshape(slab.stop - slab.start, -1)
+            check_x(x, f"{info.path}: train/x", range(slab.start, slab.stop))
+            yield slab, x
+
+
+def array_slabs(x: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """The rows of an array in the same form."""
+    return ((slab, x[slab]) for slab in slabs(len(x), x.nbytes // len(x)))
+
+
+def without(parts: Iterable[tuple[slice, np.ndarray]], held: np.ndarray) -> Iterator[np.ndarray]:
+    """These rows less those that are held out (sorted numbers)."""
+    for slab, x in parts:
+        first, last = np.searchsorted(held, (slab.start, slab.stop))
+        yield np.delete(x, held[first:last] - slab.start, axis=0)

@@ -1,0 +1,205 @@
+"""A training-data server: a rank that owns examples and makes batches of them for workers, which own none.
+
+    worker    ask 1 | compute on 0 ...... | has 1: ask 2 | compute on 1 ...... | has 2: ask 3 | ...
+                v                  ^              v                  ^
+    server    send 1 | make 2 .....               send 2 | make 3 .....
+
+A worker asks for its next batch before it computes on this one, and the server has guessed what it will ask for: it
+makes the batch that follows in the order while it has nothing else to do. So a worker waits no longer than for one
+transfer, and not even that where the network moves data while it computes. Who sees which example when is decided by
+the readers of hpcdl/data on the server, which makes the batches that the worker would have made itself.
+
+A server sends rows * (features * itemsize + label + 8) bytes a batch, a worker one line of 64 bytes. The idea: the
+reader processes of Dean et al. ("Large scale distributed deep networks", NIPS 2012), tf.data's service (Audibert et
+al., "tf.data service", SoCC 2023).
+"""
+
+import json
+import signal
+import time
+
+import numpy as np
+
+from hpcdl.comm.watchdog import activity
+from hpcdl.data.cursor import following
+from hpcdl.errors import UsageError
+from hpcdl.runs import signals
+from hpcdl.services.data_messages import (
+    ANSWER,
+    BATCH,
+    CLOSE,
+    HEADER,
+    INDEX,
+    MOST_ROWS,
+    REQUEST,
+    ROWS,
+    SIGNAL,
+    SPLITS,
+    STEP,
+    TAKE,
+    WORDS,
+    Form,
+    Outbox,
+    number,
+)
+
+TRUSTED = 2  # requests in sequence after which the next one is guessed
+SETTLED = 1.0  # seconds after which the workers have had a signal, too, if it was for all
+
+
+def introduce(everyone, opened, clients) -> None:
+    """Tell the clients what the data set is; each makes its `RemoteData` meanwhile."""
+    text = describe(opened)
+    for client in clients:
+        everyone.push(np.array([len(text)]), client, ANSWER)
+        everyone.push(text, client, ANSWER)
+
+
+def serve(everyone, opened, clients) -> int:
+    """Answer the requests of the ranks `clients` of `everyone` until each has closed; returns their largest status.
+
+    opened: a `Data` with what they will ask for. A request that cannot be answered is raised here, as a UsageError.
+    """
+    server, status, left = Server(everyone, opened), 0, set(clients)
+    while left:
+        client, operation, *arguments = server.receive()
+        if operation == CLOSE:
+            left.remove(client)
+            status = max(status, arguments[0])
+        else:
+            server.answer(client, operation, *arguments)
+    server.close()
+    return status
+
+
+def describe(data) -> np.ndarray:
+    """What a worker knows of the data, as bytes of JSON."""
+    about = {
+        "name": data.name,
+        "features": data.features,
+        "classes": data.classes,
+        "dtype": data.dtype.name,
+        "y_dtype": data.train.source.y_kind.name,
+        "examples": {name: split.examples for name in SPLITS if (split := getattr(data, name)) is not None},
+        "statistics": {name: vector.tolist() for name, vector in data.statistics.items()},
+    }
+    return np.frombuffer(json.dumps(about).encode(), np.uint8)
+
+
+class Server:
+    """What a data server holds: the examples, and for each client the batches that it asks for in turn."""
+
+    def __init__(self, everyone, data):
+        self.comm, self.data = everyone, data
+        self.form = Form(data.train.source.width, data.dtype, data.train.source.y_kind)
+        self.lines, self.sent = {}, {}  # by (client, batch size, rank, size); the last answer by client, on its way
+        self.replies = {
+            MOST_ROWS: self._most_rows,
+            BATCH: self._batch,
+            ROWS: self._rows,
+            TAKE: self._take,
+        }
+        self.signalled = None  # when this rank had a signal
+
+    def receive(self) -> tuple[int, ...]:
+        """The next request: from which client, and its words. Batches are made while there is none."""
+        request = np.empty(WORDS, np.int64)
+        coming = self.comm.iwait(request, tag=REQUEST)
+        self.comm.wait_until(lambda: coming.done, lambda: not coming.done and self.make())
+        return coming.wait().source, *map(int, request)
+
+    def make(self) -> bool:
+        """Make one batch that is likely to be asked for; False when there is none to make."""
+        activity.since = time.monotonic()  # to wait for requests is what a server does: it does not hang
+        return any(line.make() for line in self.lines.values())
+
+    def answer(self, client: int, operation: int, *arguments) -> None:
+        """Answer one request."""
+        if client in self.sent:
+            self.sent[client].wait()  # its memory may be what the next batch is made in
+        message = self.replies[operation](client, *arguments)
+        message[:HEADER].view(np.int64)[SIGNAL] = self._signal()
+        self.sent[client] = self.comm.ipush(message, client, ANSWER)
+
+    def _signal(self) -> int:
+        """The number of a signal that only this rank may have received; 0: none."""
+        if not signals.received:
+            return 0
+        self.signalled = self.signalled or time.monotonic()
+        settled = time.monotonic() - self.signalled > SETTLED
+        return signal.Signals[signals.received[0]].value if settled else 0
+
+    def _most_rows(self, client, batch_size, rank, size, *_):
+        return number(self.data.most_rows(batch_size, (rank, size)))
+
+    def _batch(self, client, batch_size, rank, size, ahead, epoch, step, *_):
+        key = client, batch_size, rank, size
+        if key not in self.lines:
+            self.lines[key] = Line(self.data, self.form, batch_size, (rank, size))
+        return self.lines[key].take(epoch, step, bool(ahead))
+
+    def _rows(self, client, split, first, last, *_):
+        return self._taken(split, np.arange(first, last))
+
+    def _take(self, client, split, count, *_):
+        index = np.empty(count, np.int64)
+        self.comm.wait(index, client, INDEX)
+        return self._taken(split, index)
+
+    def _taken(self, split, index):
+        message = self.form.empty(len(index))
+        answer = self.form.parts(message, len(index))
+        answer.x[:], answer.y[:] = getattr(self.data, SPLITS[split]).take(index)
+        answer.header[: STEP + 1] = len(index), 0, 0, 0
+        return message[: self.form.places(len(index))[1]]
+
+    def close(self) -> None:
+        """Complete what was sent, and end the threads."""
+        for sent in self.sent.values():
+            sent.wait()
+        for line in self.lines.values():
+            line.close()
+
+
+class Line:
+    """The batches that one client asks for, step after step: the next one is guessed, and made before it is asked for.
+
+    A client that jumps (asynchronous workers draw their steps) is not guessed at, and its batches are made without a
+    thread that runs ahead.
+    """
+
+    def __init__(self, data, form: Form, batch_size: int, share: tuple):
+        self.make_cursor = lambda ahead: data.cursor(batch_size, share, ahead, lambda count: Outbox(form, count))
+        self.steps = data.steps_per_epoch(batch_size)
+        self.cursors, self.row = {}, TRUSTED  # row: requests in sequence, up to now
+        self.expected = self.guess = self.made = None
+
+    def take(self, epoch: int, step: int, ahead: bool) -> np.ndarray:
+        """The message with this batch. ahead: the client means to take the steps in sequence."""
+        if self.expected is not None:
+            self.row = self.row + 1 if self.expected == (epoch, step) else 0
+        message = self.made if self.guess == (epoch, step) and self.made is not None else self._take(epoch, step, ahead)
+        self.expected = following(epoch, step, self.steps)
+        self.guess, self.made = self.expected if ahead and self.row >= TRUSTED else None, None
+        return message
+
+    def _take(self, epoch, step, ahead):
+        ahead = ahead and self.row >= TRUSTED
+        if ahead not in self.cursors:
+            self.cursors[ahead] = self.make_cursor(ahead)
+        return self.cursors[ahead].take(epoch, step)
+
+    def make(self) -> bool:
+        """Make what is guessed; False when that is done or nothing is."""
+        if self.guess is None or self.made is not None:
+            return False
+        try:
+            self.made = self._take(*self.guess, True)
+        except UsageError:  # a damaged file, which is told when the batch is asked for
+            self.guess = None
+        return True
+
+    def close(self) -> None:
+        """End the threads."""
+        for cursor in self.cursors.values():
+            cursor.close()

@@ -1,0 +1,132 @@
+"""Standardize: by the mean and deviation of the rows that train, the same for every placement."""
+
+import numpy as np
+import pytest
+
+from hpcdl.data import format as data_format
+from hpcdl.data import from_arrays, open_data, opening
+from hpcdl.data.augment import make_augment
+from hpcdl.data.standard import measure
+from hpcdl.errors import UsageError
+
+PLACEMENTS = ("shared", "partitioned", "streamed")
+
+
+def batches(data, share=(0, 1), epoch=1):
+    return [(b.x.copy(), b.y.copy(), b.index.copy()) for b in data.batches(epoch, 16, share)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("place", PLACEMENTS)
+def test_by_the_rows_that_train(shared_file, world, images, place, dtype):
+    options = {"validation": 0.2, "seed": 1, "dtype": dtype}
+    plain = open_data(shared_file, **options)
+    data = open_data(shared_file, comm=world, placement=place, standardize=True, **options)
+    train, test, held = (
+        split.rows(0, split.examples)[0].astype("f8") for split in (plain.train, plain.test, plain.validation)
+    )
+    mean, deviation = train.mean(axis=0), train.std(axis=0)
+    assert (deviation[1:] > 10).all() and deviation[0] == 0  # of each image the first pixel is 0: fewer than 200 rows
+    deviation[0] = 1
+    tolerance = {"float32": 1e-5, "float64": 1e-13}[dtype]
+    for split, raw in ((data.train, train), (data.test, test), (data.validation, held)):
+        np.testing.assert_allclose(split.rows(0, len(raw))[0], (raw - mean) / deviation, rtol=0, atol=tolerance)
+    for x, _, index in batches(data, (world.rank, world.size)):
+        np.testing.assert_allclose(x, (train[index] - mean) / deviation, rtol=0, atol=tolerance)
+        np.testing.assert_array_equal(x, data.train.take(index)[0])
+    np.testing.assert_allclose(data.statistics["mean"], mean, rtol=1e-13)
+    np.testing.assert_allclose(data.statistics["deviation"], deviation, rtol=1e-13)
+    assert plain.statistics == {}
+    plain.close()
+    data.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"validation": 0.1, "augment": "shift:1,flip"}], ids=str)
+def test_all_placements_give_the_same_bits(file, options, monkeypatch):
+    def rows(place):
+        data = open_data(file, placement=place, standardize=True, **options)
+        x = np.concatenate([x for x, _, _ in batches(data)])
+        index = np.concatenate([index for _, _, index in batches(data)])
+        splits = [split.rows(0, split.examples)[0] for split in (data.train, data.test)]
+        data.close()
+        return x[np.argsort(index)], *splits
+
+    shared, *others = (rows(place) for place in PLACEMENTS)
+    for other in others:
+        for part in (1, 2) if options else (0, 1, 2):  # the moves of an image depend on its place in the order
+            np.testing.assert_array_equal(other[part], shared[part])
+
+
+@pytest.mark.parametrize("place", ["memory", "streamed"])
+def test_after_the_moves(file, images, place):
+    """What comes in is raw 0, and each pixel's place has its own mean."""
+    x, y, _, _ = images()
+    options = {"augment": "shift:2,flip", "seed": 5}
+    make = (lambda **more: from_arrays(x, y, dtype="float64", **options, **more)) if place == "memory" else (
+        lambda **more: open_data(file, placement="streamed", dtype="float64", **options, **more)
+    )  # fmt: skip
+    plain, data = make(), make(standardize=True)
+    mean, deviation = (data.statistics[name] for name in ("mean", "deviation"))
+    moved = 0
+    for (raw, _, one), (standard, _, two) in zip(batches(plain), batches(data), strict=True):
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_allclose(standard, (raw - mean) / deviation, atol=1e-12)
+        moved += (raw != plain.train.take(one)[0]).any(axis=1).sum()
+    assert moved > 50
+    moves = make_augment("shift:2,flip", (6, 5), 5).moves(1, 0, 16, 0, 16)
+    down = int(np.flatnonzero(moves.down > 0)[0])
+    np.testing.assert_allclose(batches(data)[0][0][down, :5], (-mean / deviation)[:5])
+    plain.close()
+    data.close()
+
+
+@pytest.mark.parametrize("slab", [8, 100, 10_000])
+def test_part_by_part_and_far_from_zero(monkeypatch, slab):
+    monkeypatch.setattr(data_format, "SLAB_BYTES", slab)
+    random = np.random.default_rng(0)
+    x = 1e8 + random.standard_normal((1000, 3)) * [1, 1e-3, 100]
+    parts = np.split(x, [1, 400, 400, 990])
+    mean, deviation = measure(parts, -2.0)
+    np.testing.assert_allclose(mean, -2 * x.mean(axis=0), rtol=1e-14)
+    np.testing.assert_allclose(deviation, 2 * (x - x.mean(axis=0)).std(axis=0), rtol=1e-4)  # the sum of squares, 1e-16
+
+
+def test_a_feature_that_never_changes():
+    x = np.full((30, 3), 0.1)
+    x[:, 1] = np.arange(30)
+    x[:, 2] = 1e-200 * np.arange(30)
+    data = from_arrays(x, np.arange(30) % 3, standardize=True, dtype="float64", scale=3)
+    np.testing.assert_array_equal(data.statistics["deviation"][[0, 2]], 1)
+    rows = data.train.rows(0, 30)[0]
+    assert np.abs(rows[:, 0]).max() < 1e-15 and rows[:, 1].std() == pytest.approx(1)
+    assert np.isfinite(from_arrays(x, np.arange(30) % 3, standardize=True).train.rows(0, 30)[0]).all()
+
+
+def test_by_given_statistics(file, images):
+    data = open_data(file, standardize=True, validation=0.3)
+    x, y, _, _ = images()
+    other = from_arrays(x[::-1], y[::-1], standardize=data.statistics)
+    np.testing.assert_array_equal(other.train.rows(0, 100)[0], open_data(
+        file, standardize=data.statistics).train.rows(0, 100)[0][::-1])  # fmt: skip
+    np.testing.assert_array_equal(other.statistics["mean"], data.statistics["mean"])
+    data.close()
+
+
+@pytest.mark.parametrize("place", PLACEMENTS)
+def test_measured_by_one_rank(shared_file, world, place, monkeypatch):
+    calls = []
+    original = opening.measure
+    monkeypatch.setattr(opening, "measure", lambda *what: calls.append(1) or original(*what))
+    data = open_data(shared_file, comm=world, placement=place, standardize=True)
+    assert len(calls) == (world.rank == 0)
+    means = world.allgather(data.statistics["mean"].tobytes())
+    assert len(set(means)) == 1
+    data.close()
+
+
+def test_a_bad_value_is_found_when_it_is_measured(tmp_path, images, write):
+    x, y, x_test, y_test = images(kind="f4")
+    x[60, 0, 3] = np.inf
+    path = write(tmp_path / "bad.h5", x, y, x_test, y_test)
+    with pytest.raises(UsageError, match="in row 60"):
+        open_data(path, placement="streamed", standardize=True)

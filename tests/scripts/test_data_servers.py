@@ -1,0 +1,39 @@
+"""What a data server cannot answer ends the job in one line, as any bad input."""
+
+import h5py
+import numpy as np
+
+PROGRAM = """
+import sys
+from mpi4py import MPI
+from hpcdl.comm import Communicator
+from hpcdl.data import open_data
+from hpcdl.services.data_server import introduce, serve
+from hpcdl.services.remote_data import RemoteData
+
+everyone = Communicator(MPI.COMM_WORLD)
+part = MPI.COMM_WORLD.Split(int(everyone.rank == 0))
+path, placement, *share = sys.argv[1:]
+if everyone.rank == 0:
+    opened = open_data(path, comm=part, placement=placement, parts=([0, 1], 2))
+    introduce(everyone, opened, [1, 2])
+    serve(everyone, opened, [1, 2])
+else:
+    data = RemoteData(everyone, 0)
+    for batch in data.batches(0, 10, (everyone.rank - 1, int(share[0]))):
+        pass
+    data.close()
+"""
+
+
+def test_a_damaged_block_and_a_share_that_is_not_held(launch, tmp_path):
+    with h5py.File(tmp_path / "bad.h5", "w") as file:
+        for part in ("train", "test"):
+            file[f"{part}/x"], file[f"{part}/y"] = np.ones((100, 3), "f4"), np.arange(100) % 2
+        file["train/x"][60] = np.inf
+    for arguments, words in [
+        (("bad.h5", "streamed", "2"), "bad.h5: train/x has a NaN or an infinity (as float32) in row 60"),
+        (("digits", "partitioned", "3"), "holds the rows of share (0, 2), (1, 2), not "),
+    ]:
+        done = launch(3, "-c", PROGRAM, *arguments, check=2)
+        assert words in done.stderr and "Traceback" not in done.stderr
