@@ -110,6 +110,9 @@ class SliceServer:
         for sent in self.answered:
             if sent is not None:
                 sent.wait(doze=True)
+        if not self.arrival.done:  # the last to close was the client on this rank: nobody else will send
+            self.comm.mpi.Send(as_message(np.zeros((), REQUEST)), self.comm.rank, ASKED)
+            self.arrival.wait()
 
     @property
     def hears(self) -> bool:
