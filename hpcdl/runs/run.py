@@ -318,12 +318,19 @@ class Run:
     @contextlib.contextmanager
     def fetching(self):
         """Within `timed`: what is inside counts as waiting for data, and not as the step's time."""
+        with self._apart():
+            begun = self.mark
+            yield
+        self.data_seconds += (self.mark - begun) / 1e9
+
+    @contextlib.contextmanager
+    def _apart(self):
+        """Within `timed`: what is inside is no part of the step, neither its time nor its messages."""
         traffic = self.comm.traffic
         self._lap()
-        talked, blocked, begun = traffic.seconds, traffic.blocked_seconds, self.mark
+        talked, blocked = traffic.seconds, traffic.blocked_seconds
         yield
         self.mark = time.perf_counter_ns()
-        self.data_seconds += (self.mark - begun) / 1e9
         self.talked_seconds -= traffic.seconds - talked
         self.blocked_seconds -= traffic.blocked_seconds - blocked
 
@@ -358,24 +365,33 @@ class Run:
         ends = self.step >= self.steps
         if not (epoch_ends or saving or ends or self.step - self.agreed >= self.every):
             return
-        self._lap()
+        with self._apart():
+            begun = self.mark
+            self._conclude_step(epoch_ends, saving, ends)
+        self.paused_seconds += (self.mark - begun) / 1e9
+
+    def _conclude_step(self, epoch_ends: bool, saving: bool, ends: bool) -> None:
+        """What `boundary` does when it is time to."""
         with self.comm.timeline.span("agree"):
             self._agree()
-        due = epoch_ends and self.step // self.per_epoch % options.evaluate_every == 0
+        self._finish_what_has_begun()
+        due = epoch_ends and self.step // self.per_epoch % self.options.evaluate_every == 0
         if due or ends or self.stopped == "time limit":
             self.refresh()
             with self.comm.timeline.span("evaluate"):
                 self._evaluate()
             if self.improved:
                 self.save_best()
-        if self.stopped is not None and self.step < self.horizon():  # some have begun with later steps
-            self.stopping, self.stopped, self.steps = self.stopped, None, self.horizon()
+            self._finish_what_has_begun()
         if saving or ends or self.stopped is not None:
             self.refresh()
             with self.comm.timeline.span("checkpoint"):
                 self.save()
-        before, self.mark = self.mark, time.perf_counter_ns()  # what the boundary took is no part of the step
-        self.paused_seconds += (self.mark - before) / 1e9
+
+    def _finish_what_has_begun(self) -> None:
+        """Told to stop, go on to the end of the steps that some ranks have begun with."""
+        if self.stopped is not None and self.step < self.horizon():
+            self.stopping, self.stopped, self.steps = self.stopped, None, self.horizon()
 
     def _agree(self) -> None:
         """Sum the losses of the steps since the last agreement; share signals, the time limit and the next interval."""
