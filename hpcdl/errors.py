@@ -13,7 +13,12 @@ class AgreedError(UsageError):
 
 
 class TrainingError(Exception):
-    """A run that cannot go on, as every rank knows. A script prints the message as one line and exits with status 1."""
+    """A run that cannot go on, as every rank knows. A script prints the message as one line and exits with status 1.
+
+    speaker: the rank that prints.
+    """
+
+    speaker = 0
 
 
 class LoneError(Exception):

@@ -10,7 +10,7 @@ from hpcdl.errors import AgreedError, TrainingError
 
 @contextlib.contextmanager
 def ended(program: str, rank: int):
-    """Turn an error that all ranks share into one line on rank 0 and an exit status on all.
+    """Turn an error that all ranks share into one line, on rank 0 or who speaks for it, and an exit status on all.
 
     Any other error goes on to hpcdl/comm/failure.py, which ends all ranks, for they do not know of it.
     """
@@ -18,7 +18,7 @@ def ended(program: str, rank: int):
         yield
     except (AgreedError, TrainingError) as error:
         sys.stdout.flush()
-        if rank == 0:
+        if rank == getattr(error, "speaker", 0):
             print(f"{program}: error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2 if isinstance(error, AgreedError) else 1) from None
 

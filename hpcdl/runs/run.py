@@ -66,7 +66,7 @@ class Run:
         self.peers = self.own  # those that agree at boundaries
         self.random = Random(self.options.seed)
         self.display = Display(self.options.progress, comm.rank)
-        self.model = self.data = self.optimizer = None
+        self.model, self.data, self.optimizer, self.device = None, None, None, CPU
         self.tracked: dict[str, np.ndarray | Elsewhere] = {}  # the same on all ranks
         self.owned: dict[str, np.ndarray] = {}  # of each rank its own
         self.extra = {}  # what a strategy adds to the summary
@@ -119,9 +119,12 @@ class Run:
         """
         self.strategy, self.model, self.optimizer, self.data = strategy, model, optimizer, data
         self.parameters, self.device = parameters, getattr(model, "device", CPU)
-        self.alone, self.refresh, self.horizon = alone, refresh or (lambda: None), horizon or (lambda: self.step)
+        self.refresh, self.horizon = refresh or (lambda: None), horizon or (lambda: self.step)
         data.to(self.device)
         self.batch, self.per_epoch, self.steps = self.plan(data)
+        if self.comm.rank == 0 or not alone:
+            for name, vector in data.statistics.items():
+                self.track(f"data/{name}", vector)
         if alone:
             self.peers = self.own.split(0 if self.comm.rank == 0 else None, name="keeper")
         else:
@@ -315,12 +318,19 @@ class Run:
     @contextlib.contextmanager
     def fetching(self):
         """Within `timed`: what is inside counts as waiting for data, and not as the step's time."""
+        with self._apart():
+            begun = self.mark
+            yield
+        self.data_seconds += (self.mark - begun) / 1e9
+
+    @contextlib.contextmanager
+    def _apart(self):
+        """Within `timed`: what is inside is no part of the step, neither its time nor its messages."""
         traffic = self.comm.traffic
         self._lap()
-        talked, blocked, begun = traffic.seconds, traffic.blocked_seconds, self.mark
+        talked, blocked = traffic.seconds, traffic.blocked_seconds
         yield
         self.mark = time.perf_counter_ns()
-        self.data_seconds += (self.mark - begun) / 1e9
         self.talked_seconds -= traffic.seconds - talked
         self.blocked_seconds -= traffic.blocked_seconds - blocked
 
@@ -355,24 +365,33 @@ class Run:
         ends = self.step >= self.steps
         if not (epoch_ends or saving or ends or self.step - self.agreed >= self.every):
             return
-        self._lap()
+        with self._apart():
+            begun = self.mark
+            self._conclude_step(epoch_ends, saving, ends)
+        self.paused_seconds += (self.mark - begun) / 1e9
+
+    def _conclude_step(self, epoch_ends: bool, saving: bool, ends: bool) -> None:
+        """What `boundary` does when it is time to."""
         with self.comm.timeline.span("agree"):
             self._agree()
-        due = epoch_ends and self.step // self.per_epoch % options.evaluate_every == 0
+        self._finish_what_has_begun()
+        due = epoch_ends and self.step // self.per_epoch % self.options.evaluate_every == 0
         if due or ends or self.stopped == "time limit":
             self.refresh()
             with self.comm.timeline.span("evaluate"):
                 self._evaluate()
             if self.improved:
                 self.save_best()
-        if self.stopped is not None and self.step < self.horizon():  # some have begun with later steps
-            self.stopping, self.stopped, self.steps = self.stopped, None, self.horizon()
+            self._finish_what_has_begun()
         if saving or ends or self.stopped is not None:
             self.refresh()
             with self.comm.timeline.span("checkpoint"):
                 self.save()
-        before, self.mark = self.mark, time.perf_counter_ns()  # what the boundary took is no part of the step
-        self.paused_seconds += (self.mark - before) / 1e9
+
+    def _finish_what_has_begun(self) -> None:
+        """Told to stop, go on to the end of the steps that some ranks have begun with."""
+        if self.stopped is not None and self.step < self.horizon():
+            self.stopping, self.stopped, self.steps = self.stopped, None, self.horizon()
 
     def _agree(self) -> None:
         """Sum the losses of the steps since the last agreement; share signals, the time limit and the next interval."""
@@ -415,7 +434,8 @@ class Run:
         raise self.infinite(self.agreed + 1 + int(first[rank]), rank)
 
     def infinite(self, step: int, rank: int) -> TrainingError:
-        """The error for a loss that is not a finite number."""
+        """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
+        rank += self.everyone.size - self.comm.size
         return TrainingError(f"the loss of step {step} is not finite on rank {rank}; {self._kept()}; {ADVICE}")
 
     def _kept(self) -> str:
@@ -504,11 +524,9 @@ class Run:
 
     def finish(self) -> dict | None:
         """Write trace and summary and print the table; if a signal stopped the run, say how to go on."""
-        if self.alone:
-            with activity.inside("why the run has ended"):
-                self.stopped = self.own.mpi.bcast(self.stopped)
         trace = self.folder.path and self.folder.path / "trace.json"
-        ranks = conclude(self.everyone, self.measurements(), self.comm.rank == 0, trace)
+        leads = self.comm.rank == 0
+        ranks, self.stopped = conclude(self.everyone, self.measurements(), leads, trace, self.stopped)
         if self.stopped == "signal":
             where = f"go on with --resume {self.folder.path}" if self.folder.path else "nothing was saved (no --out)"
             self.display.line(f"stopped by a signal after step {self.step} of {self.steps}; {where}")

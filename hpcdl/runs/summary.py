@@ -31,17 +31,19 @@ def measured(traffic, bookkeeping=0, steps=0.0, talked=0.0, blocked=0.0, data=0.
     }
 
 
-def conclude(everyone, measurements: dict, leads: bool = False, trace: Path | None = None) -> list[dict] | None:
+def conclude(everyone, measurements: dict, leads=False, trace: Path | None = None, stopped=None) -> tuple:
     """Gather what the run cost each rank on the rank that leads, and write the trace there; collective over all ranks.
 
-    A run's `finish` calls it, and so does a rank that only served the run.
+    Returns what was gathered (None elsewhere), and why the run has ended, as the rank that leads knows it. A run's
+    `finish` calls it, and so does a rank that only served the run.
     """
     with activity.inside("gather the summary"):
         root = everyone.mpi.allreduce(everyone.rank if leads else everyone.size, MPI.MIN)
         ranks = everyone.mpi.gather(measurements, root)
+        stopped = everyone.mpi.bcast(stopped, root)
     if everyone.timeline.limit:
         everyone.timeline.write(trace, root)
-    return ranks
+    return ranks, stopped
 
 
 def summarize(run, ranks: list[dict], agree: bool) -> dict:

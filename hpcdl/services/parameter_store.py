@@ -70,7 +70,7 @@ class Link:
     def __init__(self, rank: int, part: slice, here: bool):
         self.rank, self.part, self.here = rank, part, here
         self.header, self.into, self.requests, self.delivered = np.zeros((), ANSWER), None, (), True
-        self.seen = self.version = 0
+        self.seen, self.version, self.signalled = 0, 0, False
         self.come = self.closed = False  # of answers that were not asked for: whether one has come, and the last one
 
     def expect(self, comm, into, reply: int) -> None:
@@ -94,8 +94,7 @@ class Link:
     def read(self) -> None:
         """Take note of what the header says."""
         self.seen, self.version = float(self.header["seen"]), float(self.header["version"])  # not views of it
-        if self.header["signal"] and not signals.received:
-            signals.received.append("a signal to a server")
+        self.signalled |= bool(self.header["signal"])
 
 
 class ParameterStore:
@@ -258,7 +257,8 @@ class ParameterStore:
     def _request(self, operation, link, start=0, stop=0, reply=TO_CLIENT, **fields) -> np.ndarray:
         """A request about the elements start to stop of the whole vector."""
         request = np.zeros((), REQUEST)
-        fields |= {"operation": operation, "reply": reply, "signal": bool(signals.received)}
+        signalled = bool(signals.received) or any(link.signalled for link in self.links)  # the lead has to know
+        fields |= {"operation": operation, "reply": reply, "signal": signalled}
         fields |= {"start": start - link.part.start, "stop": stop - link.part.start}
         fields |= {"clock": self.clock, "seen": link.seen, "version": link.version}
         for name, value in fields.items():

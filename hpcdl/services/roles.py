@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from hpcdl.errors import UsageError
 
+ROLES = ("parameter server", "data server", "worker")
+
 
 class Roles(NamedTuple):
     """The ranks of each role, as ranges that together cover all ranks."""
@@ -15,6 +17,18 @@ class Roles(NamedTuple):
     servers: range
     data_servers: range
     workers: range
+
+    def of(self, rank: int) -> str:
+        """What this rank is, by its name in ROLES."""
+        return next(name for name, ranks in zip(ROLES, self, strict=True) if rank in ranks)
+
+    def data_server(self, worker: int) -> int:
+        """The data server of a worker: they are dealt out in turn."""
+        return self.data_servers[self.workers.index(worker) % len(self.data_servers)]
+
+    def clients(self, server: int) -> list[int]:
+        """The workers of a data server."""
+        return [worker for worker in self.workers if self.data_server(worker) == server]
 
 
 def divide(size: int, servers: int = 0, data_servers: int = 0) -> Roles:

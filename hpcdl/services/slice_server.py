@@ -105,7 +105,7 @@ class SliceServer:
     def serve(self) -> None:
         """Answer until all clients have closed, and have their last answers."""
         while self.hears:
-            self.comm.wait_until(lambda: self.arrival.done, self._send_owed)
+            self.comm.wait_until(lambda: self.arrival.done, self._send_owed, patient=True)
             self.answer()
         for sent in self.answered:
             if sent is not None:
@@ -174,8 +174,9 @@ class SliceServer:
         part = slice(field.pop("start"), field.pop("stop"))
         amounts = {name: float(request[name]) for name in ("count", "total", "loss", "norm")}
         push = Push(client, part, **field, **amounts)
+        step = push.clock if self.consistency.clocked else self.taken
         if self.lead is not None and not math.isfinite(push.loss):
-            raise self.lead.infinite(push)
+            raise self.lead.infinite(push._replace(step=step))
         if self.consistency.clocked and push.clock - push.seen > self.consistency.bound:
             raise UsageError(
                 f"rank {client} pushed at clock {push.clock} what it computed from parameters of clock {push.seen}: "
@@ -183,7 +184,6 @@ class SliceServer:
             )
         self.clocks[client] += 1
         self.taken += 1
-        step = push.clock if self.consistency.clocked else self.taken - 1
         loss, total = self.losses.get(step, (0.0, 0.0))
         self.losses[step] = loss + push.loss, max(total, push.total)
         if self.consistency.in_rounds:

@@ -21,14 +21,19 @@ from hpcdl.comm import Communicator, agreement  # noqa: E402
 from hpcdl.comm.allreduce import algorithm  # noqa: E402
 from hpcdl.comm.node import ranks_of_node  # noqa: E402
 from hpcdl.data import open_data  # noqa: E402
-from hpcdl.errors import UsageError  # noqa: E402
+from hpcdl.errors import TrainingError, UsageError  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.models import make_model  # noqa: E402
 from hpcdl.runs.options import parse  # noqa: E402
 from hpcdl.runs.program import ended, quiet  # noqa: E402
 from hpcdl.runs.run import Run  # noqa: E402
 from hpcdl.runs.straggler import slowed  # noqa: E402
-from hpcdl.services.roles import divide  # noqa: E402
+from hpcdl.runs.summary import conclude  # noqa: E402
+from hpcdl.services.data_server import introduce, serve  # noqa: E402
+from hpcdl.services.remote_data import RemoteData  # noqa: E402
+from hpcdl.services.roles import ROLES, Roles, divide  # noqa: E402
+
+FAILED = 1  # the exit status of a run that cannot go on
 
 
 def training(
@@ -49,43 +54,82 @@ def training(
     with ended(program, world.rank):
         with agreement(world), quiet(world.rank > 0):
             options = parse(options_class, program, description, arguments)
+            if ranks is not None and options.data_servers:
+                raise UsageError("--data-servers: this strategy has one rank, which holds the examples itself")
             if ranks not in (None, world.size):
                 raise UsageError(f"this strategy runs on {ranks} rank, not on {world.size}: start it without mpiexec")
-            roles = divide(world.size, getattr(options, "servers", 0))
+            roles = divide(world.size, getattr(options, "servers", 0), options.data_servers)
         with agreement(world):
             algorithm(options.allreduce)
-        number = local_rank(world)
+        role, number = roles.of(world.rank), local_rank(world)
         with agreement(world):
-            serves = world.rank in roles.servers
-            device = open_device("cpu" if serves else options.device, number)  # parameters on servers lie on the host
+            device = open_device(options.device if role == "worker" else "cpu", number)
         spans = 0 if options.out == "none" else options.trace
-        everyone = comm = Communicator(world, options.allreduce, options.timeout, spans, device)
-        part = world.Split(int(serves), world.rank)  # those that hold data in the same way
-        with agreement(world):
-            data = open_data(
-                options.data,
-                comm=part,
-                placement="streamed" if serves else options.placement,  # a server reads what it scores
-                partition="iid" if serves else options.partition,
-                dtype=options.dtype,
-                seed=options.seed,
-                validation=options.validation,
-                augment=options.augment,
-            )
+        everyone = Communicator(world, options.allreduce, options.timeout, spans, device)
+        comm = everyone.split(int(role == "data server"), name="training") if options.data_servers else everyone
+        data = open_for(role, roles, options, everyone)
         run = Run(comm, options, everyone, len(roles.workers))
         with agreement(world):
             model = make_model(options.model, data.features, data.classes, options.dtype, device)
             if check is not None:
-                check(options, comm.size, model)
+                check(options, world.size - options.data_servers, model)
             optimizer = run.make_optimizer(model, data)
             model = slowed(model, options, everyone.rank, roles.workers)
-        with run:
-            train(comm, model, data, optimizer, run)
-            data.close()
-        part.Free()
-        comm.free()
-        if run.stopped == "signal":
+        if role == "data server":
+            stopped = assist(everyone, data, roles.clients(world.rank), run)
+        else:
+            with run:
+                try:
+                    train(comm, model, data, optimizer, run)
+                except TrainingError as error:
+                    if isinstance(data, RemoteData):  # the servers do not know yet
+                        data.close(FAILED)
+                        error.speaker = roles.workers[0]
+                    raise
+                data.close()
+            stopped = run.stopped
+        everyone.free()
+        if stopped == "signal":
             raise SystemExit(signals.STATUS)
+
+
+def open_for(role: str, roles: Roles, options, everyone):
+    """The data as a rank of this role sees them; collective. UsageErrors are agreed on by all ranks."""
+    part = everyone.mpi.Split([*ROLES].index(role), everyone.rank)  # those that hold them in the same way
+    how = {"placement": options.placement, "partition": options.partition}
+    if role == "parameter server":
+        how = {"placement": "streamed"}  # it only reads what it scores
+    elif role == "data server" and options.placement == "partitioned":
+        how["parts"] = [roles.workers.index(each) for each in roles.clients(everyone.rank)], len(roles.workers)
+    data, remote = None, role == "worker" and bool(options.data_servers)
+    with agreement(everyone.mpi):
+        if not remote:
+            data = open_data(
+                options.data,
+                comm=part,
+                dtype=options.dtype,
+                seed=options.seed,
+                validation=options.validation,
+                augment=options.augment,
+                standardize=options.standardize,
+                **how,
+            )
+    part.Free()
+    if role == "data server":
+        introduce(everyone, data, roles.clients(everyone.rank))
+    return RemoteData(everyone, roles.data_server(everyone.rank)) if remote else data
+
+
+def assist(everyone, data, clients, run) -> str | None:
+    """What a data server does for a run; returns why the run ended."""
+    with run.timed("serve"):
+        status = serve(everyone, data, clients)
+    data.close()
+    if status == FAILED:  # the workers have said why
+        raise SystemExit(FAILED)
+    _, stopped = conclude(everyone, run.measurements())
+    run.own.free()
+    return stopped
 
 
 def local_rank(comm: MPI.Intracomm) -> int:

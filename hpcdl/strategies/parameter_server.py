@@ -210,7 +210,7 @@ class Keeper:
 
     def infinite(self, push) -> Exception:
         """The error for a push whose loss is not a finite number."""
-        return LoneError(str(self.run.infinite(push.clock + 1, push.client)))
+        return LoneError(str(self.run.infinite(push.step + 1, push.client)))
 
     def signalled(self) -> None:
         self.run.signalled = True

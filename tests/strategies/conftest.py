@@ -18,6 +18,7 @@ class Watched(Run):
 
     def record(self, loss, batch):
         super().record(loss, batch)
+        self.refresh()  # where parameters live elsewhere
         self.path.append(self.parameters.copy())
         self.own_losses.append(loss)
 
@@ -34,15 +35,16 @@ def examples(dtype):
 def follow():
     """A function: train on `bare`, a communicator of mpi4py; returns the run, with its `path` of parameters.
 
-    own: the strategy's own arguments.
+    own: the strategy's own arguments. workers: how many ranks compute, where not all do. Where rank 0 runs the run
+    alone, it alone has a path.
     """
 
-    def run(bare, train, data=None, model="mlp:5", own=None, **options):
+    def run(bare, train, data=None, model="mlp:5", own=None, workers=None, **options):
         options = Options(**{"batch_size": 13, "epochs": 4, "dtype": "float64", "progress": "none"} | options)
         comm = Communicator(bare, options.allreduce)
         data = data or examples(options.dtype)
         made = make_model(model, data.features, data.classes, options.dtype)
-        with Watched(comm, options) as watched:
+        with Watched(comm, options, None, workers) as watched:
             train(comm, made, data, watched.make_optimizer(made, data), watched, **(own or {}))
         comm.free()  # of thousands, MPI has no more than some
         return watched
