@@ -1,5 +1,6 @@
 """Parameter servers take the very steps of all-reduce SGD where they must, and stay within their bounds elsewhere."""
 
+
 import numpy as np
 import pytest
 from mpi4py import MPI
