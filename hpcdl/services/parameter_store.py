@@ -93,7 +93,7 @@ class Link:
 
     def read(self) -> None:
         """Take note of what the header says."""
-        self.seen, self.version = self.header["seen"], self.header["version"]
+        self.seen, self.version = int(self.header["seen"]), int(self.header["version"])  # the next header overwrites it
         self.signalled |= bool(self.header["signal"])
 
 
