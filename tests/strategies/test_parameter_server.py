@@ -1,20 +1,14 @@
 """Parameter servers take the very steps of all-reduce SGD where they must, and stay within their bounds elsewhere."""
 
-import dataclasses
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
-from hpcdl.data import from_arrays
 from hpcdl.models import make_model
-from hpcdl.optim import make_optimizer
 from hpcdl.runs import Options, Run
 from hpcdl.services.consistency import BSP, Consistency
-from hpcdl.services.slice_server import ANSWER, REQUEST
+from hpcdl.services.parameter_store import ParameterStore
 from hpcdl.strategies import parameter_server, sequential
 
 ASYNC, SSP0 = Consistency("async"), Consistency("ssp", 0)
@@ -133,12 +127,117 @@ def test_one_worker_is_sequential_to_the_bit_where_nothing_is_cut(consistency, o
     reference = alone(**options)
 
     def body(comm):
-        for servers in {min(comm.size - 1, most) for most in (1, 3)}:
-            own = {"servers": servers} if servers else {"on_workers": True}
-            run = serve(comm, own | {"consistency": consistency}, **options)
-            assert run.workers == 1
-            if comm.rank == 0:
-                same_bits(run.path, reference.path)
-                assert run.extra["staleness_histogram"] == [STEPS]
+        own = {"servers": comm.size - 1} if comm.size > 1 else {"on_workers": True}
+        run = serve(comm, own | {"consistency": consistency}, **options)
+        assert run.workers == 1
+        if comm.rank == 0:
+            (agree if consistency.in_rounds else same_bits)(run.path, reference.path)
+            assert run.extra["staleness_histogram"] == [STEPS]
 
     each_group(body)
+
+
+# -- what is late, and by how much ---------------------------------------------------------------------------------
+
+
+def delayed(model, data, steps, delay, aware=False, lr=0.1, batch=13):
+    """w(t+1) = w(t) - lr g(w(t - delay)) / (1 + min(t, delay) if aware), by plain numpy; the path w(1), w(2), ..."""
+    path, per_epoch = [model.initialize(Run(Communicator(MPI.COMM_SELF, "ring"), Options()).random)], -(-29 // batch)
+    cursor = data.cursor(batch, (0, 1), ahead=False)
+    for t in range(steps):
+        taken, g = cursor.take(*divmod(t, per_epoch)), np.zeros(model.layout.size)
+        model.loss_and_gradient(path[max(0, t - delay)], taken, g)
+        path.append(path[-1] - lr / (1 + min(t, delay) * aware) * g / taken.total)
+    return path[1:]
+
+
+@pytest.mark.parametrize("aware", [False, True])
+@pytest.mark.parametrize("consistency", [BSP, ASYNC], ids=lambda each: each.name)
+def test_a_fixed_delay_is_the_formula_and_loses_nothing(consistency, aware, serve, follow, world):
+    delay, data = 3, follow.examples("float64")
+    wanted = delayed(make_model("mlp:5", data.features, data.classes, "float64"), data, STEPS, delay, aware)
+    for own in placements(world.size):
+        if consistency == ASYNC and world.size - own.get("servers", 0) > 1:
+            continue  # only with one worker is it known which version a gradient is of
+        own |= {"consistency": consistency, "delay": delay, "aware": aware}
+        run = serve(world, own, optimizer="sgd", lr=0.1, schedule="constant")
+        if world.rank == 0:
+            late = [run.path[0]] * delay + wanted[: STEPS - 1 - delay]  # versions that are so many steps behind
+            agree(run.path, [*late, wanted[-1]])  # in the end all is applied
+            each = run.workers if consistency == BSP else 1
+            assert run.extra["staleness_histogram"] == [each] * delay + [each * (STEPS - delay)]
+            assert np.array_equal(run.path[0], run.path[delay - 1])
+
+
+@pytest.fixture
+def before_push(monkeypatch):
+    """A function: call `body(store)` on this rank before each push of its worker."""
+
+    def install(body):
+        original = ParameterStore.push
+
+        def push(store, *arguments, **keywords):
+            body(store)
+            original(store, *arguments, **keywords)
+
+        monkeypatch.setattr(ParameterStore, "push", push)
+
+    return install
+
+
+@pytest.fixture
+def hear(world):
+    """A function: wait for a sign of rank `source`, and serve meanwhile where this rank is a server, too."""
+
+    def run(store, source):
+        while not world.iprobe(source):
+            store.attend()
+        world.recv(source=source)
+
+    return run
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("every", [0, 2])
+@pytest.mark.parametrize("own", [{"servers": 1}, {"on_workers": True}], ids=str)
+def test_ssp_reaches_its_bound_and_never_exceeds_it(own, every, serve, before_push, hear, world):
+    """The last worker makes its first push when the one before has gone as far ahead as it may."""
+    bound, slow, fast = 3, world.size - 1, world.size - 2
+
+    def hold(store):
+        if world.rank == fast and store.clock == bound:  # its last push before it has to wait
+            world.send(None, slow)
+        if world.rank == slow and store.clock == 0:
+            hear(store, fast)
+
+    before_push(hold)
+    run = serve(world, own | {"consistency": Consistency("ssp", bound), "broadcast_every": every}, lr=0.01)
+    if world.rank == 0:
+        found = run.extra["staleness_histogram"]
+        assert len(found) == bound + 1 and all(found)
+        assert sum(found) == STEPS * run.workers and len(run.path) == STEPS
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("every", [0, 1, 3])
+@pytest.mark.parametrize("own", [{"servers": 1}, {"on_workers": True}], ids=str)
+def test_async_counts_the_versions_that_a_gradient_has_missed(own, every, serve, before_push, hear, world):
+    """The last worker pushes what it computed from the first version when the one before has made four pushes."""
+    missed, slow, fast = 4, world.size - 1, world.size - 2
+
+    def hold(store):
+        if world.rank == fast and store.clock == 0:
+            hear(store, slow)  # has pulled
+        if world.rank == fast and store.clock == missed:
+            world.send(None, slow)
+        if world.rank == slow and store.clock == 0:
+            world.send(None, fast)
+            hear(store, fast)
+
+    before_push(hold)
+    steps = 20 * world.size
+    run = serve(world, own | {"consistency": ASYNC, "broadcast_every": every}, lr=0.01, steps=steps)
+    if world.rank == 0:
+        found = run.extra["staleness_histogram"]
+        assert every or len(found) > missed  # who is not asked may not know yet what has been pushed
+        assert sum(found) == len(run.path) == run.optimizer.step == steps
