@@ -1,15 +1,21 @@
 """Parameter servers take the very steps of all-reduce SGD where they must, and stay within their bounds elsewhere."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.models import make_model
-from hpcdl.runs import Options, Run
+from hpcdl.runs import Options, Run, signals
+from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.services.consistency import BSP, Consistency
 from hpcdl.services.parameter_store import ParameterStore
-from hpcdl.strategies import parameter_server, sequential
+from hpcdl.services.slice_server import ANSWER, REQUEST, SliceServer
+from hpcdl.strategies import all_reduce, parameter_server, sequential
 
 ASYNC, SSP0 = Consistency("async"), Consistency("ssp", 0)
 STEPS = 4 * 3
@@ -241,3 +247,152 @@ def test_async_counts_the_versions_that_a_gradient_has_missed(own, every, serve,
         found = run.extra["staleness_histogram"]
         assert every or len(found) > missed  # who is not asked may not know yet what has been pushed
         assert sum(found) == len(run.path) == run.optimizer.step == steps
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------
+
+
+def theory(rank, comm_size, own, size, steps, gathers):
+    """Bytes and messages that a rank pushes under bsp: as a client, as a server (1/S of the values), for rank 0."""
+    holders = comm_size if own.get("on_workers") else own["servers"]
+    workers = range(comm_size) if own.get("on_workers") else range(holders, comm_size)
+    length = [8 * (cut.stop - cut.start) for cut in chunks(size, holders)]
+    sent = []
+    if rank in workers:
+        for server in set(range(holders)) - {rank}:
+            sent += [REQUEST.itemsize, REQUEST.itemsize, length[server]] * steps  # pull; push
+            sent += [REQUEST.itemsize] * 2  # the pull that says that it is over; close
+    if rank < holders:
+        sent += [ANSWER.itemsize, length[rank]] * (steps + 2) * len(set(workers) - {rank})
+    if rank == 0:
+        sent += length[1:] + [REQUEST.itemsize] * (holders - 1) * (gathers + 1)  # initial values; gathers, the end
+    elif rank < holders:
+        sent += [ANSWER.itemsize, length[rank]] * gathers
+    return sum(sent), len(sent)
+
+
+def test_bytes_and_messages_are_those_of_theory(serve, monkeypatch, world):
+    gathers, original = [], ParameterStore.gather
+
+    def gather(*arguments, **keywords):
+        gathers.append(1)
+        original(*arguments, **keywords)
+
+    monkeypatch.setattr(ParameterStore, "gather", gather)
+    for own in placements(world.size):
+        gathers.clear()
+        run = serve(world, own, model="mlp:300")
+        counted = run.comm.traffic["push"]
+        count = world.bcast(len(gathers))
+        wanted = theory(world.rank, world.size, own, run.model.layout.size, STEPS, count)
+        assert (counted.bytes, counted.messages) == wanted
+
+
+# -- going on ------------------------------------------------------------------------------------------------------
+
+
+def rewind(world, folder, step):
+    """As if the run had been killed after that checkpoint."""
+    world.Barrier()
+    if world.rank == 0:
+        (folder / f"checkpoint-{step:09d}.h5").replace(folder / "checkpoint.h5")
+    world.Barrier()
+
+
+def recorded(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if "test_loss" not in line]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("consistency", [BSP, SSP0], ids=lambda each: each.name)
+def test_resumed_is_never_stopped_to_the_bit(optimizer, consistency, serve, follow, world, mpi_tmp_path):
+    parts, copied = mpi_tmp_path / "parts", mpi_tmp_path / "copied"
+    settings = {"optimizer": optimizer, "schedule": "constant", "clip_norm": 1.0}
+    for own in placements(world.size):
+        own |= {"consistency": consistency}
+        first = serve(world, own, out=str(parts), checkpoint_every=5, keep=9, **settings)
+        rewind(world, parts, 5)
+        if world.rank == 0:
+            shutil.copytree(parts, copied)
+        world.Barrier()
+        second = serve(world, own, out=str(parts), resume=str(parts), **settings)
+        if world.rank == 0:
+            same_bits(second.path, first.path[5:])
+            assert recorded(parts) == list(range(1, STEPS + 1))
+            assert sum(second.extra["staleness_histogram"]) == (STEPS - 5) * second.workers
+            found = Checkpoint.read(parts)
+            assert (found.attributes["step"], found.attributes["updates"]) == (STEPS, STEPS)
+            assert np.array_equal(found.vectors["parameters"], first.path[-1])
+        other = {"servers": 2} if own.get("servers") == 1 and world.size > 2 else {"on_workers": True}
+        elsewhere = serve(world, other, resume=str(copied), **settings)
+        reduced = follow(world, all_reduce.train, resume=str(copied), allreduce="ring", **settings)
+        if world.rank == 0:
+            agree(elsewhere.path, first.path[5:])
+            agree(reduced.path, first.path[5:])
+            for folder in (parts, copied):
+                shutil.rmtree(folder)
+        world.Barrier()
+
+
+@pytest.mark.parametrize("every", [0, 2])
+@pytest.mark.parametrize("consistency", [Consistency("ssp", 2), ASYNC], ids=lambda each: each.name)
+def test_checkpoints_are_of_just_their_steps_and_the_rest_is_done_once(consistency, every, serve, world, mpi_tmp_path):
+    settings = {"schedule": "constant", "batch_size": 15, "epochs": 6}  # no worker goes without examples
+    for own in placements(world.size):
+        out = mpi_tmp_path / str(own)
+        own |= {"consistency": consistency, "broadcast_every": every}
+        serve(world, own, out=str(out), checkpoint_every=5, keep=9, **settings)
+        rewind(world, out, 5)
+        found = Checkpoint.read(out)
+        each = world.size - own.get("servers", 0) if consistency.clocked else 1  # updates of a step
+        assert (found.attributes["step"], found.attributes["updates"]) == (5, 5 * each)
+        world.Barrier()
+        run = serve(world, own, out=str(out), resume=str(out), **settings)
+        if world.rank == 0:
+            assert run.step == STEPS and recorded(out) == list(range(1, STEPS + 1))
+            assert sum(run.extra["staleness_histogram"]) == (STEPS - 5) * each
+            again = Checkpoint.read(out).attributes
+            assert (again["step"], again["updates"]) == (STEPS, STEPS * each)
+        world.Barrier()
+        over = serve(world, own, out=str(out), resume=str(out), **settings)  # nothing is left to do
+        assert over.step in (STEPS, 5) and over.agree is True
+
+
+# -- ending before the end -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "consistency, every",
+    [(BSP, 0), (BSP, 1), (Consistency("ssp", 2), 0), (Consistency("ssp", 2), 3), (ASYNC, 0), (ASYNC, 2)],
+    ids=lambda each: getattr(each, "name", each),
+)
+def test_a_signal_on_any_rank_ends_all_in_good_order(
+    consistency, every, serve, before_push, world, monkeypatch, mpi_tmp_path
+):
+    """Steps that some have begun with are ended; all is saved; no rank takes another's signal for its own."""
+    original, target = SliceServer.handle, 0
+
+    def note(now):
+        if now and world.rank == target and not signals.received:
+            signals.received.append("SIGTERM")
+
+    def handle(server, *arguments):
+        note(server.taken >= 3)
+        original(server, *arguments)
+
+    before_push(lambda store: note(store.clock >= 1))
+    monkeypatch.setattr(SliceServer, "handle", handle)
+    for own in placements(world.size)[-2:]:
+        for target in sorted({0, 1 % world.size, world.size - 1}):
+            monkeypatch.setattr(signals, "received", [])
+            out = mpi_tmp_path / f"{own}{target}"
+            settings = {"steps": 3000, "schedule": "constant", "out": str(out), "lr": 0.001}
+            run = serve(world, own | {"consistency": consistency, "broadcast_every": every}, **settings)
+            assert run.stopped == "signal" and len(signals.received) == (world.rank == target)
+            if world.rank == 0:
+                assert 1 <= run.step < 3000
+                assert Checkpoint.read(out).attributes["step"] == run.step == recorded(out)[-1] == len(run.path)
+                each = run.workers if consistency.clocked else 1
+                assert sum(run.extra["staleness_histogram"]) == run.step * each
+            world.Barrier()
