@@ -243,9 +243,9 @@ class Communicator:
     def wait(self, array=None, source=ANY, tag=0) -> Arrival:
         return self.iwait(array, source, tag).wait()
 
-    def wait_until(self, condition, meanwhile=None) -> None:
-        """Pause until `condition()`, in naps, while what is in flight goes on; `meanwhile` as in `nap_until`."""
-        waited = nap_until(condition, "wait", meanwhile)
+    def wait_until(self, condition, meanwhile=None, patient: bool = False) -> None:
+        """Pause until `condition()`, in naps, while what is in flight goes on; the options are those of `nap_until`."""
+        waited = nap_until(condition, "wait", meanwhile, patient)
         self.traffic["wait"].seconds += waited
         self.traffic["wait"].blocked_seconds += waited
 

@@ -24,13 +24,13 @@ def meet(comm, name: str) -> None:
             os.sched_yield()
 
 
-def nap_until(condition: Callable[[], bool], name: str, meanwhile: Callable[[], bool] | None = None) -> float:
+def nap_until(condition: Callable[[], bool], name: str, meanwhile=None, patient: bool = False) -> float:
     """Wait until the condition holds, in naps that leave the core to others; returns the seconds spent waiting.
 
     MPI's own waiting looks out all the time, which is fastest but takes a core. A nap here is an eighth of the time
     waited so far, at most a millisecond, and so is what it adds to the wait. name: of what is waited in, for the
-    watchdog. meanwhile: something to do while waiting, which returns whether it has done anything; its time is not
-    counted.
+    watchdog. meanwhile(): something to do while waiting, which returns whether it has done anything; its time is not
+    counted. patient: this may last for any time, as where a server waits for requests: no watchdog ends it.
     """
     begun = quiet = time.perf_counter()
     busy = 0.0
@@ -39,6 +39,8 @@ def nap_until(condition: Callable[[], bool], name: str, meanwhile: Callable[[], 
             for request in list(activity.in_flight):
                 request._try()
             before = time.perf_counter()
+            if patient:
+                activity.since = time.monotonic()
             if meanwhile is not None and meanwhile():
                 quiet, activity.since = time.perf_counter(), time.monotonic()
                 busy += quiet - before

@@ -50,7 +50,7 @@ class MemoryReader:
         self.parts = held or {}
         for part in self.parts.values():
             self.examples = int(part.before[-1])
-        self.orders = {}  # the last two: of who is at the end of an epoch and of who is in the next
+        self.drawn = None, None  # whose order was drawn last, and the order: those who come later share it
 
     def batches(
         self, epoch: int, batch_size: int, share: tuple, steps: Iterable[int], buffers: Buffers, ahead: bool = True
@@ -68,15 +68,17 @@ class MemoryReader:
     def _plan(self, epoch, batch_size, share):
         """This rank's order, as training examples and as rows of `rows`, and a function: step -> its share of it."""
         key = epoch if self.whole else (epoch, *share)
-        if key not in self.orders:
-            order = self._whole_order(epoch) if self.whole else self._own_order(epoch, *share)
-            self.orders = dict([*self.orders.items()][-1:]) | {key: order}
+        drawn = self.drawn  # read and written as one: several threads may be here
+        if drawn[0] != key:
+            drawn = self.drawn = None, None  # the old order goes before there is a new one
+            drawn = self.drawn = key, self._whole_order(epoch) if self.whole else self._own_order(epoch, *share)
+        index, source = drawn[1]
         rank, size = share
         if self.whole:
             share_at = partial(global_share, self.examples, batch_size, rank=rank, size=size)
         else:
             share_at = partial(local_share, *self._bounds(share), self.examples, self._steps(batch_size))
-        return *self.orders[key], share_at
+        return index, source, share_at
 
     def _whole_order(self, epoch):
         index = global_order(self.seed, self.examples, epoch)

@@ -20,7 +20,6 @@ import time
 
 import numpy as np
 
-from hpcdl.comm.watchdog import activity
 from hpcdl.data.cursor import following
 from hpcdl.errors import UsageError
 from hpcdl.runs import signals
@@ -105,12 +104,11 @@ class Server:
         """The next request: from which client, and its words. Batches are made while there is none."""
         request = np.empty(WORDS, np.int64)
         coming = self.comm.iwait(request, tag=REQUEST)
-        self.comm.wait_until(lambda: coming.done, lambda: not coming.done and self.make())
+        self.comm.wait_until(lambda: coming.done, lambda: not coming.done and self.make(), patient=True)
         return coming.wait().source, *map(int, request)
 
     def make(self) -> bool:
         """Make one batch that is likely to be asked for; False when there is none to make."""
-        activity.since = time.monotonic()  # to wait for requests is what a server does: it does not hang
         return any(line.make() for line in self.lines.values())
 
     def answer(self, client: int, operation: int, *arguments) -> None:

@@ -93,7 +93,7 @@ class Link:
 
     def read(self) -> None:
         """Take note of what the header says."""
-        self.seen, self.version = int(self.header["seen"]), int(self.header["version"])  # the next header overwrites it
+        self.seen, self.version = float(self.header["seen"]), float(self.header["version"])  # not views of it
         self.signalled |= bool(self.header["signal"])
 
 
@@ -134,6 +134,7 @@ class ParameterStore:
         cuts = [slice(cut.start * block, cut.stop * block) for cut in chunks(size // block, len(holders))]
         cuts[-1] = slice(cuts[-1].start, size)
         self.links = [Link(rank, cut, rank == comm.rank) for rank, cut in zip(holders, cuts, strict=True)]
+        self.own_last = sorted(self.links, key=lambda link: link.here)  # its lead may wait for the other servers
         self.serves, self.works = comm.rank in holders, comm.rank in self.clients
         self.clock, self.subscribed, self.server = start, False, None
         self.drawer = Link(0, slice(0, 0), comm.rank == 0 and on_workers)  # answers to DRAW
@@ -173,6 +174,9 @@ class ParameterStore:
         that is too old; `into` is then the whole vector, the same array each time.
         """
         if self.broadcast_every:
+            if part is not None:
+                raise UsageError("servers that send without being asked send all: pull without a part")
+            self._checked(into, None)
             return self._newest(into)
         return self._fetch(PULL, into, part)
 
@@ -181,10 +185,10 @@ class ParameterStore:
 
         count, total, loss, norm: for the update and whoever leads (see `slice_server.Push`).
         """
-        part = part or slice(0, self.size)
+        part = self._checked(values, part)
         amounts = {"count": count, "total": total, "loss": loss, "norm": norm}
         sent = []
-        for link in sorted(self.links, key=lambda link: link.here):  # the own one last: it may have to wait for others
+        for link in self.own_last:
             start, stop = overlap(link.part, part)
             request = self._request(PUSH, link, start, stop, **amounts)
             mine = values[start - part.start : stop - part.start] if start < stop else values[:0]
@@ -209,13 +213,14 @@ class ParameterStore:
     def close(self, into: np.ndarray | None = None) -> None:
         """No more pushes of this client. Returns when all clients have closed; into <- the final values."""
         if self.subscribed:
-            self._wait_until(lambda: self.drawer.arrived)  # one step ahead of need
-            for link in self.links:
-                self._send(self._request(LAST, link, *ends(link.part), reply=UNASKED), link)
             into = np.empty(self.size, self.dtype) if into is None else into
+            self._checked(into, None)
+            self._wait_until(lambda: self.drawer.arrived)  # one step ahead of need
+            for link in self.own_last:
+                self._send(self._request(LAST, link, *ends(link.part), reply=UNASKED), link)
             self._wait_until(lambda: self._take_newest(into, last=True))
         else:
-            self._fetch(LAST, into, slice(0, 0) if into is None else None)
+            self._fetch(LAST, into)
         if self.serves:
             self.serve()
 
@@ -274,17 +279,29 @@ class ParameterStore:
 
     def _fetch(self, operation, into, part=None) -> int | None:
         """Ask all servers for what they hold of `part`; returns the step that the first one gives."""
-        part = part or slice(0, self.size)
-        cuts = [overlap(link.part, part) for link in self.links]
-        for link, (start, stop) in zip(self.links, cuts, strict=True):
+        part = slice(0, 0) if into is None else self._checked(into, part)
+        cuts = [overlap(link.part, part) for link in self.own_last]
+        for link, (start, stop) in zip(self.own_last, cuts, strict=True):
             array = into[start - part.start : stop - part.start] if start < stop else np.empty(0, self.dtype)
             link.expect(self.comm, array, TO_CLIENT)
-        for link, cut in zip(self.links, cuts, strict=True):
+        for link, cut in zip(self.own_last, cuts, strict=True):
             self._send(self._request(operation, link, *cut), link)
         self._wait_until(lambda: all(link.arrived for link in self.links))
         for link in self.links:
             link.read()
         return self._step(self.links[0])
+
+    def _checked(self, array, part: slice | None) -> slice:
+        """The part of the whole vector that `array` is for; UsageError where it is of another length or type."""
+        start, stop, step = (part or slice(None)).indices(self.size)
+        if step != 1:
+            raise UsageError(f"a part of a parameter store is a slice of consecutive elements, not {part}")
+        if array.size != max(0, stop - start) or array.dtype != self.dtype:
+            raise UsageError(
+                f"the store has {max(0, stop - start)} values of {self.dtype} for elements {start} to {stop}; "
+                f"the array has {array.size} of {array.dtype}"
+            )
+        return slice(start, stop)
 
     def _step(self, link) -> int | None:
         return None if link.header["step"] == ENDED else int(link.header["step"])

@@ -5,6 +5,7 @@ The worker has room for three batches: the one in use, the one before it, which 
 
 import json
 import signal
+import weakref
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class RemoteData(Data):
             split if split.examples is not None else None for split in splits.values()
         )
         self.examples = self.train.examples
-        self._shares, self._free = None, []
+        self._shares, self._free, self._cursors = None, [], weakref.WeakSet()
 
     def ask(self, message: np.ndarray, operation: int, *arguments: int):
         """Send a request, and be ready for its answer in `message`; the request to wait for."""
@@ -72,7 +73,9 @@ class RemoteData(Data):
     def cursor(self, batch_size: int, share: tuple = (0, 1), ahead: bool = True) -> "RemoteCursor":
         """Batches one by one: cursor.take(epoch, step). ahead: the next one in the order is asked for before that."""
         self._check(share)
-        return RemoteCursor(self, self.steps_per_epoch(batch_size), batch_size, share, ahead)
+        cursor = RemoteCursor(self, self.steps_per_epoch(batch_size), batch_size, share, ahead)
+        self._cursors.add(cursor)
+        return cursor
 
     def _batches(self, epoch, batch_size, share, steps):
         what = batch_size, share, self.device
@@ -93,7 +96,7 @@ class RemoteData(Data):
         if self.closed:
             return
         self.closed = True
-        for _, cursor in self._free:
+        for cursor in self._cursors:
             cursor.close()
         request = np.array([CLOSE, status] + [0] * (WORDS - 2), np.int64)
         self.comm.push(request, self.server, REQUEST)
@@ -159,7 +162,7 @@ class RemoteCursor:
             self.close()
             self._ask(epoch, step)
         with self.data.comm.timeline.span("wait for data"):
-            self.coming.wait()
+            self.coming.wait(doze=True)
         self.asked = self.coming = None
         message = self.messages[0]
         answer = self.data.form.parts(message, int(message[:HEADER].view(np.int64)[0]))

@@ -105,11 +105,14 @@ class SliceServer:
     def serve(self) -> None:
         """Answer until all clients have closed, and have their last answers."""
         while self.hears:
-            self.comm.wait_until(lambda: self.arrival.done, self._send_owed)
+            self.comm.wait_until(lambda: self.arrival.done, self._send_owed, patient=True)
             self.answer()
         for sent in self.answered:
             if sent is not None:
                 sent.wait(doze=True)
+        if not self.arrival.done:  # the last to close was the client on this rank: nobody else will send
+            self.comm.mpi.Send(as_message(np.zeros((), REQUEST)), self.comm.rank, ASKED)
+            self.arrival.wait()
 
     @property
     def hears(self) -> bool:

@@ -55,6 +55,19 @@ def test_score_predict_and_export(launch, trained, tmp_path):
     assert np.array_equal(flat, Checkpoint.read(trained).vectors["parameters"])
 
 
+def test_rows_are_standardized_as_the_training_rows_were(launch, trained, tmp_path):
+    found = Checkpoint.read(trained)
+    statistics = {"mean": np.linspace(0, 1, 64), "deviation": np.linspace(1, 2, 64)}
+    found.vectors |= {f"data/{name}": vector for name, vector in statistics.items()}
+    found.write(tmp_path / "s.h5")
+    launch(2, FOLDER / "evaluate.py", "s.h5", "--predict", "p.npz", "--export", "w.npz", check=0)
+    test = open_data("digits").test
+    x = (test.rows(0, test.examples)[0] - statistics["mean"]) / statistics["deviation"]
+    with np.load(tmp_path / "w.npz") as weights, np.load(tmp_path / "p.npz") as file:
+        odds = np.exp(forward(dict(weights), x))
+        np.testing.assert_allclose(file["output"], odds / odds.sum(axis=1, keepdims=True), rtol=0, atol=1e-5)
+
+
 def test_refusals(launch, trained, tmp_path):
     with h5py.File(tmp_path / "other.h5", "w") as file:
         for part in ("train", "test"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.watchdog import activity
 from hpcdl.data import Batch, open_data
 from hpcdl.data import format as data_format
 from hpcdl.data.placement import FileRows, MemoryRows
@@ -212,6 +213,26 @@ def test_steps_drawn_by_whoever_comes_first(each_world, path, options):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_on_a_gpu(world, path, gpu):
+    """Received in pinned memory, copied to the device; each batch is valid until the next but one."""
+
+    def body(data, number, workers, everyone):
+        mine, share, last = open_data(path), (number, workers), None
+        data.to(gpu)
+        for epoch in (0, 1):
+            for batch, own in zip(data.batches(epoch, 15, share), mine.batches(epoch, 15, share), strict=True):
+                assert gpu.holds(batch.x) and gpu.holds(batch.y)
+                host = Batch(gpu.host(batch.x), gpu.host(batch.y), batch.total, epoch, batch.step, batch.index)
+                assert_same(host, own)
+                if last is not None:
+                    np.testing.assert_array_equal(gpu.host(last[0].x), last[1])
+                last = batch, own.x.copy()
+        mine.close()
+
+    served(world, 1, path, body)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_two_iterators_and_rows_between_them(each_world, path):
     def body(data, number, workers, everyone):
         mine, share = open_data(path), (number, workers)
@@ -272,8 +293,11 @@ def test_bytes_and_messages(each_world, path, options):
 def test_a_server_ends_with_the_largest_status(each_world, path):
     def run(world, servers):
         def body(data, number, workers, everyone):
+            left_open = data.cursor(10, (number, workers))
+            left_open.take(0, 0)
             data.close(number)
             data.close(9)  # twice is once
+            assert not activity.in_flight
 
         status = served(world, servers, path, body)
         if world.rank < servers:
