@@ -32,7 +32,7 @@ CASES = {
 @pytest.mark.parametrize(
     "name, staleness, words",
     [
-        ("sbp", 0, r"unknown consistency 'sbp' \(did you mean 'bsp'\?\)"),
+        ("asink", 0, r"unknown consistency 'asink' \(did you mean 'async'\?\)"),
         ("ssp", -1, "at least 0, not -1"),
         ("bsp", 1, "a staleness of 1 is for ssp; bsp has no bound"),
         ("async", 2, "a staleness of 2 is for ssp; async has no bound"),

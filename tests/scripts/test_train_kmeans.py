@@ -1,0 +1,135 @@
+"""K-means on a parameter store is k-means, on any ranks and servers."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.data import open_data
+from hpcdl.random import Random
+from hpcdl.scripts import train_kmeans
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_kmeans.py"
+EACH_ROUND = """
+import sys
+from hpcdl.scripts.train_kmeans import main
+
+for rounds in range(1, 6):
+    main([*sys.argv[1:], "--rounds", str(rounds), "--out", f"{rounds}.npz"])
+"""
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """The training rows, and the first 7 centroids of seed 3."""
+    data = open_data("digits", dtype="float64")
+    return data.train.rows(0, data.examples)[0], train_kmeans.plus_plus(data.train, 7, 3)
+
+
+def nearest(x, centroids):
+    squares = ((x[:, None, :] - centroids) ** 2).sum(axis=2)
+    return squares.argmin(axis=1), squares.min(axis=1)
+
+
+def compare(path, wanted):
+    """The files of rounds 1, 2, ... hold the same centroids and counts, and the objectives so far."""
+    objectives = []
+    for rounds, (centroids, counts, objective) in enumerate(wanted, 1):
+        found = np.load(path / f"{rounds}.npz")
+        objectives.append(objective)
+        assert np.abs(found["centroids"] - centroids).max() < 1e-10 and np.array_equal(found["counts"], counts)
+        assert np.allclose(found["objective"], objectives, rtol=1e-12, atol=0)
+    return objectives
+
+
+@pytest.mark.parametrize("ranks, servers", [(2, 1), (4, 2), (5, 3)])
+def test_lloyd(launch, tmp_path, digits, ranks, servers):
+    """Each round's centroids are those of Lloyd's algorithm in numpy; the objective never rises."""
+
+    def rounds(x, centroids):
+        for _ in range(5):
+            which, squares = nearest(x, centroids)
+            counts = np.bincount(which, minlength=7)
+            centroids = np.array([x[which == i].mean(axis=0) for i in range(7)])
+            yield centroids, counts, squares.mean()
+
+    launch(ranks, "-c", EACH_ROUND, "--clusters", 7, "--seed", 3, "--servers", servers, check=0)
+    objectives = compare(tmp_path, rounds(*digits))
+    assert (np.diff(objectives) <= 0).all()
+
+
+@pytest.mark.parametrize(
+    "ranks, servers, consistency",
+    [(5, 3, ["bsp"]), (2, 1, ["ssp", "--staleness", "2"]), (3, 2, ["async"])],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_mini_batches(launch, tmp_path, digits, ranks, servers, consistency):
+    """Each round's centroids are those of Sculley's algorithm, row by row; one client takes its steps in sequence."""
+
+    def rounds(x, first):
+        centroids, counts = first.copy(), np.zeros(7)
+        for step in range(5):
+            batch = x[Random(3)("batch", step).integers(0, len(x), 31)]
+            which, squares = nearest(batch, centroids)
+            for row, i in zip(batch, which, strict=True):
+                counts[i] += 1
+                centroids[i] += (row - centroids[i]) / counts[i]
+            yield centroids, counts, squares.mean()
+
+    options = ["--clusters", 7, "--seed", 3, "--servers", servers, "--batch-size", 31, "--consistency", *consistency]
+    launch(ranks, "-c", EACH_ROUND, *options, check=0)
+    compare(tmp_path, rounds(*digits))
+
+
+def test_a_centroid_without_rows_stays():
+    centroids, counts = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([5.0, 5.0])
+    for update, wanted, had in [(train_kmeans.lloyd, [3, 4], [0, 2]), (train_kmeans.mini_batch, [3, 4], [5, 7])]:
+        update(centroids, counts, np.array([[0.0, 0.0], [6.0, 8.0]]), np.array([0.0, 2.0]))
+        assert np.array_equal(centroids, [[1, 2], wanted]) and np.array_equal(counts, had)
+        counts[:] = 5
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp", "async"])
+def test_digits(launch, consistency):
+    """Ten clusters explain half of what the mean of all rows leaves, and are mostly one digit each."""
+    staleness = ["--staleness", "2"] if consistency == "ssp" else []
+    options = ["--servers", "2", "--batch-size", "100", "--rounds", "60", "--consistency", consistency, *staleness]
+    done = launch(5, SCRIPT, *options, check=0)
+    *rounds, last = done.stdout.splitlines()
+    assert [line.split()[1] for line in rounds] == [f"{i}/60" for i in range(1, 61)]
+    words = last.split()
+    assert words[:4] == ["10", "clusters", "of", "digits:"]
+    assert float(words[5]) < 2.8 and float(words[7].rstrip("%")) > 60
+
+
+def refused(done, words):
+    """One line on rank 0 and status 2."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert done.returncode == 2 and done.stdout == ""
+    assert [line for line in lines if line.startswith("train-kmeans: error: ") and words in line], done.stderr
+    assert "Traceback" not in done.stderr and len([line for line in lines if "error: " in line]) == 1
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--clusters", "1439"], "--clusters 1439: digits has 1438 training rows"),
+        (["--servers", "3"], "no worker is left over: 3 parameter servers of 3 ranks; start at least 4"),
+        (["--servers", "2", "--clusters", "1"], "--servers 2 cannot share 1 clusters"),
+        (["--consistency", "async"], "Lloyd's algorithm goes in rounds: for async choose a --batch-size"),
+        (["--staleness", "2"], "a staleness of 2 is for ssp"),
+        (["--rounds", "0"], "--rounds must be greater than 0"),
+        (["--out", "a.txt"], "--out a.txt: the name should end in .npz"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_bad_input(launch, options, words):
+    refused(launch(3, SCRIPT, *options), words)
+
+
+def test_more_clusters_than_different_rows(launch, tmp_path):
+    with h5py.File(tmp_path / "same.h5", "w") as file:
+        for part in ("train", "test"):
+            file[f"{part}/x"], file[f"{part}/y"] = np.ones((9, 3)) * (np.arange(9) % 2)[:, None], np.arange(9) % 2
+    refused(launch(2, SCRIPT, "--data", "same.h5", "--clusters", "3"), "the training rows have only 2 different values")
