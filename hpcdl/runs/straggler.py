@@ -54,11 +54,30 @@ class Slowed:
         return getattr(self.model, name)
 
     def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):
-        start = time.perf_counter()
-        loss = self.model.loss_and_gradient(parameters, batch, gradient, on_ready)
-        computed = max(time.perf_counter() - start, self.least)
         struck = self.random("straggler", self.rank, self.count).random() < self.probability
         self.count += 1
-        end = start + computed * (self.factor if struck else 1)
-        time.sleep(max(0.0, end - time.perf_counter()))
+        factor, begun = self.factor if struck else 1, time.perf_counter()
+        done = told = slept = 0
+
+        def fall_behind():
+            """Sleep until computing has taken as long as it should by now; a third of it is the forward pass."""
+            nonlocal slept
+            before = time.perf_counter()
+            computed = before - begun - told - slept
+            pretended = factor * max(computed, self.least * (1 + 2 * done / gradient.size) / 3)
+            time.sleep(max(0.0, pretended - computed - slept))
+            slept += time.perf_counter() - before
+
+        def ready(part):
+            nonlocal done, told
+            start, stop, _ = part.indices(gradient.size)
+            done += stop - start
+            fall_behind()
+            before = time.perf_counter()
+            on_ready(part)
+            told += time.perf_counter() - before
+
+        loss = self.model.loss_and_gradient(parameters, batch, gradient, on_ready and ready)
+        done = gradient.size
+        fall_behind()
         return loss

@@ -75,3 +75,28 @@ def test_random_ones_strike_as_often_as_they_should_and_again_the_same(slept):
     first = strikes(0)
     assert 70 < sum(first) < 130
     assert first == strikes(0) != strikes(1)
+
+
+def test_what_is_done_between_the_layers_is_not_slowed_and_comes_as_late_as_they_are(slept):
+    """A third of the time is the forward pass; telling that a slice is ready takes what it takes, whatever the factor."""
+
+    class Layers(Model):
+        def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):
+            for part in (slice(2, 4), slice(0, 2)):
+                self.clock.now += 0.003
+                on_ready(part)
+            return 1.0
+
+    told = []
+
+    def on_ready(part):
+        told.append(round(slept.now, 9))
+        slept.now += 0.5
+
+    slowed(Layers(slept), Options(pretend_compute=30), 0, range(2)).loss_and_gradient(None, None, np.zeros(4), on_ready)
+    assert told == [0.020, 0.530] and round(slept.now, 9) == 1.030
+    told.clear()
+    slept.now = 0.0
+    options = Options(straggler="0:2")
+    slowed(Layers(slept), options, 0, range(2)).loss_and_gradient(None, None, np.zeros(4), on_ready)
+    assert told == [0.006, 0.512] and round(slept.now, 9) == 1.012

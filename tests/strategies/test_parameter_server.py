@@ -1,13 +1,12 @@
 """Parameter servers take the very steps of all-reduce SGD where they must, and stay within their bounds elsewhere."""
 
-import math
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from hpcdl.services.consistency import Consistency
-from hpcdl.strategies import all_reduce, parameter_server, sequential
+from hpcdl.strategies import parameter_server, sequential
 
 OPTIMIZERS = ["sgd", "momentum", "nesterov", "adam", "adamw"]
 ASYNC, SSP0 = Consistency("async"), Consistency("ssp", 0)
