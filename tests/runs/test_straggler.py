@@ -78,7 +78,7 @@ def test_random_ones_strike_as_often_as_they_should_and_again_the_same(slept):
 
 
 def test_what_is_done_between_the_layers_is_not_slowed_and_comes_as_late_as_they_are(slept):
-    """A third of the time is the forward pass; telling that a slice is ready takes what it takes, whatever the factor."""
+    """A third of the time is the forward pass; telling that a slice is ready is not slowed."""
 
     class Layers(Model):
         def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):

@@ -36,7 +36,7 @@ def follow():
     """A function: train on `bare`, a communicator of mpi4py; returns the run, with its `path` of parameters.
 
     own: the strategy's own arguments. workers: how many ranks compute, where not all do. Where rank 0 runs the run
-    alone, it alone has a path.
+    alone, it alone has a path. `follow.examples(dtype)` are the data.
     """
 
     def run(bare, train, data=None, model="mlp:5", own=None, workers=None, **options):
@@ -49,4 +49,5 @@ def follow():
         comm.free()  # of thousands, MPI has no more than some
         return watched
 
+    run.examples = examples
     return run

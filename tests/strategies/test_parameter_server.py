@@ -1,14 +1,22 @@
 """Parameter servers take the very steps of all-reduce SGD where they must, and stay within their bounds elsewhere."""
 
+import json
+import shutil
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.services.consistency import Consistency
-from hpcdl.strategies import parameter_server, sequential
+from hpcdl.chunks import chunks
+from hpcdl.comm import Communicator
+from hpcdl.models import make_model
+from hpcdl.runs import Options, Run, signals
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.services.consistency import BSP, Consistency
+from hpcdl.services.parameter_store import ParameterStore
+from hpcdl.services.slice_server import ANSWER, REQUEST, SliceServer
+from hpcdl.strategies import all_reduce, parameter_server, sequential
 
-OPTIMIZERS = ["sgd", "momentum", "nesterov", "adam", "adamw"]
 ASYNC, SSP0 = Consistency("async"), Consistency("ssp", 0)
 STEPS = 4 * 3
 
@@ -20,6 +28,11 @@ def agree(path, reference, tolerance=1e-10):
         assert np.abs(mine - wanted).max() <= tolerance * scale, f"step {step}"
 
 
+def same_bits(path, reference):
+    assert len(path) == len(reference)
+    assert all(np.array_equal(mine, wanted) for mine, wanted in zip(path, reference, strict=True))
+
+
 def placements(size):
     """How so many ranks may be divided: with 1, 2 and 3 servers, and with every rank a worker and a server."""
     return [{"servers": servers} for servers in (1, 2, 3) if servers < size] + [{"on_workers": True}]
@@ -27,24 +40,359 @@ def placements(size):
 
 @pytest.fixture
 def serve(follow):
-    """A function: `follow` with parameter servers; own arguments and options as keywords."""
+    """A function: train with parameter servers; `own`: arguments of the strategy, the others are options."""
 
     def run(comm, own, **options):
         workers = comm.size if own.get("on_workers") else comm.size - own.get("servers", 1)
-        return follow(comm, parameter_server.train, own=own, workers=workers, **options)
+        return follow(comm, parameter_server.train, own=own, workers=workers, **{"allreduce": "ring"} | options)
 
     return run
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_bsp_is_sequential_step_by_step_for_any_number_of_servers(optimizer, serve, follow, each_group):
-    reference = follow(MPI.COMM_SELF, sequential.train, optimizer=optimizer)
+@pytest.fixture
+def alone(follow):
+    """A function: the same run on one rank, sequentially."""
+
+    def run(**options):
+        return follow(MPI.COMM_SELF, sequential.train, **{"allreduce": "ring"} | options)
+
+    return run
+
+
+# -- what is the same as without servers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "adam", "adamw"])
+def test_bsp_is_sequential_step_by_step_for_any_number_of_servers(optimizer, serve, alone, each_group):
+    reference = alone(optimizer=optimizer)
 
     def body(comm):
         for own in placements(comm.size):
             run = serve(comm, own, optimizer=optimizer)
-            assert run.extra.get("staleness_histogram") == ([STEPS * run.workers] if comm.rank == 0 else None)
             if comm.rank == 0:
                 agree(run.path, reference.path)
+                assert run.extra["staleness_histogram"] == [STEPS * run.workers]
+                assert run.summary["train_loss"] == pytest.approx(reference.summary["train_loss"], rel=1e-12)
 
     each_group(body)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_norm": 0.05},
+        {"clip_norm": 0.05, "optimizer": "adamw", "weight_decay": 0.1},
+        {"weight_decay": 0.1},
+        {"accumulate": 3},
+        {"schedule": "step:every=1,factor=0.5,warmup=1"},
+        {"batch_size": "full", "epochs": 6},
+        {"batch_size": 2},  # fewer examples than workers in every batch
+        {"steps": 5},
+        {"checkpoint_every": 5},
+        {"model": "softmax"},
+    ],
+    ids=str,
+)
+def test_bsp_with_other_options(options, serve, alone, world):
+    reference = alone(**options)
+    for own in placements(world.size)[-2:]:
+        run = serve(world, own, **options)
+        if world.rank == 0:
+            agree(run.path, reference.path)
+
+
+def test_bsp_whose_servers_send_without_being_asked(serve, world):
+    for own in placements(world.size):
+        asked, unasked = (serve(world, own | {"broadcast_every": every}) for every in (0, 1))
+        if world.rank == 0:
+            same_bits(unasked.path, asked.path)
+
+
+def test_bsp_on_float32_is_the_same_on_all_who_hold_the_whole(serve, alone, world):
+    run, reference = serve(world, {"servers": 1} if world.size > 1 else {"on_workers": True}, dtype="float32"), None
+    assert run.agree is True
+    assert all(np.array_equal(run.parameters, other) for other in world.allgather(run.parameters))
+    reference = alone(dtype="float32")
+    if world.rank == 0:
+        agree(run.path, reference.path, 2e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_ssp_with_staleness_0_is_bsp_to_the_bit(optimizer, serve, world):
+    for own in placements(world.size):
+        wanted = serve(world, own, optimizer=optimizer)
+        run = serve(world, own | {"consistency": SSP0}, optimizer=optimizer)
+        if world.rank == 0:
+            same_bits(run.path, wanted.path)
+            assert run.extra["staleness_histogram"] == wanted.extra["staleness_histogram"]
+
+
+@pytest.mark.parametrize("consistency", [ASYNC, Consistency("ssp", 3), BSP], ids=lambda each: each.name)
+@pytest.mark.parametrize("options", [{}, {"optimizer": "adam", "clip_norm": 0.05, "checkpoint_every": 5}], ids=str)
+def test_one_worker_is_sequential_to_the_bit_where_nothing_is_cut(consistency, options, serve, alone, each_group):
+    reference = alone(**options)
+
+    def body(comm):
+        own = {"servers": comm.size - 1} if comm.size > 1 else {"on_workers": True}
+        run = serve(comm, own | {"consistency": consistency}, **options)
+        assert run.workers == 1
+        if comm.rank == 0:
+            (agree if consistency.in_rounds else same_bits)(run.path, reference.path)
+            assert run.extra["staleness_histogram"] == [STEPS]
+
+    each_group(body)
+
+
+# -- what is late, and by how much ---------------------------------------------------------------------------------
+
+
+def delayed(model, data, steps, delay, aware=False, lr=0.1, batch=13):
+    """w(t+1) = w(t) - lr g(w(t - delay)) / (1 + min(t, delay) if aware), by plain numpy; the path w(1), w(2), ..."""
+    path, per_epoch = [model.initialize(Run(Communicator(MPI.COMM_SELF, "ring"), Options()).random)], -(-29 // batch)
+    cursor = data.cursor(batch, (0, 1), ahead=False)
+    for t in range(steps):
+        taken, g = cursor.take(*divmod(t, per_epoch)), np.zeros(model.layout.size)
+        model.loss_and_gradient(path[max(0, t - delay)], taken, g)
+        path.append(path[-1] - lr / (1 + min(t, delay) * aware) * g / taken.total)
+    return path[1:]
+
+
+@pytest.mark.parametrize("aware", [False, True])
+@pytest.mark.parametrize("consistency", [BSP, ASYNC], ids=lambda each: each.name)
+def test_a_fixed_delay_is_the_formula_and_loses_nothing(consistency, aware, serve, follow, world):
+    delay, data = 3, follow.examples("float64")
+    wanted = delayed(make_model("mlp:5", data.features, data.classes, "float64"), data, STEPS, delay, aware)
+    for own in placements(world.size):
+        if consistency == ASYNC and world.size - own.get("servers", 0) > 1:
+            continue  # only with one worker is it known which version a gradient is of
+        own |= {"consistency": consistency, "delay": delay, "aware": aware}
+        run = serve(world, own, optimizer="sgd", lr=0.1, schedule="constant")
+        if world.rank == 0:
+            late = [run.path[0]] * delay + wanted[: STEPS - 1 - delay]  # versions that are so many steps behind
+            agree(run.path, [*late, wanted[-1]])  # in the end all is applied
+            each = run.workers if consistency == BSP else 1
+            assert run.extra["staleness_histogram"] == [each] * delay + [each * (STEPS - delay)]
+            assert np.array_equal(run.path[0], run.path[delay - 1])
+
+
+@pytest.fixture
+def before_push(monkeypatch):
+    """A function: call `body(store)` on this rank before each push of its worker."""
+
+    def install(body):
+        original = ParameterStore.push
+
+        def push(store, *arguments, **keywords):
+            body(store)
+            original(store, *arguments, **keywords)
+
+        monkeypatch.setattr(ParameterStore, "push", push)
+
+    return install
+
+
+@pytest.fixture
+def hear(world):
+    """A function: wait for a sign of rank `source`, and serve meanwhile where this rank is a server, too."""
+
+    def run(store, source):
+        while not world.iprobe(source):
+            store.attend()
+        world.recv(source=source)
+
+    return run
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("every", [0, 2])
+@pytest.mark.parametrize("own", [{"servers": 1}, {"on_workers": True}], ids=str)
+def test_ssp_reaches_its_bound_and_never_exceeds_it(own, every, serve, before_push, hear, world):
+    """The last worker makes its first push when the one before has gone as far ahead as it may."""
+    bound, slow, fast = 3, world.size - 1, world.size - 2
+
+    def hold(store):
+        if world.rank == fast and store.clock == bound:  # its last push before it has to wait
+            world.send(None, slow)
+        if world.rank == slow and store.clock == 0:
+            hear(store, fast)
+
+    before_push(hold)
+    run = serve(world, own | {"consistency": Consistency("ssp", bound), "broadcast_every": every}, lr=0.01)
+    if world.rank == 0:
+        found = run.extra["staleness_histogram"]
+        assert len(found) == bound + 1 and all(found)
+        assert sum(found) == STEPS * run.workers and len(run.path) == STEPS
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("every", [0, 1, 3])
+@pytest.mark.parametrize("own", [{"servers": 1}, {"on_workers": True}], ids=str)
+def test_async_counts_the_versions_that_a_gradient_has_missed(own, every, serve, before_push, hear, world):
+    """The last worker pushes what it computed from the first version when the one before has made four pushes."""
+    missed, slow, fast = 4, world.size - 1, world.size - 2
+
+    def hold(store):
+        if world.rank == fast and store.clock == 0:
+            hear(store, slow)  # has pulled
+        if world.rank == fast and store.clock == missed:
+            world.send(None, slow)
+        if world.rank == slow and store.clock == 0:
+            world.send(None, fast)
+            hear(store, fast)
+
+    before_push(hold)
+    steps = 20 * world.size
+    run = serve(world, own | {"consistency": ASYNC, "broadcast_every": every}, lr=0.01, steps=steps)
+    if world.rank == 0:
+        found = run.extra["staleness_histogram"]
+        assert every or len(found) > missed  # who is not asked may not know yet what has been pushed
+        assert sum(found) == len(run.path) == run.optimizer.step == steps
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------
+
+
+def theory(rank, comm_size, own, size, steps, gathers):
+    """Bytes and messages that a rank pushes under bsp: as a client, as a server (1/S of the values), for rank 0."""
+    holders = comm_size if own.get("on_workers") else own["servers"]
+    workers = range(comm_size) if own.get("on_workers") else range(holders, comm_size)
+    length = [8 * (cut.stop - cut.start) for cut in chunks(size, holders)]
+    sent = []
+    if rank in workers:
+        for server in set(range(holders)) - {rank}:
+            sent += [REQUEST.itemsize, REQUEST.itemsize, length[server]] * steps  # pull; push
+            sent += [REQUEST.itemsize] * 2  # the pull that says that it is over; close
+    if rank < holders:
+        sent += [ANSWER.itemsize, length[rank]] * (steps + 2) * len(set(workers) - {rank})
+    if rank == 0:
+        sent += length[1:] + [REQUEST.itemsize] * (holders - 1) * (gathers + 1)  # initial values; gathers, the end
+    elif rank < holders:
+        sent += [ANSWER.itemsize, length[rank]] * gathers
+    return sum(sent), len(sent)
+
+
+def test_bytes_and_messages_are_those_of_theory(serve, monkeypatch, world):
+    gathers, original = [], ParameterStore.gather
+
+    def gather(*arguments, **keywords):
+        gathers.append(1)
+        original(*arguments, **keywords)
+
+    monkeypatch.setattr(ParameterStore, "gather", gather)
+    for own in placements(world.size):
+        gathers.clear()
+        run = serve(world, own, model="mlp:300")
+        counted = run.comm.traffic["push"]
+        count = world.bcast(len(gathers))
+        wanted = theory(world.rank, world.size, own, run.model.layout.size, STEPS, count)
+        assert (counted.bytes, counted.messages) == wanted
+
+
+# -- going on ------------------------------------------------------------------------------------------------------
+
+
+def rewind(world, folder, step):
+    """As if the run had been killed after that checkpoint."""
+    world.Barrier()
+    if world.rank == 0:
+        (folder / f"checkpoint-{step:09d}.h5").replace(folder / "checkpoint.h5")
+    world.Barrier()
+
+
+def recorded(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if "test_loss" not in line]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("consistency", [BSP, SSP0], ids=lambda each: each.name)
+def test_resumed_is_never_stopped_to_the_bit(optimizer, consistency, serve, follow, world, mpi_tmp_path):
+    parts, copied = mpi_tmp_path / "parts", mpi_tmp_path / "copied"
+    settings = {"optimizer": optimizer, "schedule": "constant", "clip_norm": 1.0}
+    for own in placements(world.size):
+        own |= {"consistency": consistency}
+        first = serve(world, own, out=str(parts), checkpoint_every=5, keep=9, **settings)
+        rewind(world, parts, 5)
+        if world.rank == 0:
+            shutil.copytree(parts, copied)
+        world.Barrier()
+        second = serve(world, own, out=str(parts), resume=str(parts), **settings)
+        if world.rank == 0:
+            same_bits(second.path, first.path[5:])
+            assert recorded(parts) == list(range(1, STEPS + 1))
+            assert sum(second.extra["staleness_histogram"]) == (STEPS - 5) * second.workers
+            found = Checkpoint.read(parts)
+            assert (found.attributes["step"], found.attributes["updates"]) == (STEPS, STEPS)
+            assert np.array_equal(found.vectors["parameters"], first.path[-1])
+        other = {"servers": 2} if own.get("servers") == 1 and world.size > 2 else {"on_workers": True}
+        elsewhere = serve(world, other, resume=str(copied), **settings)
+        reduced = follow(world, all_reduce.train, resume=str(copied), allreduce="ring", **settings)
+        if world.rank == 0:
+            agree(elsewhere.path, first.path[5:])
+            agree(reduced.path, first.path[5:])
+            for folder in (parts, copied):
+                shutil.rmtree(folder)
+        world.Barrier()
+
+
+@pytest.mark.parametrize("every", [0, 2])
+@pytest.mark.parametrize("consistency", [Consistency("ssp", 2), ASYNC], ids=lambda each: each.name)
+def test_checkpoints_are_of_just_their_steps_and_the_rest_is_done_once(consistency, every, serve, world, mpi_tmp_path):
+    settings = {"schedule": "constant", "batch_size": 15, "epochs": 6}  # no worker goes without examples
+    for own in placements(world.size):
+        out = mpi_tmp_path / str(own)
+        own |= {"consistency": consistency, "broadcast_every": every}
+        serve(world, own, out=str(out), checkpoint_every=5, keep=9, **settings)
+        rewind(world, out, 5)
+        found = Checkpoint.read(out)
+        each = world.size - own.get("servers", 0) if consistency.clocked else 1  # updates of a step
+        assert (found.attributes["step"], found.attributes["updates"]) == (5, 5 * each)
+        world.Barrier()
+        run = serve(world, own, out=str(out), resume=str(out), **settings)
+        if world.rank == 0:
+            assert run.step == STEPS and recorded(out) == list(range(1, STEPS + 1))
+            assert sum(run.extra["staleness_histogram"]) == (STEPS - 5) * each
+            again = Checkpoint.read(out).attributes
+            assert (again["step"], again["updates"]) == (STEPS, STEPS * each)
+        world.Barrier()
+        over = serve(world, own, out=str(out), resume=str(out), **settings)  # nothing is left to do
+        assert over.step in (STEPS, 5) and over.agree is True
+
+
+# -- ending before the end -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "consistency, every",
+    [(BSP, 0), (BSP, 1), (Consistency("ssp", 2), 0), (Consistency("ssp", 2), 3), (ASYNC, 0), (ASYNC, 2)],
+    ids=lambda each: getattr(each, "name", each),
+)
+def test_a_signal_on_any_rank_ends_all_in_good_order(
+    consistency, every, serve, before_push, world, monkeypatch, mpi_tmp_path
+):
+    """Steps that some have begun with are ended; all is saved; no rank takes another's signal for its own."""
+    original, target = SliceServer.handle, 0
+
+    def note(now):
+        if now and world.rank == target and not signals.received:
+            signals.received.append("SIGTERM")
+
+    def handle(server, *arguments):
+        note(server.taken >= 3)
+        original(server, *arguments)
+
+    before_push(lambda store: note(store.clock >= 1))
+    monkeypatch.setattr(SliceServer, "handle", handle)
+    for own in placements(world.size)[-2:]:
+        for target in sorted({0, 1 % world.size, world.size - 1}):
+            monkeypatch.setattr(signals, "received", [])
+            out = mpi_tmp_path / f"{own}{target}"
+            settings = {"steps": 3000, "schedule": "constant", "out": str(out), "lr": 0.001}
+            run = serve(world, own | {"consistency": consistency, "broadcast_every": every}, **settings)
+            assert run.stopped == "signal" and len(signals.received) == (world.rank == target)
+            if world.rank == 0:
+                assert 1 <= run.step < 3000
+                assert Checkpoint.read(out).attributes["step"] == run.step == recorded(out)[-1] == len(run.path)
+                each = run.workers if consistency.clocked else 1
+                assert sum(run.extra["staleness_histogram"]) == run.step * each
+            world.Barrier()
