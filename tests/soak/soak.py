@@ -57,14 +57,18 @@ def whole(i: int, folder: Path) -> None:
 
 
 def left(before: set[str]) -> set[str]:
-    """What has come into /dev/shm since, and is in no process's memory."""
-    maps = ""
-    for path in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            maps += path.read_text()
-        except OSError:  # a process of another user, or one that has just ended
-            continue
-    return {name for name in os.listdir(SHARED) if name not in before and name not in maps}
+    """What has come into /dev/shm since, stays there, and is in no process's memory."""
+    remains = set(os.listdir(SHARED)) - before
+    for _ in range(3):  # another program's job may just begin
+        time.sleep(1)
+        maps = ""
+        for path in Path("/proc").glob("[0-9]*/maps"):
+            try:
+                maps += path.read_text()
+            except OSError:  # a process of another user, or one that has just ended
+                continue
+        remains = {name for name in remains & set(os.listdir(SHARED)) if name not in maps}
+    return remains
 
 
 def main(seed: str = "1") -> None:
@@ -76,7 +80,6 @@ def main(seed: str = "1") -> None:
     with tempfile.TemporaryDirectory() as folder:
         for i in range(WHOLE):
             whole(i, Path(folder, str(i)))
-    time.sleep(1)
     remains = left(before)
     if remains:
         sys.exit(f"soak: left in {SHARED}: {', '.join(sorted(remains))}")
