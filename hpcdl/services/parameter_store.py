@@ -34,7 +34,7 @@ import numpy as np
 
 from hpcdl.chunks import chunks
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, device_of
 from hpcdl.runs import signals
 from hpcdl.services.consistency import BSP, Consistency
 from hpcdl.services.roles import divide
@@ -341,7 +341,7 @@ class ParameterStore:
         """into <- what has come; whether all servers have sent something (last: their last)."""
         for link in self.links:
             while link.arrived and not link.closed:
-                into[link.part] = link.into
+                device_of(into).copy_in(into[link.part], link.into)
                 link.read()
                 if link.header["last"]:
                     link.closed = True
