@@ -17,7 +17,7 @@ from hpcdl.scripts.train_parameter_server import ServerOptions, check
 from hpcdl.services.roles import divide
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_parameter_server.py"
-SMALL = ["--data", "digits", "--model", "mlp:16", "--batch-size", "64", "--seed", "1", "--progress", "none"]
+SMALL = ["--data", "digits", "--model", "mlp:16", "--batch-size", "64", "--seed", "1"]
 STEPS = 46  # of two epochs
 PER_RANK = {
     *("bytes_sent_per_rank", "messages_per_rank", "bookkeeping_bytes_per_rank", "compute_seconds_per_rank"),
