@@ -107,6 +107,9 @@ class ParameterStore:
     slices are cut at multiples of it only. broadcast_every: servers send their slices to all clients after so many
     clocks (async: versions), without being asked; 0: never. delay: values are applied so many versions late. lead:
     on rank 0, who decides about steps (see the strategy). start: the first clock.
+
+    A rank serves one store at a time: two that are used at once need servers of their own, on communicators of their
+    own. UsageError where sizes and ranks do not go together.
     """
 
     def __init__(

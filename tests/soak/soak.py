@@ -1,0 +1,87 @@
+"""200 short runs with parameter servers under random stragglers, in few processes: make soak
+
+tests/soak/runs.py says what is drawn and checked; most runs go one after the other in one job. A few are whole jobs of
+the program itself, which end by their time limit or by a signal to one rank. At the end no job has left anything in
+/dev/shm. Another seed: make soak ARGS=2
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hpcdl.comm.launcher import clean_environment, mpiexec
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.signals import STATUS
+
+RUNS = {5: 96, 4: 40, 3: 24, 2: 16, 7: 16}  # in one job of so many ranks each
+WHOLE = 8
+PER_JOB = 32  # of these runs, so that one that fails is soon known
+SHARED = Path("/dev/shm")
+SIGNALLED = """
+import os, signal, sys
+from hpcdl.scripts import train_parameter_server
+from hpcdl.services.parameter_store import ParameterStore
+
+rank, step = int(sys.argv[1]), int(sys.argv[2])
+def pull(self, *arguments, original=ParameterStore.pull):
+    if self.clock == step and self.comm.rank == rank:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return original(self, *arguments)
+
+ParameterStore.pull = pull
+train_parameter_server.main(sys.argv[3:])
+"""
+
+
+def launch(ranks: int, *command, status: int = 0) -> None:
+    """Run a job and show what it prints; ends the soak where its status is another."""
+    arguments = [mpiexec(), "-n", str(ranks), sys.executable, *map(str, command)]
+    done = subprocess.run(arguments, env=clean_environment(), timeout=3600)
+    if done.returncode != status:
+        sys.exit(f"soak: status {done.returncode}, not {status}: {' '.join(map(str, command[-40:]))}")
+
+
+def whole(i: int, folder: Path) -> None:
+    """A job of its own: bsp, ssp or async, ended by a signal to one of its workers, or by its time limit."""
+    consistency = [("bsp", 0), ("ssp", 2), ("async", 0)][i % 3]
+    options = ["--consistency", consistency[0], "--staleness", consistency[1], "--servers", 1 + i % 2]
+    options += ["--straggler", "random:0.1:4", "--pretend-compute", 1, "--steps", 1_000_000, "--out", folder]
+    if i % 2:
+        launch(5, "-c", SIGNALLED, 2 + i % 3, 10 * i, *options, status=STATUS)
+    else:
+        launch(5, "-m", "hpcdl", "train-parameter-server", *options, "--time-limit", 1)
+    assert 0 < Checkpoint.read(folder).attributes["step"] < 1_000_000
+
+
+def left(before: set[str]) -> set[str]:
+    """What has come into /dev/shm since, and is in no process's memory."""
+    maps = ""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            maps += path.read_text()
+        except OSError:  # a process of another user, or one that has just ended
+            continue
+    return {name for name in os.listdir(SHARED) if name not in before and name not in maps}
+
+
+def main(seed: str = "1") -> None:
+    before, begun = set(os.listdir(SHARED)), time.monotonic()
+    for ranks, runs in RUNS.items():
+        for first in range(0, runs, PER_JOB):
+            print(f"{ranks} ranks, runs {first} to {min(runs, first + PER_JOB) - 1}", flush=True)
+            launch(ranks, Path(__file__).with_name("runs.py"), seed, first, min(runs, first + PER_JOB))
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(WHOLE):
+            whole(i, Path(folder, str(i)))
+    time.sleep(1)
+    remains = left(before)
+    if remains:
+        sys.exit(f"soak: left in {SHARED}: {', '.join(sorted(remains))}")
+    print(f"soak: {sum(RUNS.values()) + WHOLE} runs ended cleanly in {time.monotonic() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
