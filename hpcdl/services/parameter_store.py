@@ -130,7 +130,7 @@ class ParameterStore:
         start: int = 0,
     ):
         check(comm.size, size // block, servers, on_workers, consistency, broadcast_every, delay)
-        self.comm, self.size, self.dtype = comm.split(0, name="store"), size, np.dtype(dtype)
+        self.comm, self.size, self.dtype = comm.split(0, name="store", allreduce="tree"), size, np.dtype(dtype)
         self.consistency, self.broadcast_every = consistency, broadcast_every
         holders = range(comm.size) if on_workers else range(servers)
         self.clients = range(comm.size) if on_workers else range(servers, comm.size)
