@@ -28,6 +28,8 @@ class ServerOptions(Options):
     def __post_init__(self):
         super().__post_init__()
         self.servers = 0 if self.servers_on_workers else self.servers
+        for name in ("broadcast_every", "fixed_delay"):
+            self._refuse_negative(name)
         Consistency(self.consistency, self.staleness).check()
         if self.consistency == "async" and (self.partition != "iid" or self.placement == "partitioned"):
             raise UsageError(

@@ -101,10 +101,12 @@ class Communicator:
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
-    def split(self, color: int | None, key: int | None = None, name: str = "group") -> "Communicator | None":
+    def split(
+        self, color: int | None, key: int | None = None, name: str = "group", allreduce: str | None = None
+    ) -> "Communicator | None":
         """The group of all ranks that give the same color, ordered by key; None for a rank whose color is None.
 
-        The group inherits algorithm, trace and watchdog.
+        The group inherits trace and watchdog, and the algorithm unless `allreduce` names another.
         """
         color, key = MPI.UNDEFINED if color is None else color, self.rank if key is None else key
         meet(self.mpi, "split")
@@ -112,7 +114,7 @@ class Communicator:
             part = self.mpi.Split(color, key)
         if part == MPI.COMM_NULL:
             return None
-        group = self._derive(part, name, self.traffic)
+        group = self._derive(part, name, self.traffic, allreduce)
         part.Free()
         return group
 

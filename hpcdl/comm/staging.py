@@ -99,8 +99,8 @@ def self_test(comm: MPI.Intracomm, device) -> bool:
 
 
 def takes_device_arrays(comm: MPI.Intracomm, device) -> bool:
-    """Whether all ranks may hand arrays on their GPUs to the MPI library; collective, where the device is a GPU."""
-    if device is CPU:
-        return False
+    """Whether all ranks may hand arrays on their GPUs to the MPI library; collective. Some may have none: servers."""
     with activity.inside("self-test of messages from the GPU"):
+        if not comm.allreduce(device is not CPU, MPI.LAND):
+            return False
         return all(comm.allgather(says_aware())) and all(comm.allgather(self_test(comm, device)))

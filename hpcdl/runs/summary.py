@@ -66,7 +66,7 @@ def summarize(run, ranks: list[dict], agree: bool) -> dict:
         "model": options.model,
         "parameters": int(run.model.layout.size),
         "dtype": str(run.model.layout.dtype),
-        "device": run.device.name,
+        "device": "cuda" if any("device_per_rank" in rank for rank in ranks) else "cpu",
         "epochs": run.step / run.per_epoch,
         "steps": run.step,
         "batch_size": run.batch,
@@ -81,8 +81,9 @@ def summarize(run, ranks: list[dict], agree: bool) -> dict:
         "replicas_agree": agree,
         **run.extra,
     }
-    summary |= {name: [rank[name] for rank in ranks] for name in ranks[0]}
-    if run.device is not CPU:
+    names = dict.fromkeys(name for rank in ranks for name in rank)  # servers use no GPU, and say nothing of it
+    summary |= {name: [rank.get(name) for rank in ranks] for name in names}
+    if summary["device"] != "cpu":
         ours = summary["allreduce"] == run.comm.allreduce  # else the strategy has another, which is staged
         summary["exchange"] = run.comm.exchange if ours else "staged"
     summary["environment"] = environment()
@@ -96,7 +97,7 @@ def as_table(summary: dict) -> Table:
     table.add_row("model", f"{summary['model']}, {summary['parameters']:,} parameters, {summary['dtype']}")
     table.add_row("data", summary["data"])
     if "exchange" in summary:
-        table.add_row("device", ", ".join(sorted(set(summary["device_per_rank"]))))
+        table.add_row("device", ", ".join(sorted(set(filter(None, summary["device_per_rank"])))))
         table.add_row("messages from there", summary["exchange"])
     table.add_row("steps", f"{summary['steps']:,} of {summary['batch_size']} examples, {summary['epochs']:g} epochs")
     table.add_row("train loss", f"{summary['train_loss']:.4f}")

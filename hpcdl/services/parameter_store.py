@@ -34,7 +34,7 @@ import numpy as np
 
 from hpcdl.chunks import chunks
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, device_of
 from hpcdl.runs import signals
 from hpcdl.services.consistency import BSP, Consistency
 from hpcdl.services.roles import divide
@@ -130,7 +130,7 @@ class ParameterStore:
         start: int = 0,
     ):
         check(comm.size, size // block, servers, on_workers, consistency, broadcast_every, delay)
-        self.comm, self.size, self.dtype = comm.split(0, name="store"), size, np.dtype(dtype)
+        self.comm, self.size, self.dtype = comm.split(0, name="store", allreduce="tree"), size, np.dtype(dtype)
         self.consistency, self.broadcast_every = consistency, broadcast_every
         holders = range(comm.size) if on_workers else range(servers)
         self.clients = range(comm.size) if on_workers else range(servers, comm.size)
@@ -344,7 +344,7 @@ class ParameterStore:
         """into <- what has come; whether all servers have sent something (last: their last)."""
         for link in self.links:
             while link.arrived and not link.closed:
-                into[link.part] = link.into
+                device_of(into).copy_in(into[link.part], link.into)
                 link.read()
                 if link.header["last"]:
                     link.closed = True

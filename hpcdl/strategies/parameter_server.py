@@ -24,6 +24,7 @@ no worker is let past its step, so that what is saved is the state of just those
 (Dean et al., "Large scale distributed deep networks", NeurIPS 2012; Ho et al., NeurIPS 2013; Li et al., OSDI 2014)
 """
 
+import contextlib
 import math
 from functools import partial
 from typing import NamedTuple
@@ -58,7 +59,7 @@ def train(
     size, dtype, holders = model.layout.size, model.layout.dtype, comm.size if on_workers else servers
     device = getattr(model, "device", CPU)
     serves, works = comm.rank < holders, on_workers or comm.rank >= servers
-    group = comm.split(0 if serves else None, name="servers")
+    group = comm.split(0 if serves else None, name="servers", allreduce="tree")
     cut = chunk(size, holders, comm.rank) if serves else slice(0, 0)
     optimizer = optimizer.of_size(cut.stop - cut.start)
     whole = CPU.array(model.initialize(run.random)) if comm.rank == 0 else None
@@ -119,10 +120,8 @@ def work(comm, store, model, data, parameters, run) -> None:
     """What a worker does: pull, compute, push, until no step is left; at the end `parameters` are the final ones."""
     clocked, clip, paused = store.consistency.clocked, run.options.clip_norm > 0, 0.0
     share = (store.clients.index(comm.rank), len(store.clients)) if clocked else (0, 1)
-    gradient, batches = (
-        device_of(parameters).empty(parameters.size, parameters.dtype),
-        data.cursor(run.batch, share, clocked),
-    )
+    gradient = device_of(parameters).empty(parameters.size, parameters.dtype)
+    batches = data.cursor(run.batch, share, clocked)
     while True:
         with run.timed():
             blocked = comm.traffic.blocked_seconds
@@ -141,7 +140,8 @@ def work(comm, store, model, data, parameters, run) -> None:
             norm = math.sqrt(sum_of_squares(gradient)) if clip else 0.0
             store.push(gradient, count=len(batch.y), total=batch.total, loss=loss, norm=norm)
     batches.close()
-    store.close(parameters)
+    with run.timed("serve") if comm.rank == 0 else contextlib.nullcontext():  # rank 0's clock is the run's
+        store.close(parameters)
 
 
 class Updates:

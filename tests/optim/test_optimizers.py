@@ -167,6 +167,36 @@ def test_slices_with_the_norm_given_equal_the_whole(name, clip):
     np.testing.assert_allclose(w, run(name, **options)[-1], rtol=1e-12, atol=1e-12)
 
 
+def test_the_same_rule_for_a_slice_has_all_settings_and_a_state_of_its_own(name):
+    whole, w, parts = make_optimizer(name, SIZE, "float64", rate, 0.03, 0.5), start(), start()
+    for g in gradients()[:3]:
+        whole.update(w, g, scale=SCALE)  # what it has done is not the slices'
+    before = {key: vector.copy() for key, vector in whole.state.items()}
+    cuts = [slice(0, 7), slice(7, 7), slice(7, SIZE)]
+    slices = [whole.of_size(cut.stop - cut.start) for cut in cuts]
+    fresh, w = make_optimizer(name, SIZE, "float64", rate, 0.03, 0.5), start()
+    for g in gradients()[:9]:
+        fresh.update(w, g, scale=SCALE)
+        for cut, each in zip(cuts, slices, strict=True):
+            each.update(parts[cut], g[cut], scale=SCALE, norm=np.linalg.norm(g))
+    np.testing.assert_allclose(parts, w, rtol=1e-12)
+    for key, vector in fresh.state.items():
+        np.testing.assert_allclose(np.concatenate([each.state[key] for each in slices]), vector, rtol=1e-12)
+        np.testing.assert_array_equal(whole.state[key], before[key])
+    assert [each.step for each in slices] == [9] * 3 and whole.step == 3
+
+
+def test_a_rate_that_is_given_takes_the_place_of_the_schedules(name):
+    given, asked = start(), start()
+    one = make_optimizer(name, SIZE, "float64", lambda step: pytest.fail("the schedule is not asked"))
+    other = make_optimizer(name, SIZE, "float64", lambda step: [0.3, 0.0, 0.01][step])
+    for step, g in enumerate(gradients()[:3]):
+        one.update(given, g, SCALE, rate=[0.3, 0.0, 0.01][step])
+        other.update(asked, g, SCALE)
+        np.testing.assert_array_equal(given, asked)
+    assert one.step == 3
+
+
 def test_gradient_is_left_as_it_is(name):
     optimizer, w, g = make_optimizer(name, SIZE, "float64", rate, 0.1, 0.1), start(), gradients()[0]
     before = g.copy()

@@ -4,14 +4,17 @@ import itertools
 import json
 import math
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from hpcdl.comm import Communicator
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.models import make_model
-from hpcdl.runs import signals
+from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.run import Elsewhere
 
 KEYS = {
     *("schema_version", "strategy", "ranks", "workers", "data", "model", "parameters", "epochs", "steps", "seed"),
@@ -356,3 +359,125 @@ def test_resuming_a_finished_run_says_the_same_again(run, world, mpi_tmp_path):
     assert "NaN" not in text
     for name in ("steps", "train_loss", "test_loss", "test_accuracy", "epochs"):
         assert again[name] == first[name]
+
+
+@pytest.fixture
+def lead(world, data):
+    """A function: rank 0 runs a run alone, over parameters that lie elsewhere: `whole` has them after `refresh` only.
+
+    The k-th step adds 1 to all of them and 2 to a vector of the optimizer's state. log: what was called at which step.
+    """
+
+    def start(horizon=None, at_step=lambda run: None, refreshing=lambda run: None, **options):
+        defaults = {"batch_size": 7, "epochs": 3, "dtype": "float64", "progress": "none", "model": "mlp:6"}
+        options = Options(**defaults | options)
+        comm = Communicator(world, "ring")
+        model = make_model(options.model, data.features, data.classes, options.dtype)
+        whole, lying, log = np.zeros(model.layout.size), np.zeros(model.layout.size), []
+        state = np.zeros(model.layout.size)
+        with Run(comm, options, None, max(1, world.size - 1)) as run:
+
+            def refresh():
+                log.append(("refresh", run.step))
+                refreshing(run)
+                whole[:] = lying
+
+            def read():
+                log.append(("read", run.step))
+                return state.copy()
+
+            if world.rank == 0:
+                run.track("parameters", whole)
+                run.track("optimizer/momentum", Elsewhere(read, lambda vector: state.__setitem__(slice(None), vector)))
+            optimizer = run.make_optimizer(model, data, 0)
+            parameters = whole if world.rank == 0 else None
+            run.begin("led", model, parameters, optimizer, data, alone=True, refresh=refresh, horizon=horizon)
+            lying[:] = whole
+            run.start()
+            while world.rank == 0 and not run.over:
+                with run.timed():
+                    lying += 0.001
+                    state += 2
+                    run.record(1.0, SimpleNamespace(total=7))
+                    at_step(run)
+                    run.boundary()
+            run.end()
+        run.log, run.state = log, state
+        return run
+
+    return start
+
+
+def test_a_run_that_rank_0_runs_alone(lead, world, mpi_tmp_path):
+    out = str(mpi_tmp_path / "a")
+    first = lead(out=out, checkpoint_every=5, keep=9)
+    assert (first.stopped, first.agree) == ("finished", True)
+    assert first.step == (12 if world.rank == 0 else 0)
+    if world.rank == 0:
+        assert first.summary["workers"] == max(1, world.size - 1) and first.summary["steps"] == 12
+        assert {("refresh", step) for step in (4, 5, 8, 10, 12)} == {each for each in first.log if each[0] == "refresh"}
+        assert {step for what, step in first.log if what == "read"} >= {5, 10, 12}
+        for step in (5, 10):
+            found = Checkpoint.read(mpi_tmp_path / "a" / f"checkpoint-{step:09d}.h5").vectors
+            assert np.allclose(found["parameters"], step * 0.001) and (found["optimizer/momentum"] == 2 * step).all()
+        (mpi_tmp_path / "a" / "checkpoint-000000005.h5").replace(mpi_tmp_path / "a" / "checkpoint.h5")
+    else:
+        assert not first.log and first.summary is None
+    world.Barrier()
+    second = lead(out=out, resume=out)
+    if world.rank == 0:
+        assert np.allclose(second.parameters, 0.012) and (second.state == 24).all()
+        assert [line["step"] for line in lines(mpi_tmp_path / "a") if "test_loss" not in line] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("reason", ["signal", "time limit", "patience"])
+def test_steps_that_are_under_way_are_ended_before_a_run_stops(reason, lead, world, monkeypatch, mpi_tmp_path):
+    monkeypatch.setattr(signals, "received", [])
+    options = {"epochs": 1000, "out": str(mpi_tmp_path / "a")}
+    if reason == "patience":
+        options |= {"patience": 1, "validation": 0.2}
+    if reason == "time limit":
+        options["time_limit"] = 1e-9
+    told, over = [], []
+
+    def at_step(run):
+        run.every = 1
+        if run.step == 3 and reason == "signal":
+            signals.received.append("SIGTERM")
+        if run.stopping is not None:
+            told.append(run.step)
+
+    run = lead(horizon=lambda: 14, at_step=at_step, refreshing=lambda run: over.append((run.step, run.over)), **options)
+    assert run.stopped == reason  # on all ranks
+    if world.rank == 0:
+        assert run.step == 14 and told[-1] == 14 and Checkpoint.read(mpi_tmp_path / "a").attributes["step"] == 14
+        assert "test_loss" in lines(mpi_tmp_path / "a")[-1] and lines(mpi_tmp_path / "a")[-1]["step"] == 14
+        assert all(ended == (step == 14) for step, ended in over)  # not before: what is over applies what was delayed
+
+
+def test_what_a_boundary_sends_and_waits_for_is_no_part_of_the_steps(lead, world):
+    def refreshing(run):
+        traffic = run.comm.traffic["wait"]
+        traffic.seconds, traffic.blocked_seconds = traffic.seconds + 1000, traffic.blocked_seconds + 1000
+
+    run = lead(refreshing=refreshing)
+    for rank in world.allgather(run.measurements()):
+        assert rank["compute_seconds_per_rank"] >= 0
+        assert 0 <= rank["idle_seconds_per_rank"] <= rank["communication_seconds_per_rank"] < 1000
+    if world.rank == 0:
+        assert run.paused_seconds > 0
+
+
+def test_an_excused_wait_is_taken_off_and_fetching_counts_as_data(lead, monkeypatch):
+    run = lead()
+    before = run.loop_seconds, run.talked_seconds, run.blocked_seconds, run.data_seconds
+    now = iter(range(0, 10**12, 10**9))
+    monkeypatch.setattr("hpcdl.runs.run.time", SimpleNamespace(perf_counter_ns=lambda: next(now)))
+    counters = run.comm.traffic["wait"]
+    with run.timed():  # at second 0
+        counters.seconds, counters.blocked_seconds = counters.seconds + 0.75, counters.blocked_seconds + 0.5
+        run.excuse(0.25)
+        with run.fetching():  # from 1 to 2
+            counters.seconds, counters.blocked_seconds = counters.seconds + 7, counters.blocked_seconds + 7
+    after = run.loop_seconds, run.talked_seconds, run.blocked_seconds, run.data_seconds
+    assert np.allclose(np.subtract(after, before), [2 - 0.25, 0.75 - 0.25, 0.5 - 0.25, 1])

@@ -73,3 +73,22 @@ def test_the_identities_hold_on_the_device(simulate):
     program = Path(__file__).parents[1] / "standin" / "train.py"
     for ranks in (1, 2):
         assert f"cases agree on {ranks} ranks" in simulate(ranks, program, check=0).stdout
+
+
+@pytest.mark.parametrize("servers", ["parameter", "parameter unasked", "data"])
+def test_workers_on_gpus_whose_servers_have_none(simulate, launch, few, servers):
+    script = TRAIN if servers == "data" else SCRIPTS / "train_parameter_server.py"
+    more = {
+        "data": ["--data-servers", "1", "--allreduce", "ring"],
+        "parameter": ["--clip-norm", "0.5"],
+        "parameter unasked": ["--broadcast-every", "1"],
+    }
+    options = [*OPTIONS, *more[servers], "--epochs", "1"]
+    simulate(3, script, *options, "--device", "cuda", "--out", "gpu", check=0)
+    launch(3, script, *options, "--out", "cpu", check=0)
+    whole, reference = parameters(few / "gpu"), parameters(few / "cpu")
+    assert np.abs(whole - reference).max() <= 1e-10 * np.abs(reference).max()
+    summary, wanted = (json.loads((few / name / "summary.json").read_text()) for name in ("gpu", "cpu"))
+    assert summary["device"] == "cuda" and summary["exchange"] == "staged" and wanted["device"] == "cpu"
+    assert summary["device_per_rank"] == [None, "cuda:0 (stand-in)", "cuda:0 (stand-in)"]
+    assert summary["bytes_sent_per_rank"][1:] == wanted["bytes_sent_per_rank"][1:]

@@ -1,0 +1,208 @@
+"""The program as its user starts it: what it reaches and writes, how it ends early, and what it refuses."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.errors import UsageError
+from hpcdl.models import make_model
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.options import parse
+from hpcdl.scripts.train_parameter_server import ServerOptions, check
+from hpcdl.services.roles import divide
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_parameter_server.py"
+SMALL = ["--data", "digits", "--model", "mlp:16", "--batch-size", "64", "--seed", "1"]
+STEPS = 46  # of two epochs
+PER_RANK = {
+    *("bytes_sent_per_rank", "messages_per_rank", "bookkeeping_bytes_per_rank", "compute_seconds_per_rank"),
+    *("communication_seconds_per_rank", "idle_seconds_per_rank", "peak_memory_bytes_per_rank"),
+}
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def lines(folder):
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if "test_loss" not in line]
+
+
+def errors(done, program="train-parameter-server: "):
+    """What the program says of its errors; launchers add lines of their own."""
+    return [line for line in done.stderr.splitlines() if line.startswith(program + "error: ")]
+
+
+@pytest.fixture
+def interfere(tmp_path):
+    """A function: write the program so that `code` runs on one rank at its push or, on a server, request `count`."""
+
+    def write(rank, count, code):
+        program = tmp_path / "interfere.py"
+        program.write_text(
+            "import os, sys\n"
+            "from hpcdl.scripts import train_parameter_server\n"
+            "from hpcdl.services.parameter_store import ParameterStore\n"
+            "from hpcdl.services.slice_server import SliceServer\n"
+            "calls = []\n"
+            "def counted(original):\n"
+            "    def call(self, *arguments, **keywords):\n"
+            "        calls.append(1)\n"
+            f"        if len(calls) == {count} and self.comm.rank == {rank}: {code}\n"
+            "        return original(self, *arguments, **keywords)\n"
+            "    return call\n"
+            "ParameterStore.push = counted(ParameterStore.push)\n"
+            "SliceServer.handle = counted(SliceServer.handle)\n"
+            "train_parameter_server.main(sys.argv[1:])\n"
+        )
+        return program
+
+    return write
+
+
+@pytest.mark.parametrize("how", [["bsp"], ["ssp", "--staleness", "2"], ["async"]], ids=lambda how: how[0])
+def test_digits_are_learned_in_every_consistency(launch, tmp_path, how):
+    out = tmp_path / "a"
+    options = ["--servers", "2", "--consistency", *how, "--data", "digits", "--epochs", "20", "--seed", "1"]
+    launch(5, SCRIPT, *options, "--out", out, check=0)
+    found = summary(out)
+    assert found["test_accuracy"] >= 0.96
+    assert (found["strategy"], found["ranks"], found["workers"], found["servers"]) == ("parameter_server", 5, 3, 2)
+    assert (found["steps"], found["stopped"], found["replicas_agree"]) == (900, "finished", True)
+    histogram = found["staleness_histogram"]
+    assert sum(histogram) == (900 if how == ["async"] else 900 * 3)
+    assert len(histogram) <= {"bsp": 1, "ssp": 3}.get(how[0], 900)
+    assert [line["step"] for line in lines(out)] == list(range(1, 901))
+    assert found.keys() >= PER_RANK and all(len(found[name]) == 5 for name in PER_RANK)
+    for rank in range(5):
+        compute, talk, idle = (found[f"{name}_seconds_per_rank"][rank] for name in ("compute", "communication", "idle"))
+        assert compute >= 0 and 0 <= idle <= talk
+    done = launch(1, SCRIPT.with_name("evaluate.py"), out, check=0)
+    assert f"test_accuracy {found['test_accuracy']:.6f}" in done.stdout
+
+
+def test_killed_and_resumed_is_never_stopped_to_the_bit(launch, interfere, tmp_path):
+    options = [*SMALL, "--epochs", "2", "--servers", "2", "--optimizer", "adam", "--lr", "0.01"]
+    launch(4, SCRIPT, *options, "--out", tmp_path / "whole", check=0)
+    crash = interfere(3, 34, f"os.kill(os.getpid(), {int(signal.SIGKILL)})")
+    killed = launch(4, crash, *options, "--out", tmp_path / "parts", "--checkpoint-every", "10")
+    assert killed.returncode != 0 and Checkpoint.read(tmp_path / "parts").attributes["step"] == 30
+    launch(4, SCRIPT, "--resume", tmp_path / "parts", check=0)
+    whole, parts = (Checkpoint.read(tmp_path / name) for name in ("whole", "parts"))
+    assert parts.attributes["step"] == STEPS
+    assert (
+        whole.vectors.keys()
+        == parts.vectors.keys()
+        == {*("parameters", "optimizer/first_moment", "optimizer/second_moment")}
+    )
+    for name, vector in whole.vectors.items():
+        assert np.array_equal(parts.vectors[name], vector)
+    losses = [[line["train_loss"] for line in lines(tmp_path / name)] for name in ("whole", "parts")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    "rank, how", [(0, ["bsp"]), (1, ["async"]), (3, ["ssp", "--staleness", "2"])], ids=["first", "server", "worker"]
+)
+def test_a_signal_to_any_rank_saves_and_exits_with_85(launch, interfere, tmp_path, rank, how):
+    program = interfere(rank, 20, f"os.kill(os.getpid(), {int(signal.SIGTERM)})")
+    options = [*SMALL, "--servers", "2", "--consistency", *how, "--out", tmp_path / "a"]
+    done = launch(4, program, *options, "--epochs", "100000", check=85)
+    step = Checkpoint.read(tmp_path / "a").attributes["step"]
+    assert 1 <= step < 100_000 * 23 and len(lines(tmp_path / "a")) == step
+    assert f"stopped by a signal after step {step}" in done.stdout and "Traceback" not in done.stderr
+    launch(4, SCRIPT, "--resume", tmp_path / "a", "--steps", str(step + 9), check=0)
+    assert len(lines(tmp_path / "a")) == summary(tmp_path / "a")["steps"] == step + 9
+
+
+@pytest.mark.parametrize("how", [["ssp", "--staleness", "2"], ["async", "--broadcast-every", "2"]], ids=str)
+def test_a_time_limit_and_lost_patience_end_in_good_order(launch, tmp_path, how):
+    options = [*SMALL, "--servers", "1", "--consistency", *how, "--epochs", "100000"]
+    launch(4, SCRIPT, *options, "--time-limit", "0.3", "--out", tmp_path / "limited", check=0)
+    options += ["--patience", "2", "--validation", "0.2", "--lr", "0.5"]
+    launch(4, SCRIPT, *options, "--out", tmp_path / "impatient", check=0)
+    for name, reason in (("limited", "time limit"), ("impatient", "patience")):
+        found = summary(tmp_path / name)
+        assert (found["stopped"], found["replicas_agree"]) == (reason, True)
+        assert found["steps"] == len(lines(tmp_path / name)) == Checkpoint.read(tmp_path / name).attributes["step"]
+        assert found["test_accuracy"] is not None
+
+
+def test_a_run_that_diverges_is_one_line_and_status_1(launch):
+    for how in (["bsp"], ["async", "--servers", "2"], ["ssp", "--staleness", "1", "--servers-on-workers"]):
+        done = launch(4, SCRIPT, *SMALL, "--consistency", *how, "--lr", "1e30", "--out", "none", check=1, timeout=30)
+        (line,) = errors(done, "")
+        assert re.search(r"the loss of step [1-9]\d* is not finite on rank [0-3]; there is no checkpoint yet", line)
+        assert "Traceback" not in done.stderr
+
+
+def test_what_fails_on_a_worker_ends_all(launch, interfere):
+    done = launch(4, interfere(2, 7, "raise ValueError('at seven')"), *SMALL, "--out", "none", check=1, timeout=30)
+    assert "rank 2 of 4 failed" in done.stderr and "ValueError: at seven" in done.stderr
+
+
+# -- bad input -----------------------------------------------------------------------------------------------------
+
+
+def two_parameters(path):
+    with h5py.File(path, "w") as made:
+        for part in ("train", "test"):
+            made[f"{part}/x"], made[f"{part}/y"] = np.arange(20.0).reshape(20, 1), np.arange(20) % 2
+        made.attrs["classes"] = 2
+
+
+def test_refusals_are_one_line_and_leave_nothing(launch, tmp_path):
+    two_parameters(tmp_path / "small.h5")
+    before = set(tmp_path.rglob("*"))
+    for options, words in [
+        (["--servers", "4"], "no worker is left over: 4 parameter servers of 4 ranks; start at least 5 ranks"),
+        (["--servers", "3", "--data", "small.h5", "--model", "logistic"], "3 servers cannot share 2 parameters"),
+        (["--servers", "2", "--straggler", "1:3"], "rank 1 is no worker; the workers are ranks 2 to 3"),
+    ]:
+        done = launch(4, SCRIPT, *options, "--out", "a", check=2, timeout=30)
+        assert len(errors(done)) == 1 and words in errors(done)[0]
+        assert "Traceback" not in done.stderr and done.stdout == ""
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("--servers 0", "at least one server, not 0"),
+        ("--servers -1", "--servers must not be negative, and is -1"),
+        ("--servers 9", "no worker is left over"),
+        ("--consistency ssp --staleness -1", "number of clocks, at least 0, not -1"),
+        ("--staleness 2", "a staleness of 2 is for ssp; bsp has no bound"),
+        ("--consistency async --staleness 2", "a staleness of 2 is for ssp; async has no bound"),
+        ("--consistency asink", "--consistency: expected one of 'bsp', 'ssp', 'async', not asink"),
+        ("--broadcast-every 2", "take a staleness of 1 or more"),
+        ("--consistency ssp --staleness 1 --broadcast-every 3", "take a staleness of 2 or more"),
+        ("--broadcast-every -1", "--broadcast-every must not be negative"),
+        ("--fixed-delay -1", "--fixed-delay must not be negative"),
+        ("--fixed-delay 2 --consistency ssp --staleness 3", "a fixed delay is .* for bsp and async"),
+        ("--fixed-delay 2 --checkpoint-every 5", "leave out --checkpoint-every"),
+        ("--consistency async --placement partitioned", "async draws batches of all rows"),
+        ("--consistency async --partition by-label", "async draws batches of all rows"),
+        ("--servers-on-workers --device cuda", "use --servers with a GPU"),
+    ],
+)
+def test_what_makes_no_sense(line, words):
+    with pytest.raises(UsageError, match=words):
+        options = parse(ServerOptions, "p", "", line.split())
+        divide(5, options.servers)
+        check(options, 5, make_model("softmax", (4,), 3, "float32"))
+
+
+def test_what_just_makes_sense():
+    for line in ("--servers 4", "--broadcast-every 1", "--consistency ssp --staleness 2 --broadcast-every 3"):
+        check(parse(ServerOptions, "p", "", line.split()), 5, make_model("softmax", (4,), 3, "float32"))
+    on_workers = parse(ServerOptions, "p", "", ["--servers-on-workers", "--servers", "3"])
+    assert on_workers.servers == 0 and divide(5, on_workers.servers).workers == range(5)
+    alone = parse(ServerOptions, "p", "", ["--consistency", "async", "--batch-per-rank", "8"])
+    assert (alone.batch_size, alone.batch_per_rank) == (8, 0)  # an update is one rank's
