@@ -1,15 +1,17 @@
 """200 short runs with parameter servers under random stragglers, in few processes: make soak
 
 tests/soak/runs.py says what is drawn and checked; most runs go one after the other in one job. A few are whole jobs of
-the program itself, which end by their time limit or by a signal to one rank. At the end no job has left anything in
-/dev/shm. Another seed: make soak ARGS=2
+the program itself, which end by their time limit or by a signal to one rank. No job leaves a file in /dev/shm. Another
+seed: make soak ARGS=2
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 from hpcdl.comm.launcher import clean_environment, mpiexec
@@ -37,11 +39,31 @@ train_parameter_server.main(sys.argv[3:])
 
 
 def launch(ranks: int, *command, status: int = 0) -> None:
-    """Run a job and show what it prints; ends the soak where its status is another."""
+    """Run a job and show what it prints; ends the soak where its status is another, or a file of it is left."""
     arguments = [mpiexec(), "-n", str(ranks), sys.executable, *map(str, command)]
-    done = subprocess.run(arguments, env=clean_environment(), timeout=3600)
-    if done.returncode != status:
-        sys.exit(f"soak: status {done.returncode}, not {status}: {' '.join(map(str, command[-40:]))}")
+    mark, files = f"HPCDL_SOAK={uuid.uuid4()}", set()
+    with subprocess.Popen(arguments, env=clean_environment() | dict([mark.split("=")])) as job:
+        while job.poll() is None:
+            files |= shared(mark)
+            time.sleep(0.2)
+    what = " ".join(map(str, command[-40:]))
+    if job.returncode != status:
+        sys.exit(f"soak: status {job.returncode}, not {status}: {what}")
+    left = files & set(os.listdir(SHARED))
+    if left:
+        sys.exit(f"soak: left in {SHARED}: {', '.join(sorted(left))}: {what}")
+
+
+def shared(mark: str) -> set[str]:
+    """The files in /dev/shm that are in the memory of processes whose environment has this mark."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes():
+                found |= set(re.findall(rf"{SHARED}/(\S+)", (process / "maps").read_text()))
+        except OSError:  # a process of another user, or one that has just ended
+            continue
+    return found
 
 
 def whole(i: int, folder: Path) -> None:
@@ -56,23 +78,8 @@ def whole(i: int, folder: Path) -> None:
     assert 0 < Checkpoint.read(folder).attributes["step"] < 1_000_000
 
 
-def left(before: set[str]) -> set[str]:
-    """What has come into /dev/shm since, stays there, and is in no process's memory."""
-    remains = set(os.listdir(SHARED)) - before
-    for _ in range(3):  # another program's job may just begin
-        time.sleep(1)
-        maps = ""
-        for path in Path("/proc").glob("[0-9]*/maps"):
-            try:
-                maps += path.read_text()
-            except OSError:  # a process of another user, or one that has just ended
-                continue
-        remains = {name for name in remains & set(os.listdir(SHARED)) if name not in maps}
-    return remains
-
-
 def main(seed: str = "1") -> None:
-    before, begun = set(os.listdir(SHARED)), time.monotonic()
+    begun = time.monotonic()
     for ranks, runs in RUNS.items():
         for first in range(0, runs, PER_JOB):
             print(f"{ranks} ranks, runs {first} to {min(runs, first + PER_JOB) - 1}", flush=True)
@@ -80,9 +87,6 @@ def main(seed: str = "1") -> None:
     with tempfile.TemporaryDirectory() as folder:
         for i in range(WHOLE):
             whole(i, Path(folder, str(i)))
-    remains = left(before)
-    if remains:
-        sys.exit(f"soak: left in {SHARED}: {', '.join(sorted(remains))}")
     print(f"soak: {sum(RUNS.values()) + WHOLE} runs ended cleanly in {time.monotonic() - begun:.0f} s")
 
 
