@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hpcdl.models import make_model
 from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.services.consistency import BSP, Consistency
-from hpcdl.services.parameter_store import ParameterStore
+from hpcdl.services.parameter_store import Link, ParameterStore
 from hpcdl.services.slice_server import ANSWER, REQUEST, SliceServer
 from hpcdl.strategies import all_reduce, parameter_server, sequential
 
@@ -108,6 +109,15 @@ def test_bsp_whose_servers_send_without_being_asked(serve, world):
             same_bits(unasked.path, asked.path)
 
 
+def test_a_header_that_arrives_before_its_values_changes_nothing():
+    """Parameters are as old as what came with them says, not as what has come since."""
+    link = Link(0, slice(0, 3), here=True)
+    link.header["seen"], link.header["version"] = 4, 5
+    link.read()
+    link.header["seen"], link.header["version"] = 6, 7
+    assert (link.seen, link.version) == (4, 5)
+
+
 def test_bsp_on_float32_is_the_same_on_all_who_hold_the_whole(serve, alone, world):
     run, reference = serve(world, {"servers": 1} if world.size > 1 else {"on_workers": True}, dtype="float32"), None
     assert run.agree is True
@@ -141,6 +151,17 @@ def test_one_worker_is_sequential_to_the_bit_where_nothing_is_cut(consistency, o
             assert run.extra["staleness_histogram"] == [STEPS]
 
     each_group(body)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 13}, {"batch_size": 2}, {"batch_size": "full"}], ids=str)
+def test_under_ssp_a_push_counts_as_its_share_of_the_batch(options, serve, alone, world):
+    """All compute the first step from the same parameters, so the sum of their updates is one of the whole batch."""
+    settings = {"optimizer": "sgd", "steps": 1, "schedule": "step:every=1,warmup=1"} | options
+    reference = alone(**settings)
+    for own in placements(world.size):
+        run = serve(world, own | {"consistency": Consistency("ssp", 1)}, **settings)
+        if world.rank == 0:
+            agree(run.path, reference.path)
 
 
 # -- what is late, and by how much ---------------------------------------------------------------------------------
@@ -357,6 +378,30 @@ def test_checkpoints_are_of_just_their_steps_and_the_rest_is_done_once(consisten
         world.Barrier()
         over = serve(world, own, out=str(out), resume=str(out), **settings)  # nothing is left to do
         assert over.step in (STEPS, 5) and over.agree is True
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("every", [0, 2])
+def test_nobody_is_let_past_a_checkpoint(every, serve, before_push, world, mpi_tmp_path):
+    """While the last worker is late for a checkpoint's step, the others could go ahead by two clocks, and must not."""
+    slow = world.size - 1
+
+    def hold(store):
+        if world.rank == slow and store.clock == 4:
+            deadline = time.monotonic() + 0.2  # what must not happen never gives a sign
+            while time.monotonic() < deadline:
+                store.attend()
+
+    before_push(hold)
+    for own in placements(world.size):
+        out = mpi_tmp_path / str(own)
+        own |= {"consistency": Consistency("ssp", 2), "broadcast_every": every}
+        run = serve(world, own, out=str(out), checkpoint_every=5, keep=9, batch_size=15, epochs=6)
+        if world.rank == 0:
+            found = Checkpoint.read(out / "checkpoint-000000005.h5")
+            assert found.attributes["updates"] == 5 * run.workers
+            assert np.array_equal(found.vectors["parameters"], run.path[4])
+        world.Barrier()
 
 
 # -- ending before the end -----------------------------------------------------------------------------------------
