@@ -117,25 +117,30 @@ def test_a_signal_to_any_rank_saves_and_exits_with_85(launch, interfere, tmp_pat
     step = Checkpoint.read(tmp_path / "a").attributes["step"]
     assert 1 <= step < 100_000 * 23 and len(lines(tmp_path / "a")) == step
     assert f"stopped by a signal after step {step}" in done.stdout and "Traceback" not in done.stderr
+    if rank < 3:  # the others go on in the tests of the strategy
+        return
     launch(4, SCRIPT, "--resume", tmp_path / "a", "--steps", str(step + 9), check=0)
     assert len(lines(tmp_path / "a")) == summary(tmp_path / "a")["steps"] == step + 9
 
 
-@pytest.mark.parametrize("how", [["ssp", "--staleness", "2"], ["async", "--broadcast-every", "2"]], ids=str)
-def test_a_time_limit_and_lost_patience_end_in_good_order(launch, tmp_path, how):
-    options = [*SMALL, "--servers", "1", "--consistency", *how, "--epochs", "100000"]
-    launch(4, SCRIPT, *options, "--time-limit", "0.3", "--out", tmp_path / "limited", check=0)
-    options += ["--patience", "2", "--validation", "0.2", "--lr", "0.5"]
-    launch(4, SCRIPT, *options, "--out", tmp_path / "impatient", check=0)
-    for name, reason in (("limited", "time limit"), ("impatient", "patience")):
-        found = summary(tmp_path / name)
-        assert (found["stopped"], found["replicas_agree"]) == (reason, True)
-        assert found["steps"] == len(lines(tmp_path / name)) == Checkpoint.read(tmp_path / name).attributes["step"]
-        assert found["test_accuracy"] is not None
+@pytest.mark.parametrize(
+    "how, reason",
+    [
+        (["ssp", "--staleness", "2", "--time-limit", "0.3"], "time limit"),
+        (["async", "--broadcast-every", "2", "--patience", "2", "--validation", "0.2", "--lr", "0.5"], "patience"),
+    ],
+    ids=["time limit", "patience"],
+)
+def test_a_time_limit_and_lost_patience_end_in_good_order(launch, tmp_path, how, reason):
+    launch(4, SCRIPT, *SMALL, "--consistency", *how, "--epochs", "100000", "--out", tmp_path / "a", check=0)
+    found = summary(tmp_path / "a")
+    assert (found["stopped"], found["replicas_agree"]) == (reason, True)
+    assert found["steps"] == len(lines(tmp_path / "a")) == Checkpoint.read(tmp_path / "a").attributes["step"]
+    assert found["test_accuracy"] is not None
 
 
 def test_a_run_that_diverges_is_one_line_and_status_1(launch):
-    for how in (["bsp"], ["async", "--servers", "2"], ["ssp", "--staleness", "1", "--servers-on-workers"]):
+    for how in (["async", "--servers", "2"], ["ssp", "--staleness", "1", "--servers-on-workers"]):
         done = launch(4, SCRIPT, *SMALL, "--consistency", *how, "--lr", "1e30", "--out", "none", check=1, timeout=30)
         (line,) = errors(done, "")
         assert re.search(r"the loss of step [1-9]\d* is not finite on rank [0-3]; there is no checkpoint yet", line)
