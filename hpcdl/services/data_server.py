@@ -41,6 +41,7 @@ from hpcdl.services.data_messages import (
     Outbox,
     number,
 )
+from hpcdl.services.inbox import Inbox
 
 TRUSTED = 2  # requests in sequence after which the next one is guessed
 SETTLED = 1.0  # seconds after which the workers have had a signal, too, if it was for all
@@ -59,7 +60,7 @@ def serve(everyone, opened, clients) -> int:
 
     opened: a `Data` with what they will ask for. A request that cannot be answered is raised here, as a UsageError.
     """
-    server, status, left = Server(everyone, opened), 0, set(clients)
+    server, status, left = Server(everyone, opened, clients), 0, set(clients)
     while left:
         client, operation, *arguments = server.receive()
         if operation == CLOSE:
@@ -88,8 +89,8 @@ def describe(data) -> np.ndarray:
 class Server:
     """What a data server holds: the examples, and for each client the batches that it asks for in turn."""
 
-    def __init__(self, everyone, data):
-        self.comm, self.data = everyone, data
+    def __init__(self, everyone, data, clients):
+        self.comm, self.data, self.inbox = everyone, data, Inbox(everyone, REQUEST, clients, WORDS, np.int64)
         self.form = Form(data.train.source.width, data.dtype, data.train.source.y_kind)
         self.lines, self.sent = {}, {}  # by (client, batch size, rank, size); the last answer by client, on its way
         self.replies = {
@@ -102,10 +103,13 @@ class Server:
 
     def receive(self) -> tuple[int, ...]:
         """The next request: from which client, and its words. Batches are made while there is none."""
-        request = np.empty(WORDS, np.int64)
-        coming = self.comm.iwait(request, tag=REQUEST)
-        self.comm.wait_until(lambda: coming.done, lambda: not coming.done and self.make(), patient=True)
-        return coming.wait().source, *map(int, request)
+        arrived = self.inbox.arrived
+        self.comm.wait_until(arrived, lambda: not arrived() and self.make(), patient=True)
+        client = arrived()[0]  # who was heard longest ago
+        request = self.inbox.take(client)
+        if request[0] != CLOSE:
+            self.inbox.listen(client)
+        return client, *map(int, request)
 
     def make(self) -> bool:
         """Make one batch that is likely to be asked for; False when there is none to make."""

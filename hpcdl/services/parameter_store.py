@@ -207,7 +207,8 @@ class ParameterStore:
 
     def attend(self, *_) -> None:
         """Answer the requests that have come, where this rank is a server, too: for now and then, while it computes."""
-        if self.serves and self.server.hears and self.server.arrival.test():
+        if self.serves:
+            self.server.inbox.look()
             self.server.answer()
 
     def _wait_until(self, condition) -> None:

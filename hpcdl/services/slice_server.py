@@ -23,6 +23,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
 from hpcdl.runs import signals
 from hpcdl.services.consistency import Consistency
+from hpcdl.services.inbox import Inbox
 
 
 def numbers(*names: str) -> np.dtype:
@@ -90,7 +91,7 @@ class SliceServer:
         self.subscribers, self.owed, self.sent, self.answered = {}, set(), 0, []
         self.kept = False  # whether the lead, on another server, may still ask
         self.rooms = []  # to receive pushes in
-        self.request, self.arrival = np.zeros((), REQUEST), None
+        self.inbox = None
 
     def begin(self, step: int) -> None:
         """The first step is this one; from now on requests are heard."""
@@ -98,40 +99,42 @@ class SliceServer:
         self.clocks = dict.fromkeys(self.clocks, step)
         if self.lead is not None:
             self.lead.begin(step)
-        self.arrival = self.comm.iwait(as_message(self.request), tag=ASKED)
+        heard = [rank for rank in range(self.comm.size) if rank != self.comm.rank and self._hears(rank)]
+        self.inbox = Inbox(self.comm, ASKED, heard, len(REQUEST), "f8")
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Answer until all clients have closed, and have their last answers."""
         while self.hears:
-            self.comm.wait_until(lambda: self.arrival.done, self._send_owed, patient=True)
+            self.comm.wait_until(self.inbox.arrived, self._send_owed, patient=True)
             self.answer()
         for sent in self.answered:
             if sent is not None:
                 sent.wait(doze=True)
-        if not self.arrival.done:  # the last to close was the client on this rank: nobody else will send
-            self.comm.mpi.Send(as_message(np.zeros((), REQUEST)), self.comm.rank, ASKED)
-            self.arrival.wait()
 
     @property
     def hears(self) -> bool:
         """Whether requests may still come."""
         return bool(self.open) or self.kept
 
+    def _hears(self, rank: int) -> bool:
+        """Whether this rank may still ask."""
+        return rank in self.open or (self.kept and rank == 0)
+
     def answer(self) -> bool:
         """Handle the requests that have arrived; whether there were any."""
         any_came = self._send_owed()
-        while self.hears and self.arrival.done:
-            request, source = self.request.copy(), self.arrival.result.source
-            room = None
-            if request["operation"] == PUSH:
-                room = self.room()
-                values = room[: int(request["stop"] - request["start"])]
-                self.comm.iwait(values, source, VALUES).wait(doze=True)
-            self.handle(request, source, room)
-            if self.hears:
-                self.arrival = self.comm.iwait(as_message(self.request), tag=ASKED)
+        while come := self.inbox.arrived():
+            for source in come:
+                request, room = self.inbox.take(source).view(REQUEST).reshape(()), None
+                if request["operation"] == PUSH:
+                    room = self.room()
+                    values = room[: int(request["stop"] - request["start"])]
+                    self.comm.iwait(values, source, VALUES).wait(doze=True)
+                self.handle(request, source, room)
+                if self._hears(source):
+                    self.inbox.listen(source)
             any_came = True
         return any_came
 

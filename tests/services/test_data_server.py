@@ -334,7 +334,7 @@ def test_a_signal_of_a_server_reaches_its_workers(each_world, path, monkeypatch)
 
 def test_a_signal_is_told_when_all_have_had_it(path, monkeypatch):
     """A second one ends a worker at once, so the server's must not come before the worker's own."""
-    server = data_server.Server(None, open_data(path))
+    server = data_server.Server(None, open_data(path), clients=[])
     assert server._signal() == 0
     monkeypatch.setattr(signals, "received", ["SIGTERM"])
     assert server._signal() == 0

@@ -1,0 +1,37 @@
+"""Requests of several ranks to a server: short messages of one length, one receive posted for each rank.
+
+A receive from any source would be less to write, and is what to avoid: a library has to post it in all its transports
+at once, shared memory and network, and take it back from one of them (MPICH 5.0 over UCX lost such messages between
+hosts). So a server posts a receive per rank, and posts the next one when it has taken what came.
+"""
+
+import numpy as np
+
+
+class Inbox:
+    """Messages of `length` elements of `dtype` with this tag, from the ranks `sources` of `comm`, as they come."""
+
+    def __init__(self, comm, tag: int, sources, length: int, dtype):
+        self.comm, self.tag = comm, tag
+        self.room = {source: np.empty(length, dtype) for source in sources}
+        self.coming = {}
+        for source in self.room:
+            self.listen(source)
+
+    def listen(self, source: int) -> None:
+        """One more message of this rank is expected."""
+        self.coming[source] = self.comm.iwait(self.room[source], source, self.tag)
+
+    def arrived(self) -> list[int]:
+        """The ranks whose messages have come."""
+        return [source for source, request in self.coming.items() if request.done]
+
+    def look(self) -> None:
+        """Take forward what is under way, where nobody waits."""
+        for request in self.coming.values():
+            request.test()
+
+    def take(self, source: int) -> np.ndarray:
+        """The message of this rank, which has come; no other one is expected until `listen` is called again."""
+        del self.coming[source]
+        return self.room[source].copy()
