@@ -43,6 +43,7 @@ from hpcdl.runs.evaluation import evaluate, scores
 from hpcdl.runs.folder import Folder, absolute, automatic, check
 from hpcdl.runs.options import Options
 from hpcdl.runs.progress import Display
+from hpcdl.runs.straggler import unslowed
 from hpcdl.runs.summary import conclude, measured, summarize
 from hpcdl.runs.threads import threads
 
@@ -165,7 +166,7 @@ class Run:
                 Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)),
                 device.zeros(self.parameters.size, dtype),
             )
-            self.model.loss_and_gradient(self.parameters, few, gradient)
+            unslowed(self.model).loss_and_gradient(self.parameters, few, gradient)
         self.make_optimizer(self.model, self.data, least).update(device.zeros(least, dtype), device.zeros(least, dtype))
         SUM(np.empty(0, dtype), np.empty(0, dtype))
         self.own.barrier()

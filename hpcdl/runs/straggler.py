@@ -20,6 +20,11 @@ def slowed(model, options, rank: int, workers: range):
     return Slowed(model, factor, probability, options.pretend_compute / 1000, Random(options.seed), rank)
 
 
+def unslowed(model):
+    """The model that a slowed one slows, or the model itself: for what is no part of the training."""
+    return model.model if isinstance(model, Slowed) else model
+
+
 def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
     """The factor for this rank and the probability with which it strikes."""
     if not straggler:

@@ -15,6 +15,7 @@ from hpcdl.models import make_model
 from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.run import Elsewhere
+from hpcdl.runs.straggler import slowed
 
 KEYS = {
     *("schema_version", "strategy", "ranks", "workers", "data", "model", "parameters", "epochs", "steps", "seed"),
@@ -58,6 +59,14 @@ def test_the_folder_of_a_run(run, world, data, mpi_tmp_path):
     assert evaluations[-1].keys() >= {"validation_loss", "validation_accuracy", "test_loss", "train_loss", "epoch"}
     spans = {event["name"] for event in json.loads((out / "trace.json").read_text())["traceEvents"]}
     assert spans >= {"step", "all_reduce", "broadcast", "agree", "evaluate", "checkpoint"}
+
+
+def test_what_is_slow_on_purpose_does_not_slow_the_warm_up(run, data):
+    """Ranks without a vector to warm up with would wait for it, and --timeout would end the run."""
+    options = Options(pretend_compute=0.1, model="mlp:6", dtype="float64")
+    slow = slowed(make_model(options.model, data.features, data.classes, options.dtype), options, 0, range(1))
+    run(own=slow, steps=3)
+    assert slow.count == 3
 
 
 def test_the_scores_are_those_of_the_final_parameters(run, data, world):

@@ -8,7 +8,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.runs import Options
-from hpcdl.runs.straggler import parse, slowed
+from hpcdl.runs.straggler import parse, slowed, unslowed
 
 
 def test_who_is_slow():
@@ -62,6 +62,7 @@ def test_how_long(slept):
     assert slept.slept == [0.015, 0.040]
     plain = Model(slept)
     assert slowed(plain, Options(), 0, range(2)) is plain
+    assert unslowed(slowed(plain, Options(pretend_compute=1), 0, range(2))) is plain is unslowed(plain)
 
 
 def test_random_ones_strike_as_often_as_they_should_and_again_the_same(slept):
