@@ -51,7 +51,7 @@ class Consistency(NamedTuple):
         if self.staleness < 0:
             raise UsageError(f"the staleness is a number of clocks, at least 0, not {self.staleness}")
         if self.staleness and self.name != "ssp":
-            raise UsageError(f"a staleness of {self.staleness} is for ssp; {self.name} has no bound to choose")
+            raise UsageError(f"a staleness of {self.staleness} is for ssp; {self.name} has no bound: take 0")
         return self
 
 
