@@ -153,17 +153,6 @@ def test_one_worker_is_sequential_to_the_bit_where_nothing_is_cut(consistency, o
     each_group(body)
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 13}, {"batch_size": 2}, {"batch_size": "full"}], ids=str)
-def test_under_ssp_a_push_counts_as_its_share_of_the_batch(options, serve, alone, world):
-    """All compute the first step from the same parameters, so the sum of their updates is one of the whole batch."""
-    settings = {"optimizer": "sgd", "steps": 1, "schedule": "step:every=1,warmup=1"} | options
-    reference = alone(**settings)
-    for own in placements(world.size):
-        run = serve(world, own | {"consistency": Consistency("ssp", 1)}, **settings)
-        if world.rank == 0:
-            agree(run.path, reference.path)
-
-
 # -- what is late, and by how much ---------------------------------------------------------------------------------
 
 
@@ -210,6 +199,27 @@ def before_push(monkeypatch):
         monkeypatch.setattr(ParameterStore, "push", push)
 
     return install
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 13}, {"batch_size": 2}, {"batch_size": "full"}], ids=str)
+def test_under_ssp_a_push_counts_as_its_share_of_the_batch(options, serve, alone, before_push, world):
+    """Where all compute the first step from the same parameters, the sum of their updates is one of the whole batch."""
+    settings = {"optimizer": "sgd", "steps": 1, "schedule": "step:every=1,warmup=1"} | options
+    reference, workers = alone(**settings), {}
+
+    def meet(store):
+        """Nobody pushes before all have pulled."""
+        meeting = workers["now"].Ibarrier()
+        while not meeting.Test():
+            store.attend()
+
+    before_push(meet)
+    for own in placements(world.size):
+        workers["now"] = world.Split(own.get("on_workers", False) or world.rank >= own["servers"])
+        run = serve(world, own | {"consistency": Consistency("ssp", 1)}, **settings)
+        workers["now"].Free()
+        if world.rank == 0:
+            agree(run.path, reference.path)
 
 
 @pytest.fixture
