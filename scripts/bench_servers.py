@@ -62,6 +62,9 @@ def main(arguments=None):
             bounds = [int(text) for text in options.bounds.split(",") if text.isdecimal()]
             if len(bounds) != len(options.bounds.split(",")):
                 raise UsageError(f"--bounds: whole numbers with commas between, not {options.bounds!r}")
+            for name in ("servers", "repeats"):
+                if getattr(options, name) < 1:
+                    raise UsageError(f"--{name} must be greater than 0, not {getattr(options, name)}")
             divide(world.size, options.servers)
         if options.compare == "consistency":
             named = [("bsp", 0), *(("ssp", bound) for bound in bounds), ("async", 0)]
@@ -85,18 +88,20 @@ def main(arguments=None):
 
 def measure(world, options: BenchOptions, scheme: dict, seed: int) -> dict | None:
     """One run; on rank 0 its summary, with the lines of its evaluations."""
-    folder = world.bcast(tempfile.mkdtemp() if world.rank == 0 else None)
     names = ("model", "optimizer", "lr", "batch_per_rank", "epochs", "steps", "straggler", "pretend_compute")
-    settings = Options(**{name: getattr(options, name) for name in names}, seed=seed, progress="none")
+    data = open_data(options.data, comm=world, seed=seed)
+    with agreement(world):
+        settings = Options(**{name: getattr(options, name) for name in names}, seed=seed, progress="none")
+        workers = divide(world.size, scheme["servers"]).workers
+        model = slowed(make_model(options.model, data.features, data.classes), settings, world.rank, workers)
     if scheme.get("consistency", BSP).name == "async":  # a step is one worker's
         settings.batch_size, settings.batch_per_rank = settings.batch_per_rank, 0
+    folder = world.bcast(tempfile.mkdtemp() if world.rank == 0 else None)
     settings.out = f"{folder}/run"
-    workers = divide(world.size, scheme["servers"]).workers
-    comm, data = Communicator(world), open_data(options.data, comm=world, seed=seed)
-    model = make_model(options.model, data.features, data.classes)
+    comm = Communicator(world)
     with Run(comm, settings, workers=len(workers)) as run:
         optimizer = run.make_optimizer(model, data)
-        train(comm, slowed(model, settings, world.rank, workers), data, optimizer, run, **scheme)
+        train(comm, model, data, optimizer, run, **scheme)
     data.close()
     comm.free()
     if world.rank > 0:

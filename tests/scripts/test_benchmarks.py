@@ -75,6 +75,14 @@ def test_bench_batch_size(launch, tmp_path):
     assert done.returncode == 2 and "--batches" in done.stderr
 
 
+@pytest.mark.parametrize("option", [["--repeats", "0"], ["--servers", "0"], ["--straggler", "0:2"], ["--lr", "-1"]])
+def test_bench_servers_refuses_in_one_line(launch, option):
+    done = launch(3, FOLDER / "bench_servers.py", "--servers", "1", "--steps", "2", *option)
+    assert done.returncode == 2 and done.stdout == ""
+    ours = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert len(ours) == 1 and ours[0].startswith(f"bench-servers: error: {option[0]} ") and "Abort" not in done.stderr
+
+
 def test_bench_training(launch, tmp_path):
     pytest.importorskip("torch")
     options = [
