@@ -27,6 +27,8 @@ class ServerOptions(Options):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.servers_on_workers and self.servers > 1:
+            raise UsageError("give --servers or --servers-on-workers, not both: there, every rank is a server")
         self.servers = 0 if self.servers_on_workers else self.servers
         for name in ("broadcast_every", "fixed_delay"):
             self._refuse_negative(name)

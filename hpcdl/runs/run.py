@@ -153,7 +153,8 @@ class Run:
         self.folder.open(self.step)
         self._warm_up()
         log.info("%s, rank %d of %d, from step %d", strategy, self.comm.rank, self.comm.size, self.step)
-        if self.comm.memory is not None and self.comm.memory.table:
+        reduces = self.extra.get("allreduce", self.comm.allreduce) == self.comm.allreduce
+        if reduces and self.comm.memory is not None and self.comm.memory.table:
             log.info("all-reduce by length: %s", ", ".join(self.comm.memory.table))
 
     def _warm_up(self) -> None:
