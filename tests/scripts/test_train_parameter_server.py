@@ -180,6 +180,7 @@ def test_refusals_are_one_line_and_leave_nothing(launch, tmp_path):
     "line, words",
     [
         ("--servers 0", "at least one server, not 0"),
+        ("--servers 3 --servers-on-workers", "not both"),
         ("--servers -1", "--servers must not be negative, and is -1"),
         ("--servers 9", "no worker is left over"),
         ("--consistency ssp --staleness -1", "number of clocks, at least 0, not -1"),
@@ -207,7 +208,7 @@ def test_what_makes_no_sense(line, words):
 def test_what_just_makes_sense():
     for line in ("--servers 4", "--broadcast-every 1", "--consistency ssp --staleness 2 --broadcast-every 3"):
         check(parse(ServerOptions, "p", "", line.split()), 5, make_model("softmax", (4,), 3, "float32"))
-    on_workers = parse(ServerOptions, "p", "", ["--servers-on-workers", "--servers", "3"])
+    on_workers = parse(ServerOptions, "p", "", ["--servers-on-workers"])
     assert on_workers.servers == 0 and divide(5, on_workers.servers).workers == range(5)
     alone = parse(ServerOptions, "p", "", ["--consistency", "async", "--batch-per-rank", "8"])
     assert (alone.batch_size, alone.batch_per_rank) == (8, 0)  # an update is one rank's
