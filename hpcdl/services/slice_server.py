@@ -220,13 +220,14 @@ class SliceServer:
 
     def _update(self, values, push: Push, of) -> None:
         step = push.clock if self.consistency.clocked else self.version
-        by_clock = self.consistency.name == "ssp"
-        for each in of:
-            self.staleness[each.clock - each.seen if by_clock else self.version - each.version] += 1
-        staleness = push.clock - push.seen if by_clock else self.version - push.version
-        self.update(self.values[push.part], values, push._replace(step=step, staleness=staleness))
+        self.staleness.update(map(self._late, of))
+        self.update(self.values[push.part], values, push._replace(step=step, staleness=self._late(push)))
         self.version += 1
         self.copy = None
+
+    def _late(self, push: Push) -> int:
+        """The staleness of a push that is applied now (consistency.py)."""
+        return push.clock - push.seen if self.consistency.name == "ssp" else self.version - push.version
 
     def flush(self) -> None:
         """Apply what is delayed: nothing that was pushed is lost."""

@@ -95,7 +95,7 @@ def training(
 
 def open_for(role: str, roles: Roles, options, everyone):
     """The data as a rank of this role sees them; collective. UsageErrors are agreed on by all ranks."""
-    part = everyone.mpi.Split([*ROLES].index(role), everyone.rank)  # those that hold them in the same way
+    part = everyone.mpi.Split(ROLES.index(role), everyone.rank)  # those that hold them in the same way
     how = {"placement": options.placement, "partition": options.partition}
     if role == "parameter server":
         how = {"placement": "streamed"}  # it only reads what it scores

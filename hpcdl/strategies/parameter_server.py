@@ -64,6 +64,7 @@ def train(
     optimizer = optimizer.of_size(cut.stop - cut.start)
     whole = CPU.array(model.initialize(run.random)) if comm.rank == 0 else None
     parameters = device.empty(size, dtype) if works else None
+    held = whole if comm.rank == 0 else parameters
     keeper, loaded = Keeper(run, whole) if comm.rank == 0 else None, {}
     if keeper is not None:
         run.track("parameters", whole)
@@ -74,7 +75,7 @@ def train(
     run.begin(
         "parameter_server",
         model,
-        whole if comm.rank == 0 else parameters,
+        held,
         optimizer,
         data,
         alone=True,
@@ -113,7 +114,7 @@ def train(
     store.free()
     if group is not None:
         group.free()
-    return whole if comm.rank == 0 else parameters if works else store.server.values
+    return store.server.values if held is None else held
 
 
 def work(comm, store, model, data, parameters, run) -> None:
