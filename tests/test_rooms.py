@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-GROUND = {"chunks", "errors", "files", "random", "shared_memory"}  # beneath all rooms
+GROUND = {"chunks", "errors", "files", "memory", "random", "shared_memory"}  # beneath all rooms
 LEVEL = {"kernels": 1, "comm": 2, "models": 3, "optim": 3, "data": 3, "runs": 4, "services": 5, "strategies": 6}
 LEVEL |= {"search": 7, "rl": 7, "planning": 7, "scripts": 8}
 ALLOWED = {"kernels": {"numpy", "numba", "hpcdl"}}  # numpy and numba only

@@ -6,6 +6,8 @@
     softmax                                     softmax regression                           2 classes or more
     mlp  mlp:256,128  mlp:64,activation=tanh    multi-layer perceptron (128 relu units)      2 classes or more
                       mlp:64,activation=gelu
+    gpt  gpt:layers=4,width=128,heads=4,         transformer (these are what it has      text
+         context=64,head=tied                    by itself), head: tied or own
 
 A model of one's own works under any strategy when it has four members, `layout`, `initialize`, `loss_and_gradient` and
 `predict`, as hpcdl.models.layered.Layered has them; with an `evaluate` it is scored in one forward pass. One that
@@ -19,12 +21,14 @@ import numpy as np
 
 from hpcdl.errors import UsageError, parse_spec, unknown
 from hpcdl.kernels.device import CPU
+from hpcdl.models.gpt import GPT
 from hpcdl.models.layers import ACTIVATIONS
 from hpcdl.models.linear import LinearRegression
 from hpcdl.models.logistic import LogisticRegression
 from hpcdl.models.mlp import MLP
 
 SETTINGS = {"linear": {}, "logistic": {}, "softmax": {}, "mlp": {"activation": "relu"}}
+SETTINGS["gpt"] = {"layers": 4, "width": 128, "heads": 4, "context": 64, "head": "tied"}
 DTYPES = ("float32", "float64")
 
 
@@ -53,6 +57,14 @@ def make_model(spec: str, features: tuple[int, ...], classes: int, dtype="float3
         return LogisticRegression(size, dtype, device)
     if classes < 2:
         raise UsageError(f"model {name!r} needs data with at least 2 classes, not {classes}")
+    if name == "gpt":
+        if len(features) != 1:
+            shape = " x ".join(map(str, features))
+            raise UsageError(f"model 'gpt' reads sequences of tokens, not examples of {shape}; try --data text")
+        head = settings.pop("head")
+        if head not in ("tied", "own"):
+            raise unknown("head of a gpt", head, ("tied", "own"))
+        return GPT(size, classes, dtype, **settings, tied=head == "tied", device=device)
     return MLP(size, classes, dtype, hidden, **settings, device=device)
 
 

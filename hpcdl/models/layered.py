@@ -5,6 +5,14 @@
 
 Sums over the rows of a batch, never means: a batch cut into parts of any size, empty ones too, gives the same loss and
 the same gradient.
+
+Where a layer finds its tensors is the affair of a store: `Vectors` has all of them, in flat vectors. One that fetches
+them layer by layer is told which layer comes next:
+
+    w = store.open(i, following)        the tensors of layer i, for forward or backward; `following` is opened next
+    store.close(i)                      forward is through with them
+    g = store.gradient(i)               where backward adds the gradient
+    store.ready(i)                      backward is through with both, and layer i adds nothing more to it
 """
 
 from collections.abc import Callable
@@ -15,28 +23,57 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, device_of
 from hpcdl.models.group import Alone
 from hpcdl.models.layout import Layout
+from hpcdl.models.losses import Loss
 from hpcdl.models.pool import Pool
 from hpcdl.random import Random
+
+
+class Vectors:
+    """The store of a model whose parameters, and gradient, are flat vectors here."""
+
+    def __init__(self, model: "Layered", parameters, gradient=None, on_ready: Callable[[slice], None] | None = None):
+        self.slices, self.on_ready = model.slices, on_ready
+        self.w, self.g = model.views(parameters), gradient is not None and model.views(gradient)
+
+    def open(self, i, following):
+        """Views of the parameters of layer i."""
+        return self.w[i]
+
+    def close(self, i):
+        """They stay."""
+
+    def gradient(self, i):
+        """Views of the gradient of layer i."""
+        return self.g[i]
+
+    def ready(self, i):
+        """Tell whom it concerns that a slice is final."""
+        if self.on_ready and self.slices[i]:
+            self.on_ready(self.slices[i])
 
 
 class Layered:
     """A chain of layers, the last of them the loss, with its tensors in one flat vector (`layout`, `size`, `dtype`).
 
-    It computes on its pool's `device`, where all arrays that it is given lie.
+    It computes on its pool's `device`, where all arrays that it is given lie. group: of the ranks that share its
+    layers. sequences: whether rows can be shared, too, by sequence parallelism.
     """
 
-    def __init__(self, features: int, layers: list, pool: Pool):
-        self.features, self.layers, self.pool, self.group = features, layers, pool, Alone()
+    sequences = False
+    rows_at_once = 1024  # rows that are scored at once: bounds the memory that evaluation needs
+
+    def __init__(self, features: int, layers: list, pool: Pool, group=None):
+        self.features, self.layers, self.pool, self.group = features, layers, pool, group or Alone()
         self.device = pool.device
         self.layout = Layout.of_layers(layers, pool.dtype)
         self.size, self.dtype = self.layout.size, self.layout.dtype
-        tensors = self.layout.tensors.values()
-        self.tensors = [[tensor for tensor in tensors if tensor.layer == layer.name] for layer in layers]
+        self.tensors = [self.layout.used_by(layer) for layer in layers]
+        self.target = layers[-1].target if isinstance(layers[-1], Loss) else None
         slices = dict(self.layout.layer_slices)
         self.slices = [slices.get(layer.name) for layer in layers]
 
     def views(self, vector: np.ndarray) -> list[tuple[np.ndarray, ...]]:
-        """Each layer's own tensors in a flat vector."""
+        """Each layer's tensors in a flat vector."""
         return [tuple([tensor.view(vector) for tensor in tensors]) for tensors in self.tensors]
 
     def initialize(self, random: Random) -> np.ndarray:
@@ -45,9 +82,9 @@ class Layered:
         They are drawn on the host, so that they are the same bits on every device.
         """
         parameters = CPU.empty(self.size, self.dtype)
-        for layer, tensors, w in zip(self.layers, self.tensors, self.views(parameters), strict=True):
-            if tensors:
-                layer.initialize(w, [random("initialize", tensor.name) for tensor in tensors])
+        for layer in self.layers:
+            for name, values in initial(layer, random, self.dtype).items():
+                self.layout.view(parameters, name)[...] = values
         return self.device.array(parameters)
 
     def loss_and_gradient(
@@ -60,49 +97,82 @@ class Layered:
         Raises UsageError where an array does not fit the model or a label is not a class.
         """
         self.check(batch.x, batch.y, parameters, gradient)
-        w, g, group = self.views(parameters), self.views(gradient), self.group
-        z, kept = self.forward(w, batch.x)
-        (loss, _), saved = self.layers[-1].forward(w[-1], z, group, batch.y)
-        kept.append(saved)
-        dy = None
-        for i in reversed(range(len(self.layers))):
-            dx = self.layers[i].backward(w[i], kept[i], dy, g[i], group)
-            if dy is not None:
-                self.pool.give(dy)
-            dy = dx
-            if on_ready and self.slices[i]:
-                on_ready(self.slices[i])
-        return loss
+        return self.descend(Vectors(self, parameters, gradient, on_ready), batch)
 
     def evaluate(self, parameters: np.ndarray, batch) -> tuple[float, float]:
         """(sum of losses, number of rows predicted correctly); for regression, sum of squared errors instead."""
         self.check(batch.x, batch.y, parameters)
-        w = self.views(parameters)
-        z, kept = self.forward(w, batch.x)
-        result, saved = self.layers[-1].forward(w[-1], z, self.group, batch.y)
-        self.release([*kept, saved])
-        return result
+        return self.score(Vectors(self, parameters), batch)
 
     def predict(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
         """What the loss predicts for x (rows, features): class probabilities, probability of class 1, or values."""
         self.check(x, None, parameters)
-        z, kept = self.forward(self.views(parameters), x)
-        prediction = self.layers[-1].predict(z)
+        z, kept = self.forward(Vectors(self, parameters), x, range(len(self.layers) - 1), keep=False)
+        prediction = self.layers[-1].predict(self.last_rows(z))
         self.release(kept)
         return prediction
 
-    def forward(self, w, x):
-        """The input of the loss, and what each layer before it has kept."""
+    # -- the same with the parameters in a store ---------------------------------------------------------------------
+
+    def descend(self, store, batch) -> float:
+        """Forward and backward through all layers; returns the sum of losses."""
+        layers = range(len(self.layers))
+        (loss, _), kept = self.forward(store, batch.x, layers, self.targets(batch))
+        self.backward(store, kept, None, layers)
+        return loss
+
+    def score(self, store, batch) -> tuple[float, float]:
+        """(sum of losses, score), in one pass forward that keeps nothing."""
+        result, kept = self.forward(store, batch.x, range(len(self.layers)), self.targets(batch), keep=False)
+        self.release(kept)
+        return result
+
+    def forward(self, store, x, layers: range, targets=None, keep=True):
+        """What the last of `layers` makes of x, and what the layers have kept for backward, as (layer, saved).
+
+        Where the loss is among them, that is (sum of losses, score). keep: without it all is released but what the
+        result lies in.
+        """
         kept = []
-        for layer, tensors in zip(self.layers[:-1], w, strict=False):
-            x, saved = layer.forward(tensors, x, self.group)
-            kept.append(saved)
+        for i in layers:
+            layer = self.layers[i]
+            w = store.open(i, i + 1 if i + 1 < layers.stop else None)
+            more = (targets,) if isinstance(layer, Loss) else ()
+            x, saved = layer.forward(w, x, self.group, *more)
+            store.close(i)
+            if not keep:
+                self.release(kept)
+                kept = []
+            kept.append((layer, saved))
         return x, kept
+
+    def backward(self, store, kept, dy, layers: range):
+        """The gradient by the input of `layers`, from that by their output (None for the loss); uses `kept` and dy up.
+
+        It is None where the first layer is that of the model.
+        """
+        for i in reversed(layers):
+            layer, saved = kept.pop()
+            w = store.open(i, i - 1 if i > layers.start else None)
+            dx = layer.backward(w, saved, dy, store.gradient(i), self.group)
+            if dy is not None:
+                self.pool.give(dy)
+            dy = dx
+            store.ready(i)
+        return dy
 
     def release(self, kept):
         """Let the layers give back what they have kept."""
-        for layer, saved in zip(self.layers, kept, strict=False):
+        for layer, saved in kept:
             layer.release(saved)
+
+    def targets(self, batch) -> np.ndarray:
+        """What the loss compares its input with."""
+        return batch.y
+
+    def last_rows(self, z):
+        """The rows of the loss's input that a prediction is made from."""
+        return z
 
     def check(self, x, y, *vectors):
         """Raise UsageError where an array does not fit the model: compiled loops would read past its end."""
@@ -113,10 +183,19 @@ class Layered:
         if x.ndim != 2 or x.shape[1] != self.features or x.dtype != self.dtype or not x.flags.c_contiguous:
             wanted = f"a C-contiguous {self.dtype} array of shape (rows, {self.features})"
             raise UsageError(f"x is a {x.dtype} array of shape {x.shape}; this model wants {wanted}")
-        if y is not None and (y.shape != x.shape[:1] or y.dtype != self.layers[-1].target or not device.writable(y)):
-            wanted = f"a writable, C-contiguous {self.layers[-1].target} array of shape ({x.shape[0]},)"
+        if y is not None and (y.shape != x.shape[:1] or y.dtype != self.target or not device.writable(y)):
+            wanted = f"a writable, C-contiguous {self.target} array of shape ({x.shape[0]},)"
             raise UsageError(f"y is a {y.dtype} array of shape {y.shape}; this model wants {wanted}")
         for vector in vectors:
             if vector.shape != (self.size,) or vector.dtype != self.dtype or not device.writable(vector):
                 wanted = f"a writable, contiguous {self.dtype} vector of {self.size} elements"
                 raise UsageError(f"a vector is {vector.dtype} of shape {vector.shape}; this model wants {wanted}")
+
+
+def initial(layer, random: Random, dtype) -> dict[str, np.ndarray]:
+    """Initial values of a layer's own tensors by their names in the layout, on the host, whole also where it is cut."""
+    names = [f"{layer.name}.{name}" for name in layer.whole]
+    values = [CPU.empty(shape, dtype) for shape in layer.whole.values()]
+    if names:
+        layer.initialize(values, [random("initialize", name) for name in names])
+    return dict(zip(names, values, strict=True))

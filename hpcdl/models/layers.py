@@ -4,18 +4,25 @@
     dx = layer.backward(w, saved, dy, g, group)         adds to g; uses saved up
     layer.release(saved)                                in place of backward, when only y is wanted
 
-w and g are tuples of views, one for each of `layer.shapes`, of the layer's own tensors in the parameters and the
-gradient; x, y, dx, dy are (rows, width). A layer holds no state between calls, so several micro-batches can be in
-flight. dx is from the pool and belongs to the caller, and so does dy.
+w and g are tuples of views, one for each of `layer.shapes` and then one for each of `layer.tied`, of tensors in the
+parameters and the gradient; x, y, dx, dy are (rows, width). A layer holds no state between calls, so several
+micro-batches can be in flight. y belongs to the layer until backward or release; dx is from the pool and belongs to the
+caller, and so does dy.
 
-The last layer of a model is its loss (losses.py).
+Ranks may share a layer (tensor parallelism): `layer.cut(part, parts)` is the layer with part `part` of those tensors
+that `cuts` names, each cut along that axis; of the others, every rank has the whole. group (group.py) sums.
+
+The last layer of a model is its loss (losses.py), transformer.py has the layers of a GPT.
 
     Dense      y = activation(x W + b)      dz = dy * activation'       dW += x^T dz      db += sum dz      dx = dz W^T
 """
 
+import copy
 import math
 from collections.abc import Sequence
 
+from hpcdl.chunks import chunk
+from hpcdl.errors import UsageError
 from hpcdl.kernels import activation as kernels
 from hpcdl.models.pool import Pool
 
@@ -96,16 +103,76 @@ class Gelu:
 ACTIVATIONS = {"none": Identity, "relu": Relu, "tanh": Tanh, "gelu": Gelu}
 
 
-class Dense:
-    """A fully connected layer, y = activation(x W + b), with W (inputs, outputs) and b (outputs,).
+class Layer:
+    """What layers share. whole: the shape of each of the layer's own tensors by its short name; shapes: of this part.
 
-    The `first` layer of a model computes no gradient by its input: its dx is None.
+    cuts: the axis along which a tensor is cut where ranks share the layer. tied: the name in the layout of a tensor of
+    another layer that this one uses, too -> its shape. divided: whether the outputs of a part are a part of the
+    outputs, and not all of them.
     """
 
-    def __init__(self, name: str, inputs: int, outputs: int, activation: str, pool: Pool, first: bool = False):
-        self.name, self.pool, self.first, self.matmul = name, pool, first, pool.device.xp.matmul
-        self.activation = ACTIVATIONS[activation]
-        self.shapes = {"weight": (inputs, outputs), "bias": (outputs,)}
+    cuts, tied, divided = {}, {}, False
+    part, parts = 0, 1
+
+    def __init__(self, name: str, pool: Pool, whole: dict[str, tuple[int, ...]]):
+        self.name, self.pool, self.whole, self.shapes = name, pool, whole, dict(whole)
+        self.matmul = pool.device.xp.matmul
+
+    def cut(self, part: int, parts: int) -> "Layer":
+        """This layer with part `part` of `parts` of its tensors. UsageError where it cannot be cut so."""
+        self.check_cut(parts)
+        other = copy.copy(self)
+        other.part, other.parts = part, parts
+        other.shapes = {name: self.part_shape(name, part, parts) for name in self.whole}
+        return other
+
+    def check_cut(self, parts: int) -> None:
+        """Raise UsageError where the layer cannot be cut into so many parts."""
+
+    def part_shape(self, name: str, part: int, parts: int) -> tuple[int, ...]:
+        """The shape of a part of a tensor."""
+        shape, axis = list(self.whole[name]), self.cuts.get(name)
+        if axis is not None:
+            cut = chunk(shape[axis], parts, part)
+            shape[axis] = cut.stop - cut.start
+        return tuple(shape)
+
+    def add_product(self, a, b, into) -> None:
+        """into += a b, for the gradient by a weight."""
+        product = self.pool.take(a.shape[0], b.shape[1])
+        self.matmul(a, b, out=product)
+        into += product.reshape(into.shape)
+        self.pool.give(product)
+
+
+def check_width(name: str, width: int, parts: int) -> None:
+    """Raise UsageError unless so many ranks can share `width` units evenly."""
+    if width % parts:
+        raise UsageError(f"{name} {width} cannot be divided evenly among {parts} ranks; choose a multiple of {parts}")
+
+
+class Dense(Layer):
+    """A fully connected layer, y = activation(x W + b), with W (inputs, outputs) and b (outputs,).
+
+    The `first` layer of a model computes no gradient by its input: its dx is None. by: "columns" or "rows", along
+    which W is cut where ranks share the layer; columns make a part of the outputs, rows take a part of the inputs.
+    """
+
+    def __init__(
+        self, name: str, inputs: int, outputs: int, activation: str, pool: Pool, first=False, by: str = "columns"
+    ):
+        super().__init__(name, pool, {"weight": (inputs, outputs), "bias": (outputs,)})
+        self.first, self.activation, self.divided = first, ACTIVATIONS[activation], by == "columns"
+        self.cuts = {"weight": 1, "bias": 0} if self.divided else {"weight": 0}
+
+    def check_cut(self, parts):
+        """The inputs of a part of rows are what the parts of the columns before it have made."""
+        if not self.divided:
+            check_width("a hidden layer's width", self.whole["weight"][0], parts)
+
+    def output_shape(self, rows: int, group) -> tuple[int, int]:
+        """The shape of y for so many examples."""
+        return rows, self.shapes["weight"][1]
 
     def initialize(self, w, generators):
         """Draw W with variance gain / inputs (gain 2 before a relu, else 1); set b to zero."""
@@ -117,7 +184,9 @@ class Dense:
     def forward(self, w, x, group):
         """y and what backward needs."""
         weight, bias = w
-        y = group.g(self.matmul(x, weight, out=self.pool.take(x.shape[0], weight.shape[1])))
+        y = self.matmul(x, weight, out=self.pool.take(x.shape[0], weight.shape[1]))
+        if not self.divided:
+            y = group.g(y, self.pool)
         y, kept = self.activation.forward(y, bias, self.pool)
         return y, (x, y, kept)
 
@@ -125,11 +194,12 @@ class Dense:
         """dx; the gradients by W and b are added to g."""
         (weight, bias), (x, _, kept), (weight_gradient, bias_gradient) = w, saved, g
         dz = self.activation.backward(kept, bias, dy, bias_gradient)
-        product = self.pool.take(*weight.shape)
-        self.matmul(x.T, dz, out=product)
-        weight_gradient += product
-        self.pool.give(product)
-        dx = None if self.first else group.f(self.matmul(dz, weight.T, out=self.pool.take(*x.shape)))
+        self.add_product(x.T, dz, weight_gradient)
+        dx = None
+        if not self.first:
+            dx = self.matmul(dz, weight.T, out=self.pool.take(*x.shape))
+            if self.divided:
+                dx = group.f_backward(dx, self.pool)
         self.release(saved)
         return dx
 
@@ -142,9 +212,20 @@ class Dense:
 
 
 def dense_layers(widths: Sequence[int], activation: str, pool: Pool) -> list[Dense]:
-    """Dense layers from widths[0] inputs to widths[-1] outputs, the activation between them and none at the end."""
+    """Dense layers from widths[0] inputs to widths[-1] outputs, the activation between them and none at the end.
+
+    Where ranks share them, the first is cut by columns, the second by rows, and so on: one sum for each two layers.
+    """
     last = len(widths) - 1
     return [
-        Dense(f"dense{i}", widths[i - 1], widths[i], activation if i < last else "none", pool, first=i == 1)
+        Dense(
+            f"dense{i}",
+            widths[i - 1],
+            widths[i],
+            activation if i < last else "none",
+            pool,
+            first=i == 1,
+            by="columns" if i % 2 else "rows",
+        )
         for i in range(1, last + 1)
     ]

@@ -6,7 +6,13 @@ A replica's parameters are one flat vector, and so are its gradient and every op
     layer    |<------------------ dense1 ------------------->|<----------------- dense2 ------------------>|
 
 Tensors follow each other without gaps, in the order of the layers and row-major, so a layer is a slice, an all-reduce
-is one call, and a checkpoint is one data set.
+is one call, and a checkpoint is one data set. A tensor that several layers use (tied weights) lies with the first of
+them; a vector of some layers only, which lack that one, has a copy with the first that uses it.
+
+Where ranks share a model, each has a vector of its own parts, and `Piece` says where a part lies in the whole:
+
+    whole   w (4, 6), by columns   . . # # . .   . . # # . .   . . # # . .   . . # # . .      stride 6, start 2
+    part    w (4, 2)               # # # # # # # #                                            4 blocks of 2
 """
 
 import math
@@ -14,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +46,47 @@ class Tensor:
         return vector[self.slice].reshape(self.shape)
 
 
+class Piece(NamedTuple):
+    """Equal blocks of a vector in another one: block b lies at `local` + b * `length` here, `start` + b * `stride` there.
+
+    All numbers are elements.
+    """
+
+    local: int
+    start: int
+    blocks: int
+    length: int
+    stride: int
+
+    @property
+    def size(self) -> int:
+        """Elements of all blocks."""
+        return self.blocks * self.length
+
+    def within(self, part: slice) -> list["Piece"]:
+        """What of this piece lies in a slice of the vector here, as pieces of that slice: at most three."""
+        start, stop = max(self.local, part.start) - self.local, min(self.local + self.size, part.stop) - self.local
+        found = []
+        while start < stop:
+            block, past = divmod(start, self.length)
+            blocks = (stop - start) // self.length if past == 0 else 0
+            size = blocks * self.length or min(self.length - past, stop - start)
+            where = self.local + start - part.start, self.start + block * self.stride + past
+            found.append(Piece(*where, max(1, blocks), size // max(1, blocks), self.stride))
+            start += size
+        return found
+
+
+def piece(part: "Tensor", whole: "Tensor", axis: int | None, number: int, parts: int) -> Piece:
+    """Where part `number` of `parts` of a tensor, cut along `axis`, lies in the whole one; axis None: all of it."""
+    if axis is None:
+        size = math.prod(whole.shape)
+        return Piece(part.offset, whole.offset, 1, size, size)
+    cut, inner = chunk(whole.shape[axis], parts, number), math.prod(whole.shape[axis + 1 :])
+    blocks, stride = math.prod(whole.shape[:axis]), whole.shape[axis] * inner
+    return Piece(part.offset, whole.offset + cut.start * inner, blocks, (cut.stop - cut.start) * inner, stride)
+
+
 class Layout:
     """The tensors of a model, in the order of its flat vector, and the vector's element type."""
 
@@ -49,13 +97,24 @@ class Layout:
 
     @classmethod
     def of_layers(cls, layers, dtype) -> "Layout":
-        """Lay out the tensors of `layers` (each with a `name` and `shapes`, short tensor name -> shape) one by one."""
-        tensors, offset = [], 0
+        """Lay out the tensors of `layers` one by one.
+
+        Each has a `name`, `shapes` (short tensor name -> shape), and `tied`: name of a tensor of another layer -> its
+        shape, for which there is room where this is the first of `layers` that uses it.
+        """
+        tensors, offset = {}, 0
         for layer in layers:
-            for name, shape in layer.shapes.items():
-                tensors.append(Tensor(f"{layer.name}.{name}", shape, offset, layer.name))
+            own = {f"{layer.name}.{name}": shape for name, shape in layer.shapes.items()}
+            for name, shape in (
+                own | {tied: shape for tied, shape in layer.tied.items() if tied not in tensors}
+            ).items():
+                tensors[name] = Tensor(name, shape, offset, layer.name)
                 offset += math.prod(shape)
-        return cls(tensors, dtype)
+        return cls(tensors.values(), dtype)
+
+    def used_by(self, layer) -> list[Tensor]:
+        """The tensors that a layer uses: its own, and those of other layers."""
+        return [self.tensors[name] for name in (*(f"{layer.name}.{name}" for name in layer.shapes), *layer.tied)]
 
     def view(self, vector: np.ndarray, name: str) -> np.ndarray:
         """The tensor `name` of a flat vector, as a view."""

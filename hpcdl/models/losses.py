@@ -8,23 +8,38 @@
     Logistic               (rows, 1)          0 or 1, int64              log(1 + exp(-(2y - 1) z))    number correct
     Squared                (rows, 1)          real                       (z - y)^2 / 2                sum of (z - y)^2
 
-A sum, not a mean: the sums of the parts of a batch add up, however unevenly it is cut.
+A sum, not a mean: the sums of the parts of a batch add up, however unevenly it is cut. Where an example has several
+rows of z (`per` of them, the tokens of a sequence), its loss and its score are the means over them.
+
+Where ranks share the classes (`cut`), each has some columns of z. The largest z of a row and the sum of exponentials
+come from two all-reduces of one and two numbers a row, instead of gathering z. (Shoeybi et al., "Megatron-LM", 2019)
 """
+
+import copy
 
 import numpy as np
 
+from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
 from hpcdl.kernels import loss as kernels
+from hpcdl.kernels.reduce import scale
 from hpcdl.models.pool import Pool
 
 
 class Loss:
     """What the three losses share; `target` is the type of y."""
 
-    name = "loss"
+    name, tied, divided = "loss", {}, False
 
     def __init__(self, pool: Pool):
-        self.pool, self.shapes, self.target, self.xp = pool, {}, np.dtype(np.int64), pool.device.xp
+        self.pool, self.shapes, self.whole, self.target = pool, {}, {}, np.dtype(np.int64)
+        self.xp = pool.device.xp
+
+    def cut(self, part: int, parts: int, divided: bool = False) -> "Loss":
+        """This loss where ranks share the model; divided: each has some of the outputs z, and not all."""
+        if divided and parts > 1:
+            raise UsageError(f"{type(self).__name__} has one output, which ranks cannot share; add a hidden layer")
+        return self
 
     def forward(self, w, z, group, y):
         """(sum of losses, score) and what backward needs."""
@@ -47,6 +62,41 @@ class SoftmaxCrossEntropy(Loss):
     """Cross-entropy of the softmax of z; predicts class probabilities (rows, classes)."""
 
     kernel = kernels.softmax_cross_entropy
+
+    def __init__(self, pool: Pool, classes: int, per: int = 1):
+        super().__init__(pool)
+        self.classes, self.per, self.own = classes, per, None
+
+    def cut(self, part, parts, divided=False):
+        """Where the outputs are divided: this rank's classes."""
+        if not divided or parts == 1:
+            return self
+        other = copy.copy(self)
+        other.own = chunk(self.classes, parts, part)
+        return other
+
+    def forward(self, w, z, group, y):
+        """(sum of losses, score) and what backward needs."""
+        dz = self.pool.take(*z.shape)
+        total, score = self.kernel(z, y, dz) if self.own is None else self._together(z, y, dz, group)
+        if score < 0:
+            raise UsageError(f"a label is outside of the classes 0 to {self.classes - 1}; check the data")
+        if self.per > 1:
+            scale(dz.reshape(-1), 1 / self.per)
+            total, score = total / self.per, score / self.per
+        return (total, score), dz
+
+    def _together(self, z, y, dz, group):
+        """Loss and number correct where each rank of the group has the columns `own` of z."""
+        tops, sums = self.pool.take(len(z)), self.pool.take(len(z), 2)
+        kernels.row_max(z, tops)
+        group.all_reduce(tops, "max")
+        kernels.partial_softmax(z, y, self.own.start, tops, dz, sums)
+        group.all_reduce(sums)
+        result = kernels.finish_softmax(dz, y, self.own.start, self.classes, sums)
+        self.pool.give(tops)
+        self.pool.give(sums)
+        return result
 
     def predict(self, z):
         """softmax(z)."""

@@ -26,4 +26,4 @@ class MLP(Layered):
     ):
         pool = Pool(dtype, device)
         layers = dense_layers([features, *hidden, classes], activation, pool)
-        super().__init__(features, [*layers, SoftmaxCrossEntropy(pool)], pool)
+        super().__init__(features, [*layers, SoftmaxCrossEntropy(pool, classes)], pool)

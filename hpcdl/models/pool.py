@@ -18,11 +18,12 @@ from hpcdl.kernels.device import CPU
 class Pool:
     """Buffers of one element type on one device.
 
-    `take(*shape)` lends one with unspecified contents, `give(buffer)` returns it.
+    `take(*shape)` lends one with unspecified contents, `give(buffer)` returns it. memory: where what is lent is counted
+    as activations (`hpcdl.memory.Memory`); None: nowhere.
     """
 
     def __init__(self, dtype, device=CPU):
-        self.dtype, self.device = np.dtype(dtype), device
+        self.dtype, self.device, self.memory = np.dtype(dtype), device, None
         self.free, self.whole = defaultdict(list), {}  # and each buffer by the memory that its parts are views of
 
     def take(self, *shape: int) -> np.ndarray:
@@ -34,8 +35,13 @@ class Pool:
         except IndexError:
             whole = self.device.empty(1 << k, self.dtype)
             self.whole[id(whole[:1].base)] = whole
+        if self.memory is not None:
+            self.memory.add("activations", whole.nbytes)
         return whole[:size].reshape(shape)
 
     def give(self, buffer: np.ndarray):
         """Take back an array that `take` lent; it must not be used any more."""
-        self.free[(buffer.size - 1).bit_length()].append(self.whole[id(buffer.base)])
+        whole = self.whole[id(buffer.base)]
+        if self.memory is not None:
+            self.memory.add("activations", -whole.nbytes)
+        self.free[(buffer.size - 1).bit_length()].append(whole)

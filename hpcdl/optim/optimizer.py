@@ -57,6 +57,13 @@ class Optimizer(ABC):
         other.state = {name: self.device.zeros(size, self.dtype) for name in self.state}
         return other
 
+    def over(self, part: slice) -> "Optimizer":
+        """The same rule for a slice of the vector, with that slice of this one's state; it counts its own steps."""
+        other = copy.copy(self)
+        other.size = part.stop - part.start
+        other.state = {name: vector[part] for name, vector in self.state.items()}
+        return other
+
     def update(self, parameters: np.ndarray, gradient: np.ndarray, scale: float = 1.0, norm=None, rate=None):
         """Update `parameters` (size,) in place by the mean gradient, gradient * scale.
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpcdl.chunks import chunk
+from hpcdl.chunks import chunk, chunks
 from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU
 
@@ -30,13 +30,16 @@ def evaluate(model, parameters, split, classes: int, share=(0, 1)) -> np.ndarray
     """Sums over this rank's share of the split: [losses, right answers or squared errors, examples].
 
     A model with a member `evaluate` computes them in one forward pass; for any other the loss is taken from
-    `loss_and_gradient`, whose gradient is thrown away, and the score from `predict`.
+    `loss_and_gradient`, whose gradient is thrown away, and the score from `predict`. All ranks take the same number of
+    turns, for ranks that share a model score together; some turns may have no rows.
     """
     rank, size = share
     rows, sums, device = chunk(split.examples, size, rank), np.zeros(3), getattr(model, "device", CPU)
     scratch = None if hasattr(model, "evaluate") else device.zeros(parameters.shape, parameters.dtype)
-    for start in range(rows.start, rows.stop, ROWS):
-        stop = min(start + ROWS, rows.stop)
+    most = chunk(split.examples, size, 0)
+    turns = -(-(most.stop - most.start) // getattr(model, "rows_at_once", ROWS))
+    for part in chunks(rows.stop - rows.start, turns):
+        start, stop = rows.start + part.start, rows.start + part.stop
         x, y = split.rows(start, stop)
         batch = Batch(device.array(x), device.array(y), stop - start, epoch=0, step=0, index=np.arange(start, stop))
         if scratch is None:

@@ -36,10 +36,12 @@ from hpcdl.comm.watchdog import activity
 from hpcdl.data import Batch
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.kernels.device import CPU, device_of
+from hpcdl.memory import KINDS, Memory
 from hpcdl.optim import make_optimizer, make_schedule
 from hpcdl.random import Random
 from hpcdl.runs import signals
 from hpcdl.runs.checkpoint import Checkpoint, one_line, rotate
+from hpcdl.runs.cut import CutVector
 from hpcdl.runs.evaluation import evaluate, scores
 from hpcdl.runs.folder import Folder, absolute, automatic, check
 from hpcdl.runs.options import Options
@@ -72,6 +74,7 @@ class Run:
         self.model, self.data, self.optimizer, self.device = None, None, None, CPU
         self.tracked: dict[str, np.ndarray | Elsewhere] = {}  # the same on all ranks
         self.owned: dict[str, np.ndarray] = {}  # of each rank its own
+        self.cuts: dict[str, CutVector] = {}  # of each rank a part
         self.extra = {}  # what a strategy adds to the summary
         self.step = self.agreed = self.examples = 0
         self.every, self.stopped, self.steps_done = 1, None, []
@@ -80,7 +83,8 @@ class Run:
         self.best, self.improved, self.waited, self.scores, self.train_loss = math.inf, False, 0, {}, math.nan
         self.loop_seconds = self.data_seconds = self.earlier_seconds = 0.0
         self.blocked_seconds = self.talked_seconds = 0.0
-        self.folder = self.summary = self.agree = self.saved = self.replicas = None
+        self.folder = self.summary = self.agree = self.saved = self.replicas = self.part = None
+        self.memory = Memory()
 
     # -- before the loop ---------------------------------------------------------------------------------------------
 
@@ -111,14 +115,20 @@ class Run:
         self.comm.broadcast(parameters)
         return parameters
 
-    def track(self, name: str, array: "np.ndarray | Elsewhere", *, per: str = "global") -> None:
+    def track(
+        self, name: str, array: "np.ndarray | Elsewhere", cut: list | None = None, *, per: str = "global"
+    ) -> None:
         """Make `array`, a flat vector, part of each checkpoint; before `begin`, which loads what the run goes on from.
 
-        per: "global", the same on all ranks; or "rank", this rank's own, of one length on all ranks: it is stored as
-        row `rank` of ranks/NAME, and the run can be gone on with on the same number of ranks only. A run that rank 0
-        runs alone may track what lies `Elsewhere`.
+        cut: where this rank's array is but a part of the vector, [(piece, whether it speaks for it), ...]
+        (hpcdl/runs/cut.py): the checkpoint holds the whole one. per: "global", the same on all ranks; or "rank", this
+        rank's own, of one length on all ranks: it is stored as row `rank` of ranks/NAME, and the run can be gone on
+        with on the same number of ranks only. A run that rank 0 runs alone may track what lies `Elsewhere`.
         """
-        {"global": self.tracked, "rank": self.owned}[per][name] = array
+        if cut is not None:
+            self.cuts[name] = CutVector(self.own, array, cut)
+        else:
+            {"global": self.tracked, "rank": self.owned}[per][name] = array
 
     def begin(
         self,
@@ -133,6 +143,7 @@ class Run:
         refresh=None,
         horizon=None,
         fixed=(),
+        part=None,
     ):
         """Track parameters and optimizer, make the run's folder, and load the state when the run resumes.
 
@@ -141,7 +152,8 @@ class Run:
         need not agree; the run scores, saves and reports the average (`Replicas`). refresh(): called before
         `parameters` are scored or saved. horizon(): the last step that is under way already, to which a run that is
         told to stop still goes. fixed: which entries of `extra` a run that resumes must have as they were, for what is
-        saved depends on them.
+        saved depends on them. part: what this rank holds of a model that is cut (hpcdl/services/holding.py), and then
+        `parameters` are what of them it owns, and it scores: `evaluate(None, batch)` over its `share` of the examples.
         """
         self.strategy, self.model, self.optimizer, self.data = strategy, model, optimizer, data
         self.fixed = {name: self.extra[name] for name in fixed}
@@ -151,6 +163,7 @@ class Run:
             self.replicas = Replicas(self, parameters)
             self.parameters, self.refresh = self.replicas.average, self.replicas.refresh
             self.track("replica", parameters, per="rank")
+        self.part = part
         data.to(self.device)
         self.batch, self.per_epoch, self.steps = self.plan(data)
         if self.comm.rank == 0 or not alone:
@@ -158,7 +171,12 @@ class Run:
                 self.track(f"data/{name}", vector)
         if alone:
             self.peers = self.own.split(0 if self.comm.rank == 0 else None, name="keeper")
+        elif part is not None:
+            self.track("parameters", self.parameters, part.pieces)
+            for name, vector in optimizer.state.items():
+                self.track(f"optimizer/{name}", vector, part.pieces)
         else:
+            self._weigh(model, optimizer)
             self.track("parameters", self.parameters)
             for name, vector in optimizer.state.items():
                 self.track(f"optimizer/{name}", vector, per="rank" if replicas else "global")
@@ -187,17 +205,27 @@ class Run:
         if reduces and self.comm.memory is not None and self.comm.memory.table:
             log.info("all-reduce by length: %s", ", ".join(self.comm.memory.table))
 
+    def _weigh(self, model, optimizer) -> None:
+        """Count the memory of a rank that holds a whole model; that of the gradient is counted by `backward`."""
+        self.memory.hold("parameters", self.parameters)
+        for vector in optimizer.state.values():
+            self.memory.hold("optimizer", vector)
+        if hasattr(model, "pool"):
+            model.pool.memory = self.memory
+
     def _warm_up(self) -> None:
         """Compile, or load from the cache, what a step needs, before any clock runs."""
         device, dtype = self.device, self.model.layout.dtype
         least = 0 if device is CPU else 1  # a launch of nothing compiles nothing
         if self.parameters is not None:
             x, y = (device.array(each[:least]) for each in self.data.train.rows(0, 1))
-            few, gradient = (
-                Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)),
-                device.zeros(self.parameters.size, dtype),
-            )
-            unslowed(self.model).loss_and_gradient(self.parameters, few, gradient)
+            few = Batch(x, y, 1, epoch=0, step=0, index=np.arange(least))
+            with self.memory.paused():
+                if self.part is not None:
+                    self.part.try_out(few)
+                else:
+                    gradient = device.zeros(self.parameters.size, dtype)
+                    unslowed(self.model).loss_and_gradient(self.parameters, few, gradient)
         self.make_optimizer(self.model, self.data, least).update(device.zeros(least, dtype), device.zeros(least, dtype))
         SUM(np.empty(0, dtype), np.empty(0, dtype))
         self.own.barrier()
@@ -240,7 +268,7 @@ class Run:
         mine, theirs = self._attributes(), found.attributes
         refusal = f"--resume {self.options.resume}: that run's"
         if mine["layout"] != theirs["layout"]:
-            vectors = {"theirs": found.vectors["parameters"], "mine": self.parameters}
+            vectors = {"theirs": found.vectors["parameters"], "mine": self.model.layout}
             sizes = {name: f"{vector.size} parameters of {vector.dtype}" for name, vector in vectors.items()}
             theirs, mine = f"{theirs['model']} with {sizes['theirs']}", f"{mine['model']} with {sizes['mine']}"
             raise UsageError(f"{refusal} model is {theirs}, not {mine}")
@@ -254,7 +282,7 @@ class Run:
             before = theirs.get("fixed", {}).get(name, value)
             if before != value:
                 raise UsageError(f"{refusal} {name.replace('_', ' ')} is {before}, not {value}")
-        wanted = {*self.tracked, *map(stored, self.owned)}
+        wanted = {*self.tracked, *self.cuts, *map(stored, self.owned)}
         if set(found.vectors) != wanted:
             raise UsageError(f"{refusal} state is {', '.join(sorted(found.vectors))}, not {', '.join(sorted(wanted))}")
         for name in self.owned:
@@ -273,6 +301,8 @@ class Run:
             if found:
                 device_of(self.tracked[name]).copy_in(self.tracked[name], found.vectors[name])
             self.peers.broadcast(self.tracked[name])
+        for name, vector in self.cuts.items():
+            vector.scatter(found and found.vectors[name])
         self._scatter(found)
         self.step = self.agreed = attributes["step"]
         if self.folder.path is not None and self.folder.path.resolve() == Path(self.options.resume).resolve():
@@ -306,6 +336,10 @@ class Run:
                 rows[0] = device_of(array).host(array)
                 for rank in range(1, self.comm.size):
                     self.own.wait(rows[rank], rank)
+        for name, vector in self.cuts.items():
+            whole = vector.gather(self.model.layout.size)
+            if whole is not None:
+                gathered[name] = whole
         return gathered
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -397,6 +431,8 @@ class Run:
         meanwhile(slice) is called between all layers of all parts.
         """
         gradient[:] = 0
+        if not self.memory.now["gradients"]:
+            self.memory.hold("gradients", gradient)
         *parts, last = batch.split(self.options.accumulate)
         loss = sum(self.model.loss_and_gradient(parameters, part, gradient, meanwhile) for part in parts)
         return loss + self.model.loss_and_gradient(parameters, last, gradient, on_ready or meanwhile)
@@ -425,6 +461,11 @@ class Run:
         with self.comm.timeline.span("agree"):
             self._agree()
         self._finish_what_has_begun()
+        with self.memory.paused():
+            self._evaluate_and_save(epoch_ends, saving, ends)
+
+    def _evaluate_and_save(self, epoch_ends: bool, saving: bool, ends: bool) -> None:
+        """What of it is due."""
         due = epoch_ends and self.step // self.per_epoch % self.options.evaluate_every == 0
         if due or ends or self.stopped == "time limit":
             self.refresh()
@@ -496,10 +537,12 @@ class Run:
     def _evaluate(self) -> None:
         """Score the model on the test part and the validation part, all ranks together."""
         line = self._position(self.step)
-        share = self.peers.rank, self.peers.size
+        scored, share = self.model, (self.peers.rank, self.peers.size)
+        if self.part is not None:
+            scored, share = self.part, self.part.share
         for name, split in (("test", self.data.test), ("validation", self.data.validation)):
             if split is not None:
-                sums = evaluate(self.model, self.parameters, split, self.data.classes, share)
+                sums = evaluate(scored, self.parameters, split, self.data.classes, share)
                 self.peers.all_reduce(sums)
                 line |= scores(sums, self.data.classes).named(name)
         if self.replicas is not None:
@@ -579,11 +622,13 @@ class Run:
     # -- after the loop ----------------------------------------------------------------------------------------------
 
     def replicas_agree(self) -> bool:
-        """Whether all ranks that hold the whole parameters hold the same, to the bit."""
+        """Whether all ranks that hold the whole parameters hold the same, to the bit; where the model is cut, whether
+        those do that hold the same part of it."""
+        if self.part is not None:
+            return self.part.agree(self.own)
         low, high = np.array([np.iinfo(np.int64).max]), np.array([0])
         if self.parameters is not None:
-            host = np.ascontiguousarray(self.device.host(self.parameters))
-            low[0] = high[0] = int.from_bytes(hashlib.blake2b(host, digest_size=7).digest(), "little")
+            low[0] = high[0] = fingerprint(self.device.host(self.parameters))
         self.own.all_reduce(low, op="min")
         self.own.all_reduce(high, op="max")
         return bool(low[0] == high[0])
@@ -591,7 +636,9 @@ class Run:
     def measurements(self) -> dict:
         """What this run cost this rank, in the names of summary.json."""
         seconds = self.loop_seconds, self.talked_seconds, self.blocked_seconds, self.data_seconds
-        return measured(self.comm.traffic, self.own.traffic.bytes, *seconds, self.device)
+        costs = measured(self.comm.traffic, self.own.traffic.bytes, *seconds, self.device)
+        weighed = self.memory.peak["gradients"] > 0
+        return costs | ({"memory": {kind: self.memory.peak[kind] for kind in KINDS}} if weighed else {})
 
     def finish(self) -> dict | None:
         """Write trace and summary and print the table; if a signal stopped the run, say how to go on."""
@@ -627,6 +674,11 @@ class Run:
             self.folder.close()
         if kind is None or issubclass(kind, TrainingError):  # what all ranks know; to free is a collective call
             self.own.free()
+
+
+def fingerprint(vector: np.ndarray) -> int:
+    """A number that two vectors share only if they are the same bits."""
+    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(vector), digest_size=7).digest(), "little")
 
 
 class Done(NamedTuple):

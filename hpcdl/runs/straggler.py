@@ -6,6 +6,7 @@ at least so many milliseconds; as sleeping needs no core, more ranks than cores 
 have on cores of their own.
 """
 
+import contextlib
 import time
 
 from hpcdl.errors import UsageError
@@ -23,6 +24,15 @@ def slowed(model, options, rank: int, workers: range):
 def unslowed(model):
     """The model that a slowed one slows, or the model itself: for what is no part of the training."""
     return model.model if isinstance(model, Slowed) else model
+
+
+def stretched(model, fraction: float, traffic):
+    """A context in which `fraction` of a gradient is computed, by a part of `model` that is slowed as the model is.
+
+    traffic: of the communicator; the seconds that are spent in its calls inside are no computing. Two thirds of a
+    gradient are its backward pass.
+    """
+    return model.stretch(fraction, traffic) if isinstance(model, Slowed) else contextlib.nullcontext()
 
 
 def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
@@ -58,10 +68,23 @@ class Slowed:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):
+    @contextlib.contextmanager
+    def stretch(self, fraction, traffic):
+        """What is inside takes at least its fraction of a gradient's time, and longer when it straggles."""
+        factor = self.factor if self._struck() else 1
+        begun, talked = time.perf_counter(), traffic.seconds
+        yield
+        computed = time.perf_counter() - begun - (traffic.seconds - talked)
+        time.sleep(max(0.0, factor * max(computed, self.least * fraction) - computed))
+
+    def _struck(self) -> bool:
+        """Whether it straggles this time."""
         struck = self.random("straggler", self.rank, self.count).random() < self.probability
         self.count += 1
-        factor, begun = self.factor if struck else 1, time.perf_counter()
+        return struck
+
+    def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):
+        factor, begun = self.factor if self._struck() else 1, time.perf_counter()
         done = told = slept = 0
 
         def fall_behind():

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from hpcdl.comm.watchdog import activity
 from hpcdl.kernels.device import CPU
+from hpcdl.memory import KINDS
 from hpcdl.runs.folder import environment
 
 SCHEMA_VERSION = 1
@@ -54,6 +55,7 @@ def summarize(run, ranks: list[dict], agree: bool | None) -> dict:
     step waited for its batch. A count of messages is null where a library's own collective hides them.
     traffic_per_rank splits calls, bytes, messages and seconds by operation. On GPUs, device_per_rank names them,
     exchange says how their vectors travel, and device_memory_bytes_per_rank what CuPy took of their memory.
+    memory_bytes_per_rank: peaks of what steps held, by kind (hpcdl/memory.py), where the strategy counts it.
     """
     options, data = run.options, run.data
     scores = {name: run.scores.get(name) for name in ("test_loss", "test_accuracy")}
@@ -82,7 +84,10 @@ def summarize(run, ranks: list[dict], agree: bool | None) -> dict:
         **run.extra,
     }
     names = dict.fromkeys(name for rank in ranks for name in rank)  # servers use no GPU, and say nothing of it
+    names.pop("memory", None)
     summary |= {name: [rank.get(name) for rank in ranks] for name in names}
+    if all("memory" in rank for rank in ranks):
+        summary["memory_bytes_per_rank"] = {kind: [rank["memory"][kind] for rank in ranks] for kind in KINDS}
     if summary["device"] != "cpu":
         ours = summary["allreduce"] == run.comm.allreduce  # else the strategy has another, which is staged
         summary["exchange"] = run.comm.exchange if ours else "staged"
@@ -131,6 +136,8 @@ def as_table(summary: dict) -> Table:
     table.add_row(
         "peak memory per rank", f"{span([x / 2**20 for x in summary['peak_memory_bytes_per_rank']], ',.0f')} MiB"
     )
+    for kind, held in summary.get("memory_bytes_per_rank", {}).items():
+        table.add_row(f"{kind} per rank", f"{span([x / 2**20 for x in held], ',.2f')} MiB")
     if summary["replicas_agree"] is not None:
         table.add_row("replicas agree", "yes" if summary["replicas_agree"] else "NO")
     if "consensus_distance" in summary:

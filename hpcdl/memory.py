@@ -1,0 +1,44 @@
+"""Bytes that a rank holds, by what they are for: counted where they are allocated and given back, and their peaks.
+
+    parameters      the model's, also those that are gathered from other ranks for a while
+    gradients       those of a step
+    optimizer       momentum, moments, ...
+    activations     what lies between forward and backward, and scratch of a layer
+
+They are measured, not computed: an array counts from its allocation to its end. Peaks are those of the steps of a
+training; what evaluation and checkpoints need (`paused`) is not counted, but is in the peak of the process as a whole.
+"""
+
+import contextlib
+from collections import Counter
+
+import numpy as np
+
+KINDS = ("parameters", "gradients", "optimizer", "activations")
+
+
+class Memory:
+    """Counts of one rank: `now` and `peak`, bytes by kind."""
+
+    def __init__(self):
+        self.now, self.peak, self.counting = Counter(), Counter(), True
+
+    def add(self, kind: str, count: int) -> None:
+        """So many bytes more, or, where negative, less."""
+        self.now[kind] += count
+        if self.counting and self.now[kind] > self.peak[kind]:
+            self.peak[kind] = self.now[kind]
+
+    def hold(self, kind: str, array) -> np.ndarray:
+        """Count an array that was allocated and stays; returns it."""
+        self.add(kind, array.nbytes)
+        return array
+
+    @contextlib.contextmanager
+    def paused(self):
+        """What is allocated inside does not count for the peaks."""
+        before, self.counting = self.counting, False
+        try:
+            yield
+        finally:
+            self.counting = before

@@ -1,0 +1,85 @@
+"""Cut the layers of a model into parts that follow each other, so that the largest costs as little as can be.
+
+    costs      3 1 1 | 2 2 | 4         3 parts: 5, 4, 4; no other cut has a smaller largest part
+
+The loss goes with the last layer. Costs are the layers' parameters, or what they were measured to take.
+"""
+
+import math
+import time
+
+import numpy as np
+
+from hpcdl.errors import UsageError
+from hpcdl.models.layered import Vectors
+from hpcdl.models.part import Part, require_layers
+from hpcdl.random import Random
+
+REPEATS = 3
+
+
+def cut_layers(model, parts: int, costs: list[float] | None = None) -> list[range]:
+    """`parts` ranges of numbers of the model's layers, the loss in the last one; each has a layer or more.
+
+    costs: of each layer but the loss; by default its parameters. UsageError where there are fewer layers than parts.
+    """
+    require_layers(model)
+    count = len(model.layers) - 1
+    if parts > count:
+        names = ", ".join(layer.name for layer in model.layers[:-1])
+        raise UsageError(f"{parts} stages need as many layers, and the model has {count} ({names}); take fewer stages")
+    ranges = balanced(parameter_costs(model) if costs is None else costs, parts)
+    return [*ranges[:-1], range(ranges[-1].start, count + 1)]
+
+
+def balanced(costs: list[float], parts: int) -> list[range]:
+    """Consecutive ranges, none of them empty, whose largest sum of costs is the smallest there is.
+
+    best[k][n] = min over i of max(best[k - 1][i], costs[i] + ... + costs[n - 1]), in parts * n^2 steps.
+    """
+    n, sums = len(costs), np.concatenate([[0.0], np.cumsum(costs)])
+    best = np.full((parts + 1, n + 1), math.inf)
+    cut = np.zeros((parts + 1, n + 1), int)
+    best[0, 0] = 0
+    for k in range(1, parts + 1):
+        for end in range(k, n + 1):
+            worst = np.maximum(best[k - 1, k - 1 : end], sums[end] - sums[k - 1 : end])
+            cut[k, end] = k - 1 + worst.argmin()
+            best[k, end] = worst.min()
+    ends = [n]
+    for k in range(parts, 0, -1):
+        ends.insert(0, int(cut[k, ends[0]]))
+    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def parameter_costs(model) -> list[float]:
+    """The parameters that each layer but the loss works with, tied ones too."""
+    return [float(sum(math.prod(tensor.shape) for tensor in tensors)) for tensors in model.tensors[:-1]]
+
+
+def measured_costs(model, batch) -> list[float]:
+    """Seconds that forward and backward of each layer but the loss take with this batch, that of the loss in the last.
+
+    Layers are made one at a time, so that a model that fits nowhere can be measured.
+    """
+    last, costs = len(model.layers) - 1, []
+    for i in range(last):
+        part = Part(model, [range(i, i + 1 if i + 1 < last else last + 1)])
+        w = part.initialize(Random(0))
+        store, layers = Vectors(part, w, model.device.zeros(part.size, part.dtype)), part.numbers[0]
+        x = batch.x if i == 0 else model.device.zeros(part.input_shape(0, len(batch.y)), part.dtype)
+        seconds = []
+        for _ in range(REPEATS):
+            begun = time.perf_counter()
+            y, kept = part.forward(store, x, layers, part.targets(batch))
+            dy = None
+            if i + 1 < last:
+                dy = model.pool.take(*y.shape)
+                dy[...] = 0
+            dx = part.backward(store, kept, dy, layers)
+            model.device.synchronize()
+            seconds.append(time.perf_counter() - begun)
+            if dx is not None:
+                model.pool.give(dx)
+        costs.append(min(seconds))
+    return costs

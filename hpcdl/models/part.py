@@ -1,0 +1,127 @@
+"""A part of a model: some of its layers, and of each layer all, or what one of the ranks that share it has.
+
+    by layers       dense1 | dense2 dense3 | dense4 loss        Part(model, [range(1, 3)]) has dense2 and dense3
+    within layers   each layer's weights cut                    Part(model, share=(1, 4)) has the second quarter of each
+    both                                                        Part(model, [range(1, 3)], (1, 4), group)
+
+Its vectors hold its own tensors only, in a layout of their own. `pieces` says where they lie in the vector of the whole
+model, and `initialize` gives the values that the whole model has there, of which no more than one layer is made at a
+time. Tied weights of a part that lacks the layer where they lie are a copy, which has to be kept equal (`copies`).
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from hpcdl.chunks import chunk
+from hpcdl.errors import UsageError
+from hpcdl.kernels.device import CPU
+from hpcdl.models.layered import Layered, initial
+from hpcdl.models.layout import Piece, piece
+from hpcdl.models.losses import Loss
+from hpcdl.random import Random
+
+
+class Part(Layered):
+    """Layers `chunks` (ranges of numbers; default: all) of `model`, each as part share[0] of share[1].
+
+    group: with the operators that stand between the parts of a layer. Raises UsageError where the model is none of
+    layers, and where its layers cannot be cut so.
+    """
+
+    def __init__(self, model: Layered, chunks: list[range] | None = None, share: tuple[int, int] = (0, 1), group=None):
+        require_layers(model)
+        chunks = [range(len(model.layers))] if chunks is None else chunks
+        self.model, self.share, layers = model, share, []
+        for i in itertools.chain(*chunks):
+            layer = model.layers[i]
+            more = (model.layers[i - 1].divided,) if isinstance(layer, Loss) else ()
+            layers.append(layer.cut(*share, *more))
+        if group is not None and group.sequence:
+            if not model.sequences:
+                raise UsageError("sequence parallelism shares the tokens of sequences: it needs a model gpt")
+            if model.features % share[1]:
+                raise UsageError(f"{share[1]} ranks cannot share sequences of {model.features} tokens evenly")
+        super().__init__(model.features, layers, model.pool, group)
+        self.numbers, start = [], 0
+        for each in chunks:  # of this part's layers
+            self.numbers.append(range(start, start + len(each)))
+            start += len(each)
+        self.chunks, self.rows_at_once, self.sequences = chunks, model.rows_at_once, model.sequences
+        self.target = model.target
+        of_model = {f"{layer.name}.{name}": layer.cuts.get(name) for layer in model.layers for name in layer.whole}
+        self.axes = {name: of_model[name] if share[1] > 1 else None for name in self.layout.tensors}
+        own = {f"{layer.name}.{name}" for layer in layers for name in layer.whole}
+        self.copies = [tensor for name, tensor in self.layout.tensors.items() if name not in own]
+
+    def initial(self, random: Random) -> Iterator[tuple[slice, np.ndarray]]:
+        """The values that the whole model's parameters have at the start, tensor by tensor: (slice, flat values)."""
+        for layer in self.model.layers:
+            if any(f"{layer.name}.{name}" in self.layout.tensors for name in layer.whole):
+                for name, values in initial(layer, random, self.dtype).items():
+                    if name in self.layout.tensors:
+                        tensor, axis = self.layout.tensors[name], self.axes[name]
+                        if axis is not None:
+                            values = values[(slice(None),) * axis + (chunk(values.shape[axis], *self.share[::-1]),)]
+                        yield tensor.slice, np.ascontiguousarray(values).reshape(-1)
+
+    def initialize(self, random: Random) -> np.ndarray:
+        """All of them as a vector."""
+        parameters = CPU.empty(self.size, self.dtype)
+        for where, values in self.initial(random):
+            parameters[where] = values
+        return self.device.array(parameters)
+
+    def pieces(self) -> list[tuple[Piece, bool]]:
+        """Where each tensor of this part lies in the vector of the whole model, and whether this part speaks for it.
+
+        Of a tensor that several parts hold alike, one does: part 0 of those that share the layer, and not the copy of
+        a tied one.
+        """
+        copies = {tensor.name for tensor in self.copies}
+        found = []
+        for name, tensor in self.layout.tensors.items():
+            axis = self.axes[name]
+            speaks = name not in copies and (axis is not None or self.share[0] == 0)
+            found.append((piece(tensor, self.model.layout.tensors[name], axis, *self.share), speaks))
+        return found
+
+    def units(self) -> list[slice]:
+        """Cut this part's vector into slices that are needed together: the tensors of a layer.
+
+        Tied tensors are units by themselves, so that a copy and the tensor itself are alike, and so are those that are
+        cut unevenly, so that what other parts have alike lies in units of the same size.
+        """
+        whole, parts = self.model.layout.tensors, self.share[1]
+        alone = {name for layer in self.model.layers for name in layer.tied}
+        alone |= {name for name, axis in self.axes.items() if axis is not None and whole[name].shape[axis] % parts}
+        cut = []
+        for layer in self.layers:
+            own = [tensor for tensor in self.layout.tensors.values() if tensor.layer == layer.name]
+            for apart, run in itertools.groupby(own, lambda tensor: tensor.name in alone):
+                slices = [tensor.slice for tensor in run]
+                cut += slices if apart else [slice(slices[0].start, slices[-1].stop)]
+        return cut
+
+    def shared_alike(self) -> list[slice]:
+        """The tensors that every rank that shares the layers has whole, as slices of this part's vector."""
+        return [tensor.slice for name, tensor in self.layout.tensors.items() if self.axes[name] is None]
+
+    def input_shape(self, chunk: int, rows: int) -> tuple[int, int]:
+        """The shape of what the layers of a chunk are given for so many examples: what the layer before them makes."""
+        before = self.model.layers[self.chunks[chunk].start - 1]
+        return before.cut(*self.share).output_shape(rows, self.group)
+
+    def targets(self, batch):
+        """What the loss compares its input with."""
+        return self.model.targets(batch)
+
+
+def require_layers(model) -> None:
+    """Raise UsageError unless the model is made of layers."""
+    if not hasattr(model, "layers"):
+        raise UsageError(
+            "this strategy cuts the model by its layers: it needs one that is made of them, as "
+            "hpcdl.models.layered.Layered is; train-allreduce takes any model"
+        )

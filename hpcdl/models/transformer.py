@@ -1,0 +1,331 @@
+"""The layers of a decoder-only transformer, which predicts each token of a sequence from those before it.
+
+    Embedding      y = token[x] + position                                       x (rows, length) token numbers
+    Attention      y = x + softmax(mask(q k^T / sqrt(d))) v Wo + bo              q, k, v = norm(x) Wqkv + bqkv, by heads
+    FeedForward    y = x + gelu(norm(x) Wu + bu) Wd + bd                         4 * width units
+    Norm           y = gain * (x - mean) / sqrt(variance + eps) + bias           over the width
+    Head           z = x Wt^T                                                    Wt (vocabulary, width), often token itself
+
+Between the layers lies a row for each token, (rows * length, width). The norm stands before each half of a block and
+once more before the head. (Vaswani et al., "Attention is all you need", 2017; Radford et al., "Language models are
+unsupervised multitask learners", 2019)
+
+Where ranks share the layers, each has some of the heads, of the units and of the vocabulary:
+
+    by columns    Wqkv, Wu (outputs), Wt (as z's columns), token (rows: vectors of its own tokens, zero for others)
+    by rows       Wo, Wd (inputs)
+    f, g          f before Wqkv, Wu, Wt; g after Wo, Wd, token: for half a block one sum forward and one backward
+
+With sequence parallelism each has some of the tokens everywhere else: of the norms, the residuals and the biases.
+(Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., "Reducing activation recomputation", 2022)
+"""
+
+import math
+
+from hpcdl.chunks import chunk
+from hpcdl.errors import UsageError
+from hpcdl.kernels import activation, attention, embedding, layer_norm
+from hpcdl.kernels.reduce import add_into
+from hpcdl.models.layers import Gelu, Layer, check_width
+from hpcdl.models.pool import Pool
+
+DEVIATION = 0.02  # of initial weights: Radford et al., 2018
+
+
+def draw(w, generator, deviation: float = DEVIATION) -> None:
+    """Fill w with normal numbers."""
+    w[...] = deviation * generator.standard_normal(w.shape)
+
+
+class Tokens(Layer):
+    """A layer between whose rows for examples and for tokens there are `length` tokens an example; y has `width`."""
+
+    def __init__(self, name: str, pool: Pool, length: int, width: int, whole: dict):
+        super().__init__(name, pool, whole)
+        self.length, self.width = length, width
+
+    def output_shape(self, rows: int, group) -> tuple[int, int]:
+        """The shape of y for so many examples; with sequence parallelism, of this rank's tokens."""
+        return rows * self.length // (group.size if group.sequence else 1), self.width
+
+    def normalize(self, x, gain, bias):
+        """norm(x), and what its backward needs beside x; all from the pool."""
+        y, mean, deviation = self.pool.take(*x.shape), self.pool.take(len(x)), self.pool.take(len(x))
+        layer_norm.layer_norm(x, gain, bias, y, mean, deviation)
+        return y, mean, deviation
+
+    def give(self, *buffers) -> None:
+        """Give buffers back to the pool."""
+        for buffer in buffers:
+            self.pool.give(buffer)
+
+
+class Embedding(Tokens):
+    """A vector for each token and one for its position."""
+
+    cuts = {"token": 0}
+
+    def __init__(self, name: str, pool: Pool, vocabulary: int, context: int, length: int, width: int):
+        super().__init__(name, pool, length, width, {"token": (vocabulary, width), "position": (context, width)})
+
+    def initialize(self, w, generators):
+        """Draw both."""
+        draw(w[0], generators[0])
+        draw(w[1], generators[1])
+
+    def at(self, y, group) -> int:
+        """The number of the first of this rank's tokens."""
+        return group.rank * len(y) if group.sequence else 0
+
+    def forward(self, w, x, group):
+        """y and what backward needs."""
+        (token, position), vocabulary = w, self.whole["token"][0]
+        y = self.pool.take(len(x) * self.length, self.width)
+        first = chunk(vocabulary, self.parts, self.part).start
+        if embedding.embed(x, token, first, vocabulary, y) < 0:
+            raise UsageError(f"the data hold what is no token number from 0 to {vocabulary - 1}; a gpt reads text")
+        y = group.g(y, self.pool)
+        embedding.add_positions(y, position, self.length, self.at(y, group))
+        return y, (x, y)
+
+    def backward(self, w, saved, dy, g, group):
+        """None, for numbers have no gradient; those by the vectors are added to g."""
+        x, _ = saved
+        embedding.add_positions_backward(dy, g[1], self.length, self.at(dy, group))
+        whole = group.g_backward(dy, self.pool)
+        embedding.embed_backward(x, whole, chunk(self.whole["token"][0], self.parts, self.part).start, g[0])
+        if whole is not dy:
+            self.give(whole)
+        self.release(saved)
+
+    def release(self, saved):
+        """Give back what forward took."""
+        self.give(saved[1])
+
+
+class Attention(Tokens):
+    """The first half of a block: causal self-attention with `heads` heads of width / heads elements.
+
+    depth: the number of residual sums in the model, by whose root the weights that feed them are smaller at the start.
+    """
+
+    cuts = {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 0}
+
+    def __init__(self, name: str, pool: Pool, length: int, width: int, heads: int, depth: int):
+        whole = {"norm.gain": (width,), "norm.bias": (width,), "qkv.weight": (width, 3, width), "qkv.bias": (3, width)}
+        super().__init__(name, pool, length, width, whole | {"out.weight": (width, width), "out.bias": (width,)})
+        self.heads, self.size, self.depth = heads, width // heads, depth
+
+    def check_cut(self, parts):
+        """A rank has whole heads."""
+        check_width("heads", self.heads, parts)
+
+    def initialize(self, w, generators):
+        """Draw the weights."""
+        gain, bias, qkv, qkv_bias, out, out_bias = w
+        gain[...] = 1
+        bias[...] = qkv_bias[...] = out_bias[...] = 0
+        draw(qkv, generators[2])
+        draw(out, generators[4], DEVIATION / math.sqrt(self.depth))
+
+    def by_heads(self, array, count: int):
+        """Views (rows, heads, length, size) of `count` arrays that lie beside each other in (tokens, count * own)."""
+        own = self.heads // self.parts
+        split = array.reshape(len(array) // self.length, self.length, count, own, self.size)
+        return split.transpose(2, 0, 3, 1, 4)
+
+    def forward(self, w, x, group):
+        """y and what backward needs."""
+        gain, bias, qkv_weight, qkv_bias, out_weight, out_bias = w
+        n, mean, deviation = self.normalize(x, gain, bias)
+        h = group.f(n, self.pool)
+        qkv = self.pool.take(len(h), qkv_bias.size)
+        self.matmul(h, qkv_weight.reshape(self.width, -1), out=qkv)
+        if h is not n:
+            self.give(h)
+        activation.add_bias(qkv, qkv_bias.reshape(-1))
+        q, k, v = self.by_heads(qkv, 3)
+        p = self.pool.take(*q.shape[:3], self.length)
+        self.matmul(q, k.swapaxes(2, 3), out=p)
+        attention.causal_softmax(p.reshape(-1, self.length), self.length, 1 / math.sqrt(self.size))
+        a = self.pool.take(len(qkv), out_weight.shape[0])
+        self.matmul(p, v, out=self.by_heads(a, 1)[0])
+        y = group.g(self.matmul(a, out_weight, out=self.pool.take(len(a), self.width)), self.pool)
+        activation.add_bias(y, out_bias)
+        add_into(y.reshape(-1), x.reshape(-1))
+        return y, (x, n, mean, deviation, qkv, p, a, y)
+
+    def backward(self, w, saved, dy, g, group):
+        """dx; the gradients by the tensors are added to g."""
+        gain, _, qkv_weight, _, out_weight, _ = w
+        gain_gradient, bias_gradient, qkv_gradient, qkv_bias_gradient, out_gradient, out_bias_gradient = g
+        x, n, mean, deviation, qkv, p, a, _ = saved
+        activation.add_rows(dy, out_bias_gradient)
+        whole = group.g_backward(dy, self.pool)
+        self.add_product(a.T, whole, out_gradient)
+        da = self.matmul(whole, out_weight.T, out=self.pool.take(*a.shape))
+        if whole is not dy:
+            self.give(whole)
+        dqkv, dp = self.pool.take(*qkv.shape), self.pool.take(*p.shape)
+        (q, k, v), (dq, dk, dv), (da_by_heads,) = self.by_heads(qkv, 3), self.by_heads(dqkv, 3), self.by_heads(da, 1)
+        self.matmul(p.swapaxes(2, 3), da_by_heads, out=dv)
+        self.matmul(da_by_heads, v.swapaxes(2, 3), out=dp)
+        rows = -1, self.length
+        attention.causal_softmax_backward(p.reshape(rows), dp.reshape(rows), self.length, 1 / math.sqrt(self.size))
+        self.matmul(dp, k, out=dq)
+        self.matmul(dp.swapaxes(2, 3), q, out=dk)
+        self.give(dp, da)
+        activation.add_rows(dqkv, qkv_bias_gradient.reshape(-1))
+        h = group.f(n, self.pool)
+        self.add_product(h.T, dqkv, qkv_gradient)
+        dh = self.matmul(dqkv, qkv_weight.reshape(self.width, -1).T, out=self.pool.take(*h.shape))
+        if h is not n:
+            self.give(h)
+        self.give(dqkv)
+        dx = group.f_backward(dh, self.pool)
+        layer_norm.layer_norm_backward(dx, x, gain, mean, deviation, dx, gain_gradient, bias_gradient)
+        add_into(dx.reshape(-1), dy.reshape(-1))
+        self.release(saved)
+        return dx
+
+    def release(self, saved):
+        """Give back what forward took."""
+        self.give(*saved[1:])
+
+
+class FeedForward(Tokens):
+    """The second half of a block: two dense layers, a gelu between them."""
+
+    cuts = {"up.weight": 1, "up.bias": 0, "down.weight": 0}
+
+    def __init__(self, name: str, pool: Pool, length: int, width: int, depth: int):
+        whole = {"norm.gain": (width,), "norm.bias": (width,), "up.weight": (width, 4 * width), "up.bias": (4 * width,)}
+        super().__init__(name, pool, length, width, whole | {"down.weight": (4 * width, width), "down.bias": (width,)})
+        self.depth = depth
+
+    def check_cut(self, parts):
+        """Units are shared evenly."""
+        check_width("4 x width =", 4 * self.width, parts)
+
+    def initialize(self, w, generators):
+        """Draw the weights."""
+        gain, bias, up, up_bias, down, down_bias = w
+        gain[...] = 1
+        bias[...] = up_bias[...] = down_bias[...] = 0
+        draw(up, generators[2])
+        draw(down, generators[4], DEVIATION / math.sqrt(self.depth))
+
+    def forward(self, w, x, group):
+        """y and what backward needs."""
+        gain, bias, up, up_bias, down, down_bias = w
+        n, mean, deviation = self.normalize(x, gain, bias)
+        h = group.f(n, self.pool)
+        z = self.matmul(h, up, out=self.pool.take(len(h), up.shape[1]))
+        if h is not n:
+            self.give(h)
+        u, z = Gelu.forward(z, up_bias, self.pool)
+        y = group.g(self.matmul(u, down, out=self.pool.take(len(u), self.width)), self.pool)
+        activation.add_bias(y, down_bias)
+        add_into(y.reshape(-1), x.reshape(-1))
+        return y, (x, n, mean, deviation, z, u, y)
+
+    def backward(self, w, saved, dy, g, group):
+        """dx; the gradients by the tensors are added to g."""
+        gain, _, up, up_bias, down, _ = w
+        gain_gradient, bias_gradient, up_gradient, up_bias_gradient, down_gradient, down_bias_gradient = g
+        x, n, mean, deviation, z, u, _ = saved
+        activation.add_rows(dy, down_bias_gradient)
+        whole = group.g_backward(dy, self.pool)
+        self.add_product(u.T, whole, down_gradient)
+        du = self.matmul(whole, down.T, out=self.pool.take(*u.shape))
+        if whole is not dy:
+            self.give(whole)
+        dz = Gelu.backward(z, up_bias, du, up_bias_gradient)
+        self.give(du)
+        h = group.f(n, self.pool)
+        self.add_product(h.T, dz, up_gradient)
+        dh = self.matmul(dz, up.T, out=self.pool.take(*h.shape))
+        if h is not n:
+            self.give(h)
+        dx = group.f_backward(dh, self.pool)
+        layer_norm.layer_norm_backward(dx, x, gain, mean, deviation, dx, gain_gradient, bias_gradient)
+        add_into(dx.reshape(-1), dy.reshape(-1))
+        self.release(saved)
+        return dx
+
+    def release(self, saved):
+        """Give back what forward took."""
+        self.give(*saved[1:])
+
+
+class Norm(Tokens):
+    """Layer norm (Ba, Kiros and Hinton, "Layer normalization", 2016)."""
+
+    def __init__(self, name: str, pool: Pool, length: int, width: int):
+        super().__init__(name, pool, length, width, {"gain": (width,), "bias": (width,)})
+
+    def initialize(self, w, generators):
+        """Gain 1, bias 0."""
+        w[0][...], w[1][...] = 1, 0
+
+    def forward(self, w, x, group):
+        """y and what backward needs."""
+        y, mean, deviation = self.normalize(x, *w)
+        return y, (x, mean, deviation, y)
+
+    def backward(self, w, saved, dy, g, group):
+        """dx; the gradients by gain and bias are added to g."""
+        x, mean, deviation, _ = saved
+        dx = self.pool.take(*x.shape)
+        layer_norm.layer_norm_backward(dy, x, w[0], mean, deviation, dx, *g)
+        self.release(saved)
+        return dx
+
+    def release(self, saved):
+        """Give back what forward took."""
+        self.give(*saved[1:])
+
+
+class Head(Tokens):
+    """The outputs z for each token of the vocabulary; its weight is that of `token`, or, without one, its own."""
+
+    divided = True
+
+    def __init__(self, name: str, pool: Pool, vocabulary: int, length: int, width: int, token: str = ""):
+        shape = vocabulary, width
+        super().__init__(name, pool, length, width, {} if token else {"weight": shape})
+        self.vocabulary, self.cuts = vocabulary, {token or "weight": 0}
+        self.tied = {token: shape} if token else {}
+
+    def cut(self, part, parts):
+        """The head for some of the vocabulary, by a part of the weight."""
+        other, own = super().cut(part, parts), chunk(self.vocabulary, parts, part)
+        other.tied = dict.fromkeys(self.tied, (own.stop - own.start, self.width))
+        return other
+
+    def initialize(self, w, generators):
+        """Draw the weight."""
+        draw(w[0], generators[0])
+
+    def forward(self, w, x, group):
+        """z and what backward needs."""
+        h = group.f(x, self.pool)
+        z = self.matmul(h, w[0].T, out=self.pool.take(len(h), len(w[0])))
+        if h is not x:
+            self.give(h)
+        return z, (x, z)
+
+    def backward(self, w, saved, dy, g, group):
+        """dx; the gradient by the weight is added to g."""
+        x, _ = saved
+        h = group.f(x, self.pool)
+        self.add_product(dy.T, h, g[0])
+        dh = self.matmul(dy, w[0], out=self.pool.take(*h.shape))
+        if h is not x:
+            self.give(h)
+        self.release(saved)
+        return group.f_backward(dh, self.pool)
+
+    def release(self, saved):
+        """Give back what forward took."""
+        self.give(saved[1])

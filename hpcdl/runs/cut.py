@@ -1,0 +1,86 @@
+"""A vector of which each rank holds a part: how a checkpoint gets the whole of it, and the ranks their parts again.
+
+    rank 0    # # # # . . . . . . . .        speaks for the first four elements
+    rank 1    + + + + . . . . . . . .        holds the same, and says nothing when the vector is gathered
+    rank 2    . . . . # # . . # # . .        two blocks, of a weight that is cut by columns
+    rank 3    . . . . . . # # . . # #
+
+A checkpoint is the whole vector in the order of the layout, whatever the cut was, so that any other cut can go on from
+it. Gathering puts one whole vector into the memory of rank 0 (on the host, where the others are on GPUs).
+"""
+
+import numpy as np
+
+from hpcdl.comm.watchdog import activity
+from hpcdl.kernels.device import device_of
+
+
+class CutVector:
+    """The part `array` that this rank holds of a vector, and where it lies there. Making one is a collective call.
+
+    pieces: [(hpcdl.models.layout.Piece, whether this rank speaks for it), ...]. Of each element of the vector, exactly
+    one rank speaks.
+    """
+
+    def __init__(self, comm, array, pieces: list):
+        self.comm, self.array, self.pieces = comm, array, pieces
+        with activity.inside("gather the cut"):
+            self.everyone = comm.mpi.gather(pieces)
+
+    def gather(self, size: int) -> np.ndarray | None:
+        """The whole vector of `size` elements on rank 0, None elsewhere; collective."""
+        host = device_of(self.array).host(self.array)
+        mine = packed(host, self.pieces)
+        if self.comm.rank > 0:
+            self.comm.push(mine, 0)
+            return None
+        whole = np.empty(size, host.dtype)
+        for rank, pieces in enumerate(self.everyone):
+            if rank > 0:
+                mine = np.empty(sum(piece.size for piece, speaks in pieces if speaks), whole.dtype)
+                self.comm.wait(mine, rank)
+            place(mine, [piece for piece, speaks in pieces if speaks], whole)
+        return whole
+
+    def scatter(self, whole: np.ndarray | None) -> None:
+        """Give all ranks their parts of the vector that rank 0 has; collective."""
+        if self.comm.rank == 0:
+            parts = [take(whole, [piece for piece, _ in pieces]) for pieces in self.everyone]
+            for rank in range(1, self.comm.size):
+                self.comm.push(parts[rank], rank)
+            mine = parts[0]
+        else:
+            mine = np.empty(sum(piece.size for piece, _ in self.pieces), self.array.dtype)
+            self.comm.wait(mine, 0)
+        host, start = np.empty(self.array.size, self.array.dtype), 0
+        for piece, _ in self.pieces:
+            host[piece.local : piece.local + piece.size] = mine[start : start + piece.size]
+            start += piece.size
+        device_of(self.array).copy_in(self.array, host)
+
+
+def packed(array: np.ndarray, pieces: list) -> np.ndarray:
+    """The elements of the pieces that this rank speaks for, one after another."""
+    parts = [array[piece.local : piece.local + piece.size] for piece, speaks in pieces if speaks]
+    return np.concatenate([np.empty(0, array.dtype), *parts])
+
+
+def blocks(whole: np.ndarray, piece) -> np.ndarray:
+    """The elements of a piece in the whole vector, as a view (blocks, length)."""
+    item = whole.itemsize
+    shape, strides = (piece.blocks, piece.length), (piece.stride * item, item)
+    return np.lib.stride_tricks.as_strided(whole[piece.start :], shape, strides)
+
+
+def place(values: np.ndarray, pieces: list, whole: np.ndarray) -> None:
+    """Write values, packed, where the pieces lie."""
+    start = 0
+    for piece in pieces:
+        if piece.size:
+            blocks(whole, piece)[...] = values[start : start + piece.size].reshape(piece.blocks, piece.length)
+        start += piece.size
+
+
+def take(whole: np.ndarray, pieces: list) -> np.ndarray:
+    """The elements of the pieces, packed."""
+    return np.concatenate([np.empty(0, whole.dtype), *(blocks(whole, each).ravel() for each in pieces if each.size)])

@@ -1,0 +1,184 @@
+"""One stage of a pipeline: its layers, and the messages between it and its neighbours.
+
+    forward     wait for x from the stage before, y = layers(x), push y to the stage after
+    backward    wait for dy from the stage after, dx, push dx to the stage before
+
+A schedule says which of the two comes next and for which micro-batch. Pushes never block: what is sent stays where it
+is until it has left, so that the stages cannot deadlock, whatever an MPI sends without a partner who waits. Receiving
+blocks, and that is all the time that a stage idles.
+
+    in flight    from a micro-batch's forward to its backward: x, and what the layers have kept
+    recompute    in flight is x alone; backward makes the rest anew (Chen et al., "Training deep nets with sublinear
+                 memory cost", 2016; GPipe does so)
+    chunks       a stage may hold several chunks of layers, which lie round the stages: chunk c of stage s is number
+                 c * stages + s of all
+"""
+
+import contextlib
+import time
+from typing import NamedTuple
+
+from hpcdl.runs.straggler import stretched
+
+TAGS = 32768  # that MPI guarantees
+
+
+class Flying(NamedTuple):
+    """A micro-batch between its forward and its backward; kept: None where it is made anew; shape: of y."""
+
+    batch: object
+    x: object
+    kept: list | None
+    shape: tuple
+    sent: object
+    store: object
+
+
+class Span(NamedTuple):
+    """What a stage computed, and when: kind F or B, start and stop in seconds of `time.perf_counter`."""
+
+    kind: str
+    microbatch: int
+    chunk: int
+    start: float
+    stop: float
+
+
+class Stage:
+    """The layers of `part`, whose chunks are this rank's of those that the ranks of `comm` have in turns.
+
+    store: where the layers find their tensors (hpcdl/models/layered.py). model: the one that the part is of, slowed or
+    not (hpcdl/runs/straggler.py): a micro-batch takes one stage as long as a gradient takes that. `flew`: most
+    micro-batches, times chunks, that were in flight at once; `spans`: of the last `run`.
+    """
+
+    def __init__(self, comm, part, store, model, recompute: bool = False):
+        self.comm, self.part, self.store, self.model, self.recompute = comm, part, store, model, recompute
+        self.stages, self.chunks, self.pool = comm.size, len(part.chunks), part.pool
+        self.before, self.after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        self.flying, self.leaving, self.spans = {}, [], []
+        self.loss, self.flew = 0.0, 0
+
+    def run(self, steps, batches) -> float:
+        """Take micro-batches through this stage as the schedule says; returns their sum of losses, 0 where it is not.
+
+        steps: (kind, micro-batch, chunk) in order. batches: the micro-batches, on every stage.
+        """
+        self.loss, self.spans = 0.0, []
+        for kind, number, chunk in steps:
+            if kind == "F":
+                self.forward(number, chunk, batches[number])
+            else:
+                self.backward(number, chunk)
+        self.settle()
+        return self.loss
+
+    def descend(self, batch) -> float:
+        """Forward and backward of one batch, which no other accompanies."""
+        chunks = range(self.chunks)
+        return self.run([*(("F", 0, c) for c in chunks), *(("B", 0, c) for c in reversed(chunks))], [batch])
+
+    def forward(self, number: int, chunk: int, batch, store=None) -> None:
+        """Forward of a micro-batch; store: another one than this stage's."""
+        store, first, last = store or self.store, self._first(chunk), self._last(chunk)
+        shape = None if first else self.part.input_shape(chunk, len(batch.y))
+        x = batch.x if first else self._receive(shape, self.before, self._tag("F", number, chunk))
+        with self._computing("F", number, chunk, 1 / 3):
+            y, kept = self._forward(store, x, chunk, batch)
+        if last:
+            self.loss, shape, sent = self.loss + y[0], None, None
+        else:
+            sent, shape = self._send(y, self.after, "F", number, chunk + (self.comm.rank == self.stages - 1)), y.shape
+        if self.recompute:
+            self.leaving.append((sent, lambda: self.part.release(kept)))
+        self.flying[number, chunk] = Flying(batch, x, None if self.recompute else kept, shape, sent, store)
+        self.flew = max(self.flew, len(self.flying))
+        self._sweep()
+
+    def backward(self, number: int, chunk: int) -> None:
+        """Backward of a micro-batch."""
+        batch, x, kept, shape, sent, store = self.flying.pop((number, chunk))
+        dy = None
+        if not self._last(chunk):
+            dy = self._receive(shape, self.after, self._tag("B", number, chunk))
+            sent.wait()  # it has arrived, or there were no answer
+        self._sweep()
+        with self._computing("B", number, chunk, 2 / 3 + (1 / 3 if kept is None else 0)):
+            if kept is None:
+                _, kept = self._forward(store, x, chunk, batch)
+            dx = self.part.backward(store, kept, dy, self.part.numbers[chunk])
+        if not self._first(chunk):
+            self.pool.give(x)
+            to = self._send(dx, self.before, "B", number, chunk - (self.comm.rank == 0))
+            self.leaving.append((to, lambda: self.pool.give(dx)))
+
+    def score(self, batch) -> tuple[float, float]:
+        """(sum of losses, score) of a batch where the loss is, zeros elsewhere; all stages take the same batches."""
+        result = 0.0, 0.0
+        for chunk in range(self.chunks):
+            first, last = self._first(chunk), self._last(chunk)
+            shape = None if first else self.part.input_shape(chunk, len(batch.y))
+            x = batch.x if first else self._receive(shape, self.before, self._tag("F", 0, chunk))
+            y, kept = self._forward(self.store, x, chunk, batch, keep=False)
+            if last:
+                result = y
+                self.part.release(kept)
+            else:
+                self._send(y, self.after, "F", 0, chunk + (self.comm.rank == self.stages - 1)).wait()
+                self.part.release(kept)
+            if not first:
+                self.pool.give(x)
+        return result
+
+    def settle(self) -> None:
+        """Wait until all that was sent has left."""
+        for request, give in self.leaving:
+            if request is not None:
+                request.wait()
+            give()
+        self.leaving = []
+
+    # -- what these share --------------------------------------------------------------------------------------------
+
+    def _first(self, chunk):
+        return self.comm.rank == 0 and chunk == 0
+
+    def _last(self, chunk):
+        return self.comm.rank == self.stages - 1 and chunk == self.chunks - 1
+
+    def _forward(self, store, x, chunk, batch, keep=True):
+        targets = self.part.targets(batch) if self._last(chunk) else None
+        return self.part.forward(store, x, self.part.numbers[chunk], targets, keep)
+
+    def _tag(self, kind, number, chunk):
+        """Of a message to this chunk of the stage that receives it."""
+        return (2 * (number * self.chunks + chunk) + (kind == "B")) % TAGS
+
+    def _receive(self, shape, source, tag):
+        array = self.pool.take(*shape)
+        self.comm.wait(array, source, tag)
+        return array
+
+    def _send(self, array, to, kind, number, chunk):
+        return self.comm.ipush(array, to, self._tag(kind, number, chunk))
+
+    def _sweep(self):
+        """Give back what has left."""
+        still = []
+        for request, give in self.leaving:
+            if request is None or request.test():
+                give()
+            else:
+                still.append((request, give))
+        self.leaving = still
+
+    @contextlib.contextmanager
+    def _computing(self, kind, number, chunk, fraction):
+        """A span of the picture; as long as the run pretends."""
+        begun = time.perf_counter_ns()
+        with stretched(self.model, fraction / self.chunks, self.comm.traffic):
+            yield
+        ended = time.perf_counter_ns()
+        self.spans.append(Span(kind, number, chunk, begun / 1e9, ended / 1e9))
+        name = {"F": "forward", "B": "backward"}[kind]
+        self.comm.timeline.add(name, begun, ended, **{"micro-batch": number, "chunk": chunk})
