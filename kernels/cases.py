@@ -14,14 +14,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcdl.kernels import activation, convert, fixed_point, gather, loss, norm, reduce, updates
+from hpcdl.kernels import (
+    activation,
+    attention,
+    convert,
+    embedding,
+    fixed_point,
+    gather,
+    layer_norm,
+    loss,
+    norm,
+    reduce,
+    updates,
+)
 from hpcdl.kernels.bind import Kernel
 
 
 @dataclass(frozen=True)
 class Case:
     """One kernel; limit: what it runs against, "memory" or "arithmetic"; columns: a usual width of its matrix;
-    nan: whether the kernel says what becomes of NaN.
+    nan: whether the kernel says what becomes of NaN; main: the argument whose size is that of the call.
     """
 
     kernel: Kernel
@@ -32,6 +44,7 @@ class Case:
     columns: int = 256
     dtypes: tuple[str, ...] = ("float32", "float64")
     nan: bool = True
+    main: int = 0
 
 
 def moves(*positions: int) -> Callable[..., int]:
@@ -107,6 +120,80 @@ def images(rows, columns, dtype, random, move=False):
     shape = height, columns // channels // height, channels
     down, right = random.integers(-2, 3, (2, rows))
     return source, index, 1 / 16, *shape, down, right, random.integers(0, 2, rows), out
+
+
+def tokens(order: str, part: float = 1.0):
+    """Arguments of the embeddings: whole numbers (rows, 1), and in this order t a table or its gradient, m a matrix
+    (rows, columns), f the table's first row, v the size of the vocabulary. The table is a part of the whole.
+    """
+
+    def make(rows, columns, dtype, random):
+        vocabulary = max(8, rows)
+        own = int(part * vocabulary)
+        shapes, numbers = {"t": (own, columns), "m": (rows, columns)}, {"f": (vocabulary - own) // 2, "v": vocabulary}
+        token = random.integers(0, vocabulary, (rows, 1)).astype(dtype)
+        return token, *(
+            numbers[letter] if letter in numbers else (2 * random.random(shapes[letter], np.float32) - 1).astype(dtype)
+            for letter in order
+        )
+
+    return make
+
+
+def positions(offset: int):
+    """Arguments of the position embeddings: a matrix, a table longer than the sequences, their length, the offset."""
+
+    def make(rows, columns, dtype, random):
+        length = 5 + columns // 8
+        x, table = ((2 * random.random((n, columns), np.float32) - 1).astype(dtype) for n in (rows, length + 2))
+        return x, table, length, offset
+
+    return make
+
+
+def normalized(rows, columns, dtype, random):
+    """x, gain, bias, and room for y, mean and rstd."""
+    x, gain, bias, y = matrices("mrrm")(rows, columns, dtype, random)
+    return 3 * x + 1, gain, bias, y, np.empty(rows, dtype), np.empty(rows, dtype)
+
+
+def normalized_backward(rows, columns, dtype, random):
+    """dy, x, gain, mean and rstd of each row, dx, dgain, dbias."""
+    dy, x, gain, dx, dgain, dbias = matrices("mmrmrr")(rows, columns, dtype, random)
+    mean, rstd = x.mean(axis=1), 1 / np.sqrt(x.var(axis=1) + np.asarray(layer_norm.EPS, dtype))
+    return dy, x, gain, mean, rstd, dx, dgain, dbias
+
+
+def scores(rows, columns, dtype, random):
+    """Scores, as many rows as there are, the length of a sequence, a scale."""
+    return *matrices("m")(rows, columns, dtype, random), columns, 1.5
+
+
+def probabilities(rows, columns, dtype, random):
+    """p and dp, the length, a scale; p is 0 or 1 / scale, with which repeated calls neither grow nor vanish."""
+    scale = 2.0 ** np.ceil(np.log2(columns))
+    return (
+        (random.integers(0, 2, (rows, columns)) / scale).astype(dtype),
+        *matrices("m")(rows, columns, dtype, random),
+        columns,
+        scale,
+    )
+
+
+def cut(rows, columns, dtype, random):
+    """Outputs of half of the classes, labels of all, the first class, tops, room for dz and sums."""
+    z = (6 * random.random((rows, columns), np.float32) - 3).astype(dtype)
+    tops, sums = np.full(rows, 3, dtype), np.empty((rows, 2), dtype)
+    return z, random.integers(0, 2 * columns, rows), columns // 2, tops, np.empty_like(z), sums
+
+
+def cut_summed(rows, columns, dtype, random):
+    """dz, labels, the first class, the number of classes, sums; these are near 1, so that calls may be repeated."""
+    z, labels, first, *_ = cut(rows, columns, dtype, random)
+    sums = np.empty((rows, 2), dtype)
+    sums[:, 0] = 1 + random.choice([-1, 1], rows) * 2.0**-13
+    sums[:, 1] = -random.integers(0, 3, rows)
+    return z, labels, first, 2 * columns, sums
 
 
 def standardize(x, mean, factor):
@@ -219,6 +306,27 @@ def softmax_cross_entropy(z, labels, dz):
     return losses.sum(), np.count_nonzero((z.argmax(axis=1) == labels) & (losses == losses))
 
 
+def row_max(z, tops):
+    np.fmax.reduce(z, axis=1, initial=-np.inf, out=tops)
+
+
+def partial_softmax(z, labels, first, tops, dz, sums):
+    np.subtract(z, tops[:, None], out=dz)
+    np.exp(dz, out=dz)
+    np.sum(dz, axis=1, out=sums[:, 0])
+    rows = np.flatnonzero((labels >= first) & (labels < first + z.shape[1]))
+    sums[:, 1] = 0
+    sums[rows, 1] = z[rows, labels[rows] - first] - tops[rows]
+
+
+def finish_softmax(dz, labels, first, classes, sums):
+    dz /= sums[:, :1]
+    rows = np.flatnonzero((labels >= first) & (labels < first + dz.shape[1]))
+    dz[rows, labels[rows] - first] -= 1
+    losses = np.log(sums[:, 0], dtype=np.float64) - sums[:, 1]
+    return losses.sum(), np.count_nonzero((sums[:, 1] == 0) & (losses == losses))
+
+
 def logistic(z, labels, dz):
     x = z[:, 0]
     dz[:, 0] = 1 / (1 + np.exp(-x)) - labels
@@ -320,6 +428,73 @@ def proximal(g, w, center, factor):
     g += factor * (w - center)
 
 
+def embed(tokens, table, first, vocabulary, out):
+    flat = tokens.ravel()
+    valid = (flat >= 0) & (flat < vocabulary) & (flat == np.floor(flat))
+    here = valid & (flat >= first) & (flat < first + len(table))
+    np.take(table, np.where(here, flat - first, 0).astype(np.int64), axis=0, out=out, mode="clip")
+    if not here.all():
+        out[~here] = 0
+    return 0 if valid.all() else -1
+
+
+def embed_backward(tokens, dy, first, gradient):
+    flat = tokens.ravel()
+    here = (flat >= first) & (flat < first + len(gradient)) & (flat == np.floor(flat))
+    np.add.at(gradient, (flat[here] - first).astype(np.int64), dy[here])
+
+
+def add_positions(x, table, length, offset):
+    x += table[(np.arange(len(x)) + offset) % length]
+
+
+def add_positions_backward(dy, gradient, length, offset):
+    np.add.at(gradient, (np.arange(len(dy)) + offset) % length, dy)
+
+
+def normalize(x, gain, bias, y, mean, rstd):
+    np.mean(x, axis=1, out=mean)
+    rstd[:] = 1 / np.sqrt(np.var(x, axis=1) + np.asarray(layer_norm.EPS, x.dtype))
+    np.subtract(x, mean[:, None], out=y)
+    y *= rstd[:, None]
+    y *= gain
+    y += bias
+
+
+def normalize_backward(dy, x, gain, mean, rstd, dx, dgain, dbias):
+    h = (x - mean[:, None]) * rstd[:, None]
+    dgain += np.einsum("ij,ij->j", dy, h)
+    dbias += dy.sum(axis=0)
+    np.multiply(dy, gain, out=dx)
+    along = np.einsum("ij,ij->i", dx, h) / np.asarray(x.shape[1], x.dtype)
+    dx -= dx.mean(axis=1)[:, None]
+    h *= along[:, None]
+    dx -= h
+    dx *= rstd[:, None]
+
+
+def past(rows, length):
+    return np.arange(length) <= (np.arange(rows) % length)[:, None]
+
+
+def causal_softmax(scores, length, scale):
+    scores *= scale
+    scores[~past(len(scores), length)] = -np.inf
+    scores -= scores.max(axis=1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=1, keepdims=True)
+    scores[~past(len(scores), length)] = 0  # where they have become NaN
+
+
+def causal_softmax_backward(p, dp, length, scale):
+    mask = past(len(p), length)
+    dp[~mask] = 0
+    dp -= np.einsum("ij,ij->i", np.where(mask, p, 0), dp)[:, None]
+    dp *= p
+    dp *= scale
+    dp[~mask] = 0
+
+
 STEP = 1e-3, 0.25, 0.01  # rate, scale, decay
 ADAM = *STEP, 0.999, 0.9, 1 - 0.9, 0.99, 1 - 0.99, 3.0, 1e-3  # with shrink, the betas, root and eps
 
@@ -347,6 +522,25 @@ CASES = {
     ),
     "softmax_cross_entropy": Case(
         loss.softmax_cross_entropy, labelled, softmax_cross_entropy, moves(0, 1, 2), "arithmetic", 10
+    ),
+    "row_max": Case(loss.row_max, lambda *args: (cut(*args)[0], cut(*args)[3]), row_max, moves(0, 1)),
+    "partial_softmax": Case(loss.partial_softmax, cut, partial_softmax, moves(0, 1, 3, 4, 5), "arithmetic"),
+    "finish_softmax": Case(loss.finish_softmax, cut_summed, finish_softmax, moves(0, 0, 1, 4)),
+    "embed": Case(embedding.embed, tokens("tfvm"), embed, moves(0, 4, 4), main=4),
+    "embed part": Case(embedding.embed, tokens("tfvm", part=0.5), embed, moves(0, 4), main=4),
+    "embed_backward": Case(embedding.embed_backward, tokens("mft"), embed_backward, moves(0, 1, 1, 1), main=1),
+    "embed_backward part": Case(embedding.embed_backward, tokens("mft", part=0.5), embed_backward, moves(0, 1), main=1),
+    "add_positions": Case(embedding.add_positions, positions(3), add_positions, moves(0, 0)),
+    "add_positions_backward": Case(embedding.add_positions_backward, positions(3), add_positions_backward, moves(0)),
+    "layer_norm": Case(layer_norm.layer_norm, normalized, normalize, moves(0, 3, 4, 5)),
+    "layer_norm_backward": Case(
+        layer_norm.layer_norm_backward, normalized_backward, normalize_backward, moves(0, 1, 3, 4, 5)
+    ),
+    "causal_softmax": Case(
+        attention.causal_softmax, scores, causal_softmax, lambda s, *_: 3 * s.nbytes // 2, "arithmetic", 64
+    ),
+    "causal_softmax_backward": Case(
+        attention.causal_softmax_backward, probabilities, causal_softmax_backward, moves(0, 1), columns=64
     ),
     "logistic": Case(loss.logistic, binary, logistic, moves(0, 1, 2), "arithmetic", 1),
     "squared": Case(loss.squared, values, squared, moves(0, 1, 2), columns=1),

@@ -9,6 +9,15 @@ Each writes dz and returns (sum of losses, sum of scores); the losses are summed
 the largest z of a row is taken out of its sum first, and the logistic loss is max(-s z, 0) + log(1 + exp(-|z|)). A row
 with NaN has a NaN loss and never counts as correct. A label that is not a class makes the score -1, for the caller to
 report; nothing is read out of bounds.
+
+Where the classes are cut over ranks (Shoeybi et al., "Megatron-LM", 2019), z (rows, own) holds the classes first ..
+first + own - 1 of all, own may be 0, and softmax_cross_entropy comes in three parts, with sums over ranks in between:
+
+    row_max            top = max_j z_j                                        then all-reduce the tops, the largest
+    partial_softmax    dz = exp(z - top)      sums = (sum_j dz_j, z_y - top)  then all-reduce the sums
+    finish_softmax     dz <- dz / sums_0 - onehot(y)      loss = log(sums_0) - sums_1      score: 1 if sums_1 is 0
+
+z_y - top is taken to be 0 by the ranks that do not hold the class y.
 """
 
 import math
@@ -17,6 +26,7 @@ import numpy as np
 
 from hpcdl.kernels.bind import block, function
 from hpcdl.kernels.elementary import exp, log1p
+from hpcdl.kernels.largest import largest
 
 
 @block("T[:, ::1], int64[::1], T[:, ::1]")
@@ -48,6 +58,58 @@ def softmax_cross_entropy(z, labels, dz):
         if top == label and row == row:
             correct += 1
     return loss, correct
+
+
+@block("T[:, ::1], T[::1]")
+def row_max(z, tops):
+    """tops[i] = the largest z[i, j], NaN passed over; -infinity where there is none.
+
+    Bytes moved per element of b bytes: b; arithmetic bounds it while in the caches, then memory bandwidth.
+    """
+    for i in range(z.shape[0]):
+        tops[i] = largest(z, i, z.shape[1])
+
+
+@block("T[:, ::1], int64[::1], int64, T[::1], T[:, ::1], T[:, ::1]")
+def partial_softmax(z, labels, first, tops, dz, sums):
+    """dz = exp(z - top); sums (rows, 2) = the sum of dz over these classes, and z_y - top if y is one of them, else 0.
+
+    Bytes moved per element of b bytes: 2b; arithmetic bounds it, an exponential for each element.
+    """
+    zero, own = z.dtype.type(0), z.shape[1]
+    for i in range(z.shape[0]):
+        top, total, label = tops[i], zero, labels[i] - first
+        for j in range(own):
+            power = exp(z[i, j] - top)
+            dz[i, j] = power
+            total += power
+        sums[i, 0], sums[i, 1] = total, zero
+        if label >= 0 and label < own:
+            sums[i, 1] = z[i, label] - top
+
+
+@block("T[:, ::1], int64[::1], int64, int64, T[:, ::1]")
+def finish_softmax(dz, labels, first, classes, sums):
+    """dz <- dz / total - onehot(y); (sum of losses, number correct), as softmax_cross_entropy of all classes has them.
+
+    The summed sums give the same two numbers on every rank. A label counts as correct if no class has a larger z; among
+    several largest softmax_cross_entropy wants the first.
+
+    Bytes moved per element of b bytes: 2b; memory bandwidth bounds it.
+    """
+    one, own, loss, correct, invalid = dz.dtype.type(1), dz.shape[1], 0.0, 0, 0
+    for i in range(dz.shape[0]):  # apart from dz: so the order of the additions, too, is the same on every rank
+        invalid += (labels[i] < 0) | (labels[i] >= classes)
+        row = math.log(np.float64(sums[i, 0])) - np.float64(sums[i, 1])
+        loss += row
+        correct += (sums[i, 1] == 0) & (row == row)
+    for i in range(dz.shape[0]):
+        label, inverse = labels[i] - first, one / sums[i, 0]
+        for j in range(own):
+            dz[i, j] *= inverse
+        if label >= 0 and label < own:
+            dz[i, label] -= one
+    return loss, -1 if invalid else correct
 
 
 @function

@@ -1,0 +1,55 @@
+"""The softmax of causal attention (Vaswani et al., "Attention is all you need", 2017) and its gradient, in place.
+
+    p_j = exp(scale s_j - top) / sum_k exp(scale s_k - top)     for keys j, k <= position, top the largest scale s_k
+    p_j = 0                                                     for keys j > position, which lie in the future
+
+    ds_j = scale p_j (dp_j - sum_k p_k dp_k)                    0 for j > position
+
+scores is (matrices * length, length): for each sequence and head a matrix of queries and keys, one under the other; row
+i is the query at position i mod length. Nothing of the future is read, so whatever lies there has no influence. NaN or
++infinity among the keys that count makes the row NaN.
+"""
+
+from hpcdl.kernels.bind import block
+from hpcdl.kernels.elementary import exp
+from hpcdl.kernels.largest import largest
+
+
+@block("T[:, ::1], int64, T")
+def causal_softmax(scores, length, scale):
+    """scores <- the softmax over the keys up to each query's position, zeros beyond.
+
+    Bytes moved per element of b bytes: 3b/2; arithmetic bounds it, an exponential for each second element.
+    """
+    zero, one = scores.dtype.type(0), scores.dtype.type(1)
+    for i in range(scores.shape[0]):
+        count = i % length + 1
+        for j in range(count):
+            scores[i, j] *= scale
+        top, total = largest(scores, i, count), zero
+        for j in range(count):
+            power = exp(scores[i, j] - top)
+            scores[i, j] = power
+            total += power
+        inverse = one / total
+        for j in range(count):
+            scores[i, j] *= inverse
+        for j in range(count, length):
+            scores[i, j] = zero
+
+
+@block("T[:, ::1], T[:, ::1], int64, T")
+def causal_softmax_backward(p, dp, length, scale):
+    """dp <- scale p (dp - sum p dp), zeros beyond each query's position.
+
+    Bytes moved per element of b bytes: 2b, half of p and dp being read; memory bandwidth bounds it.
+    """
+    zero = p.dtype.type(0)
+    for i in range(p.shape[0]):
+        count, total = i % length + 1, zero
+        for j in range(count):
+            total += p[i, j] * dp[i, j]
+        for j in range(count):
+            dp[i, j] = scale * p[i, j] * (dp[i, j] - total)
+        for j in range(count, length):
+            dp[i, j] = zero

@@ -1,0 +1,92 @@
+"""Rows of a table for tokens, and positions added to rows: the two embeddings of a transformer, with their gradients.
+
+                            forward                                        backward
+    embed                   out[k] = table[token k - first]                gradient[token k - first] += dy[k]
+    add_positions           x[i] += table[(i + offset) mod length]         gradient[(i + offset) mod length] += dy[i]
+
+tokens (sequences, length) are whole numbers from 0 to vocabulary - 1, held in the element type of the model as a batch
+has them (float32 tells whole numbers apart up to 2^24); k counts them row by row, and out, dy are (tokens, width).
+
+A table of `own` rows holds the rows from `first` on of the whole table of the vocabulary. A token of another part gives
+a row of zeros and changes no gradient: so the sum over ranks which hold parts of the table is the whole table's result
+(Shoeybi et al., "Megatron-LM", 2019). What is no token, as a half or NaN, gives zeros too, and the result -1 for the
+caller to report; nothing is read out of bounds.
+
+Gradients are added in the order of the rows, on the GPU too, so the same call gives the same bits.
+"""
+
+import numpy as np
+
+from hpcdl.kernels.bind import block, function, rowwise
+from hpcdl.kernels.gather import AHEAD, LINE, NEAR, prefetch
+
+
+@function
+def row_of(token, first, own):
+    """The row of this token in a table of the rows first .. first + own - 1; -1 where it has none."""
+    if token >= first and token < first + own:  # false for NaN
+        k = np.int64(token)
+        return k - first if k == token else np.int64(-1)
+    return np.int64(-1)
+
+
+@block("T[:, ::1], T[:, ::1], int64, int64, T[:, ::1]")
+def embed(tokens, table, first, vocabulary, out):
+    """out[k] = table[token k - first], zeros where the table has no such row; -1 if any is not a token, else 0.
+
+    Bytes moved per element of b bytes: 2b; memory bandwidth bounds it, above all that of writing.
+    """
+    flat, wrong, zero, end = tokens.reshape(tokens.size), False, tokens.dtype.type(0), tokens.dtype.type(vocabulary)
+    for k in range(flat.size):  # apart, so that it vectorizes
+        wrong |= not ((flat[k] >= zero) & (flat[k] < end) & (np.floor(flat[k]) == flat[k]))
+    own, width = table.shape
+    base, line = np.uintp(table.ctypes.data), np.uintp(width * table.itemsize)
+    told = flat.size - AHEAD if table.size * table.itemsize > NEAR else 0
+    for k in range(flat.size):
+        if k < told:
+            ahead = row_of(flat[k + AHEAD], first, own)
+            for offset in range(0, line if ahead >= 0 else 0, LINE):
+                prefetch(base + np.uintp(ahead) * line + np.uintp(offset))
+        row = row_of(flat[k], first, own)
+        if row < 0:
+            for j in range(width):
+                out[k, j] = 0
+        else:
+            for j in range(width):
+                out[k, j] = table[np.uintp(row), j]
+    return -1 if wrong else 0
+
+
+@block("T[:, ::1], T[:, ::1], int64, T[:, ::1]")
+def embed_backward(tokens, dy, first, gradient):
+    """gradient[token k - first] += dy[k], for the tokens that have a row.
+
+    Bytes moved per element of b bytes: 3b; memory bandwidth bounds it.
+    """
+    flat, (own, width) = tokens.reshape(tokens.size), gradient.shape
+    for k in range(flat.size):
+        row = row_of(flat[k], first, own)
+        if row >= 0:
+            for j in range(width):
+                gradient[np.uintp(row), j] += dy[k, j]
+
+
+@rowwise("T[:, ::1], T[:, ::1], int64, int64")
+def add_positions(i, j, x, table, length, offset):
+    """x[i] += table[(i + offset) mod length], for every row; `offset`: the position of the first row.
+
+    Bytes moved per element of b bytes: 2b; memory bandwidth bounds it.
+    """
+    x[i, j] += table[(np.int64(i) + offset) % length, j]
+
+
+@block("T[:, ::1], T[:, ::1], int64, int64")
+def add_positions_backward(dy, gradient, length, offset):
+    """gradient[(i + offset) mod length] += dy[i].
+
+    Bytes moved per element of b bytes: b; memory bandwidth bounds it.
+    """
+    for i in range(dy.shape[0]):
+        row = np.uintp((i + offset) % length)
+        for j in range(dy.shape[1]):
+            gradient[row, j] += dy[i, j]
