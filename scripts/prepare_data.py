@@ -3,6 +3,7 @@
     prepare_data.py idx FOLDER OUT.h5      MNIST's format, gzipped or not
     prepare_data.py npz FILE OUT.h5        arrays x, y and, or not, x_test, y_test
     prepare_data.py csv FILE OUT.h5        one row per example: --label COLUMN, --delimiter, --no-header, ...
+    prepare_data.py text FILE OUT.h5       plain text as rows of tokens: --length, --level character or byte, ...
 
 `prepare_data.py KIND --help` lists the options. The result is what `--data OUT.h5` of every training script reads; the
 format is in docs/data.md. One process is enough; MPI is not needed.
@@ -16,9 +17,11 @@ from hpcdl.data.prepare import Output
 from hpcdl.data.prepare_csv import prepare_csv
 from hpcdl.data.prepare_idx import prepare_idx
 from hpcdl.data.prepare_npz import prepare_npz
+from hpcdl.data.prepare_text import LEVELS, prepare_text
+from hpcdl.data.vocabulary import BYTES
 from hpcdl.errors import UsageError
 
-KINDS = {"idx": prepare_idx, "npz": prepare_npz, "csv": prepare_csv}
+KINDS = {"idx": prepare_idx, "npz": prepare_npz, "csv": prepare_csv, "text": prepare_text}
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,6 +47,7 @@ def parser():
         "idx": "a folder in MNIST's format (train-images-idx3-ubyte, ...), gzipped or not",
         "npz": "numpy's npz with x, y (or x_train, y_train) and, or not, x_test, y_test",
         "csv": "a table of numbers, one row per example",
+        "text": "plain text, as rows of tokens, each with the token that follows",
     }
     for kind, text in helps.items():
         command = kinds.add_parser(kind, help=text, description=f"From {text}.")
@@ -52,22 +56,35 @@ def parser():
         command.add_argument("--force", action="store_true", help="replace OUT.h5 if it exists")
         command.add_argument("--compress", action="store_true", help="smaller, but slower to read (gzip)")
         command.add_argument("--name", help="name of the data set in reports (default: that of OUT.h5)")
-        command.add_argument(
-            "--scale", type=number, help="the model sees x * SCALE, as 1/16 (default: 1/255 for bytes)"
-        )
         command.add_argument("--origin", help="a text on where the data come from, kept in the file")
-        if kind != "idx":
+        if kind != "text":
+            command.add_argument(
+                "--scale", type=number, help="the model sees x * SCALE, as 1/16 (default: 1/255 for bytes)"
+            )
+        if kind in ("npz", "csv"):
             command.add_argument(
                 "--regression", action="store_true", help="labels are values to predict, even if whole"
             )
             command.add_argument("--test-fraction", type=float, help="of the rows, stratified by class (default: 0.2)")
             command.add_argument("--seed", type=int, help="of the split (default: 0)")
-    command.add_argument("--label", help="label column: a number from 0, -1 for the last (default), or its name")
-    command.add_argument("--group", help="column that says whose each row is, kept for --partition column:group")
-    command.add_argument("--delimiter", help="between columns (default: a comma)")
-    command.add_argument(
-        "--header", action=argparse.BooleanOptionalAction, help="the first line holds names (default: if not numbers)"
-    )
+        if kind == "csv":
+            command.add_argument(
+                "--label", help="label column: a number from 0, -1 for the last (default), or its name"
+            )
+            command.add_argument(
+                "--group", help="column that says whose each row is, kept for --partition column:group"
+            )
+            command.add_argument("--delimiter", help="between columns (default: a comma)")
+            command.add_argument(
+                "--header",
+                action=argparse.BooleanOptionalAction,
+                help="the first line holds names (default: if not numbers)",
+            )
+        if kind == "text":
+            command.add_argument("--length", type=int, help="tokens of a row (default: 64)")
+            command.add_argument("--level", choices=LEVELS, help="what a token is (default: character)")
+            command.add_argument("--test-fraction", type=float, help="of the tokens, the last ones (default: 0.1)")
+            command.add_argument("--encoding", help="of the characters (default: utf-8)")
     return parser
 
 
@@ -83,6 +100,8 @@ def main(arguments=None):
         sys.exit(2)
     shape = "x".join(map(str, info.features))
     task = f"{info.classes} classes" if info.classes else "values to predict"
+    if info.vocabulary is not None:
+        task = "256 bytes" if info.vocabulary.characters == BYTES else f"{info.classes} characters"
     rows = f"{info.rows['train']} training and {info.rows['test']} test rows"
     print(f"{info.path}: {rows} of {shape} {info.kinds['train']}, scale {info.scale:.6g}, {task}")
 

@@ -10,6 +10,7 @@ from hpcdl.data.order import steps_per_epoch
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
 from hpcdl.data.readers import MemoryReader, StreamReader
+from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
 
@@ -41,7 +42,7 @@ class Data:
 
     name, features (shape of one example), classes (0: regression), dtype, examples (training rows, all ranks),
     train, test, validation (Split, or None where there is none), statistics (mean and deviation by name (features,),
-    float64, where rows are standardized)
+    float64, where rows are standardized), vocabulary (of a text: `encode` and `decode`; else None)
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class Data:
         threaded: bool,
         shares: list[tuple] | None = None,
         resources: list,
+        vocabulary: Vocabulary | None = None,
     ):
         self.name, self.features, self.classes, self.dtype = name, features, classes, train.dtype
         self.train, self.test, self.validation = train, test, validation
-        self.examples, self.device = train.examples, CPU
+        self.examples, self.device, self.vocabulary = train.examples, CPU, vocabulary
         self.statistics = train.source.standard.statistics if train.source.standard is not None else {}
         self._reader, self._threaded, self._shares, self._resources = reader, threaded, shares, resources
         self._free = []

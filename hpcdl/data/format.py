@@ -5,6 +5,11 @@
                                 floats to predict        classes  0 for regression (default: from y)
     test/x, test/y              the same                 name     for reports (default: the file's name)
 
+A text is a data set, too, with rows of tokens, that is whole numbers 0 ... classes - 1 (prepare_text.py):
+
+    train/x  (n, length)        unsigned integers        vocabulary  what the tokens stand for (vocabulary.py)
+    train/y  (n,)               the token that follows   scale       1
+
 Files are written under a temporary name, synced and renamed: a file that has its final name is whole.
 """
 
@@ -18,16 +23,20 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError, unknown
 from hpcdl.files import atomic_path
 
-KNOWN = {"digits": Path(__file__).with_name("digits.h5")}
+KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
 SLAB_BYTES = 8 << 20  # what is read or written at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """What a data file says of itself; `rows` and `kinds` (element types of x) by group, "train" and "test"."""
+    """What a data file says of itself; `rows` and `kinds` (element types of x) by group, "train" and "test".
+
+    vocabulary: of a text; None for other data.
+    """
 
     path: str
     name: str
@@ -36,6 +45,7 @@ class Info:
     scale: float
     rows: dict
     kinds: dict
+    vocabulary: Vocabulary | None = None
 
 
 def find(name_or_path: str) -> Path:
@@ -64,7 +74,9 @@ def open_file(path) -> Iterator[h5py.File]:
         if not os.access(path, os.R_OK):
             raise UsageError(f"data file {path} cannot be read: {os.strerror(error.errno or errno.EACCES)}") from None
         if not h5py.is_hdf5(path):
-            raise UsageError(f"{path} is not an HDF5 file; prepare_data makes one from idx, npz and csv") from None
+            raise UsageError(
+                f"{path} is not an HDF5 file; prepare_data makes one from idx, npz, csv and text"
+            ) from None
         raise UsageError(f"data file {path} is damaged: {error}") from None
 
 
@@ -76,15 +88,22 @@ def read_info(path) -> Info:
         features = file["train/x"].shape[1:]
         if file["test/x"].shape[1:] != features:
             raise UsageError(f"{path}: rows have shape {features} in train/x, but {file['test/x'].shape[1:]} in test/x")
+        classes, scale = _classes(path, file), _number(path, file, "scale", 1.0)
         return Info(
             path=str(path),
             name=_text(file.attrs.get("name", Path(path).stem)),
             features=features,
-            classes=_classes(path, file),
-            scale=_number(path, file, "scale", 1.0),
+            classes=classes,
+            scale=scale,
             rows={group: len(file[group]["x"]) for group in ("train", "test")},
             kinds={group: file[group]["x"].dtype for group in ("train", "test")},
+            vocabulary=_vocabulary(path, file, classes, scale) if "vocabulary" in file.attrs else None,
         )
+
+
+def vocabulary_of(name_or_path: str) -> Vocabulary | None:
+    """What the tokens of a text stand for; None for other data. UsageError if it is no data file."""
+    return read_info(find(name_or_path)).vocabulary
 
 
 def _check_group(path, file, group):
@@ -127,12 +146,41 @@ def _classes(path, file):
     return int(classes)
 
 
+def _vocabulary(path, file, classes, scale):
+    value = file.attrs["vocabulary"]
+    try:
+        vocabulary = Vocabulary([_text(each) for each in value] if np.ndim(value) else _text(value))
+    except UsageError as error:
+        raise UsageError(f"{path}: the attribute vocabulary: {error}") from None
+    for group in ("train", "test"):
+        x = file[group]["x"]
+        if x.dtype.kind != "u" or x.ndim != 2:
+            where = f"{path}: {group}/x is {x.dtype} of shape {x.shape}"
+            raise UsageError(f"{where}; a text has tokens (rows, length) as unsigned integers")
+    if classes != len(vocabulary) or scale != 1:
+        raise UsageError(
+            f"{path}: classes is {classes} and scale {scale:g}, but the vocabulary has {len(vocabulary)} tokens; "
+            f"a text has classes {len(vocabulary)} and scale 1"
+        )
+    return vocabulary
+
+
 def _text(value):
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def check_x(x: np.ndarray, where: str, rows: Sequence | None = None):
-    """UsageError if a float array has a NaN or an infinity; rows: the numbers its rows have in the data."""
+def check_x(x: np.ndarray, where: str, rows: Sequence | None = None, vocabulary: Vocabulary | None = None):
+    """UsageError if a float array has a NaN or an infinity, or tokens lie outside their vocabulary.
+
+    rows: the numbers its rows have in the data.
+    """
+    if vocabulary is not None and x.size and x.max() >= len(vocabulary):
+        row, column = np.unravel_index(int(np.argmax(x >= len(vocabulary))), x.shape)
+        number = row if rows is None else rows[row]
+        tokens = len(vocabulary)
+        raise UsageError(
+            f"{where} has the token {x[row, column]} in row {number}; with {tokens} tokens, 0 to {tokens - 1} exist"
+        )
     if x.dtype.kind == "f" and not (finite := np.isfinite(x)).all():
         row = int(np.argmin(finite.all(axis=tuple(range(1, x.ndim)))))
         row = row if rows is None else rows[row]

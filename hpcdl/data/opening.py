@@ -29,8 +29,10 @@ class Options:
     standardize: bool | dict
     parts: tuple[list[int], int] | None = None
 
-    def check(self, classes: int, features: tuple):
+    def check(self, classes: int, features: tuple, text: bool = False):
         """UsageError if something makes no sense for such data."""
+        if text and self.standardize is not False:
+            raise UsageError("tokens of a text are names, not quantities: they cannot be standardized")
         if self.dtype not in (np.float32, np.float64):
             raise UsageError(f"dtype must be float32 or float64, not {self.dtype}")
         if not 0 <= self.validation < 1:
@@ -66,7 +68,7 @@ def open_data(
     standardize: bool | dict = False,
     parts: tuple[list[int], int] | None = None,
 ) -> Data:
-    """Open a known data set (`digits`) or an HDF5 file. Collective over `comm` (an mpi4py communicator, or None).
+    """Open a known data set (`digits`, `text`) or an HDF5 file. Collective over `comm` (of mpi4py, or None).
 
     placement   shared, partitioned or streamed (see placement.py)
     partition   iid, by-label, shards:S, dirichlet:ALPHA or column:NAME (see partition.py): which rows belong to which
@@ -85,7 +87,7 @@ def open_data(
         raise unknown("placement", placement, placements)
     options = Options(partition, _model_type(dtype), seed, validation, augment, standardize, parts)
     info = _by_one(comm, lambda: read_info(find(name)))
-    options.check(info.classes, info.features)
+    options.check(info.classes, info.features, info.vocabulary is not None)
     return placements[placement](info, comm, options)
 
 
@@ -157,7 +159,7 @@ def _hold_out(labels, classes, options):
     return rows
 
 
-def _in_memory(name, features, classes, options, train, test, held, resources, owners=None):
+def _in_memory(name, features, classes, options, train, test, held, resources, owners=None, vocabulary=None):
     """Data whose rows all lie in memory."""
     numbers = np.delete(np.arange(len(train)), held) if len(held) else None
     return Data(
@@ -170,6 +172,7 @@ def _in_memory(name, features, classes, options, train, test, held, resources, o
         reader=MemoryReader(train, numbers, classes, options.seed, options.partition, owners=owners),
         threaded=train.augment is not None,
         resources=[*resources, train, *([] if test is None else [test])],
+        vocabulary=vocabulary,
     )
 
 
@@ -244,14 +247,16 @@ def _open_shared(info: Info, comm, options: Options) -> Data:
     def fill(x, y, x_test, y_test):
         read_y(info, "train", y)
         read_y(info, "test", y_test)
-        read_x(info.path, "train", x)
-        read_x(info.path, "test", x_test)
+        read_x(info, "train", x)
+        read_x(info, "test", x_test)
 
     x, y, x_test, y_test = _filled(comm, arena, fill)
     augment = make_augment(options.augment, info.features, options.seed)
     train = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
     test = MemoryRows(x_test, y_test, info.scale, options.dtype, None, standard)
-    return _in_memory(info.name, info.features, info.classes, options, train, test, held, [arena], owners)
+    return _in_memory(
+        info.name, info.features, info.classes, options, train, test, held, [arena], owners, info.vocabulary
+    )
 
 
 def _open_partitioned(info: Info, comm, options: Options) -> Data:
@@ -282,15 +287,15 @@ def _open_partitioned(info: Info, comm, options: Options) -> Data:
     def fill(x_test, y_test, x_held, y_held):
         read_y(info, "test", y_test)
         y_held[...] = read_y(info, "train")[held]
-        read_x(info.path, "test", x_test)
-        read_x(info.path, "train", x_held, held)
+        read_x(info, "test", x_test)
+        read_x(info, "train", x_held, held)
 
     x_test, y_test, x_held, y_held = _filled(comm, arena, fill)
     x, y = (np.empty(*spec) for spec in _specs(info, "train", len(mine), options))
 
     def fill_own():
         y[...] = read_y(info, "train")[kept[mine]]
-        read_x(info.path, "train", x, kept[mine])
+        read_x(info, "train", x, kept[mine])
 
     try:
         agreed(comm, fill_own)
@@ -316,6 +321,7 @@ def _open_partitioned(info: Info, comm, options: Options) -> Data:
         threaded=augment is not None,
         shares=shares,
         resources=[arena, rows, test, validation, whole],
+        vocabulary=info.vocabulary,
     )
 
 
@@ -346,4 +352,5 @@ def _open_streamed(info: Info, comm, options: Options) -> Data:
         reader=StreamReader(train, held, options.seed, augment),
         threaded=True,
         resources=[train, test],
+        vocabulary=info.vocabulary,
     )

@@ -75,7 +75,7 @@ class FileRows:
         file = self.open.enter_context(open_file(info.path))
         self.x, self.y = file[group]["x"], file[group]["y"]
         self.where, self.scale, self.dtype = f"{info.path}: {group}/x", info.scale, dtype
-        self.standard = standard
+        self.standard, self.vocabulary = standard, info.vocabulary
         self.kind = memory_type(info.kinds[group], dtype)
         self.width, self.y_kind = int(np.prod(info.features)), np.dtype(np.int64) if info.classes else dtype
         # A block is a whole number of HDF5 chunks, and the same for every rank: the order of an epoch depends on it.
@@ -85,7 +85,7 @@ class FileRows:
         return len(self.x)
 
     def read(self, start: int, stop: int, into: tuple | None = None, augment: Augment | None = None) -> MemoryRows:
-        """Rows start to stop, in memory (in the first rows of the arrays `into`); UsageError if one is not finite."""
+        """Rows start to stop, in memory (in the first rows of the arrays `into`); UsageError if one is not valid."""
         rows = stop - start
         x, y = into or self.buffers(rows)
         x, y = x[:rows], y[:rows]
@@ -94,7 +94,7 @@ class FileRows:
             self.y.read_direct(y, np.s_[start:stop])
         except OSError as error:
             raise UsageError(f"{self.where} is damaged: {error}") from None
-        check_x(x, self.where, range(start, stop))
+        check_x(x, self.where, range(start, stop), self.vocabulary)
         return MemoryRows(x, y, self.scale, self.dtype, augment, self.standard)
 
     def buffers(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -117,9 +117,12 @@ class FileRows:
         self.open.close()
 
 
-def read_x(path: str, group: str, x: np.ndarray, rows: np.ndarray | None = None):
-    """Read group/x of a file slab by slab into x (n, features), all rows or the sorted `rows`; UsageError for a NaN."""
-    with open_file(path) as file:
+def read_x(info: Info, group: str, x: np.ndarray, rows: np.ndarray | None = None):
+    """Read group/x of a file slab by slab into x (n, features), all rows or the sorted `rows`.
+
+    UsageError for a NaN, or a token outside the vocabulary.
+    """
+    with open_file(info.path) as file:
         source = file[group]["x"]
         slab_x = None
         for slab in slabs_of(source):
@@ -136,7 +139,8 @@ def read_x(path: str, group: str, x: np.ndarray, rows: np.ndarray | None = None)
                 source.read_direct(slab_x[: shape[0]].reshape(shape), slab)
                 into = x[a:b]
                 np.take(slab_x, rows[a:b] - slab.start, axis=0, out=into, mode="clip")
-            check_x(into, f"{path}: {group}/x", range(slab.start, slab.stop) if rows is None else rows[a:b])
+            numbers = range(slab.start, slab.stop) if rows is None else rows[a:b]
+            check_x(into, f"{info.path}: {group}/x", numbers, info.vocabulary)
 
 
 def read_y(info: Info, group: str, y: np.ndarray | None = None) -> np.ndarray:

@@ -4,10 +4,12 @@
     idx    a folder            both are there                              slab by slab
     npz    numpy's archive     x_test and y_test, or split off by class    at once
     csv    a table             split off by class                          once, slab by slab, through a temporary file
+    text   plain text          the last part is test                       at once, bytes slab by slab
 
 What is not given is inferred. Whole numbers in 0..255 are pixels: they become bytes with scale 1/255 (scale 1 if none
 is above 1). Other numbers keep their type, with scale 1. Whole numbers or texts as labels are classes, other numbers
 are values to predict. Labels that are not 0, 1, 2, ... are numbered in sorted order, and the file keeps their names.
+Texts become tokens, of which nothing is inferred (prepare_text.py).
 """
 
 import math
@@ -18,6 +20,7 @@ import numpy as np
 
 from hpcdl.data.format import Info, check_x, check_y, new_file, read_info, slabs
 from hpcdl.data.partition import hold_out
+from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
 
@@ -41,7 +44,15 @@ class Output:
         if scale is not None and not (math.isfinite(scale) and scale != 0):
             raise UsageError(f"the scale must be a number other than 0, not {scale}")
 
-    def write(self, groups: dict, kind: np.dtype, scale: float, names: list | None, classes: int) -> Info:
+    def write(
+        self,
+        groups: dict,
+        kind: np.dtype,
+        scale: float,
+        names: list | None,
+        classes: int,
+        vocabulary: Vocabulary | None = None,
+    ) -> Info:
         """Write the file. groups: "train" and "test", each (shape of x, slabs of x in order, y, other columns)."""
         with new_file(self.path) as file:
             for group, (shape, parts, y, columns) in groups.items():
@@ -61,6 +72,8 @@ class Output:
             file.attrs["scale"] = scale if self.scale is None else self.scale
             if names is not None:
                 file.attrs["labels"] = names
+            if vocabulary is not None:
+                file.attrs["vocabulary"] = vocabulary.characters
             if self.origin:
                 file.attrs["source"] = self.origin
         return read_info(self.path)

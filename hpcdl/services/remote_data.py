@@ -12,6 +12,7 @@ import numpy as np
 from hpcdl.data import Batch, Data
 from hpcdl.data.batch import DeviceBuffers
 from hpcdl.data.cursor import following
+from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
 from hpcdl.runs import signals
@@ -47,6 +48,7 @@ class RemoteData(Data):
         about = json.loads(text.tobytes())
         self.name, self.features, self.classes = about["name"], tuple(about["features"]), about["classes"]
         self.dtype, self.device = np.dtype(about["dtype"]), CPU
+        self.vocabulary = Vocabulary(about["vocabulary"]) if about.get("vocabulary") else None
         self.form = Form(int(np.prod(self.features)), self.dtype, about["y_dtype"])
         self.statistics = {name: np.array(vector) for name, vector in about["statistics"].items()}
         splits = {name: RemoteSplit(self, k, about["examples"].get(name)) for k, name in enumerate(SPLITS)}

@@ -111,7 +111,7 @@ def test_what_is_not_a_data_file_is_refused(tmp_path, file):
     (tmp_path / "text.h5").write_text("no HDF5")
     (tmp_path / "damaged.h5").write_bytes(file.read_bytes()[:-2000])
     for name, message in [
-        ("digts", "unknown data set 'digts' \\(did you mean 'digits'\\?\\); known: digits, or the path"),
+        ("digts", "unknown data set 'digts' \\(did you mean 'digits'\\?\\); known: digits, text, or the path"),
         ("absent.h5", "'absent.h5' does not exist"),
         (tmp_path / "absent", "does not exist"),
         (tmp_path, "is a folder"),

@@ -1,0 +1,66 @@
+"""The vocabulary of a text: which token stands for what, and back.
+
+    level        token k stands for                                           tokens
+    characters   the character number k of the list                           len(list)
+    bytes        the byte k; a character is one to four of them in UTF-8      256
+
+A data file says it in its attribute `vocabulary`: the list of characters, or the text "bytes".
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from hpcdl.errors import UsageError
+
+BYTES = "bytes"
+
+
+class Vocabulary:
+    """What tokens 0, 1, ... stand for. characters: a list of different characters, or BYTES.
+
+    A member `characters` holds the same; `len(vocabulary)` is the number of tokens.
+    """
+
+    def __init__(self, characters: Iterable[str] | str):
+        """UsageError for a list with something that is no single character, or with a character twice."""
+        self.characters, self.numbers = characters, {}
+        if not isinstance(characters, str):
+            self.characters = list(characters)
+            self.numbers = {character: number for number, character in enumerate(self.characters)}
+            if not self.characters or any(not isinstance(each, str) or len(each) != 1 for each in self.characters):
+                raise UsageError(f"a vocabulary is a list of single characters, or the text {BYTES!r}")
+            if len(self.numbers) < len(self.characters):
+                raise UsageError("a vocabulary must not hold a character twice")
+        elif characters != BYTES:
+            raise UsageError(f"a vocabulary is a list of single characters, or the text {BYTES!r}, not {characters!r}")
+
+    def __len__(self):
+        return 256 if self.characters == BYTES else len(self.characters)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The tokens of a text, int64 (tokens,); UsageError for a character that has none."""
+        if self.characters == BYTES:
+            return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype(np.int64)
+        try:
+            return np.array([self.numbers[character] for character in text], np.int64)
+        except KeyError as error:
+            character = error.args[0]
+            raise UsageError(
+                f"the character {character!r} (place {text.index(character)} of the text) is not in the vocabulary "
+                f"of {len(self)} characters; leave it out, or train on text that has it"
+            ) from None
+
+    def decode(self, tokens) -> str:
+        """The text of tokens: whole numbers 0 ... len - 1 of any type, in any shape (read row by row).
+
+        Bytes that are no UTF-8, as where a character is cut, come out as the replacement character. UsageError for a
+        number that is no token.
+        """
+        given = np.asarray(tokens).ravel()
+        if given.size and not ((given == np.floor(given)) & (given >= 0) & (given < len(self))).all():
+            raise UsageError(f"tokens are whole numbers from 0 to {len(self) - 1}, unscaled and not standardized")
+        numbers = given.astype(np.int64)
+        if self.characters == BYTES:
+            return numbers.astype(np.uint8).tobytes().decode("utf-8", "replace")
+        return "".join(self.characters[number] for number in numbers.tolist())

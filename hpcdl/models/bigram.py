@@ -1,0 +1,61 @@
+"""The bigram model: the next token, guessed from this one alone by counting. What a language model has to beat.
+
+    P(b | a) = (n_ab + 1) / (n_a + V)          loss = - 1/N sum over the N pairs (a, b) of log P(b | a)
+
+n_ab: how often token b follows token a in the training rows, n_a = sum over b of n_ab, V tokens. A row x (length,) with
+its y has `length` pairs: x[t] with x[t + 1], and its last token with y. The 1 (Laplace's rule of succession, "Essai
+philosophique sur les probabilites", 1814) gives a pair that was never seen a small probability instead of none.
+
+Memory 24 V^2 bytes, one pass over the rows, nothing to train. Letters by their frequencies after one letter: Shannon,
+"A mathematical theory of communication", 1948.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hpcdl.errors import UsageError
+
+TOKENS = 1 << 20  # looked at together
+
+
+class Bigram:
+    """P(b | a) of V tokens: `log_probability` (V, V), natural logarithm, row a, column b."""
+
+    def __init__(self, counts: np.ndarray):
+        """counts: n_ab (V, V)."""
+        size = len(counts)
+        self.log_probability = np.log((counts + 1.0) / (counts.sum(axis=1, keepdims=True) + size))
+
+    @classmethod
+    def fit(cls, split, size: int) -> "Bigram":
+        """Count the pairs of a split (`examples`, `rows(start, stop)`: tokens x (rows, length), y (rows,)).
+
+        size: V. UsageError for what is no token 0 ... V - 1.
+        """
+        return cls(counts(split, size))
+
+    def loss(self, split) -> float:
+        """The mean negative log-likelihood per token, natural logarithm, over all pairs of a split."""
+        found = counts(split, len(self.log_probability))
+        return float(-(found * self.log_probability).sum() / found.sum())
+
+
+def counts(split, size: int) -> np.ndarray:
+    """n_ab, how often token b follows token a in a split: int64 (V, V), V = size."""
+    found = np.zeros(size * size, np.int64)
+    for a, b in _pairs(split, size):
+        found += np.bincount(a * size + b, minlength=size * size)
+    return found.reshape(size, size)
+
+
+def _pairs(split, size) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Tokens and those that follow them, int64, some rows at a time."""
+    rows = max(1, TOKENS // split.rows(0, 1)[0].size)
+    for start in range(0, split.examples, rows):
+        x, y = split.rows(start, min(start + rows, split.examples))
+        whole = np.column_stack([x, y])
+        tokens = whole.astype(np.int64)
+        if (tokens != whole).any() or tokens.min() < 0 or tokens.max() >= size:
+            raise UsageError(f"the bigram model is for text: its rows hold tokens, whole numbers from 0 to {size - 1}")
+        yield tokens[:, :-1].ravel(), tokens[:, 1:].ravel()
