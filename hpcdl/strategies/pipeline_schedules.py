@@ -1,0 +1,306 @@
+"""Pipeline schedules: in which order a stage does the forwards and backwards of its micro-batches.
+
+A model is cut into p stages of consecutive layers, a batch into m micro-batches. The forward F of a micro-batch at one
+stage needs that of the stage before, its backward B that of the stage behind, which here takes twice as long:
+
+    gpipe
+    0 |F0---F1---F2---F3---..............................B3========B2========B1========B0========
+    1 |.....F0---F1---F2---F3---...............B3========B2========B1========B0========..........
+    2 |..........F0---F1---F2---F3---B3========B2========B1========B0========....................
+
+    1f1b
+    0 |F0---F1---F2---....................B0========F3---B1========.....B2========.....B3========
+    1 |.....F0---F1---..........B0========F2---B1========F3---B2========.....B3========..........
+    2 |..........F0---B0========F1---B1========F2---B2========F3---B3========....................
+
+    interleaved, 2 chunks per stage: A and a are F0 and B0, A1 and a1 the same through chunk 1
+    0 |A-B-C-A1B1C1D-E-....a1==F-b1==D1c1==E1a===F1b===..c===..d1==..e1==..f1==d===e===f===
+    1 |..A-B-C-A1B1C1..a1==D-b1==E-c1==F-a===D1b===E1c===F1d1==..e1==..f1==d===e===f===....
+    2 |....A-B-C-A1a1==B1b1==C1c1==D-a===E-b===F-c===D1d1==E1e1==F1f1==d===e===f===........
+
+idle: the share of all stages' time, where every stage takes equally long and messages take none. in flight: how many
+micro-batches a stage has at most been through forwards and not yet backwards; it keeps their activations.
+
+    schedule      stage s of p, for m micro-batches             idle              in flight at stage s
+    naive         F0 B0 F1 B1 ...: one at a time                (p-1) / p         1
+    gpipe         all F, then all B, the last first             (p-1) / (m+p-1)   m
+    1f1b          p-1-s F ahead, then F and B in turn           (p-1) / (m+p-1)   min(m, p-s)
+    interleaved   2(p-1-s) + (v-1)p F ahead, then in turn;      (p-1) / (vm+p-1)  min(vm, 2(p-1-s) + (v-1)p + 1)
+                  v chunks of the model per stage                                 chunks, each 1/v of a stage
+    pipedream     as 1f1b, with an update after each B:         (p-1) / (m+p-1)   min(m, p-s), and as many versions
+                  m is the whole run, or endless                                  of the weights
+
+Interleaved: the model is cut into v p chunks that go round the stages; chunk c of stage s is virtual stage c p + s of
+v p. Micro-batches go through in groups of p, and m is a multiple of p. PipeDream: stage s begins F of micro-batch k
+with weights that lack the updates of the min(k, p-1-s) before it, and B needs the version that F has used.
+
+(naive: a model cut between layers, the parts working one after the other. gpipe: Huang et al., "GPipe", NeurIPS 2019.
+pipedream: Narayanan et al., "PipeDream", SOSP 2019. 1f1b, there PipeDream-Flush, and interleaved: Narayanan et al.,
+"Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.)
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import count, islice
+from typing import NamedTuple
+
+from hpcdl.errors import UsageError, unknown
+
+
+class Step(NamedTuple):
+    """The forward ("F") or backward ("B") of one micro-batch through one chunk of a stage."""
+
+    kind: str
+    microbatch: int
+    chunk: int = 0
+
+    def __str__(self):
+        return f"{self.kind}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
+
+
+class Span(NamedTuple):
+    """A step and when it was done: start and stop, in any unit of time."""
+
+    step: Step
+    start: float
+    stop: float
+
+
+# -- the schedules: what one stage does, in order -------------------------------------------------------------------
+
+
+def naive(stages: int, stage: int, microbatches: int) -> Iterator[Step]:
+    """One micro-batch at a time, there and back: no two stages ever work at once."""
+    for k in range(microbatches):
+        yield Step("F", k)
+        yield Step("B", k)
+
+
+def gpipe(stages: int, stage: int, microbatches: int) -> Iterator[Step]:
+    """All forwards, then all backwards; the last micro-batch turns round first, for it is there already."""
+    for k in range(microbatches):
+        yield Step("F", k)
+    for k in reversed(range(microbatches)):
+        yield Step("B", k)
+
+
+def one_f_one_b(stages: int, stage: int, microbatches: int) -> Iterator[Step]:
+    """As many forwards ahead as there are stages behind, then one forward and one backward in turn."""
+    yield from _in_turn(_steps("F", range(microbatches)), _steps("B", range(microbatches)), stages - 1 - stage)
+
+
+def interleaved(stages: int, stage: int, microbatches: int, chunks: int) -> Iterator[Step]:
+    """1F1B with `chunks` chunks per stage: p micro-batches through chunk 0, the same p through chunk 1, and so on."""
+    _check_groups(stages, microbatches)
+    groups = [range(first, first + stages) for first in range(0, microbatches, stages)]
+    forwards = (step for group in groups for chunk in range(chunks) for step in _steps("F", group, chunk))
+    backwards = (step for group in groups for chunk in reversed(range(chunks)) for step in _steps("B", group, chunk))
+    yield from _in_turn(forwards, backwards, 2 * (stages - 1 - stage) + (chunks - 1) * stages)
+
+
+def pipedream(stages: int, stage: int, microbatches: int | None = None) -> Iterator[Step]:
+    """1F1B over the micro-batches of a whole run, or endless: the stages fill up once."""
+    numbers = range(microbatches) if microbatches is not None else None
+    yield from _in_turn(_steps("F", numbers), _steps("B", numbers), stages - 1 - stage)
+
+
+def _steps(kind: str, numbers: range | None, chunk: int = 0) -> Iterator[Step]:
+    """One step for each micro-batch; None: for 0, 1, 2, ... without end."""
+    return (Step(kind, k, chunk) for k in (count() if numbers is None else numbers))
+
+
+def _in_turn(forwards: Iterator[Step], backwards: Iterator[Step], ahead: int) -> Iterator[Step]:
+    """`ahead` forwards (warm-up), one forward and one backward in turn (steady), the backwards left (cool-down)."""
+    yield from islice(forwards, ahead)
+    for step in forwards:
+        yield step
+        yield next(backwards)
+    yield from backwards
+
+
+SCHEDULES = {
+    "naive": naive,
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "pipedream": pipedream,
+}
+
+
+def steps_of(name: str, stages: int, stage: int, microbatches: int | None, chunks: int = 1) -> Iterator[Step]:
+    """What `stage` of `stages` does, in order, under the schedule of that name.
+
+    microbatches: of a batch; for pipedream of the whole run, or None: endless. chunks: of the model on each stage, for
+    interleaved alone. Raises UsageError where there is no such schedule.
+    """
+    if name not in SCHEDULES:
+        raise unknown("pipeline schedule", name, SCHEDULES)
+    if stages < 1:
+        raise UsageError(f"a pipeline has at least 1 stage, not {stages}")
+    if not 0 <= stage < stages:
+        raise UsageError(f"there is no stage {stage} in a pipeline of {stages} (0 to {stages - 1})")
+    if microbatches is None and name != "pipedream":
+        raise UsageError(f"the schedule {name} ends with its batch: say how many micro-batches that has")
+    if microbatches is not None and microbatches < 1:
+        raise UsageError(f"a pipeline needs at least 1 micro-batch, not {microbatches}")
+    if chunks < 1:
+        raise UsageError(f"a stage holds at least 1 chunk of the model, not {chunks}")
+    if name != "interleaved":
+        if chunks > 1:
+            raise UsageError(f"the schedule {name} has 1 chunk per stage, not {chunks}; take interleaved")
+        return SCHEDULES[name](stages, stage, microbatches)
+    if stages < 2:
+        raise UsageError("the schedule interleaved needs at least 2 stages; with 1 there is nothing to interleave")
+    _check_groups(stages, microbatches)
+    return interleaved(stages, stage, microbatches, chunks)
+
+
+def _check_groups(stages: int, microbatches: int) -> None:
+    if microbatches % stages:
+        lower = microbatches // stages * stages
+        take = f"{lower} or {lower + stages}" if lower else f"{stages}"
+        raise UsageError(
+            f"{stages} interleaved stages need a multiple of {stages} micro-batches, not {microbatches}; take {take}"
+        )
+
+
+# -- when each step is done ------------------------------------------------------------------------------------------
+
+
+def plan(
+    name: str,
+    stages: int,
+    microbatches: int,
+    chunks: int = 1,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    message: float = 0,
+) -> list[list[Span]]:
+    """For each stage its spans, if every stage takes so long for the forward and the backward of a micro-batch.
+
+    A chunk takes 1 / chunks of that. message: how long what a stage has computed is under way to the next one, which
+    keeps neither from computing. Fractions give exact times.
+    """
+    if microbatches is None:
+        raise UsageError("a plan ends: say how many micro-batches it has")
+    orders = [list(steps_of(name, stages, stage, microbatches, chunks)) for stage in range(stages)]
+    return simulate(orders, {"F": forward / chunks, "B": backward / chunks}, message)
+
+
+def simulate(orders: list[list[Step]], durations: dict[str, float], message: float = 0) -> list[list[Span]]:
+    """The spans of stages that do their `orders` strictly in order, and wait for what each step needs.
+
+    durations: of a step, by kind. Raises RuntimeError, with the steps that wait, where the stages wait for each other.
+    """
+    stages = len(orders)
+    last = max((step.chunk for order in orders for step in order), default=0) * stages + stages - 1
+    done, plans, clocks = {}, [[] for _ in orders], [0] * stages
+    waiting = {stage: order[0] for stage, order in enumerate(orders) if order}
+    while waiting:
+        before = len(done)
+        for stage in list(waiting):
+            while stage in waiting:
+                step = waiting[stage]
+                needed = needs(step, stage, stages, last)
+                if not all(each in done for each in needed):
+                    break
+                arrivals = [done[each] + (message if each[2] % stages != stage else 0) for each in needed]
+                start = max([clocks[stage], *arrivals])
+                stop = clocks[stage] = start + durations[step.kind]
+                done[step.kind, step.microbatch, step.chunk * stages + stage] = stop
+                plans[stage].append(Span(step, start, stop))
+                if len(plans[stage]) == len(orders[stage]):
+                    del waiting[stage]
+                else:
+                    waiting[stage] = orders[stage][len(plans[stage])]
+        if len(done) == before:
+            stuck = ", ".join(f"stage {stage} for what {step} needs" for stage, step in waiting.items())
+            raise RuntimeError(f"deadlock: the stages wait for each other: {stuck}")
+    return plans
+
+
+def needs(step: Step, stage: int, stages: int, last: int) -> list[tuple[str, int, int]]:
+    """What must be done before: (kind, micro-batch, virtual stage) each; last: the number of the last virtual stage."""
+    virtual = step.chunk * stages + stage
+    if step.kind == "F":
+        return [("F", step.microbatch, virtual - 1)] if virtual > 0 else []
+    behind = [("B", step.microbatch, virtual + 1)] if virtual < last else []
+    return [("F", step.microbatch, virtual), *behind]
+
+
+# -- what a plan, or a measured run, shows ----------------------------------------------------------------------------
+
+
+def idle_share(spans: list[list[Span]]) -> float:
+    """Idle time over all time, of all stages, from time 0 to the end of the last span."""
+    whole = len(spans) * _end(spans)
+    busy = sum(stop - start for each in spans for _, start, stop in each)
+    return (whole - busy) / whole if whole else 0.0
+
+
+def in_flight(steps: Iterable[Step]) -> int:
+    """How many micro-batches (times chunks) one stage has at most been through forwards and not yet backwards."""
+    now = most = 0
+    for step in steps:
+        now += 1 if step.kind == "F" else -1
+        most = max(most, now)
+    return most
+
+
+def chart(spans: list[list[Span]], width: int = 120, unit: str = "") -> str:
+    """Plans or measured spans as text of at most `width` columns: a line for each stage, time from 0 to the right.
+
+    A cell begins with its label: F0 is the forward of micro-batch 0, B0 its backward, F0.1 that through chunk 1. Where
+    more than a tenth of the labels find no room, A is the forward of micro-batch 0, B that of micro-batch 1, and a, b
+    are their backwards. A step has at least one column, even if it then covers the end of the step before. unit: of
+    time, for the last line, which explains the picture.
+    """
+    number = len(str(max(len(spans) - 1, 0)))
+    scale = _scale(spans, width - number - 2)
+    columns = max(1, round(_end(spans) * scale))
+    cells = []  # (stage, step, first column, number of columns)
+    for stage, each in enumerate(spans):
+        for step, start, stop in each:
+            left = min(round(start * scale), columns - 1)
+            cells.append((stage, step, left, max(1, round(stop * scale) - left)))
+    short = 10 * sum(len(str(step)) > length for _, step, _, length in cells) > len(cells)
+    lines = [["."] * columns for _ in spans]
+    for stage, step, left, length in cells:
+        lines[stage][left : left + length] = _cell(step, length, short)
+    picture = [f"{stage:{number}} |{''.join(line)}" for stage, line in enumerate(lines)]
+    return "\n".join([*picture, _legend(spans, short, unit)])
+
+
+def _scale(spans: list[list[Span]], room: int) -> float:
+    """Columns for a unit of time: as many as there is room for, but whole columns for all steps where that can be."""
+    end = _end(spans)
+    if not end:
+        return 0.0
+    shortest = min((stop - start for each in spans for _, start, stop in each if stop > start), default=end)
+    scale = int(room * shortest / end + 1e-9) / shortest
+    edges = [float(edge * scale) for each in spans for _, *edges in each for edge in edges]
+    return scale if scale and all(abs(edge - round(edge)) < 1e-6 for edge in edges) else room / end
+
+
+def _cell(step: Step, length: int, short: bool) -> str:
+    """The label of a step, or as much of it as is not misleading, drawn out to its length."""
+    fill, label = "-" if step.kind == "F" else "=", str(step)
+    if short:
+        sign = chr(ord("A" if step.kind == "F" else "a") + step.microbatch % 26)
+        label = f"{sign}{step.chunk or ''}"
+    else:
+        sign = step.kind
+    return (label if len(label) <= length else sign).ljust(length, fill)
+
+
+def _legend(spans: list[list[Span]], short: bool, unit: str) -> str:
+    chunked = any(step.chunk for each in spans for step, *_ in each)
+    if short:
+        meaning = "A B C... forward of micro-batch 0 1 2..., a b c... backward" + ", A1: chunk 1" * chunked
+    else:
+        meaning = "F0 forward of micro-batch 0, B0 backward" + ", F0.1: chunk 1" * chunked
+    whole = f"{float(_end(spans)):.4g}" + f" {unit}" * bool(unit)
+    return f"{meaning}; . idle, {float(100 * idle_share(spans)):.1f} %; {whole} in all"
+
+
+def _end(spans: list[list[Span]]) -> float:
+    return max((stop for each in spans for _, _, stop in each), default=0)
