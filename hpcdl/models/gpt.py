@@ -76,9 +76,9 @@ class GPT(Layered):
         return self.device.xp.ascontiguousarray(z.reshape(-1, self.features, z.shape[1])[:, -1])
 
     def generate(self, parameters, prompt, count: int, random: np.random.Generator, temperature: float = 1.0):
-        """`count` tokens that follow those of `prompt`, each drawn from the softmax of z / temperature; 0: the likeliest.
+        """`count` tokens that follow those of `prompt`, each drawn from the softmax of z / temperature.
 
-        The model sees the last `length` tokens at most.
+        Temperature 0: the likeliest. The model sees the last `length` tokens at most.
         """
         device, tokens = self.device, list(prompt)
         w = Vectors(self, parameters)

@@ -20,6 +20,7 @@ The last layer of a model is its loss (losses.py), transformer.py has the layers
 import copy
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
@@ -111,8 +112,9 @@ class Layer:
     outputs, and not all of them.
     """
 
-    cuts, tied, divided = {}, {}, False
-    part, parts = 0, 1
+    cuts: ClassVar = {}
+    tied: ClassVar = {}
+    part, parts, divided = 0, 1, False
 
     def __init__(self, name: str, pool: Pool, whole: dict[str, tuple[int, ...]]):
         self.name, self.pool, self.whole, self.shapes = name, pool, whole, dict(whole)

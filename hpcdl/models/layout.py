@@ -47,7 +47,7 @@ class Tensor:
 
 
 class Piece(NamedTuple):
-    """Equal blocks of a vector in another one: block b lies at `local` + b * `length` here, `start` + b * `stride` there.
+    """Equal blocks of a vector in another: block b lies at `local` + b * `length` here, `start` + b * `stride` there.
 
     All numbers are elements.
     """

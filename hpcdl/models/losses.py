@@ -16,6 +16,7 @@ come from two all-reduces of one and two numbers a row, instead of gathering z. 
 """
 
 import copy
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,7 +30,8 @@ from hpcdl.models.pool import Pool
 class Loss:
     """What the three losses share; `target` is the type of y."""
 
-    name, tied, divided = "loss", {}, False
+    name, divided = "loss", False
+    tied: ClassVar = {}
 
     def __init__(self, pool: Pool):
         self.pool, self.shapes, self.whole, self.target = pool, {}, {}, np.dtype(np.int64)

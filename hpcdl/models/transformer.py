@@ -4,7 +4,7 @@
     Attention      y = x + softmax(mask(q k^T / sqrt(d))) v Wo + bo              q, k, v = norm(x) Wqkv + bqkv, by heads
     FeedForward    y = x + gelu(norm(x) Wu + bu) Wd + bd                         4 * width units
     Norm           y = gain * (x - mean) / sqrt(variance + eps) + bias           over the width
-    Head           z = x Wt^T                                                    Wt (vocabulary, width), often token itself
+    Head           z = x Wt^T                                                    Wt (vocabulary, width), often = token
 
 Between the layers lies a row for each token, (rows * length, width). The norm stands before each half of a block and
 once more before the head. (Vaswani et al., "Attention is all you need", 2017; Radford et al., "Language models are
@@ -21,6 +21,7 @@ With sequence parallelism each has some of the tokens everywhere else: of the no
 """
 
 import math
+from typing import ClassVar
 
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
@@ -63,7 +64,7 @@ class Tokens(Layer):
 class Embedding(Tokens):
     """A vector for each token and one for its position."""
 
-    cuts = {"token": 0}
+    cuts: ClassVar = {"token": 0}
 
     def __init__(self, name: str, pool: Pool, vocabulary: int, context: int, length: int, width: int):
         super().__init__(name, pool, length, width, {"token": (vocabulary, width), "position": (context, width)})
@@ -109,7 +110,7 @@ class Attention(Tokens):
     depth: the number of residual sums in the model, by whose root the weights that feed them are smaller at the start.
     """
 
-    cuts = {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 0}
+    cuts: ClassVar = {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 0}
 
     def __init__(self, name: str, pool: Pool, length: int, width: int, heads: int, depth: int):
         whole = {"norm.gain": (width,), "norm.bias": (width,), "qkv.weight": (width, 3, width), "qkv.bias": (3, width)}
@@ -196,7 +197,7 @@ class Attention(Tokens):
 class FeedForward(Tokens):
     """The second half of a block: two dense layers, a gelu between them."""
 
-    cuts = {"up.weight": 1, "up.bias": 0, "down.weight": 0}
+    cuts: ClassVar = {"up.weight": 1, "up.bias": 0, "down.weight": 0}
 
     def __init__(self, name: str, pool: Pool, length: int, width: int, depth: int):
         whole = {"norm.gain": (width,), "norm.bias": (width,), "up.weight": (width, 4 * width), "up.bias": (4 * width,)}
