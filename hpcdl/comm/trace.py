@@ -11,6 +11,7 @@ line through both offsets.
 """
 
 import contextlib
+import dataclasses
 import json
 import time
 
@@ -31,6 +32,16 @@ class Traffic(dict):
     def __missing__(self, name: str) -> Counters:
         counters = self[name] = Counters()
         return counters
+
+    @contextlib.contextmanager
+    def uncounted(self):
+        """What passes inside is not counted: what is no part of the training, on its communicators."""
+        before = {name: dataclasses.replace(counters) for name, counters in self.items()}
+        try:
+            yield
+        finally:
+            for name, counters in self.items():
+                vars(counters).update(vars(before.get(name, Counters())))
 
     @property
     def bytes(self) -> int:

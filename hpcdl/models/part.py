@@ -108,6 +108,11 @@ class Part(Layered):
         """The tensors that every rank that shares the layers has whole, as slices of this part's vector."""
         return [tensor.slice for name, tensor in self.layout.tensors.items() if self.axes[name] is None]
 
+    def tied(self) -> list[slice]:
+        """The tensors here that layers of other parts may use, too, as slices of this part's vector."""
+        tied = {name for layer in self.model.layers for name in layer.tied}
+        return [tensor.slice for name, tensor in self.layout.tensors.items() if name in tied]
+
     def input_shape(self, chunk: int, rows: int) -> tuple[int, int]:
         """The shape of what the layers of a chunk are given for so many examples: what the layer before them makes."""
         before = self.model.layers[self.chunks[chunk].start - 1]

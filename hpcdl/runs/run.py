@@ -220,7 +220,7 @@ class Run:
         if self.parameters is not None:
             x, y = (device.array(each[:least]) for each in self.data.train.rows(0, 1))
             few = Batch(x, y, 1, epoch=0, step=0, index=np.arange(least))
-            with self.memory.paused():
+            with self.memory.paused(), self.comm.traffic.uncounted():
                 if self.part is not None:
                     self.part.try_out(few)
                 else:
@@ -469,7 +469,7 @@ class Run:
         due = epoch_ends and self.step // self.per_epoch % self.options.evaluate_every == 0
         if due or ends or self.stopped == "time limit":
             self.refresh()
-            with self.comm.timeline.span("evaluate"):
+            with self.comm.timeline.span("evaluate"), self.comm.traffic.uncounted():
                 self._evaluate()
             if self.improved:
                 self.save_best()

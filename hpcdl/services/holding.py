@@ -31,7 +31,17 @@ from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.kernels.reduce import add_into
 from hpcdl.models.layered import Vectors
 from hpcdl.models.part import Part
+from hpcdl.errors import UsageError
 from hpcdl.runs.run import fingerprint
+from hpcdl.runs.straggler import stretched
+
+
+def check_rows(options, sharing: int) -> None:
+    """Raise UsageError where `sharing` ranks, which share a model, cannot all read the same examples."""
+    if sharing > 1 and options.placement == "partitioned":
+        raise UsageError("--placement partitioned: ranks that share a model read the same rows; take shared or streamed")
+    if sharing > 1 and options.data_servers:
+        raise UsageError("--data-servers: ranks that share a model read the same rows; leave it out")
 
 
 class Units:
@@ -145,6 +155,15 @@ class Holding:
     def zero(self) -> None:
         """The gradient of a step begins."""
         self.gradient[:] = 0
+
+    def backward(self, batch) -> float:
+        """The gradient of a batch, in --accumulate parts; returns the sum of losses, on the rank that counts."""
+        self.zero()
+        loss = 0.0
+        for micro in batch.split(self.run.options.accumulate):
+            with stretched(self.run.model, 1.0, self.run.comm.traffic):
+                loss += self.descend(micro)
+        return loss if self.counts else 0.0
 
     def store(self):
         """Where the layers of the part find their tensors (hpcdl/models/layered.py)."""

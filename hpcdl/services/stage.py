@@ -18,9 +18,44 @@ import contextlib
 import time
 from typing import NamedTuple
 
-from hpcdl.runs.straggler import stretched
+import numpy as np
 
-TAGS = 32768  # that MPI guarantees
+from hpcdl.comm.node import ranks_of_node
+from hpcdl.comm.trace import clock_offset
+from hpcdl.comm.watchdog import activity
+from hpcdl.data import Batch
+from hpcdl.models.balance import cut_layers, measured_costs
+from hpcdl.runs.straggler import stretched, unslowed
+
+KINDS = "FBS"  # forward, backward, score
+TAGS = 32768 // len(KINDS) * len(KINDS)  # of those that MPI guarantees
+
+
+def place_layers(run, model, data, comm, chunks: int = 1, balance: str = "parameters") -> list[range]:
+    """The layers of this rank: `chunks` ranges of their numbers, the chunks of all ranks lying in turns; collective.
+
+    balance: "parameters" or "measured", by the seconds that rank 0 takes for a batch's layers, one after the other.
+    """
+    costs = None
+    if balance == "measured":
+        model = unslowed(model)
+        costs = np.empty(len(model.layers) - 1)
+        if run.comm.rank == 0:
+            x, y = (model.device.array(each) for each in data.train.rows(0, min(data.examples, run.plan(data)[0])))
+            few = Batch(x, y, len(x), epoch=0, step=0, index=np.arange(len(x)))
+            costs[:] = measured_costs(model, few)
+        run.own.broadcast(costs)
+        costs = costs.tolist()
+    ranges = cut_layers(model, comm.size * chunks, costs)
+    names = [[layer.name for layer in model.layers[each.start : each.stop]] for each in ranges]
+    run.extra["layers_of_stages"] = [sum((names[c * comm.size + s] for c in range(chunks)), []) for s in range(comm.size)]
+    return ranges[comm.rank :: comm.size]
+
+
+def two_ends(comm):
+    """The group of the first and the last rank, which share tied weights; None on the others, and where they are one."""
+    group = comm.split(0 if comm.rank in (0, comm.size - 1) else None, name="ends")
+    return group if comm.size > 1 else None
 
 
 class Flying(NamedTuple):
@@ -118,13 +153,13 @@ class Stage:
         for chunk in range(self.chunks):
             first, last = self._first(chunk), self._last(chunk)
             shape = None if first else self.part.input_shape(chunk, len(batch.y))
-            x = batch.x if first else self._receive(shape, self.before, self._tag("F", 0, chunk))
+            x = batch.x if first else self._receive(shape, self.before, self._tag("S", 0, chunk))
             y, kept = self._forward(self.store, x, chunk, batch, keep=False)
             if last:
                 result = y
                 self.part.release(kept)
             else:
-                self._send(y, self.after, "F", 0, chunk + (self.comm.rank == self.stages - 1)).wait()
+                self._send(y, self.after, "S", 0, chunk + (self.comm.rank == self.stages - 1)).wait()
                 self.part.release(kept)
             if not first:
                 self.pool.give(x)
@@ -137,6 +172,29 @@ class Stage:
                 request.wait()
             give()
         self.leaving = []
+
+    def costs(self, run) -> dict:
+        """What a summary says of it: the share of all ranks' steps in which they idled, and the most in flight on each.
+
+        The same on all ranks; a collective call.
+        """
+        times = np.array([run.blocked_seconds, run.loop_seconds])
+        run.own.all_reduce(times)
+        with activity.inside("gather what was in flight"):
+            flew = run.own.mpi.allgather(self.flew)
+        return {"idle_share": float(times[0] / times[1]) if times[1] else None, "in_flight_per_rank": flew}
+
+    def gather_spans(self) -> list[list[Span]] | None:
+        """The spans of the last run of all stages on rank 0, in seconds from the first; None elsewhere. Collective."""
+        node = ranks_of_node(self.comm.mpi)
+        with activity.inside("gather the spans"):
+            offset = clock_offset(self.comm.mpi, node) / 1e9
+            spans = self.comm.mpi.gather([each._replace(start=each.start + offset, stop=each.stop + offset) for each in self.spans])
+        node.Free()
+        if spans is None:
+            return None
+        origin = min((each.start for stage in spans for each in stage), default=0.0)
+        return [[each._replace(start=each.start - origin, stop=each.stop - origin) for each in stage] for stage in spans]
 
     # -- what these share --------------------------------------------------------------------------------------------
 
@@ -152,7 +210,7 @@ class Stage:
 
     def _tag(self, kind, number, chunk):
         """Of a message to this chunk of the stage that receives it."""
-        return (2 * (number * self.chunks + chunk) + (kind == "B")) % TAGS
+        return (len(KINDS) * (number * self.chunks + chunk) + KINDS.index(kind)) % TAGS
 
     def _receive(self, shape, source, tag):
         array = self.pool.take(*shape)

@@ -1,0 +1,123 @@
+"""Pipeline parallelism: the layers lie on consecutive ranks, and the micro-batches of a batch follow each other through.
+
+    stage 0    F0 F1 F2 F3             B0    B1    B2    B3     update
+    stage 1       F0 F1 F2 F3       B0    B1    B2    B3        update
+    stage 2          F0 F1 F2 B0 F3 B1    B2    B3              update          (1F1B draws this better: --draw)
+
+A schedule (hpcdl/strategies/pipeline_schedules.py) says in which order a stage does forwards and backwards; the stage
+(hpcdl/services/stage.py) does them, and the messages between. With naive, gpipe, 1f1b and interleaved the gradients of
+all micro-batches are summed before the update, so that the steps are those of sequential SGD.
+
+    idle, p stages, m micro-batches     naive (p-1)/p     gpipe, 1f1b (p-1)/(m+p-1)     interleaved (p-1)/(vm+p-1)
+    in flight on stage s                naive 1           gpipe m                       1f1b min(m, p-s)
+
+recompute: keep no more of a micro-batch than its input, and make the rest anew before its backward, for a third more
+computing (GPipe).
+
+PipeDream does not wait for the update: each micro-batch is a batch of its own, and an update follows each backward.
+
+    stage s, at forward k     w  with updates 0 .. k - (p-1-s) - 1 in it: p-1-s updates old, once the pipeline is full
+                              stash a copy of w for backward k
+             at backward k    gradient at the stashed w;  w <- w - lr * gradient
+
+The stash makes forward and backward of a batch use the same weights; it costs p-1-s copies of them. The pipeline fills
+once, and again after a resumption, so that a resumed run is not the same to the bit.
+
+(Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "PipeDream", SOSP 2019; Narayanan et al., "Efficient large-scale
+language model training on GPU clusters using Megatron-LM", SC 2021)
+"""
+
+import dataclasses
+
+from hpcdl.errors import UsageError
+from hpcdl.models.layered import Vectors
+from hpcdl.models.part import Part
+from hpcdl.runs.straggler import unslowed
+from hpcdl.services.holding import Holding
+from hpcdl.services.stage import Stage, place_layers, two_ends
+from hpcdl.strategies.pipeline_schedules import steps_of
+
+
+def train(comm, model, data, optimizer, run, schedule="1f1b", microbatches=4, chunks=1, recompute=False, **more):
+    """Train on all ranks of `comm`; returns the parameters of this rank's layers. more: `balance`, see place_layers."""
+    part = Part(unslowed(model), place_layers(run, model, data, comm, chunks, **more))
+    alone, ends = comm.split(comm.rank, name="data"), two_ends(comm)
+    held = Holding(run, part, optimizer, alone, [(ends, part.tied())], counts=comm.rank == comm.size - 1)
+    stage = Stage(comm, part, held.store(), model, recompute)
+    held.descend, held.score = stage.descend, stage.score
+    run.extra |= {"schedule": schedule, "microbatches": microbatches, "chunks": chunks, "recompute": recompute}
+    last = run.plan(data)[2]
+    horizon = (lambda: min(run.step + comm.size - 1, last)) if schedule == "pipedream" else None
+    run.begin("pipeline", model, held.parameters, held.optimizer, data, part=held, horizon=horizon)
+
+    if schedule == "pipedream":
+        pipedream(comm, data, run, held, stage)
+    else:
+        for batch in run.batches(data, held.share):
+            held.zero()
+            steps = steps_of(schedule, comm.size, comm.rank, microbatches, chunks)
+            loss = stage.run(steps, batch.split(microbatches))
+            held.update(batch.total)
+            run.record(loss, batch)
+            run.boundary()
+    run.extra |= stage.costs(run)
+    return held.parameters
+
+
+def pipedream(comm, data, run, held, stage):
+    """The loop of PipeDream: a step of the run is the backward, and the update, of one micro-batch."""
+    first, older = run.step, comm.size - 1 - comm.rank
+    stash = [Vectors(stage.part, held.new_copy(), held.gradient) for _ in range(older)]
+    versions, ages = {}, {}  # of the micro-batches in flight: their weights, and how many updates these had
+    oldest = 0
+    cursor = data.cursor(run.batch, held.share, ahead=False)
+    run.start()
+    for kind, k, _ in steps_of("pipedream", comm.size, comm.rank, max(1, run.steps - first)):
+        if run.over:
+            break
+        if first + k >= run.steps:  # told to stop, it was not begun
+            continue
+        with run.timed():
+            if kind == "F":
+                with run.fetching():
+                    batch = kept(cursor.take(*divmod(first + k, run.per_epoch)))
+                store = held.store()
+                if older:  # the last stage goes on to backward before it updates
+                    store = stash.pop()
+                    store.vector[:] = held.parameters
+                versions[k], ages[k] = (batch, store), run.step
+                stage.loss = 0.0
+                stage.forward(k, 0, batch, store)
+            else:
+                batch, store = versions.pop(k)
+                oldest = max(oldest, run.step - ages.pop(k))
+                held.zero()
+                stage.backward(k, 0)
+                held.update(batch.total)
+                if older:
+                    stash.append(store)
+                run.record(stage.loss, batch)
+                run.boundary()
+    stage.settle()
+    run.end()
+    run.extra["weights_updates_old"] = held.gathered(oldest)
+
+
+def kept(batch):
+    """The batch with arrays of its own, for those of the data are used again."""
+    return dataclasses.replace(batch, x=batch.x.copy(), y=batch.y.copy())
+
+
+def check(schedule: str, microbatches: int, chunks: int, stages: int, model, options) -> None:
+    """Raise UsageError where these do not go together."""
+    steps_of(schedule, stages, 0, None if schedule == "pipedream" else microbatches, chunks)
+    if options.accumulate > 1:
+        raise UsageError("--accumulate: a pipeline cuts its batches by --microbatches; leave it out")
+    if schedule == "pipedream":
+        if any(layer.tied for layer in model.layers) and stages > 1:
+            raise UsageError(
+                "--schedule pipedream: the first and the last stage cannot share weights that they update at "
+                "different times; take a model gpt:head=own"
+            )
+        if options.clip_norm and stages > 1:
+            raise UsageError("--schedule pipedream: no stage waits for the norm of the others; leave out --clip-norm")

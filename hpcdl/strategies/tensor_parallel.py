@@ -1,0 +1,49 @@
+"""Tensor parallelism: every layer is cut, and all ranks work on it together (horizontal partition).
+
+    a pair of products, Y = act(X A), Z = Y B, on N ranks
+
+            A by columns          B by rows
+            A_1 | A_2 | A_3       B_1
+                                  B_2          rank r:   Y_r = act(X A_r)      needs all of X, which every rank has
+                                  B_3                    Z_r = Y_r B_r         a summand of Z
+                                               all:      Z = Z_1 + ... + Z_N   (operator g: one all-reduce)
+            backward                           all:      dX = dX_1 + ... + dX_N (operator f: one all-reduce)
+
+So half a block of a transformer (attention by heads, MLP by units) costs one all-reduce of its output forward and one
+of its input's gradient backward. The vocabulary is cut, too: the embedding sums what each rank's tokens give, and the
+loss works on outputs that lie on all ranks. An MLP is cut in the same way, its layers by columns and rows in turns.
+
+    all-reduces        a block: 4 (6 with recomputation), of rows * width values each; embedding 1, head 1 (backward)
+    of a micro-batch   loss: 2, of 1 and 2 values for each row
+    held               1/N of the weights and their gradients; norms and the biases after g are on every rank
+
+All ranks read the same examples and take the same step. With `sequence` (sequence parallelism) what lies between the
+pairs is cut by tokens: f and g become all-gather and reduce-scatter, which send the same bytes, and norms, residuals
+and activations there are held once instead of N times; the gradients of the tensors there are then summed at the end of
+a step.
+
+(Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model parallelism", 2019;
+Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022)
+"""
+
+from hpcdl.comm.tensor_group import TensorGroup
+from hpcdl.models.part import Part
+from hpcdl.runs.straggler import unslowed
+from hpcdl.services.holding import Holding
+
+
+def train(comm, model, data, optimizer, run, sequence=False):
+    """Train on all ranks of `comm`; returns the parameters of this rank's part."""
+    part = Part(unslowed(model), share=(comm.rank, comm.size), group=TensorGroup(comm, sequence))
+    alone = comm.split(comm.rank, name="data")
+    alike = [(comm, part.shared_alike())] if sequence else []
+    held = Holding(run, part, optimizer, alone, alike, counts=comm.rank == 0)
+    run.extra |= {"sequence_parallel": sequence}
+    run.begin("tensor_parallel", model, held.parameters, held.optimizer, data, part=held)
+
+    for batch in run.batches(data, held.share):
+        loss = held.backward(batch)
+        held.update(batch.total)
+        run.record(loss, batch)
+        run.boundary()
+    return held.parameters
