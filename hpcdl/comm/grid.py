@@ -1,0 +1,97 @@
+"""Ranks on a grid of three axes: copies of the model, stages of each copy, parts of each stage's layers.
+
+    data 2, pipeline 2, tensor 2        replica 0              replica 1
+                                        tensor 0   tensor 1    tensor 0   tensor 1
+                      stage 0           rank 0     rank 1      rank 4     rank 5
+                      stage 1           rank 2     rank 3      rank 6     rank 7
+
+    rank = (d * pipeline + p) * tensor + t
+
+Each rank is in a group along each axis, those that differ from it on this axis alone, and in two more:
+
+    group       ranks that share      of rank 5     what they do together
+    data        p and t               1 5           add up gradients
+    pipeline    d and t               5 7           hand on activations, and gradients by them
+    tensor      d and p               4 5           multiply by the parts of a matrix
+    replica     d                     4 5 6 7       compute the same examples
+    ends        d and t, p outermost  5 7           add up gradients of what both hold (tied embeddings)
+
+Tensor is the innermost axis, for its messages are the most frequent: neighbouring ranks are on one node. Data is the
+outermost: one exchange for each update. (The order of Narayanan et al., "Efficient large-scale language model training
+on GPU clusters using Megatron-LM", SC 2021.)
+"""
+
+import difflib
+
+from hpcdl.comm.communicator import Communicator
+from hpcdl.errors import UsageError
+
+AXES = ("data", "pipeline", "tensor")
+
+
+def parse_grid(text: str, size: int) -> dict[str, int]:
+    """Read `data=2,pipeline=2,tensor=2` into the ranks along each axis; an axis that is left out has 1.
+
+    Raises UsageError where the text is not like that, and where the grid has not `size` ranks.
+    """
+    grid = {}
+    for item in text.split(","):
+        axis, equals, number = item.partition("=")
+        if not equals:
+            raise UsageError(f"grid {text!r}: write AXIS=RANKS,... with the axes {', '.join(AXES)}, not {item!r}")
+        if axis not in AXES:
+            near = difflib.get_close_matches(axis, AXES, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise UsageError(f"grid {text!r}: there is no axis {axis!r}{hint}; the axes are {', '.join(AXES)}")
+        if axis in grid:
+            raise UsageError(f"grid {text!r}: the axis {axis} is there twice; give it once")
+        if not (number.isascii() and number.isdigit() and int(number) > 0):
+            raise UsageError(f"grid {text!r}: {axis} is a whole number of ranks from 1 on, not {number!r}")
+        grid[axis] = int(number)
+    grid = {axis: grid.get(axis, 1) for axis in AXES}
+    check(grid, size)
+    return grid
+
+
+def check(grid: dict[str, int], size: int) -> None:
+    """Raise UsageError where the grid has not `size` ranks; the message says what would fit."""
+    text = ",".join(f"{axis}={number}" for axis, number in grid.items())
+    if min(grid.values()) < 1:
+        raise UsageError(f"grid {text}: each axis has at least 1 rank")
+    replica = grid["pipeline"] * grid["tensor"]
+    ranks = grid["data"] * replica
+    if ranks != size:
+        fitting = "" if size % replica else f", or take data={size // replica}"
+        raise UsageError(f"grid {text} has {ranks} ranks, and there are {size}: start {ranks}{fitting}")
+
+
+class Grid:
+    """The place of this rank on the grid, and its groups, each a `Communicator` that counts where `comm` counts.
+
+    shape: (data, pipeline, tensor); place: (d, p, t). data, pipeline, tensor, replica: groups, of 1 rank too; a rank's
+    number in one is its place along that axis. ends: first and last stage, None on the stages between and where there
+    is 1 stage. Making and freeing it are collective calls. Raises UsageError where `comm` has another number of ranks.
+    """
+
+    def __init__(self, comm: Communicator, data: int = 1, pipeline: int = 1, tensor: int = 1):
+        check({"data": data, "pipeline": pipeline, "tensor": tensor}, comm.size)
+        self.shape = data, pipeline, tensor
+        self.place = d, p, t = place(comm.rank, self.shape)
+        self.data = comm.split(p * tensor + t, d, "data")
+        self.pipeline = comm.split(d * tensor + t, p, "pipeline")
+        self.tensor = comm.split(d * pipeline + p, t, "tensor")
+        self.replica = comm.split(d, comm.rank, "replica")
+        outermost = pipeline > 1 and p in (0, pipeline - 1)
+        self.ends = comm.split(d * tensor + t if outermost else None, p, "ends")
+
+    def free(self) -> None:
+        """Give back the groups; `comm` stays."""
+        for group in (self.data, self.pipeline, self.tensor, self.replica, self.ends):
+            if group is not None:
+                group.free()
+
+
+def place(rank: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """(d, p, t) of a rank on the grid."""
+    _, pipeline, tensor = shape
+    return rank // (pipeline * tensor), rank // tensor % pipeline, rank % tensor
