@@ -12,13 +12,12 @@ a row of zeros and changes no gradient: so the sum over ranks which hold parts o
 (Shoeybi et al., "Megatron-LM", 2019). What is no token, as a half or NaN, gives zeros too, and the result -1 for the
 caller to report; nothing is read out of bounds.
 
-Gradients are added in the order of the rows, on the GPU too, so the same call gives the same bits.
+The order of additions follows from the shapes and the tokens, on the GPU too, so the same call gives the same bits.
 """
 
 import numpy as np
 
 from hpcdl.kernels.bind import block, function, rowwise
-from hpcdl.kernels.gather import AHEAD, LINE, NEAR, prefetch
 
 
 @function
@@ -40,13 +39,7 @@ def embed(tokens, table, first, vocabulary, out):
     for k in range(flat.size):  # apart, so that it vectorizes
         wrong |= not ((flat[k] >= zero) & (flat[k] < end) & (np.floor(flat[k]) == flat[k]))
     own, width = table.shape
-    base, line = np.uintp(table.ctypes.data), np.uintp(width * table.itemsize)
-    told = flat.size - AHEAD if table.size * table.itemsize > NEAR else 0
     for k in range(flat.size):
-        if k < told:
-            ahead = row_of(flat[k + AHEAD], first, own)
-            for offset in range(0, line if ahead >= 0 else 0, LINE):
-                prefetch(base + np.uintp(ahead) * line + np.uintp(offset))
         row = row_of(flat[k], first, own)
         if row < 0:
             for j in range(width):
@@ -86,7 +79,13 @@ def add_positions_backward(dy, gradient, length, offset):
 
     Bytes moved per element of b bytes: b; memory bandwidth bounds it.
     """
-    for i in range(dy.shape[0]):
+    whole = dy.shape[0] // (4 * length) * 4 * length
+    for start in range(0, whole, 4 * length):  # four sequences at once: a fourth of the gradient's traffic
+        for i in range(start, start + length):
+            row = np.uintp((i + offset) % length)
+            for j in range(dy.shape[1]):
+                gradient[row, j] += (dy[i, j] + dy[i + length, j]) + (dy[i + 2 * length, j] + dy[i + 3 * length, j])
+    for i in range(whole, dy.shape[0]):
         row = np.uintp((i + offset) % length)
         for j in range(dy.shape[1]):
             gradient[row, j] += dy[i, j]

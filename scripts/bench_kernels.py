@@ -2,9 +2,9 @@
 
 Three calls take turns for each kernel and size: the kernel; numpy's copy of as many bytes as the kernel moves, half of
 them read and half written; and the numpy expressions that do the same as the kernel (kernels/cases.py). All run on one
-thread. The size is that of the kernel's first array; GB/s counts every byte that is read or written, once each time. A
-ratio is that of two times of the same turn: its median, and the spread between the first and the third quartile. The
-kernel is as fast as the copy at 1, and faster than numpy below 1.
+thread. The size is that of the kernel's first array (of the embedded rows, where that one holds tokens); GB/s counts
+every byte that is read or written, once each time. A ratio is that of two times of the same turn: its median, and the
+spread between the first and the third quartile. The kernel is as fast as the copy at 1, and faster than numpy below 1.
 """
 
 import json
@@ -32,7 +32,7 @@ class BenchOptions:
     """Which kernels, sizes and element type are measured, and for how long."""
 
     kernels: str = option("", "names, with commas between (default: all)")
-    sizes: str = option("64,64KiB,1MiB,16MiB,256MiB", "bytes of the first array")
+    sizes: str = option("64,64KiB,1MiB,16MiB,256MiB", "bytes of the first array (or of the embedded rows)")
     dtype: str = option("float32", "float32 or float64")
     seconds: float = option(0.5, "seconds to spend on each size of each kernel, at least 5 turns")
     json: str = option("", "file for the result")
@@ -73,7 +73,7 @@ def measure(case: Case, size: int, dtype: str, seconds: float) -> dict:
     """Microseconds of the kernel, the copy and numpy in each turn, and the bytes that a call moves."""
     random = np.random.default_rng(0)
     columns = min(case.columns, max(1, size // np.dtype(dtype).itemsize))
-    row = case.make(1, columns, dtype, random)[0]
+    row = case.make(1, columns, dtype, random)[case.main]
     args, same = (
         [aligned(arg) for arg in case.make(max(1, size // row.nbytes), columns, dtype, random)] for _ in range(2)
     )
