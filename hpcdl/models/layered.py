@@ -32,7 +32,7 @@ class Vectors:
     """The store of a model whose parameters, and gradient, are flat vectors here."""
 
     def __init__(self, model: "Layered", parameters, gradient=None, on_ready: Callable[[slice], None] | None = None):
-        self.slices, self.on_ready = model.slices, on_ready
+        self.parameters, self.slices, self.on_ready = parameters, model.slices, on_ready
         self.w, self.g = model.views(parameters), gradient is not None and model.views(gradient)
 
     def open(self, i, following):

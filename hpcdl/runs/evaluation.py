@@ -31,7 +31,7 @@ def evaluate(model, parameters, split, classes: int, share=(0, 1)) -> np.ndarray
 
     A model with a member `evaluate` computes them in one forward pass; for any other the loss is taken from
     `loss_and_gradient`, whose gradient is thrown away, and the score from `predict`. All ranks take the same number of
-    turns, for ranks that share a model score together; some turns may have no rows.
+    turns, for ranks that share a model score together; some turns may have no rows. Of such ranks one `counts`.
     """
     rank, size = share
     rows, sums, device = chunk(split.examples, size, rank), np.zeros(3), getattr(model, "device", CPU)
@@ -47,7 +47,7 @@ def evaluate(model, parameters, split, classes: int, share=(0, 1)) -> np.ndarray
         else:
             loss = model.loss_and_gradient(parameters, batch, scratch)
             score = count(device.host(model.predict(parameters, batch.x)), y, classes)
-        sums += loss, score, stop - start
+        sums += loss, score, (stop - start) * getattr(model, "counts", True)
     return sums
 
 

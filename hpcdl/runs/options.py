@@ -32,7 +32,9 @@ def option(default, text: str):
 class Options:
     """The options common to all strategies. Raises UsageError where a value makes no sense."""
 
-    data: str = option("digits", "data set: digits (comes with the package), or an HDF5 file made by prepare-data")
+    data: str = option(
+        "digits", "data set: digits or text (come with the package), or an HDF5 file made by prepare-data"
+    )
     placement: Literal["shared", "partitioned", "streamed"] = option(
         "shared", "rows in memory once per node, or split over the ranks, or read from the file as they are needed"
     )
@@ -41,7 +43,9 @@ class Options:
     augment: str = option("", "random changes of images: shift:PIXELS, flip, or both with a comma between")
     standardize: bool = option(False, "shift and scale each feature to mean 0 and deviation 1 over the training rows")
     data_servers: int = option(0, "ranks that only hold the examples and make batches for the others; 0: none")
-    model: str = option("mlp", "linear, logistic, softmax or mlp; mlp:256,128 gives the widths of the hidden layers")
+    model: str = option(
+        "mlp", "linear, logistic, softmax, mlp:256,128 (widths of the hidden layers) or gpt:layers=4,width=128"
+    )
     dtype: Literal["float32", "float64"] = option("float32", "type of parameters, gradients and messages")
     device: Literal["cpu", "cuda"] = option("cpu", "where gradients are computed: cuda takes a GPU for each rank")
     epochs: int = option(20, "passes over the training rows")
@@ -96,6 +100,11 @@ class Options:
         value = getattr(self, name)
         if not (value >= 0 and math.isfinite(value)):
             raise UsageError(f"--{name.replace('_', '-')} must not be negative, and is {value}")
+
+    @property
+    def rate_schedule(self) -> str:
+        """The schedule of the learning rate; where a script has another --schedule, this one has another name."""
+        return self.schedule
 
     def plan(self, ranks: int, data) -> tuple[int, int, int]:
         """Examples per update, updates per epoch, updates in all."""

@@ -95,7 +95,7 @@ class Run:
     def make_optimizer(self, model, data, size: int | None = None):
         """The optimizer that the options name, for `size` parameters (default: all of the model's)."""
         options, (batch, per_epoch, steps) = self.options, self.plan(data)
-        schedule = make_schedule(options.schedule, options.lr, steps, per_epoch, batch)
+        schedule = make_schedule(options.rate_schedule, options.lr, steps, per_epoch, batch)
         size = model.layout.size if size is None else size
         return make_optimizer(
             options.optimizer,
@@ -172,7 +172,7 @@ class Run:
         if alone:
             self.peers = self.own.split(0 if self.comm.rank == 0 else None, name="keeper")
         elif part is not None:
-            self.track("parameters", self.parameters, part.pieces)
+            self.track("parameters", self.parameters, part.parameter_pieces)
             for name, vector in optimizer.state.items():
                 self.track(f"optimizer/{name}", vector, part.pieces)
         else:
@@ -436,6 +436,11 @@ class Run:
         *parts, last = batch.split(self.options.accumulate)
         loss = sum(self.model.loss_and_gradient(parameters, part, gradient, meanwhile) for part in parts)
         return loss + self.model.loss_and_gradient(parameters, last, gradient, on_ready or meanwhile)
+
+    def show(self, text: str) -> None:
+        """Print a text on rank 0, however progress is shown."""
+        if self.comm.rank == 0 and text:
+            self.display.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def record(self, loss: float, batch) -> None:
         """Note this rank's sum of losses of a step; local."""

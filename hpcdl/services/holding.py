@@ -39,7 +39,9 @@ from hpcdl.runs.straggler import stretched
 def check_rows(options, sharing: int) -> None:
     """Raise UsageError where `sharing` ranks, which share a model, cannot all read the same examples."""
     if sharing > 1 and options.placement == "partitioned":
-        raise UsageError("--placement partitioned: ranks that share a model read the same rows; take shared or streamed")
+        raise UsageError(
+            "--placement partitioned: ranks that share a model read the same rows; take shared or streamed"
+        )
     if sharing > 1 and options.data_servers:
         raise UsageError("--data-servers: ranks that share a model read the same rows; leave it out")
 
@@ -100,7 +102,8 @@ class Holding:
     know them. `descend` and `score` (batch -> sum of losses; and score) may be replaced by those of a pipeline.
 
     `parameters` and `gradient` are this rank's flat vectors, `owned` and `gradients` what it updates of them, unit by
-    unit, `pieces` where what it updates lies in the whole model, and `optimizer` has the state for that.
+    unit, and `optimizer` has the state for that. `parameter_pieces` and `pieces` say where in the whole model the
+    parameters and what it updates lie.
     """
 
     def __init__(self, run, part: Part, optimizer, data, alike=(), stage=0, owners=False, counts=True):
@@ -121,10 +124,10 @@ class Holding:
         self.gradients = [self.gradient[own] for own in (units.own if stage < 2 else units.at)]
         self._initialize()
         met = [(group, [each for part in slices for each in units.meet(part)]) for group, slices in alike if group]
-        self.alike = [(group, [self.gradients[u][inside] for u, inside in found]) for group, found in met]
-        self.pieces = units.pieces(
-            [(piece, speaks and (stage > 0 or data.rank == 0)) for piece, speaks in part.pieces()]
-        )
+        self.alike = [(group, [self.gradients[u][inside] for u, inside in found]) for group, found in met if found]
+        pieces = [(piece, speaks and data.rank == 0) for piece, speaks in part.pieces()]
+        self.pieces = pieces if stage == 0 else units.pieces(part.pieces())
+        self.parameter_pieces = pieces if stage < 3 else self.pieces
         self.counted = [self.gradients[u][inside] for u, inside in self._counted()]  # for the norm, each element once
         self.sharded = Sharded(self) if stage >= 2 else None
 
@@ -168,6 +171,10 @@ class Holding:
     def store(self):
         """Where the layers of the part find their tensors (hpcdl/models/layered.py)."""
         return self.sharded or Vectors(self.part, self.parameters, self.gradient)
+
+    def stash(self) -> Vectors:
+        """Such a store with room for another version of the parameters."""
+        return Vectors(self.part, self._new("parameters", self.part.size), self.gradient)
 
     def update(self, total: int) -> None:
         """Sum the gradients over the ranks, and take the optimizer's step by their mean over `total` examples."""
@@ -244,9 +251,9 @@ class Holding:
         own: a communicator of all ranks. What is compared are fingerprints; collective.
         """
         mine = {}
-        for piece, _ in self.pieces:
-            host = self.device.host(self._owned_at(piece))
-            mine[piece._replace(local=0)] = fingerprint(host)
+        for piece, _ in self.parameter_pieces:
+            vector = self.parameters[piece.local : piece.local + piece.size]
+            mine[piece._replace(local=0)] = fingerprint(self.device.host(vector))
         with activity.inside("compare the replicas"):
             everyone = own.mpi.allgather(mine)
         seen = {}
@@ -255,11 +262,6 @@ class Holding:
                 seen.setdefault(piece, []).append(value)
         repeated = [values for values in seen.values() if len(values) > 1]
         return all(len(set(values)) == 1 for values in repeated) if repeated else None
-
-    def _owned_at(self, piece):
-        """What this rank owns of the parameters where a piece lies."""
-        u = next(u for u, at in enumerate(self.units.at) if at.start <= piece.local < max(at.stop, at.start + 1))
-        return self.owned[u][piece.local - self.units.at[u].start :][: piece.size]
 
 
 class Sharded:

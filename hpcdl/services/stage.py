@@ -48,7 +48,9 @@ def place_layers(run, model, data, comm, chunks: int = 1, balance: str = "parame
         costs = costs.tolist()
     ranges = cut_layers(model, comm.size * chunks, costs)
     names = [[layer.name for layer in model.layers[each.start : each.stop]] for each in ranges]
-    run.extra["layers_of_stages"] = [sum((names[c * comm.size + s] for c in range(chunks)), []) for s in range(comm.size)]
+    run.extra["layers_of_stages"] = [
+        sum((names[c * comm.size + s] for c in range(chunks)), []) for s in range(comm.size)
+    ]
     return ranges[comm.rank :: comm.size]
 
 
@@ -189,12 +191,16 @@ class Stage:
         node = ranks_of_node(self.comm.mpi)
         with activity.inside("gather the spans"):
             offset = clock_offset(self.comm.mpi, node) / 1e9
-            spans = self.comm.mpi.gather([each._replace(start=each.start + offset, stop=each.stop + offset) for each in self.spans])
+            spans = self.comm.mpi.gather(
+                [each._replace(start=each.start + offset, stop=each.stop + offset) for each in self.spans]
+            )
         node.Free()
         if spans is None:
             return None
         origin = min((each.start for stage in spans for each in stage), default=0.0)
-        return [[each._replace(start=each.start - origin, stop=each.stop - origin) for each in stage] for stage in spans]
+        return [
+            [each._replace(start=each.start - origin, stop=each.stop - origin) for each in stage] for stage in spans
+        ]
 
     # -- what these share --------------------------------------------------------------------------------------------
 

@@ -44,11 +44,13 @@ def training(
     train: Callable,
     ranks: int | None = None,
     check: Callable | None = None,
+    cut: bool = False,
 ) -> None:
     """Parse, open, build, run and finish.
 
     ranks: how many ranks the strategy works on, when it is not any number. An options class with a field `servers`
-    has that many parameter servers. check(options, ranks, model): raises UsageError where these do not go together.
+    has that many parameter servers. check(options, ranks, model): raises UsageError where these do not go together. cut:
+    no rank holds the whole model: the optimizer that `train` is given is of size 0, for `of_size`.
     """
     world = MPI.COMM_WORLD
     with ended(program, world.rank):
@@ -73,7 +75,7 @@ def training(
             model = make_model(options.model, data.features, data.classes, options.dtype, device)
             if check is not None:
                 check(options, world.size - options.data_servers, model)
-            optimizer = run.make_optimizer(model, data)
+            optimizer = run.make_optimizer(model, data, 0 if cut else None)
             model = slowed(model, options, everyone.rank, roles.workers)
         if role == "data server":
             stopped = assist(everyone, data, roles.clients(world.rank), run)

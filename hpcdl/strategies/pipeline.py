@@ -29,18 +29,32 @@ language model training on GPU clusters using Megatron-LM", SC 2021)
 
 import dataclasses
 
+from hpcdl.comm.watchdog import activity
 from hpcdl.errors import UsageError
-from hpcdl.models.layered import Vectors
 from hpcdl.models.part import Part
 from hpcdl.runs.straggler import unslowed
 from hpcdl.services.holding import Holding
 from hpcdl.services.stage import Stage, place_layers, two_ends
-from hpcdl.strategies.pipeline_schedules import steps_of
+from hpcdl.strategies.pipeline_schedules import pictures, steps_of
+
+SHOWN = 24  # steps of PipeDream that are drawn
 
 
-def train(comm, model, data, optimizer, run, schedule="1f1b", microbatches=4, chunks=1, recompute=False, **more):
-    """Train on all ranks of `comm`; returns the parameters of this rank's layers. more: `balance`, see place_layers."""
-    part = Part(unslowed(model), place_layers(run, model, data, comm, chunks, **more))
+def train(
+    comm,
+    model,
+    data,
+    optimizer,
+    run,
+    schedule="1f1b",
+    microbatches=4,
+    chunks=1,
+    recompute=False,
+    balance="parameters",
+    draw=False,
+):
+    """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
+    part = Part(unslowed(model), place_layers(run, model, data, comm, chunks, balance))
     alone, ends = comm.split(comm.rank, name="data"), two_ends(comm)
     held = Holding(run, part, optimizer, alone, [(ends, part.tied())], counts=comm.rank == comm.size - 1)
     stage = Stage(comm, part, held.store(), model, recompute)
@@ -61,13 +75,15 @@ def train(comm, model, data, optimizer, run, schedule="1f1b", microbatches=4, ch
             run.record(loss, batch)
             run.boundary()
     run.extra |= stage.costs(run)
+    if draw:
+        run.show(pictures(schedule, comm.size, microbatches, chunks, stage.gather_spans()))
     return held.parameters
 
 
 def pipedream(comm, data, run, held, stage):
     """The loop of PipeDream: a step of the run is the backward, and the update, of one micro-batch."""
     first, older = run.step, comm.size - 1 - comm.rank
-    stash = [Vectors(stage.part, held.new_copy(), held.gradient) for _ in range(older)]
+    stash = [held.stash() for _ in range(older)]
     versions, ages = {}, {}  # of the micro-batches in flight: their weights, and how many updates these had
     oldest = 0
     cursor = data.cursor(run.batch, held.share, ahead=False)
@@ -84,9 +100,9 @@ def pipedream(comm, data, run, held, stage):
                 store = held.store()
                 if older:  # the last stage goes on to backward before it updates
                     store = stash.pop()
-                    store.vector[:] = held.parameters
+                    store.parameters[:] = held.parameters
                 versions[k], ages[k] = (batch, store), run.step
-                stage.loss = 0.0
+                stage.loss, stage.spans = 0.0, stage.spans[-SHOWN:]
                 stage.forward(k, 0, batch, store)
             else:
                 batch, store = versions.pop(k)
@@ -100,7 +116,8 @@ def pipedream(comm, data, run, held, stage):
                 run.boundary()
     stage.settle()
     run.end()
-    run.extra["weights_updates_old"] = held.gathered(oldest)
+    with activity.inside("gather the ages"):
+        run.extra["weights_updates_old"] = run.own.mpi.allgather(oldest)
 
 
 def kept(batch):

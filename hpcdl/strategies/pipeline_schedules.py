@@ -270,6 +270,19 @@ def chart(spans: list[list[Span]], width: int = 120, unit: str = "") -> str:
     return "\n".join([*picture, _legend(spans, short, unit)])
 
 
+def pictures(name: str, stages: int, microbatches: int, chunks: int, measured: list[list[tuple]] | None) -> str:
+    """Charts of a schedule as planned, and of a step as it was; "" where there is none (measured: None).
+
+    measured: for each stage (kind, micro-batch, chunk, start, stop), in seconds from the first start.
+    """
+    if measured is None:
+        return ""
+    spans = [[Span(Step(*step), 1e3 * start, 1e3 * stop) for *step, start, stop in each] for each in measured]
+    number = max((step.microbatch for each in spans for step, *_ in each), default=0) + 1
+    planned = chart(plan(name, stages, number if name == "pipedream" else microbatches, chunks))
+    return f"{name}, as planned, a backward taking twice a forward:\n{planned}\n\nas the last step was:\n{chart(spans, unit='ms')}"
+
+
 def _scale(spans: list[list[Span]], room: int) -> float:
     """Columns for a unit of time: as many as there is room for, but whole columns for all steps where that can be."""
     end = _end(spans)

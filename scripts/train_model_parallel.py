@@ -1,0 +1,37 @@
+"""Train with the layers on consecutive ranks: mpiexec -n 4 python scripts/train_model_parallel.py --model mlp:64,64,64
+
+One rank computes at a time, as a student would cut a model that does not fit; train-pipeline fills the time.
+"""
+
+from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+
+# isort: split
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcdl.models.balance import cut_layers
+from hpcdl.runs.options import Options, option
+from hpcdl.services.holding import check_rows
+from hpcdl.strategies.model_parallel import train
+
+
+@dataclass
+class ModelOptions(Options):
+    balance: Literal["parameters", "measured"] = option(
+        "parameters", "by what the layers are cut evenly: their parameters, or the time that they take"
+    )
+
+
+def main(arguments=None):
+    def start(comm, model, data, optimizer, run):
+        train(comm, model, data, optimizer, run, run.options.balance)
+
+    def fits(options, ranks, model):
+        check_rows(options, ranks)
+        cut_layers(model, ranks)
+
+    training("train-model-parallel", ModelOptions, __doc__, arguments, start, check=fits, cut=True)
+
+
+if __name__ == "__main__":
+    main()

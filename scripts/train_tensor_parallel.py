@@ -1,0 +1,39 @@
+"""Train by tensor parallelism: mpiexec -n 4 python scripts/train_tensor_parallel.py --model gpt --data text"""
+
+from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+
+# isort: split
+from dataclasses import dataclass
+
+from hpcdl.models.group import Alone
+from hpcdl.models.part import Part
+from hpcdl.runs.options import Options, option
+from hpcdl.services.holding import check_rows
+from hpcdl.strategies.tensor_parallel import train
+
+
+@dataclass
+class TensorOptions(Options):
+    sequence_parallel: bool = option(False, "cut what lies between the parts of layers by tokens, too (gpt)")
+
+
+def check_tensor(model, ranks, sequence):
+    """Raise UsageError where so many ranks cannot share the layers of the model."""
+    group = Alone()
+    group.size, group.sequence = ranks, sequence
+    Part(model, share=(0, ranks), group=group)
+
+
+def main(arguments=None):
+    def start(comm, model, data, optimizer, run):
+        train(comm, model, data, optimizer, run, run.options.sequence_parallel)
+
+    def fits(options, ranks, model):
+        check_rows(options, ranks)
+        check_tensor(model, ranks, options.sequence_parallel)
+
+    training("train-tensor-parallel", TensorOptions, __doc__, arguments, start, check=fits, cut=True)
+
+
+if __name__ == "__main__":
+    main()
