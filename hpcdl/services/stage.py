@@ -149,6 +149,10 @@ class Stage:
             to = self._send(dx, self.before, "B", number, chunk - (self.comm.rank == 0))
             self.leaving.append((to, lambda: self.pool.give(dx)))
 
+    def hold(self, number: int, store) -> None:
+        """Let the backward of a micro-batch in flight find its tensors in another store."""
+        self.flying[number, 0] = self.flying[number, 0]._replace(store=store)
+
     def score(self, batch) -> tuple[float, float]:
         """(sum of losses, score) of a batch where the loss is, zeros elsewhere; all stages take the same batches."""
         result = 0.0, 0.0

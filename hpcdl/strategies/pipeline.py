@@ -82,10 +82,9 @@ def train(
 
 def pipedream(comm, data, run, held, stage):
     """The loop of PipeDream: a step of the run is the backward, and the update, of one micro-batch."""
-    first, older = run.step, comm.size - 1 - comm.rank
-    stash = [held.stash() for _ in range(older)]
-    versions, ages = {}, {}  # of the micro-batches in flight: their weights, and how many updates these had
-    oldest = 0
+    first, stash = run.step, [held.stash() for _ in range(comm.size - 1 - comm.rank)]
+    batches, ages, stashed = {}, {}, {}  # of the micro-batches in flight; age: the updates before forward
+    oldest, untouched = 0, []  # those in flight whose weights are still the current ones
     cursor = data.cursor(run.batch, held.share, ahead=False)
     run.start()
     for kind, k, _ in steps_of("pipedream", comm.size, comm.rank, max(1, run.steps - first)):
@@ -96,22 +95,24 @@ def pipedream(comm, data, run, held, stage):
         with run.timed():
             if kind == "F":
                 with run.fetching():
-                    batch = kept(cursor.take(*divmod(first + k, run.per_epoch)))
-                store = held.store()
-                if older:  # the last stage goes on to backward before it updates
-                    store = stash.pop()
-                    store.parameters[:] = held.parameters
-                versions[k], ages[k] = (batch, store), run.step
-                stage.loss, stage.spans = 0.0, stage.spans[-SHOWN:]
-                stage.forward(k, 0, batch, store)
+                    batches[k] = kept(cursor.take(*divmod(first + k, run.per_epoch)))
+                ages[k], stage.loss, stage.spans = run.step, 0.0, stage.spans[-SHOWN:]
+                untouched.append(k)
+                stage.forward(k, 0, batches[k])
             else:
-                batch, store = versions.pop(k)
+                batch = batches.pop(k)
                 oldest = max(oldest, run.step - ages.pop(k))
                 held.zero()
                 stage.backward(k, 0)
+                if k in stashed:
+                    stash.append(stashed.pop(k))
+                for each in untouched:
+                    if each != k:
+                        store = stashed[each] = stash.pop()
+                        store.parameters[:] = held.parameters
+                        stage.hold(each, store)
+                untouched.clear()
                 held.update(batch.total)
-                if older:
-                    stash.append(store)
                 run.record(stage.loss, batch)
                 run.boundary()
     stage.settle()
