@@ -27,11 +27,11 @@ import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.comm.watchdog import activity
+from hpcdl.errors import UsageError
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.kernels.reduce import add_into
 from hpcdl.models.layered import Vectors
 from hpcdl.models.part import Part
-from hpcdl.errors import UsageError
 from hpcdl.runs.run import fingerprint
 from hpcdl.runs.straggler import stretched
 

@@ -15,6 +15,7 @@ blocks, and that is all the time that a stage idles.
 """
 
 import contextlib
+import itertools
 import time
 from typing import NamedTuple
 
@@ -48,14 +49,12 @@ def place_layers(run, model, data, comm, chunks: int = 1, balance: str = "parame
         costs = costs.tolist()
     ranges = cut_layers(model, comm.size * chunks, costs)
     names = [[layer.name for layer in model.layers[each.start : each.stop]] for each in ranges]
-    run.extra["layers_of_stages"] = [
-        sum((names[c * comm.size + s] for c in range(chunks)), []) for s in range(comm.size)
-    ]
+    run.extra["layers_of_stages"] = [list(itertools.chain(*names[s :: comm.size])) for s in range(comm.size)]
     return ranges[comm.rank :: comm.size]
 
 
 def two_ends(comm):
-    """The group of the first and the last rank, which share tied weights; None on the others, and where they are one."""
+    """The group of the first and the last rank, which share tied weights; None on others, and where they are one."""
     group = comm.split(0 if comm.rank in (0, comm.size - 1) else None, name="ends")
     return group if comm.size > 1 else None
 

@@ -49,8 +49,8 @@ def training(
     """Parse, open, build, run and finish.
 
     ranks: how many ranks the strategy works on, when it is not any number. An options class with a field `servers`
-    has that many parameter servers. check(options, ranks, model): raises UsageError where these do not go together. cut:
-    no rank holds the whole model: the optimizer that `train` is given is of size 0, for `of_size`.
+    has that many parameter servers. check(options, ranks, model): raises UsageError where these do not go together.
+    cut: no rank holds the whole model: the optimizer that `train` is given is of size 0, for `of_size`.
     """
     world = MPI.COMM_WORLD
     with ended(program, world.rank):

@@ -13,9 +13,9 @@ float32 with Adam (parameter 4, gradient 4, moments 8):
     stage     0     1             2              3
     bytes    16     8 + 8 / N     4 + 12 / N     16 / N
 
-gather: "all-gather" cuts every layer into N chunks. "broadcast" gives each layer to one rank, who sends it to the others
-when its turn comes, and to whom the gradients are reduced, as a lecture may draw it: simpler, but as uneven as the
-layers, and the owner sends while others wait.
+gather: "all-gather" cuts every layer into N chunks. "broadcast" gives each layer to one rank, who sends it to the
+others when its turn comes, and to whom the gradients are reduced, as a lecture may draw it: simpler, but as uneven as
+the layers, and the owner sends while others wait.
 
 The steps are those of all-reduce SGD. (Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023)
 """

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the layers lie on consecutive ranks, and the micro-batches of a batch follow each other through.
+"""Pipeline parallelism: layers lie on consecutive ranks, and the micro-batches of a batch follow each other through.
 
     stage 0    F0 F1 F2 F3             B0    B1    B2    B3     update
     stage 1       F0 F1 F2 F3       B0    B1    B2    B3        update

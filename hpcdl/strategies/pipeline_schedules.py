@@ -280,7 +280,8 @@ def pictures(name: str, stages: int, microbatches: int, chunks: int, measured: l
     spans = [[Span(Step(*step), 1e3 * start, 1e3 * stop) for *step, start, stop in each] for each in measured]
     number = max((step.microbatch for each in spans for step, *_ in each), default=0) + 1
     planned = chart(plan(name, stages, number if name == "pipedream" else microbatches, chunks))
-    return f"{name}, as planned, a backward taking twice a forward:\n{planned}\n\nas the last step was:\n{chart(spans, unit='ms')}"
+    real = chart(spans, unit="ms")
+    return f"{name}, as planned, a backward taking twice a forward:\n{planned}\n\nas the last step was:\n{real}"
 
 
 def _scale(spans: list[list[Span]], room: int) -> float:

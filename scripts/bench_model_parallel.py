@@ -1,0 +1,244 @@
+"""What cutting a model saves and costs: mpiexec -n 4 python scripts/bench_model_parallel.py --case memory
+
+--case memory     each strategy on 1, 2, 4, ... ranks (as many as there are): what the busiest rank holds in a step,
+                  beside 16 bytes for each parameter / N, what it sends, and seconds per step. The runs take turns,
+                  --repeats times
+--case idle       the pipeline's schedules with each number of micro-batches: the idle share, measured under
+                  --pretend-compute, beside the theory's; and the most micro-batches in flight
+"""
+
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from mpi4py import MPI
+
+from hpcdl.comm import Communicator, agreement
+from hpcdl.comm.allreduce import algorithm
+from hpcdl.comm.requests import nap_until
+from hpcdl.data import from_arrays, open_data
+from hpcdl.errors import UsageError
+from hpcdl.models import make_model
+from hpcdl.runs import Options, Run
+from hpcdl.runs.folder import environment
+from hpcdl.runs.options import option, parse
+from hpcdl.runs.program import ended, quiet
+from hpcdl.runs.straggler import slowed
+from hpcdl.strategies import (
+    all_reduce,
+    fully_sharded,
+    grid,
+    model_parallel,
+    pipeline,
+    pipeline_schedules,
+    sequential,
+    tensor_parallel,
+)
+
+ROWS = 8  # that are scored: the end of a run is not what is measured
+CHUNKS = 2  # of the interleaved schedule
+
+
+@dataclass
+class ModelBench:
+    """What is trained, and how often."""
+
+    case: Literal["memory", "idle"] = option(
+        "memory", "what is looked at: memory and time, or the pipeline's idle time"
+    )
+    data: str = option("text", "data set: text, digits, or an HDF5 file made by prepare-data")
+    model: str = option("gpt", "model, as in train-pipeline")
+    optimizer: str = option("adam", "optimizer")
+    dtype: Literal["float32", "float64"] = option("float32", "type of parameters, gradients and messages")
+    batch_size: int = option(32, "examples per update, all ranks together")
+    microbatches: str = option("8", "numbers of micro-batches, with commas between; memory: the first of them")
+    steps: int = option(10, "steps of a run")
+    repeats: int = option(5, "runs of each strategy")
+    pretend_compute: float = option(30.0, "idle: milliseconds that a micro-batch takes on a stage")
+    allreduce: str = option("ring", "all-reduce algorithm, as in train-allreduce")
+    json: str = option("", "file for the results")
+
+    def __post_init__(self):
+        words = self.microbatches.split(",")
+        if not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise UsageError(f"--microbatches: numbers above 0 with commas between, not {self.microbatches}")
+        self.microbatches = sorted(map(int, words))
+        for name in ("steps", "repeats", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {getattr(self, name)}")
+
+
+def main(arguments=None):
+    world = MPI.COMM_WORLD
+    with ended("bench-model-parallel", world.rank):
+        with agreement(world), quiet(world.rank > 0):
+            options = parse(ModelBench, "bench-model-parallel", __doc__.split("\n")[0], arguments)
+            algorithm(options.allreduce)
+            runs = compared(options, world.size)
+        with agreement(world):
+            data = few(options)
+        groups = {ranks: world.Split(0 if world.rank < ranks else MPI.UNDEFINED) for ranks, _ in runs.values()}
+        results = {name: [] for name in runs}
+        for turn in range(options.repeats if options.case == "memory" else 1):
+            for name, (ranks, train) in runs.items():
+                results[name].append(measure(world, groups[ranks], options, data, train, turn))
+        if world.rank == 0:
+            rows = memory(options, runs, results) if options.case == "memory" else idle(runs, results)
+            report(options, results, rows)
+
+
+def compared(options: ModelBench, size: int) -> dict:
+    """(ranks, function that trains) by name."""
+    m = options.microbatches[0]
+    if options.case == "idle":
+        if size < 2:
+            raise UsageError("--case idle: a pipeline of 1 stage is never idle; start 2 ranks or more")
+        found = {}
+        for schedule in ("naive", "gpipe", "1f1b", "interleaved"):
+            chunks = CHUNKS if schedule == "interleaved" else 1
+            for m in options.microbatches:
+                pipeline_schedules.steps_of(schedule, size, 0, m, chunks)
+                how = {"schedule": schedule, "microbatches": m, "chunks": chunks}
+                found[f"{schedule}, m = {m}"] = size, partial(pipeline.train, **how)
+        return found
+    found = {"sequential": (1, sequential.train)}
+    for ranks in (2**k for k in range(1, size.bit_length()) if 2**k <= size):
+        found |= {
+            f"all-reduce, {ranks}": (ranks, all_reduce.train),
+            f"layers on ranks, {ranks}": (ranks, model_parallel.train),
+            f"pipeline 1f1b, {ranks}": (ranks, partial(pipeline.train, microbatches=m)),
+            f"pipeline gpipe, recomputing, {ranks}": (
+                ranks,
+                partial(pipeline.train, schedule="gpipe", microbatches=m, recompute=True),
+            ),
+            f"tensor parallel, {ranks}": (ranks, tensor_parallel.train),
+            f"tensor and sequence parallel, {ranks}": (ranks, partial(tensor_parallel.train, sequence=True)),
+        }
+        if "gpt" not in options.model:
+            del found[f"tensor and sequence parallel, {ranks}"]
+        for stage in (1, 2, 3):
+            found[f"fully sharded, stage {stage}, {ranks}"] = ranks, partial(fully_sharded.train, stage=stage)
+        if ranks % 4 == 0:
+            shape = {"data": ranks // 4, "pipeline": 2, "tensor": 2}
+            found[f"pipeline 2 x tensor 2 x data {ranks // 4}"] = ranks, partial(grid.train, grid=shape, microbatches=m)
+            shape = {"data": 2, "pipeline": 1, "tensor": ranks // 2}
+            name = f"data 2, stage 3 x tensor {ranks // 2}"
+            found[name] = ranks, partial(grid.train, grid=shape, stage=3, microbatches=1)
+    return found
+
+
+def few(options: ModelBench):
+    """As many rows of the data as the steps need, and few to score."""
+    whole = open_data(options.data, comm=MPI.COMM_SELF, dtype=options.dtype)
+    x, y = whole.train.rows(0, min(whole.examples, options.batch_size * options.steps))
+    x_test, y_test = whole.test.rows(0, ROWS)
+    shape = -1, *whole.features
+    found = from_arrays(
+        x.reshape(shape), y, x_test.reshape(shape), y_test, classes=whole.classes, name=whole.name, dtype=options.dtype
+    )
+    whole.close()
+    return found
+
+
+def measure(world, group, options: ModelBench, data, train, turn: int) -> dict:
+    """One run on the ranks of `group`: its summary (on rank 0); the others nap meanwhile."""
+    summary = {}
+    if group != MPI.COMM_NULL:
+        settings = Options(
+            data=options.data,
+            model=options.model,
+            optimizer=options.optimizer,
+            dtype=options.dtype,
+            lr=0.001,
+            batch_size=options.batch_size,
+            seed=turn,
+            evaluate_every=options.steps,
+            pretend_compute=options.pretend_compute if options.case == "idle" else 0.0,
+            progress="none",
+        )
+        settings.steps = options.steps
+        comm = Communicator(group, options.allreduce)
+        model = make_model(options.model, data.features, data.classes, options.dtype)
+        with Run(comm, settings) as run:
+            whole = train is sequential.train or train is all_reduce.train
+            optimizer = run.make_optimizer(model, data, None if whole else 0)
+            train(comm, slowed(model, settings, comm.rank, range(comm.size)), data, optimizer, run)
+        comm.free()
+        summary = run.summary or {}
+    over = world.Ibarrier()
+    nap_until(over.Test, "the others")
+    return summary
+
+
+def memory(options, runs, results) -> list[dict]:
+    """The table of --case memory."""
+    kinds = "parameters", "gradients", "optimizer", "activations"
+    rows, base = [], [run["seconds"] / run["steps"] for run in results["sequential"]]
+    for name, (ranks, _) in runs.items():
+        one, mib = results[name][0], 2**20
+        held = one["memory_bytes_per_rank"]
+        busiest = max(range(ranks), key=lambda r: sum(held[kind][r] for kind in kinds))
+        seconds = [run["seconds"] / run["steps"] for run in results[name]]
+        ratios = [a / b for a, b in zip(seconds, base, strict=True)]
+        rows.append(
+            {"strategy": name.removesuffix(f", {ranks}"), "ranks": str(ranks)}
+            | {f"{kind}, MiB": f"{held[kind][busiest] / mib:.2f}" for kind in kinds}
+            | {
+                "without activations": f"{sum(held[kind][busiest] for kind in kinds[:3]) / mib:.2f}",
+                "16 bytes a parameter / N": f"{16 * one['parameters'] / ranks / mib:.2f}",
+                "MB sent a step": f"{max(one['bytes_sent_per_rank']) / one['steps'] / 1e6:.2f}",
+                "ms a step": spread([1e3 * each for each in seconds], ".0f"),
+                "of sequential": spread(ratios, ".2f"),
+            }
+        )
+    return rows
+
+
+def idle(runs, results) -> list[dict]:
+    """The table of --case idle."""
+    rows = []
+    for name, (stages, train) in runs.items():
+        one, how = results[name][0], train.keywords
+        m, v = how["microbatches"], how["chunks"]
+        planned = pipeline_schedules.plan(how["schedule"], stages, m, v)
+        rows.append(
+            {
+                "schedule": how["schedule"],
+                "micro-batches": str(m),
+                "idle, theory": f"{pipeline_schedules.idle_share(planned):.3f}",
+                "idle, measured": f"{one['idle_share']:.3f}",
+                "in flight on stage 0, 1, ...": " ".join(map(str, one["in_flight_per_rank"])),
+                "ms a step": f"{1e3 * one['seconds'] / one['steps']:.0f}",
+            }
+        )
+    return rows
+
+
+def report(options: ModelBench, results: dict, rows: list[dict]) -> None:
+    """Print the table, and write the numbers."""
+    about, one = environment(), next(iter(results.values()))[0]
+    print(f"{options.model} ({one['parameters']:,} parameters, {one['dtype']}) on {one['data']}", end="")
+    print(f", {options.optimizer}, {options.batch_size} examples an update, {options.steps} steps", end="")
+    print(
+        f", {options.repeats} runs each" if options.case == "memory" else f", pretending {options.pretend_compute:g} ms"
+    )
+    print(f"{about['launch']}; {about['mpi']}; {about['machine']}\n")
+    print("| " + " | ".join(rows[0]) + " |")
+    print("|---" * len(rows[0]) + "|")
+    for row in rows:
+        print("| " + " | ".join(row.values()) + " |")
+    if options.json:
+        Path(options.json).write_text(json.dumps({"options": asdict(options), "results": results}, indent=2))
+
+
+def spread(values: list[float], form: str) -> str:
+    """Median (lowest to highest), or the one value."""
+    middle, low, high = (format(value, form) for value in (statistics.median(values), min(values), max(values)))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+if __name__ == "__main__":
+    main()
