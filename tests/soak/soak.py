@@ -1,8 +1,8 @@
-"""200 short runs with parameter servers under random stragglers, in few processes: make soak
+"""200 short runs with parameter servers under random stragglers, and 500 pipelines, in few processes: make soak
 
-tests/soak/runs.py says what is drawn and checked; most runs go one after the other in one job. A few are whole jobs of
-the program itself, which end by their time limit or by a signal to one rank. No job leaves a file in /dev/shm. Another
-seed: make soak ARGS=2
+tests/soak/pipelines.py and runs.py say what is drawn and checked; most runs go one after the other in one job. A few
+are whole jobs of the program itself, which end by their time limit or by a signal to one rank. No job leaves a file in
+/dev/shm. Another seed: make soak ARGS=2
 """
 
 import os
@@ -20,6 +20,7 @@ from hpcdl.runs.signals import STATUS
 
 RUNS = {5: 96, 4: 40, 3: 24, 2: 16, 7: 16}  # in one job of so many ranks each
 WHOLE = 8
+PIPELINES = {2: 100, 3: 100, 4: 200, 6: 100}  # likewise
 PER_JOB = 32  # of these runs, so that one that fails is soon known
 SHARED = Path("/dev/shm")
 SIGNALLED = """
@@ -80,6 +81,10 @@ def whole(i: int, folder: Path) -> None:
 
 def main(seed: str = "1") -> None:
     begun = time.monotonic()
+    for ranks, cases in PIPELINES.items():
+        print(f"{ranks} ranks, {cases} pipelines", flush=True)
+        launch(ranks, Path(__file__).with_name("pipelines.py"), seed, 0, cases)
+    print(f"soak: {sum(PIPELINES.values())} pipelines ended cleanly in {time.monotonic() - begun:.0f} s", flush=True)
     for ranks, runs in RUNS.items():
         for first in range(0, runs, PER_JOB):
             print(f"{ranks} ranks, runs {first} to {min(runs, first + PER_JOB) - 1}", flush=True)

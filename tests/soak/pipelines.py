@@ -1,0 +1,116 @@
+"""Pipelines of random shapes, one after the other: mpiexec -n 4 python tests/soak/pipelines.py SEED FIRST LAST
+
+Case i draws from (SEED, i) and the number of ranks a schedule, stages, chunks, micro-batches, recomputation and the
+size of messages, from nothing to a megabyte, which is far above and below what an MPI sends without a receiver that
+waits; and naps that shuffle which stage is first. Layers are arithmetic on whole numbers, so that each message is
+checked: it came from the right stage, for the right micro-batch, once. A deadlock is ended after a minute by the
+watchdog, which says who waits for what.
+"""
+
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.comm import Communicator
+from hpcdl.models.pool import Pool
+from hpcdl.random import Random
+from hpcdl.services.stage import Stage
+from hpcdl.strategies.pipeline_schedules import steps_of
+
+SCHEDULES = "naive", "gpipe", "1f1b", "interleaved", "pipedream"
+WIDTHS = 1, 30, 1000, 10_000
+TIMEOUT = 60
+
+
+class Arithmetic:
+    """In place of a model's part: forward adds 1 at each place, backward multiplies by 3; sums are known."""
+
+    def __init__(self, comm, chunks, width, naps):
+        self.comm, self.width, self.naps, self.pool = comm, width, naps, Pool("float64")
+        self.chunks, self.numbers = [range(c, c + 1) for c in range(chunks)], [range(c, c + 1) for c in range(chunks)]
+        self.arrived = {}
+
+    def input_shape(self, chunk, rows):
+        return rows, self.width
+
+    def targets(self, batch):
+        return batch.number
+
+    def forward(self, store, x, layers, targets, keep=True):
+        self.nap()
+        y = self.pool.take(*x.shape)
+        y[...] = x + 1
+        last = self.comm.rank == self.comm.size - 1 and layers.start == len(self.chunks) - 1
+        return (float(y.sum()), 0) if last else y, [(y, targets)]
+
+    def backward(self, store, kept, dy, layers):
+        self.nap()
+        y, number = kept.pop()
+        dx = self.pool.take(*y.shape)
+        dx[...] = number + 1 if dy is None else 3 * dy
+        if dy is not None:
+            self.pool.give(dy)
+        self.pool.give(y)
+        if self.comm.rank == 0 and layers.start == 0:
+            self.arrived.setdefault(len(self.arrived), dx.copy())
+            self.pool.give(dx)
+            return None
+        return dx
+
+    def release(self, kept):
+        for y, _ in kept:
+            self.pool.give(y)
+
+    def nap(self):
+        if self.naps.random() < 0.1:
+            time.sleep(float(self.naps.random()) / 500)
+
+
+def case(comm, seed: int, i: int) -> str:
+    """Run case i on some of the ranks; returns what it was."""
+    draw = Random(seed)("pipelines", i, comm.size)
+    schedule = SCHEDULES[draw.integers(len(SCHEDULES))]
+    stages = int(draw.integers(2 if schedule == "interleaved" else 1, comm.size + 1))
+    chunks = int(draw.integers(1, 4)) if schedule == "interleaved" else 1
+    microbatches = int(draw.integers(1, 17))
+    if schedule == "interleaved":
+        microbatches = stages * int(draw.integers(1, 4))
+    width, recompute = WIDTHS[draw.integers(len(WIDTHS))], bool(draw.integers(2))
+    rows = draw.integers(0, 14, microbatches)
+    what = f"{schedule}, {stages} stages, {chunks} chunks, {microbatches} micro-batches, width {width}"
+    group = comm.split(0 if comm.rank < stages else None)
+    if group is None:
+        return what
+    part = Arithmetic(group, chunks, width, Random(seed)("naps", i, comm.rank))
+    stage = Stage(group, part, None, None, recompute)
+    places = stages * chunks
+    for _ in range(2):  # the second batch follows without a pause
+        x = [np.full((n, width), k, np.float64) for k, n in enumerate(rows)]
+        batches = [SimpleNamespace(x=x[k], y=np.zeros(n), number=k) for k, n in enumerate(rows)]
+        steps = list(steps_of(schedule, stages, group.rank, microbatches, chunks))
+        loss = stage.run(steps, batches)
+        if group.rank == stages - 1:
+            assert loss == sum(n * width * (k + places) for k, n in enumerate(rows)), (i, what, loss)
+        if group.rank == 0:
+            order = [step.microbatch for step in steps if step.kind == "B" and step.chunk == 0]
+            for k, dx in zip(order, part.arrived.values(), strict=True):
+                assert dx.shape == (rows[k], width) and (dx == (k + 1) * 3 ** (places - 1)).all(), (i, what, k)
+            part.arrived.clear()
+        assert not stage.flying and not stage.leaving, (i, what)
+    assert not group.mpi.Iprobe(), f"{i}, {what}: a message is left"
+    group.free()
+    return what
+
+
+def main(seed, first, last):
+    comm = Communicator(MPI.COMM_WORLD, "ring", timeout=TIMEOUT)
+    for i in range(int(first), int(last)):
+        case(comm, int(seed), i)
+    comm.free()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
