@@ -5,6 +5,7 @@
 The loss goes with the last layer. Costs are the layers' parameters, or what they were measured to take.
 """
 
+import itertools
 import math
 import time
 
@@ -49,7 +50,7 @@ def balanced(costs: list[float], parts: int) -> list[range]:
     ends = [n]
     for k in range(parts, 0, -1):
         ends.insert(0, int(cut[k, ends[0]]))
-    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def parameter_costs(model) -> list[float]:
