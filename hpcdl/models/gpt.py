@@ -79,8 +79,8 @@ class GPT(Layered):
     def generate(self, parameters, prompt, count: int, random: np.random.Generator, temperature: float = 1.0):
         """`count` tokens that follow those of `prompt`, each drawn from the softmax of z / temperature.
 
-        Temperature 0: the likeliest. The model sees the last `length` tokens at most; an empty prompt is token 0. Raises
-        UsageError for what is no token, and where the outputs z are no numbers.
+        Temperature 0: the likeliest. The model sees the last `length` tokens at most; an empty prompt is token 0.
+        Raises UsageError for what is no token, and where the outputs z are no numbers.
         """
         device, tokens = self.device, list(prompt) or [0]
         start = len(tokens)
