@@ -258,7 +258,7 @@ def test_by_layers_and_within(spec, sequence, stages, chunks, batch_for):
 
 
 def test_messages_of_a_block(batch_for):
-    """Four sums a block, two for the embedding and the head, two for the loss; with sequences as many gathers, too."""
+    """Four sums a block (g, f_backward), one each of the embedding and the head, two of the loss."""
     spec = "gpt:layers=2,width=8,heads=4,context=8"
 
     def body(rank, group):
