@@ -84,6 +84,7 @@ class Run:
         self.loop_seconds = self.data_seconds = self.earlier_seconds = 0.0
         self.blocked_seconds = self.talked_seconds = 0.0
         self.folder = self.summary = self.agree = self.saved = self.replicas = self.part = None
+        self.groups = []
         self.memory = Memory()
 
     # -- before the loop ---------------------------------------------------------------------------------------------
@@ -106,6 +107,11 @@ class Run:
             options.clip_norm,
             getattr(model, "device", CPU),
         )
+
+    def until_end(self, group):
+        """A group of ranks, or None, that is freed when the run ends: MPI has no more than some thousands at once."""
+        self.groups += [group] if group is not None else []
+        return group
 
     def initial(self, model):
         """The model's initial values, made on rank 0 and broadcast: the same flat vector on all ranks; collective."""
@@ -678,7 +684,8 @@ class Run:
         elif self.folder is not None:
             self.folder.close()
         if kind is None or issubclass(kind, TrainingError):  # what all ranks know; to free is a collective call
-            self.own.free()
+            for group in [*self.groups, self.own]:
+                group.free()
 
 
 def fingerprint(vector: np.ndarray) -> int:

@@ -55,8 +55,9 @@ def place_layers(run, model, data, comm, chunks: int = 1, balance: str = "parame
 
 def two_ends(comm):
     """The group of the first and the last rank, which share tied weights; None on others, and where they are one."""
-    group = comm.split(0 if comm.rank in (0, comm.size - 1) else None, name="ends")
-    return group if comm.size > 1 else None
+    if comm.size == 1:
+        return None
+    return comm.split(0 if comm.rank in (0, comm.size - 1) else None, name="ends")
 
 
 class Flying(NamedTuple):

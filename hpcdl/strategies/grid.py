@@ -42,7 +42,7 @@ def train(
     draw=False,
 ):
     """Train on all ranks of `comm`, a grid of the shape `grid`; returns the parameters that this rank holds."""
-    grid = Grid(comm, **grid)
+    grid = run.until_end(Grid(comm, **grid))
     (_, p, t), (_, stages, parts) = grid.place, grid.shape
     group = TensorGroup(grid.tensor, sequence)
     layers = place_layers(run, model, data, grid.pipeline, chunks, balance)

@@ -55,7 +55,7 @@ def train(
 ):
     """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
     part = Part(unslowed(model), place_layers(run, model, data, comm, chunks, balance))
-    alone, ends = comm.split(comm.rank, name="data"), two_ends(comm)
+    alone, ends = run.until_end(comm.split(comm.rank, name="data")), run.until_end(two_ends(comm))
     held = Holding(run, part, optimizer, alone, [(ends, part.tied())], counts=comm.rank == comm.size - 1)
     stage = Stage(comm, part, held.store(), model, recompute)
     held.descend, held.score = stage.descend, stage.score

@@ -35,7 +35,7 @@ from hpcdl.services.holding import Holding
 def train(comm, model, data, optimizer, run, sequence=False):
     """Train on all ranks of `comm`; returns the parameters of this rank's part."""
     part = Part(unslowed(model), share=(comm.rank, comm.size), group=TensorGroup(comm, sequence))
-    alone = comm.split(comm.rank, name="data")
+    alone = run.until_end(comm.split(comm.rank, name="data"))
     alike = [(comm, part.shared_alike())] if sequence else []
     held = Holding(run, part, optimizer, alone, alike, counts=comm.rank == 0)
     run.extra |= {"sequence_parallel": sequence}
