@@ -36,7 +36,6 @@ log = logging.getLogger("hpcdl")
 OK, NOTE, HURTS = "ok", "note", "hurts"
 MPI_ROOM = {launched.OPEN_MPI: 16 << 20}  # bytes of /dev/shm that the library takes for each rank
 OTHER_ROOM = 2 << 20  # MPICH: 1.1 MB seen
-ENLARGE = "in a container: docker run --shm-size=8g; else remove what fills it, or mount -o remount,size=8g /dev/shm"
 SMALL_MODEL = 10_000_000  # parameters: where there is no room for so many, that is worth knowing
 NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "panfs", "wekafs", "pvfs2", "9p", "fuse.")
 APART = 1.0  # seconds between the clocks of two hosts that are worth knowing
@@ -175,11 +174,11 @@ def room(facts: list[Facts], library: str) -> list[Row]:
             return Row("/dev/shm", "there is none", HURTS, "mount a tmpfs there; a container takes the host's")
         text = f"{size_of(have)} free; {count(n, 'rank')} take {size_of(need)} and 8 bytes for each parameter"
         if have < need:
-            return Row("/dev/shm", text, HURTS, ENLARGE)
+            return Row("/dev/shm", text, HURTS, launched.ENLARGE)
         largest = (have - need) // (8 * n)
         if largest < SMALL_MODEL:
             text += f": models of up to {largest:,} parameters; larger ones exchange messages instead"
-            return Row("/dev/shm", text, NOTE, ENLARGE)
+            return Row("/dev/shm", text, NOTE, launched.ENLARGE)
         return Row("/dev/shm", text)
 
     return per_host(facts, judge)
@@ -190,7 +189,9 @@ def tight(ranks: list[Facts]) -> Row | None:
     have, need = ranks[0].room or 0, len(ranks) * BYTES
     if len(ranks) == 1 or have >= need:
         return None
-    return Row("/dev/shm", f"{size_of(have)} free, where {len(ranks)} ranks want {size_of(need)}", HURTS, ENLARGE)
+    return Row(
+        "/dev/shm", f"{size_of(have)} free, where {len(ranks)} ranks want {size_of(need)}", HURTS, launched.ENLARGE
+    )
 
 
 def leftovers(facts: list[Facts]) -> list[Row]:
