@@ -75,7 +75,7 @@ def test_started_alone_in_an_allocation():
 
 def test_number_0_has_the_word_and_the_others_are_patient(monkeypatch):
     naps = []
-    monkeypatch.setattr("time.sleep", naps.append)
+    monkeypatch.setattr(launched, "time", SimpleNamespace(sleep=naps.append))
     monkeypatch.setattr(os, "environ", STEP | {"PATH": ""})
     for number, speaker, patient in (("0", 0, []), ("3", None, [launched.PATIENCE])):
         os.environ["SLURM_PROCID"] = number
@@ -87,7 +87,7 @@ def test_number_0_has_the_word_and_the_others_are_patient(monkeypatch):
 
 def test_leaving(monkeypatch, capsys):
     naps = []
-    monkeypatch.setattr("time.sleep", naps.append)
+    monkeypatch.setattr(launched, "time", SimpleNamespace(sleep=naps.append))
     for number, said in ((0, "hpcdl: error: what; do\n"), (2, "")):
         with pytest.raises(SystemExit) as caught:
             launched.leave("what; do", number, 5)
