@@ -353,8 +353,8 @@ def names(of_hosts: Iterable[str]) -> str:
 
 
 def spread(values: list[float]) -> str:
-    """The least and the largest; one of them where they look the same."""
-    return " to ".join(dict.fromkeys(f"{value:.3g}" for value in (min(values), max(values))))
+    """The least and the largest, in three digits; one of them where they look the same."""
+    return " to ".join(dict.fromkeys(f"{float(f'{value:.3g}'):g}" for value in (min(values), max(values))))
 
 
 def count(n: int, what: str) -> str:

@@ -258,6 +258,7 @@ def test_sizes_and_counts():
         "5 GiB",
     ]
     assert doctor.spread([3.0, 1.0, 2.0]) == "1 to 3" and doctor.spread([1.0001, 1.0]) == "1"
+    assert doctor.spread([2084.0]) == "2080"
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ PRTE = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2", "PMIX_RANK": "
         (PMIX, Launch("srun", 4, 2, "SLURM_STEP_NUM_TASKS")),
         (JOB | HYDRA, Launch("mpiexec", 2, 1, "PMI_SIZE")),
         (STEP | HYDRA | {"SLURM_EXTERNAL_LAUNCHER": "1"}, Launch("mpiexec", 2, 1, "PMI_SIZE")),
+        (STEP | {"SLURM_EXTERNAL_LAUNCHER": "1"}, None),  # mpiexec's step, which has a task for each host
         (JOB | PRTE, Launch("mpiexec", 3, 2, "OMPI_COMM_WORLD_SIZE")),
         ({"MPI_LOCALNRANKS": "3", "PMI_ID": "1", "PMI_PORT": "a:1"}, Launch("mpiexec", 3, 1, "MPI_LOCALNRANKS")),
         (JOB | {"SLURM_STEP_ID": "1"}, Launch("srun", 4, 0, "SLURM_NTASKS")),  # without the step's own number
