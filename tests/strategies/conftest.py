@@ -146,6 +146,7 @@ def cut(follow, references):
                 assert np.abs(apart).max(initial=0) <= tolerance * max(1, np.abs(whole).max()), f"step {step}"
         assert found.scores == pytest.approx(wanted.scores, rel=tolerance)
         assert found.agree in (None, True) and not activity.in_flight
+        assert found.memory.now["activations"] == 0 < found.memory.peak["activations"]
         whole_path(found, bare)
         return found
 
