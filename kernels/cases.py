@@ -324,7 +324,8 @@ def finish_softmax(dz, labels, first, classes, sums):
     rows = np.flatnonzero((labels >= first) & (labels < first + dz.shape[1]))
     dz[rows, labels[rows] - first] -= 1
     losses = np.log(sums[:, 0], dtype=np.float64) - sums[:, 1]
-    return losses.sum(), np.count_nonzero((sums[:, 1] == 0) & (losses == losses))
+    valid = ((labels >= 0) & (labels < classes)).all()
+    return losses.sum(), np.count_nonzero((sums[:, 1] == 0) & (losses == losses)) if valid else -1
 
 
 def logistic(z, labels, dz):
@@ -432,9 +433,11 @@ def embed(tokens, table, first, vocabulary, out):
     flat = tokens.ravel()
     valid = (flat >= 0) & (flat < vocabulary) & (flat == np.floor(flat))
     here = valid & (flat >= first) & (flat < first + len(table))
-    np.take(table, np.where(here, flat - first, 0).astype(np.int64), axis=0, out=out, mode="clip")
-    if not here.all():
-        out[~here] = 0
+    if here.all():
+        np.take(table, (flat - first).astype(np.int64), axis=0, out=out, mode="clip")
+    else:
+        out[...] = 0
+        out[here] = table[(flat[here] - first).astype(np.int64)]
     return 0 if valid.all() else -1
 
 

@@ -189,7 +189,7 @@ def functions(kernel: Kernel) -> list[CudaKernel]:
 def generated(kernel: Kernel) -> list[CudaKernel]:
     """The CUDA kernels around an element's body."""
     if kernel.kind.startswith("sums"):
-        return [around("sums", kernel.body, kernel.signature + ", T[:, ::1]", more=("partial",)), add_partial]
+        return [cuda_sums(kernel.signature)(kernel.body), add_partial]
     return [around(kernel.kind, kernel.body, kernel.signature)]
 
 
@@ -201,6 +201,11 @@ def around(kind: str, body, signature: str, more: tuple[str, ...] = (), over: st
         return generate(kind, GRIDS[kind].replace("{first}", over), body, more, **names)
 
     return CudaKernel(body.__name__, make, signature)
+
+
+def cuda_sums(signature: str):
+    """Decorator: a CUDA kernel for `add_column_sums`, of body(i, j, ...), which returns a number and writes nothing."""
+    return lambda body: around("sums", body, signature + ", T[:, ::1]", more=("partial",))
 
 
 def cuda_rowwise(signature: str, over: str):
@@ -218,20 +223,52 @@ def add_partial(partial, into):
         into[j] += total
 
 
-def block_sum(value):
-    """The sum of the float64 values of a block's threads, for all of them; all must call it."""
+def group_sum(value, lanes):
+    """The sum of float64 values over each `lanes` neighbouring threads, a power of two, for all of them.
+
+    All threads of the block must call it.
+    """
     shared = cuda.shared.array(THREADS, numba.float64)
-    thread, half = cuda.threadIdx.x, THREADS // 2
+    thread, half = cuda.threadIdx.x, lanes // 2
     shared[thread] = value
     while half > 0:
         cuda.syncthreads()
-        if thread < half:
+        if thread % lanes < half:
             shared[thread] += shared[thread + half]
         half //= 2
     cuda.syncthreads()
-    total = shared[0]
+    total = shared[thread - thread % lanes]
     cuda.syncthreads()  # the next call writes there
     return total
+
+
+def group_max(value, lanes):
+    """Likewise the largest of float64 values, none of them NaN."""
+    shared = cuda.shared.array(THREADS, numba.float64)
+    thread, half = cuda.threadIdx.x, lanes // 2
+    shared[thread] = value
+    while half > 0:
+        cuda.syncthreads()
+        if thread % lanes < half and shared[thread + half] > shared[thread]:
+            shared[thread] = shared[thread + half]
+        half //= 2
+    cuda.syncthreads()
+    top = shared[thread - thread % lanes]
+    cuda.syncthreads()  # the next call writes there
+    return top
+
+
+def block_sum(value):
+    """The sum of the float64 values of a block's threads, for all of them; all must call it."""
+    return group_sum(value, THREADS)
+
+
+def lanes_of(columns: int) -> int:
+    """How many neighbouring threads share a row of so many columns: a power of two, at least 4 columns for each."""
+    lanes = 1
+    while lanes < THREADS and 8 * lanes <= columns:
+        lanes *= 2
+    return lanes
 
 
 @cuda_kernel("T[:, ::1], T[::1]")
@@ -267,21 +304,21 @@ def total_of(partial):
     return result.copy_to_host()
 
 
+def add_column_sums(kernel: CudaKernel, array, *rest):
+    """The last argument gains the sums over the rows of what the kernel's body returns for each element of `array`."""
+    rows, columns = array.shape
+    chunks = min(64, -(-rows * LANES // (8 * THREADS)))  # a thread sums at least 8 rows, where there are as many
+    partial = scratch(array.dtype, max(1, chunks), columns)
+    kernel(array.dtype, chunks * -(-columns // LANES), array, *rest, partial)
+    if chunks:
+        add_partial(array.dtype, -(-columns // THREADS), partial, rest[-1])
+
+
 def twin(kernel: Kernel, dtype):
     """A function of the kernel's arguments that launches its CUDA twin for this element type."""
-    launches = functions(kernel)
+    first = functions(kernel)[0]
     if kernel.kind == "block":
         return kernel.launch
-    first = launches[0]
-    if not kernel.kind.startswith("sums"):
-        return lambda array, *rest: first(dtype, -(-array.size // THREADS), array, *rest)
-
-    def sums(array, *rest):
-        rows, columns = array.shape
-        chunks = min(64, -(-rows * LANES // (8 * THREADS)))  # a thread sums at least 8 rows, where there are as many
-        partial = scratch(dtype, max(1, chunks), columns)
-        first(dtype, chunks * -(-columns // LANES), array, *rest, partial)
-        if chunks:
-            launches[1](dtype, -(-columns // THREADS), partial, rest[-1])
-
-    return sums
+    if kernel.kind.startswith("sums"):
+        return lambda array, *rest: add_column_sums(first, array, *rest)
+    return lambda array, *rest: first(dtype, -(-array.size // THREADS), array, *rest)

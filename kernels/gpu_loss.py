@@ -9,7 +9,20 @@ import numba
 
 from hpcdl.kernels import loss
 from hpcdl.kernels.elementary import exp
-from hpcdl.kernels.gpu import BLOCKS, THREADS, add_up, block_sum, cuda, cuda_kernel, scratch, total_of
+from hpcdl.kernels.gpu import (
+    BLOCKS,
+    THREADS,
+    add_up,
+    block_sum,
+    cuda,
+    cuda_kernel,
+    cuda_rowwise,
+    group_max,
+    group_sum,
+    lanes_of,
+    scratch,
+    total_of,
+)
 from hpcdl.kernels.loss import logistic_row
 
 
@@ -110,6 +123,63 @@ def squared_rows(z, y, dz, partial):
     finish(partial, 0.5 * score, score, 0.0)
 
 
+@cuda_kernel("T[:, ::1], T[::1], int64")
+def tops_of_rows(z, tops, lanes):
+    """Each row belongs to `lanes` neighbouring threads."""
+    thread, (rows, classes) = cuda.threadIdx.x, z.shape
+    lane, groups = thread % lanes, THREADS // lanes
+    for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
+        i, top = start + thread // lanes, -math.inf
+        if i < rows:
+            for j in range(lane, classes, lanes):
+                value = float(z[i, j])
+                if value > top:
+                    top = value
+        top = group_max(top, lanes)
+        if i < rows and lane == 0:
+            tops[i] = top
+
+
+@cuda_kernel("T[:, ::1], int64[::1], int64, T[::1], T[:, ::1], T[:, ::1], int64")
+def partial_rows(z, labels, first, tops, dz, sums, lanes):
+    """Each row belongs to `lanes` neighbouring threads."""
+    thread, (rows, own) = cuda.threadIdx.x, z.shape
+    lane, groups = thread % lanes, THREADS // lanes
+    for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
+        i, total = start + thread // lanes, T(0)  # noqa: F821
+        if i < rows:
+            for j in range(lane, own, lanes):
+                power = exp(z[i, j] - tops[i])
+                dz[i, j] = power
+                total += power
+        total = group_sum(float(total), lanes)
+        if i < rows and lane == 0:
+            label = labels[i] - first
+            sums[i, 0] = total
+            sums[i, 1] = z[i, label] - tops[i] if label >= 0 and label < own else T(0)  # noqa: F821
+
+
+@cuda_rowwise("T[:, ::1], int64[::1], int64, T[:, ::1]", over="dz")
+def finish_elements(i, j, dz, labels, first, sums):
+    """dz <- dz / total - onehot(y)"""
+    one, zero = dz.dtype.type(1), dz.dtype.type(0)
+    dz[i, j] = dz[i, j] / sums[i, 0] - (one if j == labels[i] - first else zero)
+
+
+@cuda_kernel("T[:, ::1], int64[::1], int64, float64[:, ::1]")
+def finish_rows(sums, labels, classes, partial):
+    """One thread for each row; nothing here depends on how the classes are cut."""
+    losses, correct, invalid = 0.0, 0.0, 0.0
+    for i in range(cuda.grid(1), sums.shape[0], cuda.gridsize(1)):
+        if labels[i] < 0 or labels[i] >= classes:
+            invalid += 1.0
+        row = math.log(float(sums[i, 0])) - float(sums[i, 1])
+        losses += row
+        if sums[i, 1] == 0 and row == row:
+            correct += 1.0
+    finish(partial, losses, correct, invalid)
+
+
 def launched(kernel, rows_per_block: int, z, y, dz, *settings):
     """(sum of losses, sum of scores, number of invalid labels)."""
     blocks = min(BLOCKS, -(-z.shape[0] // rows_per_block))
@@ -126,9 +196,7 @@ def classified(total: float, correct: float, invalid: float) -> tuple[float, int
 @loss.softmax_cross_entropy.device(softmax_rows, add_up)
 def softmax_cross_entropy(z, labels, dz):
     """Softmax and cross-entropy of z (rows, classes) against labels (rows,)."""
-    lanes = 1
-    while lanes < THREADS and 8 * lanes <= z.shape[1]:  # at least 4 classes for each lane
-        lanes *= 2
+    lanes = lanes_of(z.shape[1])
     return classified(*launched(softmax_rows, THREADS // lanes, z, labels, dz, lanes))
 
 
@@ -142,3 +210,27 @@ def logistic(z, labels, dz):
 def squared(z, y, dz):
     """Half the squared error of z (rows, 1) against y (rows,)."""
     return tuple(launched(squared_rows, THREADS, z, y, dz))[:2]
+
+
+@loss.row_max.device(tops_of_rows)
+def row_max(z, tops):
+    """tops[i] = the largest z[i, j]."""
+    lanes = lanes_of(z.shape[1])
+    tops_of_rows(z.dtype, -(-z.shape[0] * lanes // THREADS), z, tops, lanes)
+
+
+@loss.partial_softmax.device(partial_rows)
+def partial_softmax(z, labels, first, tops, dz, sums):
+    """dz = exp(z - top) and the sums of each row."""
+    lanes = lanes_of(z.shape[1])
+    partial_rows(z.dtype, -(-z.shape[0] * lanes // THREADS), z, labels, first, tops, dz, sums, lanes)
+
+
+@loss.finish_softmax.device(finish_elements, finish_rows, add_up)
+def finish_softmax(dz, labels, first, classes, sums):
+    """dz <- dz / total - onehot(y); (sum of losses, number correct)."""
+    blocks = min(BLOCKS, -(-dz.shape[0] // THREADS))
+    partial = scratch("float64", blocks, 3)
+    finish_elements(dz.dtype, -(-dz.size // THREADS), dz, labels, first, sums)
+    finish_rows(dz.dtype, blocks, sums, labels, classes, partial)
+    return classified(*map(float, total_of(partial)))

@@ -1,6 +1,6 @@
 """Cut the layers of a model into parts that follow each other, so that the largest costs as little as can be.
 
-    costs      3 1 1 | 2 2 | 4         3 parts: 5, 4, 4; no other cut has a smaller largest part
+    costs      3 1 | 1 2 2 | 4         3 parts: 4, 5, 4; no other cut has a smaller largest part
 
 The loss goes with the last layer. Costs are the layers' parameters, or what they were measured to take.
 """

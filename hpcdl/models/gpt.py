@@ -67,7 +67,8 @@ class GPT(Layered):
         """The token after each token of the batch, (rows * length,)."""
         xp = self.device.xp
         targets = xp.empty(batch.x.shape, np.int64)
-        targets[:, :-1] = batch.x[:, 1:]
+        with np.errstate(invalid="ignore"):  # what is no number is refused by the embedding, in a line of its own
+            targets[:, :-1] = batch.x[:, 1:]
         targets[:, -1] = batch.y
         return targets.reshape(-1)
 
@@ -78,20 +79,25 @@ class GPT(Layered):
     def generate(self, parameters, prompt, count: int, random: np.random.Generator, temperature: float = 1.0):
         """`count` tokens that follow those of `prompt`, each drawn from the softmax of z / temperature.
 
-        Temperature 0: the likeliest. The model sees the last `length` tokens at most.
+        Temperature 0: the likeliest. The model sees the last `length` tokens at most; an empty prompt is token 0.
+        Raises UsageError for what is no token, and where the outputs z are no numbers.
         """
-        device, tokens = self.device, list(prompt)
+        device, tokens = self.device, list(prompt) or [0]
+        start = len(tokens)
         w = Vectors(self, parameters)
         for _ in range(count):
-            seen = tokens[-self.features :] or [0]
+            seen = tokens[-self.features :]
             x = np.zeros((1, self.features), self.dtype)
             x[0, : len(seen)] = seen  # what stands after them is not seen by them: attention is causal
             z, kept = self.forward(w, device.array(x), range(len(self.layers) - 1), keep=False)
             z = device.host(z[len(seen) - 1]).astype(np.float64)
             self.release(kept)
+            if not np.isfinite(z).all():
+                raise UsageError("the model's outputs are no numbers: its training diverged; take an older checkpoint")
             if temperature == 0:
                 tokens.append(int(z.argmax()))
                 continue
-            p = np.exp((z - z.max()) / temperature)
+            with np.errstate(over="ignore"):  # close to temperature 0
+                p = np.exp((z - z.max()) / temperature)
             tokens.append(int(random.choice(len(p), p=p / p.sum())))
-        return tokens[len(prompt) :]
+        return tokens[start:]

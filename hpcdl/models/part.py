@@ -122,6 +122,10 @@ class Part(Layered):
         """What the loss compares its input with."""
         return self.model.targets(batch)
 
+    def last_rows(self, z):
+        """The rows of the loss's input that a prediction is made from."""
+        return self.model.last_rows(z)
+
 
 def require_layers(model) -> None:
     """Raise UsageError unless the model is made of layers."""

@@ -304,6 +304,11 @@ class Head(Tokens):
         other.tied = dict.fromkeys(self.tied, (own.stop - own.start, self.width))
         return other
 
+    def output_shape(self, rows, group):
+        """All tokens, and this part of the vocabulary."""
+        own = chunk(self.vocabulary, self.parts, self.part)
+        return rows * self.length, own.stop - own.start
+
     def initialize(self, w, generators):
         """Draw the weight."""
         draw(w[0], generators[0])

@@ -82,6 +82,7 @@ def describe(data) -> np.ndarray:
         "y_dtype": data.train.source.y_kind.name,
         "examples": {name: split.examples for name in SPLITS if (split := getattr(data, name)) is not None},
         "statistics": {name: vector.tolist() for name, vector in data.statistics.items()},
+        "vocabulary": data.vocabulary and data.vocabulary.characters,
     }
     return np.frombuffer(json.dumps(about).encode(), np.uint8)
 

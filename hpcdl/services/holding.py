@@ -236,6 +236,8 @@ class Holding:
     def evaluate(self, parameters, batch) -> tuple[float, float]:
         """(sum of losses, score) of a batch, on the rank that counts, zeros on others; collective."""
         result = self.score(batch)
+        if self.sharded:
+            self.sharded.finish()  # its buffers
         return result if self.counts else (0.0, 0.0)
 
     def try_out(self, batch) -> None:

@@ -48,7 +48,7 @@ class RemoteData(Data):
         about = json.loads(text.tobytes())
         self.name, self.features, self.classes = about["name"], tuple(about["features"]), about["classes"]
         self.dtype, self.device = np.dtype(about["dtype"]), CPU
-        self.vocabulary = Vocabulary(about["vocabulary"]) if about.get("vocabulary") else None
+        self.vocabulary = Vocabulary(about["vocabulary"]) if about["vocabulary"] else None
         self.form = Form(int(np.prod(self.features)), self.dtype, about["y_dtype"])
         self.statistics = {name: np.array(vector) for name, vector in about["statistics"].items()}
         splits = {name: RemoteSplit(self, k, about["examples"].get(name)) for k, name in enumerate(SPLITS)}

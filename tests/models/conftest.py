@@ -19,11 +19,15 @@ def reference():
 
 @pytest.fixture(scope="session")
 def make_batch():
-    """make_batch(rows, features, classes, dtype, seed=0): a batch of random x with labels (values for classes 0)."""
+    """make_batch(rows, features, classes, dtype, seed=0): a batch of random x with labels (values for classes 0).
 
-    def make(rows, features, classes, dtype, seed=0):
+    tokens: x holds class numbers, too.
+    """
+
+    def make(rows, features, classes, dtype, seed=0, tokens=False):
         random = np.random.default_rng(seed)
-        x = random.standard_normal((rows, features)).astype(dtype)
+        x = random.integers(0, classes, (rows, features)) if tokens else random.standard_normal((rows, features))
+        x = x.astype(dtype)
         y = random.integers(0, classes, rows) if classes else random.standard_normal(rows).astype(dtype)
         return SimpleNamespace(x=x, y=y)
 

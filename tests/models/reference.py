@@ -1,4 +1,4 @@
-"""Losses and gradients of the models in plain numpy, from the formulas, sharing no code with hpcdl.
+"""Losses and gradients of the models, and outputs of a GPT, in plain numpy from the formulas: no code of hpcdl.
 
 `loss_and_gradient(kind, activation, tensors, x, y)` gives (sum of losses, gradient by name) for tensors
 {"dense1.weight": (inputs, outputs), "dense1.bias": (outputs,), ...}, in the type of its input.
@@ -57,3 +57,30 @@ def loss_and_gradient(kind, activation, tensors, x, y):
         if i > 1:
             delta = np.einsum("no,io->ni", delta, tensors[f"dense{i}.weight"]) * SLOPES[activation](zs[i - 2])
     return loss, gradient
+
+
+def normalized(x, gain, bias):
+    """Layer normalization."""
+    centered = x - x.mean(axis=-1, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(axis=-1, keepdims=True) + 1e-5) * gain + bias
+
+
+def gpt_outputs(tensors, tokens, heads):
+    """The z of a GPT, (rows, length, vocabulary), for whole numbers `tokens` (rows, length)."""
+    (rows, length), width = tokens.shape, tensors["embedding.token"].shape[1]
+    h = tensors["embedding.token"][tokens] + tensors["embedding.position"][:length]
+    future = np.arange(length)[None, :] > np.arange(length)[:, None]
+    for i in range(1, sum(name.endswith("qkv.weight") for name in tensors) + 1):
+        w = {name.split(".", 1)[1]: t for name, t in tensors.items() if name.startswith(f"block{i}.")}
+        n = normalized(h, w["attention.norm.gain"], w["attention.norm.bias"])
+        qkv = np.einsum("rtw,wko->krto", n, w["attention.qkv.weight"]) + w["attention.qkv.bias"][:, None, None]
+        q, k, v = qkv.reshape(3, rows, length, heads, width // heads)
+        s = np.where(future, -np.inf, np.einsum("rthd,rshd->rhts", q, k) / np.sqrt(width // heads))
+        p = np.exp(s - s.max(axis=-1, keepdims=True))
+        p /= p.sum(axis=-1, keepdims=True)
+        a = np.einsum("rhts,rshd->rthd", p, v).reshape(rows, length, width)
+        h = h + a @ w["attention.out.weight"] + w["attention.out.bias"]
+        n = normalized(h, w["mlp.norm.gain"], w["mlp.norm.bias"])
+        h = h + gelu(n @ w["mlp.up.weight"] + w["mlp.up.bias"])[0] @ w["mlp.down.weight"] + w["mlp.down.bias"]
+    head = tensors.get("head.weight", tensors["embedding.token"])
+    return np.einsum("rtw,vw->rtv", normalized(h, tensors["norm.gain"], tensors["norm.bias"]), head)

@@ -22,13 +22,27 @@ CASES = {  # spec -> (classes, the reference's loss, its activation)
     "mlp:7,4,6": (4, "softmax", "relu"),
     "mlp:4,3,activation=tanh": (2, "softmax", "tanh"),
     "mlp:4,3,activation=gelu": (2, "softmax", "gelu"),
+    "gpt:layers=1,width=6,heads=2,context=7": (4, "gpt", None),
+    "gpt:layers=2,width=4,heads=1,context=5,head=own": (3, "gpt", None),
 }
+DENSE = [spec for spec in CASES if CASES[spec][1] != "gpt"]  # test_gpt.py has a reference for the others
 TOLERANCE = {"float32": 1e-4, "float64": 1e-10}
 
 
 @pytest.fixture(params=CASES)
 def spec(request):
     return request.param
+
+
+@pytest.fixture(scope="session")
+def batch_for(make_batch):
+    """batch_for(spec, rows, dtype, seed=0): a batch that the model can read."""
+
+    def make(spec, rows, dtype, seed=0):
+        classes, kind, _ = CASES[spec]
+        return make_batch(rows, FEATURES, classes, dtype, seed, tokens=kind == "gpt")
+
+    return make
 
 
 def build(spec, dtype, seed=0):
@@ -49,9 +63,9 @@ def part(batch, rows):
     return SimpleNamespace(x=batch.x[rows], y=batch.y[rows])
 
 
-def test_gradient_against_central_differences(spec, make_batch):
+def test_gradient_against_central_differences(spec, batch_for):
     model, parameters = build(spec, "float64")
-    batch = make_batch(6, FEATURES, CASES[spec][0], "float64")
+    batch = batch_for(spec, 6, "float64")
     _, gradient = gradient_of(model, parameters, batch)
     numeric, h = np.empty_like(gradient), 1e-5
     for i in range(model.size):
@@ -66,10 +80,11 @@ def test_gradient_against_central_differences(spec, make_batch):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("rows", [0, 1, 2, 33])
-def test_loss_and_gradient_against_reference(spec, rows, dtype, make_batch, reference):
-    classes, kind, activation = CASES[spec]
+@pytest.mark.parametrize("spec", DENSE)
+def test_loss_and_gradient_against_reference(spec, rows, dtype, batch_for, reference):
+    _, kind, activation = CASES[spec]
     model, parameters = build(spec, dtype)
-    batch = make_batch(rows, FEATURES, classes, dtype)
+    batch = batch_for(spec, rows, dtype)
     loss, gradient = gradient_of(model, parameters, batch)
     tensors = {name: view.astype("float64") for name, view in model.layout.views(parameters).items()}
     wanted, by_name = reference.loss_and_gradient(kind, activation, tensors, batch.x.astype("float64"), batch.y)
@@ -80,9 +95,9 @@ def test_loss_and_gradient_against_reference(spec, rows, dtype, make_batch, refe
         np.testing.assert_allclose(view, by_name[name], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], err_msg=name)
 
 
-def test_gradient_is_added(spec, make_batch):
+def test_gradient_is_added(spec, batch_for):
     model, parameters = build(spec, "float64")
-    batch = make_batch(6, FEATURES, CASES[spec][0], "float64")
+    batch = batch_for(spec, 6, "float64")
     _, alone = gradient_of(model, parameters, batch)
     before = np.random.default_rng(1).standard_normal(model.size)
     gradient, kept = before.copy(), parameters.copy()
@@ -91,9 +106,9 @@ def test_gradient_is_added(spec, make_batch):
     np.testing.assert_array_equal(parameters, kept)
 
 
-def test_zero_rows(spec, make_batch):
+def test_zero_rows(spec, batch_for):
     model, parameters = build(spec, "float32")
-    empty = make_batch(0, FEATURES, CASES[spec][0], "float32")
+    empty = batch_for(spec, 0, "float32")
     gradient, slices = np.full(model.size, 7, "float32"), []
     assert model.loss_and_gradient(parameters, empty, gradient, slices.append) == 0
     assert (gradient == 7).all()
@@ -104,10 +119,10 @@ def test_zero_rows(spec, make_batch):
 
 @settings(max_examples=25, deadline=None)
 @given(rows=st.integers(0, 20), cuts=st.lists(st.integers(0, 20), max_size=4), data=st.data())
-def test_parts_of_a_batch_add_up(rows, cuts, data, make_batch):
+def test_parts_of_a_batch_add_up(rows, cuts, data, batch_for):
     spec = data.draw(st.sampled_from(list(CASES)))
     model, parameters = build(spec, "float64")
-    batch = make_batch(rows, FEATURES, CASES[spec][0], "float64", seed=rows)
+    batch = batch_for(spec, rows, "float64", seed=rows)
     whole_loss, whole = gradient_of(model, parameters, batch)
     ends = [0, *sorted(min(cut, rows) for cut in cuts), rows]
     gradient, loss, score = np.zeros_like(whole), 0, 0
@@ -119,9 +134,9 @@ def test_parts_of_a_batch_add_up(rows, cuts, data, make_batch):
     assert score == pytest.approx(model.evaluate(parameters, batch)[1], rel=1e-12)
 
 
-def test_on_ready_gives_final_slices_last_layer_first(spec, make_batch):
+def test_on_ready_gives_final_slices_last_layer_first(spec, batch_for):
     model, parameters = build(spec, "float64")
-    batch = make_batch(6, FEATURES, CASES[spec][0], "float64")
+    batch = batch_for(spec, 6, "float64")
     gradient, seen = np.ones(model.size), []
     model.loss_and_gradient(parameters, batch, gradient, lambda part: seen.append((part, gradient[part].copy())))
     covered = np.concatenate([np.arange(model.size)[part] for part, _ in reversed(seen)])
@@ -132,10 +147,10 @@ def test_on_ready_gives_final_slices_last_layer_first(spec, make_batch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_evaluate_and_predict_agree_with_the_loss(spec, dtype, make_batch):
+def test_evaluate_and_predict_agree_with_the_loss(spec, dtype, batch_for):
     classes, kind, _ = CASES[spec]
     model, parameters = build(spec, dtype)
-    batch = make_batch(40, FEATURES, classes, dtype)
+    batch = batch_for(spec, 40, dtype)
     loss, _ = gradient_of(model, parameters, batch)
     total, score = model.evaluate(parameters, batch)
     prediction = model.predict(parameters, batch.x)
@@ -146,6 +161,10 @@ def test_evaluate_and_predict_agree_with_the_loss(spec, dtype, make_batch):
         np.testing.assert_allclose(prediction.sum(axis=1), 1, rtol=1e-6)
         assert score == (prediction.argmax(axis=1) == batch.y).sum()
         assert -np.log(prediction[np.arange(40), batch.y]).sum() == pytest.approx(loss, rel=1e-5)
+    elif kind == "gpt":  # of the last token; test_gpt.py looks at all of them
+        assert prediction.shape == (40, classes)
+        np.testing.assert_allclose(prediction.sum(axis=1), 1, rtol=1e-6)
+        assert 0 < score < 40
     elif kind == "logistic":
         assert prediction.shape == (40,)
         assert score == ((prediction > 0.5) == batch.y).sum()
@@ -156,20 +175,20 @@ def test_evaluate_and_predict_agree_with_the_loss(spec, dtype, make_batch):
         assert total == score / 2
 
 
-def test_a_prediction_is_not_overwritten_later(spec, make_batch):
+def test_a_prediction_is_not_overwritten_later(spec, batch_for):
     model, parameters = build(spec, "float64")
-    batch = make_batch(8, FEATURES, CASES[spec][0], "float64")
+    batch = batch_for(spec, 8, "float64")
     prediction = model.predict(parameters, batch.x)
     kept = prediction.copy()
     gradient_of(model, parameters, batch)
-    model.predict(parameters, -batch.x)
+    model.predict(parameters, batch.x[::-1].copy())
     np.testing.assert_array_equal(prediction, kept)
 
 
-def test_micro_batches_in_flight(spec, make_batch):
+def test_micro_batches_in_flight(spec, batch_for):
     """Several forwards before the first backward, as in a pipeline, give the same gradient."""
     model, parameters = build(spec, "float64")
-    batch = make_batch(9, FEATURES, CASES[spec][0], "float64")
+    batch = batch_for(spec, 9, "float64")
     _, whole = gradient_of(model, parameters, batch)
     gradient = np.zeros_like(whole)
     w, g, flying = model.views(parameters), model.views(gradient), []
@@ -178,7 +197,7 @@ def test_micro_batches_in_flight(spec, make_batch):
         for layer, tensors in zip(model.layers[:-1], w, strict=False):
             x, saved = layer.forward(tensors, x, model.group)
             kept.append(saved)
-        kept.append(model.layers[-1].forward((), x, model.group, batch.y[rows])[1])
+        kept.append(model.layers[-1].forward((), x, model.group, model.targets(part(batch, rows)))[1])
         flying.append(kept)
     for kept in flying:
         dy = None
@@ -211,10 +230,11 @@ def test_steady_state_allocates_nothing_big(activation, make_batch):
     assert peak < 37 * 10 * 8 + 16 * 2**10  # the smallest activation has 37 x 10 x 8 bytes, the weight 100 KiB
 
 
-def test_nan_is_not_hidden(spec, make_batch):
+@pytest.mark.parametrize("spec", DENSE)
+def test_nan_is_not_hidden(spec, batch_for):
     classes = CASES[spec][0]
     model, parameters = build(spec, "float32")
-    batch = make_batch(4, FEATURES, classes, "float32")
+    batch = batch_for(spec, 4, "float32")
     batch.x[2] = np.nan
     loss, gradient = gradient_of(model, parameters, batch)
     assert np.isnan(loss)
@@ -258,10 +278,10 @@ def read_only(array):
     return array
 
 
-@pytest.mark.parametrize("spec", ["linear", "logistic", "mlp:4"])
-def test_arrays_that_do_not_fit(spec, make_batch):
+@pytest.mark.parametrize("spec", ["linear", "logistic", "mlp:4", "gpt:layers=1,width=6,heads=2,context=7"])
+def test_arrays_that_do_not_fit(spec, batch_for):
     model, parameters = build(spec, "float64")
-    good = make_batch(6, FEATURES, CASES[spec][0], "float64")
+    good = batch_for(spec, 6, "float64")
     gradient = np.zeros_like(parameters)
     batches = [
         (good.x[:, :4].copy(), good.y, r"x is a float64 array of shape \(6, 4\)"),
@@ -292,10 +312,12 @@ def test_arrays_that_do_not_fit(spec, make_batch):
     assert (gradient == 0).all()
 
 
-@pytest.mark.parametrize(("spec", "largest"), [("logistic", 1), ("softmax", 2)])
-def test_label_outside_of_the_classes(spec, largest, make_batch):
+@pytest.mark.parametrize(
+    ("spec", "largest"), [("logistic", 1), ("softmax", 2), ("gpt:layers=1,width=6,heads=2,context=7", 3)]
+)
+def test_label_outside_of_the_classes(spec, largest, batch_for):
     model, parameters = build(spec, "float64")
-    batch = make_batch(6, FEATURES, CASES[spec][0], "float64")
+    batch = batch_for(spec, 6, "float64")
     for label in (-1, largest + 1):
         batch.y[3] = label
         with pytest.raises(UsageError, match=f"outside of the classes 0 to {largest}"):
@@ -304,11 +326,11 @@ def test_label_outside_of_the_classes(spec, largest, make_batch):
             model.evaluate(parameters, batch)
 
 
-def test_on_a_device_all_that_is_given_lies_there(spec, gpu, make_batch):
+def test_on_a_device_all_that_is_given_lies_there(spec, gpu, batch_for):
     """Initial values are the same bits; an array on the other device is refused, for a kernel would read elsewhere."""
     classes = CASES[spec][0]
     model = make_model(spec, (FEATURES,), classes, "float64", gpu)
-    batch, here = make_batch(4, FEATURES, classes, "float64"), make_model(spec, (FEATURES,), classes, "float64")
+    batch, here = batch_for(spec, 4, "float64"), make_model(spec, (FEATURES,), classes, "float64")
     parameters = model.initialize(Random(3))
     assert model.device is gpu and gpu.holds(parameters) and gpu.holds(model.pool.take(2, 3))
     assert np.array_equal(gpu.host(parameters), here.initialize(Random(3)))

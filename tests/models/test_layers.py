@@ -1,23 +1,53 @@
-"""Dense layers by themselves: where they call the group's operators, and weights that are parts of a cut tensor."""
+"""Dense layers by themselves: where they call the group's operators, and weights that are parts of a cut tensor.
+
+The layers of a transformer are tested as a model, in test_gpt.py and, where ranks share them, test_part.py.
+"""
 
 import numpy as np
 import pytest
 
+from hpcdl.errors import UsageError
 from hpcdl.models.group import Alone
 from hpcdl.models.layers import Dense, dense_layers
 from hpcdl.models.pool import Pool
 
 
 class Doubling:
-    """As if a second rank held the same part: each sum over the group is twice the own value."""
+    """As if a second rank held the same part: each sum over the group is twice the own value. Keeps what it is asked.
 
-    def f(self, dx):
-        dx *= 2
-        return dx
+    exchange: hand back another array, as a group does whose parts hold different rows.
+    """
 
-    def g(self, z):
-        z *= 2
-        return z
+    rank, size, sequence = 0, 2, False
+
+    def __init__(self, exchange=False):
+        self.exchange, self.asked = exchange, []
+
+    def f(self, x, pool):
+        self.asked.append("f")
+        return x
+
+    def g_backward(self, dy, pool):
+        self.asked.append("g_backward")
+        return dy
+
+    def g(self, y, pool):
+        self.asked.append("g")
+        return self.twice(y, pool)
+
+    def f_backward(self, dx, pool):
+        self.asked.append("f_backward")
+        return self.twice(dx, pool)
+
+    def twice(self, array, pool):
+        if not self.exchange:
+            array *= 2
+            return array
+        other = pool.take(*array.shape)
+        other[...] = 2 * array
+        array[...] = np.nan  # nobody may look at it any more
+        pool.give(array)
+        return other
 
 
 @pytest.fixture
@@ -29,21 +59,56 @@ def arrays():
     return (weight, bias), x, dy
 
 
+@pytest.mark.parametrize("exchange", [False, True])
+@pytest.mark.parametrize("by", ["columns", "rows"])
 @pytest.mark.parametrize("activation", ["none", "relu", "tanh", "gelu"])
-def test_group_operators_stand_before_the_bias_and_on_dx(activation, arrays, reference):
+def test_group_operators(activation, by, exchange, arrays, reference):
+    """By columns dx is summed over the group; by rows y is, before the bias."""
     (weight, bias), x, dy = arrays
     value, slope = reference.VALUES[activation], reference.SLOPES[activation]
-    layer = Dense("dense2", 4, 3, activation, Pool("float64"))
-    for group, factor in ((Alone(), 1), (Doubling(), 2)):
-        z = factor * x @ weight + bias
+    pool = Pool("float64")
+    layer = Dense("dense2", 4, 3, activation, pool, by=by)
+    for group, factor in ((Alone(), 1), (Doubling(exchange), 2)):
+        z = (factor if by == "rows" else 1) * x @ weight + bias
         y, saved = layer.forward((weight, bias), x, group)
         np.testing.assert_allclose(y, value(z), rtol=1e-13, atol=1e-15)
         g = np.zeros((4, 3)), np.zeros(3)
         dx = layer.backward((weight, bias), saved, dy.copy(), g, group)
         dz = dy * slope(z)
-        np.testing.assert_allclose(dx, factor * dz @ weight.T, rtol=1e-12, atol=1e-13)
+        want = (factor if by == "columns" else 1) * dz @ weight.T
+        np.testing.assert_allclose(dx, want, rtol=1e-12, atol=1e-13)
         np.testing.assert_allclose(g[0], x.T @ dz, rtol=1e-12, atol=1e-13)
         np.testing.assert_allclose(g[1], dz.sum(axis=0), rtol=1e-12, atol=1e-13)
+        pool.give(dx)
+    assert group.asked == ["g" if by == "rows" else "f_backward"]
+    assert sum(map(len, pool.free.values())) == len(pool.whole)  # nothing is lent any more
+
+
+def test_the_first_layer_sums_nothing(arrays):
+    w, x, dy = arrays
+    layer, group = Dense("dense1", 4, 3, "relu", Pool("float64"), first=True), Doubling()
+    _, saved = layer.forward(w, x, group)
+    assert layer.backward(w, saved, dy, (np.zeros((4, 3)), np.zeros(3)), group) is None and not group.asked
+
+
+@pytest.mark.parametrize(
+    ("by", "shapes"),
+    [("columns", [((6, 3), (3,)), ((6, 2), (2,)), ((6, 2), (2,))]), ("rows", [((2, 7), (7,))] * 3)],
+)
+def test_shapes_of_parts(by, shapes):
+    layer = Dense("dense2", 6, 7, "relu", Pool("float64"), by=by)
+    for part, wanted in enumerate(shapes):
+        cut = layer.cut(part, 3)
+        assert tuple(cut.shapes.values()) == wanted and (cut.part, cut.parts) == (part, 3)
+        assert cut.whole == layer.shapes == {"weight": (6, 7), "bias": (7,)}
+        assert cut.output_shape(5, Alone()) == (5, wanted[0][1]) and cut.divided == (by == "columns")
+    assert layer.parts == 1 and layer.cut(0, 1).shapes == layer.shapes
+
+
+def test_rows_that_cannot_be_shared_evenly():
+    with pytest.raises(UsageError, match=r"hidden layer's width 6 .* among 4 ranks; choose a multiple of 4"):
+        Dense("dense2", 6, 7, "relu", Pool("float64"), by="rows").cut(0, 4)
+    Dense("dense1", 6, 7, "relu", Pool("float64")).cut(0, 4)  # columns may be cut unevenly
 
 
 def test_backward_leaves_dy_and_x_as_they_are(arrays):
@@ -94,3 +159,4 @@ def test_dense_layers():
     assert [layer.shapes["weight"] for layer in layers] == [(7, 5), (5, 4), (4, 2)]
     assert [layer.activation.__name__ for layer in layers] == ["Relu", "Relu", "Identity"]
     assert [layer.first for layer in layers] == [True, False, False]
+    assert [layer.divided for layer in layers] == [True, False, True]  # by columns and rows in turn

@@ -1,11 +1,13 @@
-"""Where tensors lie in the flat vector, and how they are cut."""
+"""Where tensors lie in the flat vector, how they are cut, and where the parts of one vector lie in another."""
 
+import itertools
 import json
 
 import numpy as np
 import pytest
 
 from hpcdl.models import make_model
+from hpcdl.models.layout import Layout, Piece, Tensor, piece
 
 
 @pytest.fixture
@@ -41,12 +43,12 @@ def test_layer_slices(layout):
 @pytest.mark.parametrize(("name", "axis"), [("dense1.weight", 0), ("dense1.weight", 1), ("dense1.bias", 0)])
 def test_cut_parts_are_views_that_make_up_the_tensor(layout, name, axis, parts):
     vector = np.random.default_rng(0).standard_normal(layout.size)
-    pieces = [layout.cut(name, axis, part, parts)(vector) for part in range(parts)]
-    np.testing.assert_array_equal(np.concatenate(pieces, axis=axis), layout.view(vector, name))
-    sizes = [piece.shape[axis] for piece in pieces]
+    views = [layout.cut(name, axis, part, parts)(vector) for part in range(parts)]
+    np.testing.assert_array_equal(np.concatenate(views, axis=axis), layout.view(vector, name))
+    sizes = [view.shape[axis] for view in views]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
-    for piece in pieces:
-        piece[...] = -1
+    for view in views:
+        view[...] = -1
     assert (layout.view(vector, name) == -1).all()
     assert (vector == -1).sum() == layout.view(vector, name).size
 
@@ -58,3 +60,58 @@ def test_describe_survives_json_and_tells_layouts_apart(layout):
     assert text == make_model("mlp:6,4,activation=tanh", (5,), 3, "float32").layout.describe()
     for other in (("mlp:6,5", "float32"), ("mlp:6,4", "float64"), ("mlp:6", "float32")):
         assert text != make_model(other[0], (5,), 3, other[1]).layout.describe()
+
+
+class Plain:
+    """A layer as a layout sees it."""
+
+    def __init__(self, name, shapes, tied=None):
+        self.name, self.shapes, self.tied = name, shapes, tied or {}
+
+
+def test_a_tied_tensor_lies_with_the_first_layer_that_uses_it():
+    first, middle = Plain("a", {"table": (5, 2)}), Plain("b", {"bias": (3,)})
+    last, more = Plain("c", {}, {"a.table": (5, 2)}), Plain("d", {"gain": (2,)}, {"a.table": (5, 2)})
+    layout = Layout.of_layers([first, middle, last, more], "float64")
+    assert list(layout.tensors) == ["a.table", "b.bias", "d.gain"] and layout.size == 15
+    assert layout.layer_slices == [("a", slice(0, 10)), ("b", slice(10, 13)), ("d", slice(13, 15))]
+    assert [tensor.name for tensor in layout.used_by(more)] == ["d.gain", "a.table"]
+    part = Layout.of_layers([middle, last, more], "float64")  # without the layer where it lies: one copy
+    assert list(part.tensors) == ["b.bias", "a.table", "d.gain"] and part.size == 15
+    assert part.tensors["a.table"].layer == "c"
+    assert [tensor.slice for tensor in part.used_by(last)] == [slice(3, 13)]
+
+
+def elements(each):
+    """[(number here, number there), ...] of all elements of a piece, from the definition."""
+    return [
+        (each.local + block * each.length + i, each.start + block * each.stride + i)
+        for block in range(each.blocks)
+        for i in range(each.length)
+    ]
+
+
+def test_what_of_a_piece_lies_in_a_slice():
+    """Every slice of small pieces, against the elements one by one."""
+    for local, blocks, length, gap in itertools.product((0, 2), (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 2)):
+        whole = Piece(local, 7, blocks, length, length + gap)
+        assert whole.size == len(elements(whole))
+        for start, stop in itertools.combinations_with_replacement(range(16), 2):
+            found = whole.within(slice(start, stop))
+            wanted = [(here - start, there) for here, there in elements(whole) if start <= here < stop]
+            assert [pair for each in found for pair in elements(each)] == wanted
+            assert len(found) <= 3 and all(each.size > 0 for each in found)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+def test_where_a_part_of_a_tensor_lies(axis, parts):
+    shape = (4, 3, 5)
+    whole = Layout([Tensor("before", (6,), 0, "a"), Tensor("w", shape, 6, "a")], "int64")
+    vector = np.arange(whole.size)
+    for part in range(parts):
+        view = vector[6:].reshape(shape) if axis is None else whole.cut("w", axis, part, parts)(vector)
+        tensor = Tensor("w", view.shape, 2, "a")
+        found = piece(tensor, whole.tensors["w"], axis, part, parts)
+        assert [here for here, _ in elements(found)] == list(range(2, 2 + view.size))
+        assert [vector[there] for _, there in elements(found)] == view.ravel().tolist()

@@ -1,10 +1,12 @@
-"""Predictions of the losses at outputs of any size."""
+"""Losses: predictions at outputs of any size, several rows of outputs an example, classes that ranks share."""
 
 import warnings
 
 import numpy as np
 import pytest
 
+from hpcdl.errors import UsageError
+from hpcdl.models.group import Alone
 from hpcdl.models.losses import Logistic, SoftmaxCrossEntropy, Squared
 from hpcdl.models.pool import Pool
 
@@ -15,7 +17,7 @@ def test_predictions_do_not_overflow(dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         p = Logistic(pool).predict(z)
-        q = SoftmaxCrossEntropy(pool).predict(np.concatenate([0 * z, z], axis=1))
+        q = SoftmaxCrossEntropy(pool, 2).predict(np.concatenate([0 * z, z], axis=1))
     np.testing.assert_allclose(p, [0, np.exp(np.array(-200, dtype)), 0.5, 1, 1], rtol=1e-5)
     np.testing.assert_allclose(q, np.stack([1 - p, p], axis=1), atol=1e-6)
     assert p.dtype == q.dtype == dtype
@@ -25,7 +27,7 @@ def test_nan_is_predicted_without_a_warning():
     z = np.array([[np.nan, 0], [0, np.inf], [0, 0]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        q = SoftmaxCrossEntropy(Pool("float64")).predict(z)
+        q = SoftmaxCrossEntropy(Pool("float64"), 2).predict(z)
         p = Logistic(Pool("float64")).predict(z[:, :1])
     assert np.isnan(q[0]).all() and np.isnan(q[1]).any() and (q[2] == 0.5).all()
     np.testing.assert_array_equal(p, [np.nan, 0.5, 0.5])
@@ -36,3 +38,57 @@ def test_squared_predicts_the_output():
     prediction = Squared(Pool("float64")).predict(z)
     np.testing.assert_array_equal(prediction, [1.5, np.nan])
     assert not np.shares_memory(prediction, z)
+
+
+def test_several_rows_an_example_count_as_their_mean():
+    pool, random = Pool("float64"), np.random.default_rng(0)
+    z, y = random.standard_normal((12, 5)), random.integers(0, 5, 12)
+    (total, score), dz = SoftmaxCrossEntropy(pool, 5).forward((), z, Alone(), y)
+    (mean, hits), scaled = SoftmaxCrossEntropy(pool, 5, per=4).forward((), z, Alone(), y)
+    assert mean == pytest.approx(total / 4, rel=1e-14) and hits == score / 4
+    np.testing.assert_allclose(scaled, dz / 4, rtol=1e-14)
+
+
+class Recorded:
+    """A group that sums nothing: as if the other ranks had no classes. Keeps what it is asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def all_reduce(self, array, op="sum"):
+        self.asked.append((op, array.shape))
+
+
+def test_shared_classes_take_two_sums_of_one_and_two_numbers_a_row():
+    random, group = np.random.default_rng(0), Recorded()
+    z, y = random.standard_normal((6, 5)), random.integers(0, 5, 6)
+    whole = SoftmaxCrossEntropy(Pool("float64"), 5)
+    part = whole.cut(0, 2, divided=True)
+    part.own = slice(0, 5)
+    (total, score), dz = part.forward((), z, group, y)
+    (wanted, hits), gradient = whole.forward((), z, Alone(), y)
+    assert group.asked == [("max", (6,)), ("sum", (6, 2))]
+    assert total == pytest.approx(wanted, rel=1e-13) and score == hits
+    np.testing.assert_allclose(dz, gradient, rtol=1e-12, atol=1e-15)
+    part.release(dz)
+    assert sum(map(len, part.pool.free.values())) == 4 - 1  # the gradient of the whole is still lent
+
+
+def test_which_classes_a_rank_has():
+    whole = SoftmaxCrossEntropy(Pool("float64"), 7)
+    assert [whole.cut(part, 3, True).own for part in range(3)] == [slice(0, 3), slice(3, 5), slice(5, 7)]
+    assert whole.cut(1, 3, False) is whole and whole.cut(0, 1, True) is whole  # all outputs are here
+
+
+@pytest.mark.parametrize("loss", [Logistic, Squared])
+def test_one_output_cannot_be_shared(loss):
+    made = loss(Pool("float64"))
+    assert made.cut(0, 2) is made and made.cut(0, 1, True) is made
+    with pytest.raises(UsageError, match="has one output, which ranks cannot share; add a hidden layer"):
+        made.cut(1, 2, True)
+
+
+def test_labels_of_shared_classes_are_checked_against_all():
+    part = SoftmaxCrossEntropy(Pool("float64"), 4).cut(0, 2, True)
+    with pytest.raises(UsageError, match="outside of the classes 0 to 3"):
+        part.forward((), np.zeros((1, 2)), Recorded(), np.array([4]))

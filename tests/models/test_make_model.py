@@ -33,10 +33,48 @@ def test_dtypes(dtype):
     assert make_model("softmax", (3,), 2, dtype).dtype == np.dtype(dtype)
 
 
+def test_settings_of_a_gpt():
+    """By default 4 blocks of width 128 with 4 heads, room for 64 tokens, and one table for tokens and head."""
+    tensors = make_model("gpt", (9,), 50).layout.tensors
+    assert tensors["embedding.token"].shape == (50, 128) and tensors["embedding.position"].shape == (64, 128)
+    assert sum(name.endswith("qkv.weight") for name in tensors) == 4 and "head.weight" not in tensors
+    model = make_model("gpt:layers=1,width=12,heads=3,context=10,head=own", (9,), 50)
+    assert model.layout.tensors["head.weight"].shape == (50, 12) and model.layers[1].heads == 3
+    assert model.layout.tensors["embedding.position"].shape == (10, 12) and model.features == 9
+
+
+@pytest.mark.parametrize(
+    ("spec", "features", "message"),
+    [
+        ("gpt", (8, 8), "'gpt' reads sequences of tokens, not examples of 8 x 8; try --data text"),
+        (
+            "gpt",
+            (65,),
+            "sequences have 65 tokens, the model's context is 64; take gpt:context=65, or make shorter ones",
+        ),
+        ("gpt:width=10", (8,), "width 10 cannot be divided evenly among 4 heads"),
+        ("gpt:layers=0", (8,), "layers must be 1 or more, not 0"),
+        ("gpt:width=0", (8,), "width must be 1 or more, not 0"),
+        ("gpt:heads=-1", (8,), "heads must be 1 or more, not -1"),
+        ("gpt:context=0", (8,), "context must be 1 or more, not 0"),
+        ("gpt:head=loose", (8,), "unknown head of a gpt 'loose'.* known: own, tied"),
+        ("gpt:depth=3", (8,), "no setting 'depth'"),
+        ("gpt:64", (8,), "no setting '64'"),
+        ("gpt:layers=x", (8,), "x"),
+    ],
+)
+def test_wrong_gpts(spec, features, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        make_model(spec, features, 50)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("spec", "classes", "message"),
     [
-        ("mpl", 10, r"unknown model 'mpl' \(did you mean 'mlp'\?\); known: linear, logistic, mlp, softmax"),
+        ("gpt", 0, "'gpt' is a classifier, the data has no classes"),
+        ("gpt", 1, "'gpt' needs data with at least 2 classes, not 1"),
+        ("mpl", 10, r"unknown model 'mpl' \(did you mean 'mlp'\?\); known: gpt, linear, logistic, mlp, softmax"),
         ("", 10, "unknown model ''"),
         ("mlp:0", 10, "positive whole number, not '0'"),
         ("mlp:64,-3", 10, "positive whole number, not '-3'"),

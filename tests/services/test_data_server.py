@@ -195,6 +195,33 @@ def test_values_to_predict(each_world, world, mpi_tmp_path):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("vocabulary", [None, "bytes", ["ü", "a", "\n", "€"]], ids=str)
+def test_a_vocabulary(world, mpi_tmp_path, vocabulary):
+    """A worker can read what the tokens spell."""
+    path = mpi_tmp_path / "text.h5"
+    if world.rank == 0:
+        with h5py.File(path, "w") as file:
+            for part in ("train", "test"):
+                tokens = np.arange(24, dtype="u1").reshape(4, 6) % 4
+                file[f"{part}/x"], file[f"{part}/y"] = tokens[:, :5], tokens[:, 5]
+            file.attrs.update(classes=256 if vocabulary == "bytes" else 4, scale=1)
+            if vocabulary:
+                file.attrs["vocabulary"] = vocabulary
+    world.Barrier()
+
+    def body(data, number, workers, everyone):
+        if vocabulary is None:
+            assert data.vocabulary is None
+            return
+        assert data.vocabulary.characters == vocabulary and len(data.vocabulary) == data.classes
+        known = "".join(map(chr, range(4))) if vocabulary == "bytes" else "".join(vocabulary)
+        assert data.vocabulary.decode(data.train.rows(0, 1)[0]) == known + known[0]
+        np.testing.assert_array_equal(data.vocabulary.encode(known), np.arange(4))
+
+    served(world, 1, path, body)
+
+
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("options", [{}, {"augment": "shift:1"}, {"placement": "streamed"}], ids=str)
 def test_steps_drawn_by_whoever_comes_first(each_world, path, options):
     """Asynchronous workers ask for whole batches, with gaps; no batch is asked for ahead."""
