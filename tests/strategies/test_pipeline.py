@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.chunks import chunks
 from hpcdl.comm.watchdog import activity
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
@@ -68,17 +67,12 @@ def test_float32_to_rounding(model, own, cut, world):
 # -- messages and what is in flight --------------------------------------------------------------------------------
 
 
-def micro_batches(parts):
-    """The rows of each micro-batch of an epoch, 29 rows in batches of 13."""
-    return [part.stop - part.start for rows in (13, 13, 3) for part in chunks(rows, parts)]
-
-
 @pytest.mark.parametrize("own", ["naive 3", "gpipe 3", "1f1b 5", "interleaved 2"])
 def test_two_messages_a_boundary_and_micro_batch(own, cut, each_group):
     def body(comm):
         mine = fit(own, comm.size)
         run = cut(comm, pipeline.train, mine, DEEP, epochs=1)
-        pushed, rows, parts = run.comm.traffic["push"], micro_batches(mine["microbatches"]), run.part.part.chunks
+        pushed, rows, parts = run.comm.traffic["push"], cut.micro_batches(mine["microbatches"]), run.part.part.chunks
         widths = [WIDTHS[each.start - 1] for each in parts if each.start > 0]  # backward, to the stage before
         widths += [WIDTHS[each.stop - 1] for each in parts if each.stop < len(run.model.layers)]
         assert len(widths) == 2 * len(parts) - (comm.rank == 0) - (comm.rank == comm.size - 1)
