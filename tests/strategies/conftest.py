@@ -133,7 +133,7 @@ def cut(follow, references):
         return references[key]
 
     def run(bare, train, own=None, model="mlp:12", tolerance=1e-10, wanted=None, **options):
-        options = {"epochs": 2, "dtype": "float64", "allreduce": "ring"} | options
+        options = {"dtype": "float64", "allreduce": "ring"} | ({} if "epochs" in options else {"steps": 4}) | options
         wanted = wanted or alone(model, options)
         found = follow(bare, train, data(model, options["dtype"]), model, own, **options)
         assert len(found.path) == len(wanted.path) > 0

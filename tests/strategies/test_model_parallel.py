@@ -14,7 +14,7 @@ GPT = "gpt:layers=1,width=8,heads=2,context=12"  # 5 layers
     [
         (DEEP, {}, {"optimizer": "sgd"}),
         (DEEP, {"balance": "measured"}, {"optimizer": "adam", "accumulate": 3}),
-        (DEEP, {}, {"clip_norm": 0.05, "batch_size": 1, "epochs": 1}),
+        (DEEP, {}, {"clip_norm": 0.05, "batch_size": 1}),
         ("mlp:5,4,6,activation=tanh", {}, {"batch_size": "full", "accumulate": 30}),  # one part is empty
         (GPT, {}, {"clip_norm": 0.1, "accumulate": 2}),
         (GPT, {"balance": "measured"}, {"optimizer": "adam"}),
@@ -22,8 +22,8 @@ GPT = "gpt:layers=1,width=8,heads=2,context=12"  # 5 layers
     ],
     ids=str,
 )
-def test_steps_are_those_of_sequential_sgd(model, own, options, cut, each_group):
-    each_group(lambda comm: cut(comm, model_parallel.train, own, model, **options))
+def test_steps_are_those_of_sequential_sgd(model, own, options, cut, world):
+    cut(world, model_parallel.train, own, model, **options)
 
 
 def test_float32_to_rounding(cut, world):
