@@ -5,6 +5,7 @@ import pytest
 
 from hpcdl.strategies import model_parallel
 
+ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
 DEEP = "mlp:5,4,6"
 GPT = "gpt:layers=1,width=8,heads=2,context=12"  # 5 layers
 
@@ -13,11 +14,11 @@ GPT = "gpt:layers=1,width=8,heads=2,context=12"  # 5 layers
     "model, own, options",
     [
         (DEEP, {}, {"optimizer": "sgd"}),
-        (DEEP, {"balance": "measured"}, {"optimizer": "adam", "accumulate": 3}),
+        (DEEP, {"balance": "measured"}, {"optimizer": ADAM, "accumulate": 3}),
         (DEEP, {}, {"clip_norm": 0.05, "batch_size": 1}),
         ("mlp:5,4,6,activation=tanh", {}, {"batch_size": "full", "accumulate": 30}),  # one part is empty
         (GPT, {}, {"clip_norm": 0.1, "accumulate": 2}),
-        (GPT, {"balance": "measured"}, {"optimizer": "adam"}),
+        (GPT, {"balance": "measured"}, {"optimizer": ADAM}),
         (f"{GPT},head=own", {}, {"allreduce": "naive"}),
     ],
     ids=str,
@@ -34,7 +35,7 @@ def test_messages_and_what_a_rank_holds(cut, each_group):
     """Activations one way, their gradients the other; a part of a batch is in flight at a time."""
 
     def body(comm):
-        run = cut(comm, model_parallel.train, {}, DEEP, epochs=1, accumulate=2, optimizer="adam")
+        run = cut(comm, model_parallel.train, {}, DEEP, epochs=1, accumulate=2, optimizer=ADAM)
         pushed, part = run.comm.traffic["push"], run.part.part
         widths = [(6, 5, 4, 6, 3)[each] for each in (part.chunks[0].start, part.chunks[0].stop) if each not in (0, 5)]
         assert len(widths) == (comm.rank > 0) + (comm.rank < comm.size - 1)
