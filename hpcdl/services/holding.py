@@ -137,7 +137,7 @@ class Holding:
         return self.memory.hold(kind, make(size, self.part.dtype))
 
     def _initialize(self) -> None:
-        """Fill in what is held here of the initial values, of which there is one tensor at a time."""
+        """Fill in what is held here of the initial values, of which one layer is made at a time."""
         for where, values in self.part.initial(self.run.random):
             if self.stage < 3:
                 self.device.copy_in(self.parameters[where], values)
