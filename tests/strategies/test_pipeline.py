@@ -9,13 +9,15 @@ from mpi4py import MPI
 from hpcdl.chunks import chunks
 from hpcdl.comm.watchdog import activity
 from hpcdl.data import from_arrays
+from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.models.balance import cut_layers
 from hpcdl.optim import make_optimizer
 from hpcdl.random import Random
-from hpcdl.runs import Run, signals
+from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.strategies import pipeline
+from hpcdl.strategies.pipeline import check
 
 DEEP = "mlp:5,4,6,5,4,6,5"  # 8 layers: 2 chunks on each of 4 ranks
 WIDTHS = 5, 4, 6, 5, 4, 6, 5
@@ -24,47 +26,43 @@ OWN = f"{GPT},head=own"
 LENGTH, WIDTH, VOCABULARY = 12, 8, 7
 
 
-def naive(microbatches, **more):
-    return lambda size: {"schedule": "naive", "microbatches": microbatches} | more
+def fit(text, size):
+    """The strategy's arguments as "SCHEDULE MICRO-BATCHES [recompute] [measured]".
 
-
-def gpipe(microbatches, **more):
-    return lambda size: {"schedule": "gpipe", "microbatches": microbatches} | more
-
-
-def one_f_one_b(microbatches, **more):
-    return lambda size: {"schedule": "1f1b", "microbatches": microbatches} | more
-
-
-def interleaved(groups, chunks=2, **more):
-    """So many groups of micro-batches, each of as many as there are stages; on one rank, 1F1B."""
-    own = {"schedule": "interleaved", "chunks": chunks} | more
-    return lambda size: own | {"microbatches": groups * size} if size > 1 else {"microbatches": groups} | more
+    interleaved: so many micro-batches for each stage, 2 chunks; on one rank, which has nothing to interleave, 1f1b.
+    """
+    schedule, count, *more = text.split()
+    own = {"schedule": schedule, "microbatches": int(count), "recompute": "recompute" in more}
+    own["balance"] = "measured" if "measured" in more else "parameters"
+    if schedule == "interleaved":
+        own |= {"schedule": "1f1b"} if size == 1 else {"chunks": 2, "microbatches": int(count) * size}
+    return own
 
 
 @pytest.mark.parametrize(
     "model, own, options",
     [
-        (DEEP, naive(4), {"optimizer": "sgd"}),
-        (DEEP, gpipe(3), {"clip_norm": 0.05}),
-        (DEEP, one_f_one_b(5), {"optimizer": "adam", "batch_size": 2, "epochs": 1}),  # most micro-batches are empty
-        (DEEP, one_f_one_b(1), {"optimizer": "nesterov"}),
-        (DEEP, interleaved(2), {"weight_decay": 0.1}),
-        (DEEP, interleaved(1, recompute=True), {"optimizer": "adam"}),
-        (DEEP, gpipe(4, recompute=True, balance="measured"), {}),
-        (GPT, one_f_one_b(4), {"optimizer": "adam", "clip_norm": 0.1}),
-        (GPT, interleaved(2, recompute=True), {"allreduce": "naive"}),
-        (OWN, gpipe(2, recompute=True), {}),
-        (OWN, interleaved(1), {"clip_norm": 0.1}),
+        (DEEP, "naive 4", {"optimizer": "sgd"}),
+        (DEEP, "gpipe 3", {"clip_norm": 0.05}),
+        (DEEP, "1f1b 5", {"optimizer": "adam", "batch_size": 2, "epochs": 1}),  # most micro-batches are empty
+        (DEEP, "1f1b 1", {"optimizer": "nesterov"}),
+        (DEEP, "interleaved 2", {"weight_decay": 0.1}),
+        (DEEP, "interleaved 1 recompute", {"optimizer": "adam"}),
+        (DEEP, "gpipe 4 recompute measured", {}),
+        (GPT, "1f1b 4", {"optimizer": "adam", "clip_norm": 0.1}),
+        (GPT, "interleaved 2 recompute", {"allreduce": "naive"}),
+        (OWN, "gpipe 2 recompute", {}),
+        (OWN, "interleaved 1", {"clip_norm": 0.1}),
     ],
+    ids=str,
 )
 def test_steps_are_those_of_sequential_sgd(model, own, options, cut, each_group):
-    each_group(lambda comm: cut(comm, pipeline.train, own(comm.size), model, **options))
+    each_group(lambda comm: cut(comm, pipeline.train, fit(own, comm.size), model, **options))
 
 
-@pytest.mark.parametrize("model, own", [(DEEP, one_f_one_b(4)), (GPT, interleaved(1))])
+@pytest.mark.parametrize("model, own", [(DEEP, "1f1b 4"), (GPT, "interleaved 1")], ids=str)
 def test_float32_to_rounding(model, own, cut, world):
-    cut(world, pipeline.train, own(world.size), model, 2e-5, dtype="float32")
+    cut(world, pipeline.train, fit(own, world.size), model, 2e-5, dtype="float32")
 
 
 # -- messages and what is in flight --------------------------------------------------------------------------------
@@ -75,10 +73,10 @@ def micro_batches(parts):
     return [part.stop - part.start for rows in (13, 13, 3) for part in chunks(rows, parts)]
 
 
-@pytest.mark.parametrize("own", [naive(3), gpipe(3), one_f_one_b(5), interleaved(2)])
+@pytest.mark.parametrize("own", ["naive 3", "gpipe 3", "1f1b 5", "interleaved 2"])
 def test_two_messages_a_boundary_and_micro_batch(own, cut, each_group):
     def body(comm):
-        mine = own(comm.size)
+        mine = fit(own, comm.size)
         run = cut(comm, pipeline.train, mine, DEEP, epochs=1)
         pushed, rows, parts = run.comm.traffic["push"], micro_batches(mine["microbatches"]), run.part.part.chunks
         widths = [WIDTHS[each.start - 1] for each in parts if each.start > 0]  # backward, to the stage before
@@ -147,7 +145,7 @@ def test_activations_of_micro_batches_in_flight(cut, world):
 
 def test_layers_lie_in_turns_and_balanced(cut, world):
     p = world.size
-    run = cut(world, pipeline.train, interleaved(1)(p), DEEP)
+    run = cut(world, pipeline.train, fit("interleaved 1", p), DEEP)
     names = [name for stage in run.extra["layers_of_stages"] for name in stage]
     assert sorted(names) == sorted([f"dense{i + 1}" for i in range(8)] + ["loss"])
     assert [layer.name for layer in run.part.part.layers] == run.extra["layers_of_stages"][world.rank]
@@ -318,3 +316,63 @@ def test_patience_and_a_time_limit_end_pipedream(follow, cut, world):
     options = {"validation": 0.2, "patience": 1, "lr": 1e-30, "batch_size": 8, "epochs": 100}
     run = dream_that_ends(world, follow, cut, **options)
     assert run.stopped == "patience" and run.step == 2 * run.per_epoch + world.size - 1
+
+
+# -- going on ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "stop, model, own, options",
+    [
+        (4, GPT, "1f1b 3", {"optimizer": "adam", "clip_norm": 0.1}),
+        (5, DEEP, "interleaved 1 recompute", {"optimizer": "momentum"}),
+    ],
+    ids=str,
+)
+def test_resumed_is_never_stopped_to_the_bit(stop, model, own, options, follow, cut, world, mpi_tmp_path):
+    own, folder = fit(own, world.size), str(mpi_tmp_path / "a")
+
+    def train(**more):
+        data = cut.data(model, "float32")
+        settings = options | CONSTANT | {"dtype": "float32", "allreduce": "ring"} | more
+        return follow(world, pipeline.train, data, model, own, **settings)
+
+    whole = train(steps=8)
+    train(steps=stop, out=folder)
+    again = train(steps=8, resume=folder)
+    assert np.array_equal(again.path, whole.path[stop:])
+    for name, vector in whole.part.optimizer.state.items():
+        assert np.array_equal(again.part.optimizer.state[name], vector)
+
+
+def test_pipedream_goes_on_with_an_empty_pipeline(follow, cut, world, mpi_tmp_path):
+    """From the parameters of the checkpoint, the stages fill up anew: stages do not lag behind at first."""
+    folder, data = str(mpi_tmp_path / "a"), cut.data(PLAIN, "float64")
+    options = CONSTANT | {"optimizer": "sgd", "dtype": "float64", "allreduce": "ring"}
+    follow(world, pipeline.train, data, PLAIN, DREAM, steps=4, out=folder, **options)
+    start = Checkpoint.read(mpi_tmp_path / "a").vectors["parameters"]
+    wanted = simulate(data, PLAIN, stages_of(PLAIN, data, world.size), 9, "sgd", start, 4)
+    cut(world, pipeline.train, DREAM, PLAIN, 1e-13, wanted, steps=9, resume=folder, **options)
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "schedule, model, options, words",
+    [
+        ("1f1b", DEEP, {"accumulate": 2}, "--accumulate: a pipeline cuts its batches by --microbatches; leave it out"),
+        ("pipedream", GPT, {}, "the first and the last stage cannot share weights .*; take a model gpt:head=own"),
+        ("pipedream", OWN, {"clip_norm": 1.0}, "no stage waits for the norm of the others; leave out --clip-norm"),
+        ("interleaved", DEEP, {}, "multiple of 3 micro-batches, not 4; take 3 or 6"),
+        ("1f2b", DEEP, {}, "unknown pipeline schedule '1f2b'"),
+    ],
+)
+def test_what_does_not_go_together(schedule, model, options, words, cut):
+    data = cut.data(model, "float64")
+    made = make_model(model, data.features, data.classes, "float64")
+    with pytest.raises(UsageError, match=words) as found:
+        check(schedule, 4, 1, 3, made, Options(**options))
+    assert "\n" not in str(found.value)
+    if schedule == "pipedream":
+        check(schedule, 4, 1, 1, made, Options(**options))  # one stage: sequential SGD
