@@ -19,13 +19,10 @@ from hpcdl.strategies import fully_sharded, pipeline, tensor_parallel
 GPU = open_device("cuda", MPI.COMM_WORLD.rank)
 MODEL = "gpt:layers=1,width=4,heads=2,context=4"
 CASES = {
-    "pipeline": partial(pipeline.train, microbatches=2),
     "pipeline, recomputing": partial(pipeline.train, schedule="gpipe", microbatches=2, recompute=True),
-    "tensor parallel": tensor_parallel.train,
     "tensor and sequence parallel": partial(tensor_parallel.train, sequence=True),
     "stage 1": partial(fully_sharded.train, stage=1),
     "stage 3": fully_sharded.train,
-    "stage 3, broadcast": partial(fully_sharded.train, gather="broadcast"),
 }
 
 
