@@ -1,5 +1,6 @@
 """Runs of one strategy whose parameters are kept step by step, so that two runs can be compared step by step."""
 
+import itertools
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -95,17 +96,14 @@ def places(piece):
     return np.add.outer(piece.start + piece.stride * np.arange(piece.blocks), np.arange(piece.length)).reshape(-1)
 
 
-def whole_path(run, bare):
-    """The whole parameters after each step, of what each rank of a model that is cut speaks for."""
-    mine = [(places(piece), piece.local) for piece, speaks in run.part.parameter_pieces if speaks]
-    steps = [[(at, vector[local : local + at.size]) for at, local in mine] for vector in run.path]
-    found = np.zeros((len(run.path), run.model.layout.size), run.model.layout.dtype)
-    times = np.zeros(found.shape, int)
-    for step, parts in ((step, parts) for every in bare.allgather(steps) for step, parts in enumerate(every)):
-        for at, values in parts:
-            found[step, at] = values
-            times[step, at] += 1
-    assert (times == 1).all()  # one rank speaks for each element
+def whole(bare, vector, pieces, size):
+    """The whole vector of so many elements, of which each rank gives what it speaks for; one speaks for each."""
+    mine = [(places(each), vector[each.local : each.local + each.size]) for each, speaks in pieces if speaks]
+    found, times = np.zeros(size, vector.dtype), np.zeros(size, int)
+    for at, values in itertools.chain(*bare.allgather(mine)):
+        found[at] = values
+        times[at] += 1
+    assert (times == 1).all()
     return found
 
 
@@ -120,7 +118,8 @@ def cut(follow, references):
     """A function: train by a strategy that cuts the model, and hold each step against that of a reference.
 
     Losses, parameters wherever they lie, and scores are those of sequential SGD, or of `wanted`, which has a path,
-    losses and scores. A model gpt reads `tokens`. Returns the run.
+    losses and scores. A model gpt reads `tokens`. Returns the run. Members: `alone`, the reference; `data`; `state`,
+    what a run holds as whole vectors; `micro_batches`, their rows.
     """
 
     def data(model, dtype):
@@ -134,7 +133,7 @@ def cut(follow, references):
         return references[key]
 
     def run(bare, train, own=None, model="mlp:12", tolerance=1e-10, wanted=None, **options):
-        options = {"epochs": 2, "dtype": "float64", "allreduce": "ring"} | options
+        options = {"dtype": "float64", "allreduce": "ring"} | ({} if "epochs" in options else {"steps": 4}) | options
         wanted = wanted or alone(model, options)
         found = follow(bare, train, data(model, options["dtype"]), model, own, **options)
         assert len(found.path) == len(wanted.path) > 0
@@ -147,10 +146,20 @@ def cut(follow, references):
         assert found.scores == pytest.approx(wanted.scores, rel=tolerance)
         assert found.agree in (None, True) and not activity.in_flight
         assert found.memory.now["activations"] == 0 < found.memory.peak["activations"]
-        whole_path(found, bare)
+        state(found, bare)
         return found
 
-    run.alone, run.data = alone, data
+    def state(run, bare):
+        """All that a run holds, parameters and optimizer state, as whole vectors by name."""
+        held = {"parameters": (run.parameters, run.part.parameter_pieces)}
+        held |= {f"optimizer/{name}": (vector, run.part.pieces) for name, vector in run.part.optimizer.state.items()}
+        return {name: whole(bare, *each, run.model.layout.size) for name, each in held.items()}
+
+    def micro_batches(parts):
+        """The rows of each micro-batch of an epoch, 29 rows in batches of 13."""
+        return [part.stop - part.start for rows in (13, 13, 3) for part in chunks(rows, parts)]
+
+    run.alone, run.data, run.state, run.micro_batches = alone, data, state, micro_batches
     return run
 
 
