@@ -10,8 +10,10 @@ run that a signal stopped with status 85.
 """
 
 from hpcdl.runs import signals
+from hpcdl.runs.world import one_world, start
 
-signals.install()  # before the next import starts MPI
+signals.install()  # before MPI starts
+start()
 
 from collections.abc import Callable  # noqa: E402
 
@@ -24,6 +26,7 @@ from hpcdl.data import open_data  # noqa: E402
 from hpcdl.errors import TrainingError, UsageError  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.models import make_model  # noqa: E402
+from hpcdl.runs.doctor import warn  # noqa: E402
 from hpcdl.runs.options import parse  # noqa: E402
 from hpcdl.runs.program import ended, quiet  # noqa: E402
 from hpcdl.runs.run import Run  # noqa: E402
@@ -54,6 +57,8 @@ def training(
     """
     world = MPI.COMM_WORLD
     with ended(program, world.rank):
+        if ranks is None:
+            one_world(world)
         with agreement(world), quiet(world.rank > 0):
             options = parse(options_class, program, description, arguments)
             if ranks is not None and options.data_servers:
@@ -63,6 +68,7 @@ def training(
             roles = divide(world.size, getattr(options, "servers", 0), options.data_servers)
         with agreement(world):
             algorithm(options.allreduce)
+        warn(world, ranks is None)
         role, number = roles.of(world.rank), local_rank(world)
         with agreement(world):
             device = open_device(options.device if role == "worker" else "cpu", number)

@@ -1,0 +1,381 @@
+"""What would hurt a run on these ranks: each rank looks around itself, and checks judge what all have seen.
+
+A check is a function of the facts of all ranks that returns rows (what, found, verdict, advice). A verdict is `ok`,
+`note` (worth knowing) or `hurts`: the run would fail, or would waste most of what it was given. `hpcdl doctor` prints
+all rows; a training run warns at its start of what hurts among those that cost nothing to find.
+
+    check        hurts when
+    mpi          ranks have different libraries, or different versions of hpcdl and what it stands on
+    mpiexec      run alone: the mpiexec that a shell finds starts programs of another library
+    world        a world of one where a launcher has started several (world.py)
+    hosts        never
+    cores        the threads of ranks outnumber the cores that these ranks may use, by OMP_NUM_THREADS or by binding
+    room         /dev/shm has less room than MPI and the scratch blocks of all ranks take
+    hdf5         never
+    gpus         never
+    cache        the compile cache cannot be written, or several hosts share it over a network
+    clocks       never
+    network      never
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import h5py
+from mpi4py import MPI
+
+from hpcdl import shared_memory
+from hpcdl.kernels.shared import BYTES
+from hpcdl.runs import world as launched
+from hpcdl.runs.facts import Facts, glance, look
+from hpcdl.runs.network import VECTOR, Link, measure_all_reduce, measure_links, part_of
+
+log = logging.getLogger("hpcdl")
+OK, NOTE, HURTS = "ok", "note", "hurts"
+MPI_ROOM = {launched.OPEN_MPI: 16 << 20}  # bytes of /dev/shm that the library takes for each rank
+OTHER_ROOM = 2 << 20  # MPICH: 1.1 MB seen
+ENLARGE = "in a container: docker run --shm-size=8g; else remove what fills it, or mount -o remount,size=8g /dev/shm"
+SMALL_MODEL = 10_000_000  # parameters: where there is no room for so many, that is worth knowing
+NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "panfs", "wekafs", "pvfs2", "9p", "fuse.")
+APART = 1.0  # seconds between the clocks of two hosts that are worth knowing
+ETHERNET = 1e9  # bytes per second between hosts below which it is no fast network
+SLOW = 0.5  # of the median bandwidth: a link worth naming
+
+
+class Row(NamedTuple):
+    what: str
+    found: str
+    verdict: str = OK
+    advice: str = ""
+
+
+# -- judging ---------------------------------------------------------------------------------------------------------
+
+
+def mpi(facts: list[Facts]) -> list[Row]:
+    """One library, and one set of versions, on all ranks."""
+    rows = []
+    for what, each in {
+        "MPI": [f"{f.library}, by mpi4py {f.versions.get('mpi4py', '')}" for f in facts],
+        "versions": [", ".join(f"{name} {v}" for name, v in f.versions.items() if name != "mpi4py") for f in facts],
+    }.items():
+        if len(set(each)) == 1:
+            rows.append(Row(what, each[0]))
+        else:
+            other = next(i for i, text in enumerate(each) if text != each[0])
+            found = f"rank 0: {each[0]}; rank {other} on {facts[other].host}: {each[other]}"
+            rows.append(Row(what, found, HURTS, "start all ranks from one environment, which all hosts see"))
+    return rows
+
+
+def mpiexec(size: int, library: str, found: list[tuple[str, str | None]]) -> list[Row]:
+    """Whether the launcher at hand is of the library that Python uses; found: as `launched.mpiexecs` gives it."""
+    if not found:
+        return [Row("mpiexec", "none on the PATH or beside Python", NOTE, launched.right(library, os.environ))]
+    path, other = found[0]
+    text = f"{path} ({other or 'does not say of which MPI'})"
+    if launched.related(library, other):
+        return [Row("mpiexec", text)]
+    own = next((path for path, other in found if other and launched.related(library, other)), None)
+    advice = f"this Python's MPI is {library}: " + (f"start with {own}" if own else f"get {library}'s mpiexec")
+    return [Row("mpiexec", text, NOTE if size > 1 else HURTS, advice)]
+
+
+def world(size: int, library: str, environ: Mapping[str, str] = os.environ) -> list[Row]:
+    """The size of the world against what the launcher says."""
+    problem = launched.lone(size, environ, library)
+    if problem is not None:
+        return [Row("world", problem[0], HURTS, problem[1])]
+    aside = launched.alone_in_allocation(size, environ, library)
+    if aside is not None:
+        return [Row("world", aside[0], NOTE, aside[1])]
+    found = launched.launch(environ, library)
+    if found is None:
+        return [Row("world", count(size, "rank") + ", started alone" * (size == 1))]
+    text = f"{count(size, 'rank')}, started by {found.by}"
+    if found.ranks != size and found.variable != "MPI_LOCALNRANKS":
+        return [Row("world", f"{text}, which says {found.ranks} ({found.variable})", NOTE, "a part of a larger job?")]
+    return [Row("world", text)]
+
+
+def hosts(facts: list[Facts]) -> list[Row]:
+    """Ranks per host."""
+    sizes = [len(ranks) for ranks in by_node(facts)]
+    if len(set(sizes)) == 1:
+        each = f", {count(sizes[0], 'rank')} each" if len(sizes) > 1 else f", {count(sizes[0], 'rank')}"
+        return [Row("hosts", f"{names(ranks[0].host for ranks in by_node(facts))}{each}")]
+    text = ", ".join(f"{ranks[0].host} {len(ranks)}" for ranks in by_node(facts)[:8])
+    advice = "the host with most ranks sets the pace: as many on each, if all hosts are alike"
+    return [Row("hosts", f"ranks per host: {text}" + ", ..." * (len(sizes) > 8), NOTE, advice)]
+
+
+def cores(facts: list[Facts]) -> list[Row]:
+    """Threads of ranks against the cores that they may use."""
+
+    def judge(ranks: list[Facts]) -> Row:
+        usable, machine = set().union(*(f.cores for f in ranks)), max(f.machine for f in ranks)
+        blas = sorted({f.blas for f in ranks})
+        each = f"{count(blas[0], 'BLAS thread')}" if len(blas) == 1 else f"{blas[0]} to {blas[-1]} BLAS threads"
+        by = next((f.variable for f in ranks if f.variable), "")
+        each += (" each" if len(ranks) > 1 else "") + (f" ({by})" if by else "")
+        text = f"{count(len(ranks), 'rank')}, {each}, on {len(usable)} of {count(machine, 'core')}"
+        among, room = crowded(ranks)
+        if not among:
+            return Row("cores", text)
+        text += f"; {count(sum(f.blas for f in among), 'thread')} on {count(len(room), 'core')}"
+        fits = max(1, len(room) // len(among))
+        most, variable = max((f.blas, f.variable) for f in among)
+        if variable and most > fits:
+            return Row("cores", text, HURTS, f"export {variable}={fits}" + also(len(among), room))
+        if len(room) < machine:
+            advice = f"{len(among)} ranks may use {count(len(room), 'core')} only: "
+            return Row(
+                "cores", text, HURTS, advice + "ask for more (--cpus-per-task), or bind otherwise (--bind-to none)"
+            )
+        return Row(
+            "cores", text, NOTE, f"ranks wait for each other's core: start at most {count(len(room), 'rank')} here"
+        )
+
+    return per_host(facts, judge)
+
+
+def also(ranks: int, room: set) -> str:
+    """What is to be added where one thread each is too many."""
+    return f", and start at most {count(len(room), 'rank')} there" if ranks > len(room) else ""
+
+
+def crowded(ranks: list[Facts]) -> tuple[list[Facts], set[int]]:
+    """Ranks of a host whose threads outnumber all the cores that they may use, and these cores: the worst such set.
+
+    By Hall's theorem threads find a core each if, and only if, no set of them is larger than the cores it may use; it
+    suffices to look at the ranks confined to one rank's cores, where two ranks' cores are the same, apart or nested.
+    """
+    worst, excess = ([], set()), 1.0
+    for room in {frozenset(f.cores) for f in ranks}:
+        among = [f for f in ranks if room.issuperset(f.cores)]
+        if sum(f.blas for f in among) / len(room) > excess:
+            worst, excess = (among, set(room)), sum(f.blas for f in among) / len(room)
+    return worst
+
+
+def pools(facts: list[Facts]) -> list[Row]:
+    """What thread pools the libraries have made; a run gives BLAS the number above, and kernels use one thread."""
+    return per_host(facts, lambda ranks: Row("threads", f"{ranks[0].pools} before a run sets them"))
+
+
+def room(facts: list[Facts], library: str) -> list[Row]:
+    """Room in /dev/shm for MPI, scratch blocks, parameters and gradients."""
+
+    def judge(ranks: list[Facts]) -> Row:
+        n = ranks[0].machine if len(facts) == 1 else len(ranks)  # run alone: as if there were a rank for each core
+        need, have = n * (MPI_ROOM.get(library, OTHER_ROOM) + BYTES), ranks[0].room
+        if have is None:
+            return Row("/dev/shm", "there is none", HURTS, "mount a tmpfs there; a container takes the host's")
+        text = f"{size_of(have)} free; {count(n, 'rank')} take {size_of(need)} and 8 bytes for each parameter"
+        if have < need:
+            return Row("/dev/shm", text, HURTS, ENLARGE)
+        largest = (have - need) // (8 * n)
+        if largest < SMALL_MODEL:
+            text += f": models of up to {largest:,} parameters; larger ones exchange messages instead"
+            return Row("/dev/shm", text, NOTE, ENLARGE)
+        return Row("/dev/shm", text)
+
+    return per_host(facts, judge)
+
+
+def tight(ranks: list[Facts]) -> Row | None:
+    """Whether a host has no room for the scratch blocks of its ranks alone."""
+    have, need = ranks[0].room or 0, len(ranks) * BYTES
+    if len(ranks) == 1 or have >= need:
+        return None
+    return Row("/dev/shm", f"{size_of(have)} free, where {len(ranks)} ranks want {size_of(need)}", HURTS, ENLARGE)
+
+
+def leftovers(facts: list[Facts]) -> list[Row]:
+    """What ended jobs have left in /dev/shm."""
+
+    def judge(ranks: list[Facts]) -> Row | None:
+        if not (left := ranks[0].left):
+            return None
+        paths = " ".join(f"{shared_memory.FOLDER}/{pattern}" for pattern in left)
+        text = f"{size_of(sum(left.values()))} older than an hour, of MPI jobs that were killed"
+        return Row("left behind", text, NOTE, f"if no MPI program runs there: rm {paths}")
+
+    return per_host(facts, judge)
+
+
+def hdf5(facts: list[Facts]) -> list[Row]:
+    """What HDF5 can do: hpcdl needs no parallel one, for each rank reads by itself and rank 0 writes."""
+    parallel = "parallel" if h5py.get_config().mpi else "not parallel, which is enough here"
+    return [Row("HDF5", f"{h5py.version.hdf5_version}, by h5py {h5py.__version__}, {parallel}")]
+
+
+def gpus(facts: list[Facts]) -> list[Row]:
+    """GPUs of each host against its ranks; whether MPI takes arrays on them."""
+
+    def judge(ranks: list[Facts]) -> Row:
+        seen = {gpu for f in ranks for gpu in f.gpus}
+        if not seen and ranks[0].no_gpu:
+            return Row("GPUs", "there is one, which hpcdl cannot use", NOTE, ranks[0].no_gpu)
+        if not seen:
+            return Row("GPUs", "none: runs take --device cpu", NOTE)
+        text = f"{count(len(seen), 'GPU')} for {count(len(ranks), 'rank')}"
+        if len(seen) < len(ranks):
+            return Row("GPUs", text, NOTE, "ranks share them, and wait for each other: a rank for each GPU is best")
+        return Row("GPUs", text)
+
+    rows = per_host(facts, judge)
+    if any(f.gpus for f in facts):
+        aware = all(f.aware for f in facts)
+        text = "yes" if aware else "no: messages from a GPU pass through the host's memory"
+        advice = (
+            "" if aware else "if the site has an MPI made for its GPUs, build mpi4py for it (make install MPI=site)"
+        )
+        rows.append(Row("CUDA-aware MPI", text, OK if aware else NOTE, advice))
+    return rows
+
+
+def cache(facts: list[Facts]) -> list[Row]:
+    """The compile cache: written by this user, and on a disk of the host."""
+    several = len(by_node(facts)) > 1
+
+    def judge(ranks: list[Facts]) -> Row:
+        folder, kind, problem = ranks[0].cache
+        text = f"{folder} ({kind or 'unknown file system'})"
+        advice = "export NUMBA_CACHE_DIR=/tmp/$USER-numba, or another folder on a disk of each host"
+        if problem:
+            return Row("compile cache", f"{text}: {problem}", HURTS, advice)
+        if kind.startswith(NETWORK):
+            text += ": over a network, where hosts that compile at once can spoil it"
+            return Row("compile cache", text, HURTS if several else NOTE, advice)
+        return Row("compile cache", text)
+
+    return per_host(facts, judge)
+
+
+def clocks(facts: list[Facts]) -> list[Row]:
+    """How far the clocks of hosts are apart."""
+    if len(by_node(facts)) == 1:
+        return []
+    first, last = min(facts, key=lambda f: f.clock), max(facts, key=lambda f: f.clock)
+    apart = last.clock - first.clock
+    text = f"{apart:.6f} s apart at most ({first.host}, {last.host})"
+    if apart > APART:
+        advice = "times of files and logs do not fit together: have the clocks set (chrony, ntp); traces are corrected"
+        return [Row("clocks", text, NOTE, advice)]
+    return [Row("clocks", text)]
+
+
+def network(facts: list[Facts], links: list[Link], seconds: dict[str, float]) -> list[Row]:
+    """Latency and bandwidth of links; the all-reduce (seconds by algorithm) as a part of the slowest bandwidth."""
+    if not links:
+        return []
+    host = {f.rank: f.host for f in facts}
+    within = len(by_node(facts)) == 1
+    where = (
+        "within the host"
+        if within
+        else "between hosts"
+        if len(links) > 1
+        else f"{host[links[0].a]} to {host[links[0].b]}"
+    )
+    latency, bandwidth = sorted(link.latency for link in links), sorted(link.bandwidth for link in links)
+    spread = [f"{1e6 * latency[0]:.1f}"] + [f"{1e6 * latency[-1]:.1f}"] * (len(links) > 1)
+    rows = [Row("latency", f"{' to '.join(spread)} us {where}")]
+    spread = [f"{bandwidth[0] / 1e9:.3g}"] + [f"{bandwidth[-1] / 1e9:.3g}"] * (len(links) > 1)
+    text, middle = f"{' to '.join(spread)} GB/s {where}", bandwidth[len(bandwidth) // 2]
+    slow = [f"{host[link.a]} to {host[link.b]}" for link in links if link.bandwidth < SLOW * middle]
+    if slow:
+        advice = f"slower than the others: {', '.join(slow[:4])}" + ", ..." * (len(slow) > 4)
+        rows.append(Row("bandwidth", text, NOTE, advice))
+    elif not within and middle < ETHERNET:
+        advice = "if the hosts have a faster network, this MPI does not use it: take the site's (make install MPI=site)"
+        rows.append(Row("bandwidth", text, NOTE, advice))
+    else:
+        rows.append(Row("bandwidth", text))
+    parts = {name: part_of(bandwidth[0], len(facts), taken) for name, taken in seconds.items()}
+    each = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms ({parts[name]:.0%} of the bandwidth)" for name in seconds)
+    return [*rows, Row("all-reduce", f"of {VECTOR >> 20} MiB on {len(facts)} ranks: {each}")]
+
+
+# -- all together ----------------------------------------------------------------------------------------------------
+
+
+def examine(comm: MPI.Intracomm, quick: bool = False) -> list[Row]:
+    """All rows, on rank 0; nothing on the others. Collective. quick: without the network."""
+    seen = comm.gather(look(comm))
+    links, seconds = [], {}
+    if comm.size > 1 and not quick:
+        players = comm.bcast(None if seen is None else leaders(seen))
+        links = measure_links(comm, players)
+        seconds = {name: measure_all_reduce(comm, name) for name in ("ring", "mpi")}
+    if seen is None:
+        return []
+    library = launched.library()
+    rows = [*mpi(seen), *mpiexec(comm.size, library, launched.mpiexecs()), *world(comm.size, library), *hosts(seen)]
+    rows += [*cores(seen), *pools(seen), *room(seen, library), *leftovers(seen), *hdf5(seen), *gpus(seen), *cache(seen)]
+    return [*rows, *clocks(seen), *network(seen, links, seconds)]
+
+
+def leaders(facts: list[Facts]) -> list[int]:
+    """The first rank of each host; the first two of a single one."""
+    nodes = by_node(facts)
+    return [ranks[0].rank for ranks in nodes] if len(nodes) > 1 else [f.rank for f in nodes[0][:2]]
+
+
+def warn(comm: MPI.Intracomm, several: bool = True) -> None:
+    """Warn, on rank 0 and in a line each, of what would hurt a training run and costs nothing to find; collective.
+
+    several: the strategy works on any number of ranks, so that one alone may be a mistake.
+    """
+    seen = comm.gather(glance(comm))
+    if seen is None:
+        return
+    aside = launched.alone_in_allocation(comm.size, os.environ, launched.library()) if several else None
+    rows = [Row("world", aside[0], NOTE, aside[1])] if aside else []
+    rows += [row for row in cores(seen) if row.verdict == HURTS] + per_host(seen, tight)
+    for row in rows:
+        log.warning("%s: %s; %s (hpcdl doctor says more)", row.what, row.found, row.advice)
+
+
+def by_node(facts: Iterable[Facts]) -> list[list[Facts]]:
+    """The facts of each host's ranks."""
+    nodes: dict[int, list[Facts]] = {}
+    for each in facts:
+        nodes.setdefault(each.node, []).append(each)
+    return list(nodes.values())
+
+
+def per_host(facts: list[Facts], judge: Callable[[list[Facts]], Row | None]) -> list[Row]:
+    """What is to be said of each host; what is the same for several is said once, and of which."""
+    nodes = by_node(facts)
+    said: dict[Row, list[str]] = {}
+    for ranks in nodes:
+        row = judge(ranks)
+        if row is not None:
+            said.setdefault(row, []).append(ranks[0].host)
+    everywhere = [len(where) == len(nodes) for where in said.values()]
+    return [
+        row if everyone else row._replace(found=f"{names(where)}: {row.found}")
+        for (row, where), everyone in zip(said.items(), everywhere, strict=True)
+    ]
+
+
+def names(of_hosts: Iterable[str]) -> str:
+    """A few hosts by name, many by number."""
+    found = list(of_hosts)
+    return ", ".join(found) if len(found) <= 4 else f"{len(found)} hosts ({found[0]}, {found[1]}, ...)"
+
+
+def count(n: int, what: str) -> str:
+    return f"{n} {what}" + "s" * (n != 1)
+
+
+def size_of(size: int) -> str:
+    """Bytes in words."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return count(size, "byte")

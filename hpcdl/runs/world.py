@@ -1,0 +1,186 @@
+"""Whether the processes that a launcher has started are one world: MPI's size against what the launcher says.
+
+    started by                              how many                  which one
+    mpiexec of Open MPI                     OMPI_COMM_WORLD_SIZE      OMPI_COMM_WORLD_RANK
+    mpiexec of MPICH, srun --mpi=pmi2       PMI_SIZE                  PMI_RANK
+    srun                                    SLURM_STEP_NUM_TASKS      SLURM_PROCID
+    mpiexec of MPICH, with -pmi-port        MPI_LOCALNRANKS (here)    PMI_ID
+
+A library asks its launcher by PMI (MPICH and its relatives) or PMIx (Open MPI). Where the launcher offers the other, or
+nothing, the library takes its process for a program that was started alone: N processes are N worlds of one rank, which
+all do all the work. MPICH without PMIx refuses to start, and ends the process in words of its own.
+
+The library's own variables count first: an mpiexec within a step of Slurm starts as many as it says, not as many as
+the step has. A batch script bears SLURM_NTASKS and SLURM_PROCID, too, but no number of a step, and was not launched.
+Sources: Balaji et al., "PMI: a scalable parallel process-management interface", 2010; Castain et al., "PMIx: process
+management for exascale environments", 2017.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcdl.errors import AgreedError
+
+OPEN_MPI = "Open MPI"
+FLAVOURS = {OPEN_MPI: "pmix", "MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "pmi2", "Cray MPICH": "cray_shasta"}
+PATIENCE = 2.0  # seconds: Open MPI's mpiexec ends all when the first one leaves, and who has the word may come late
+SPECIAL = 0xFFFFFFF0  # Slurm's numbers of steps that no srun has started: of a batch script, of an interactive shell
+
+
+class Launch(NamedTuple):
+    """What a launcher says of this process: by is mpiexec or srun, variable the one that says how many there are."""
+
+    by: str
+    ranks: int
+    number: int
+    variable: str
+
+
+def launch(environ: Mapping[str, str], library: str) -> Launch | None:
+    """Who has started this process; None: nobody, it was started alone. library: the MPI that it uses."""
+    mpiexecs = [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")]
+    said = mpiexecs if library == OPEN_MPI else mpiexecs[::-1]
+    if in_step(environ):
+        said += [("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), ("SLURM_NTASKS", "SLURM_PROCID")]
+    for size, number in [*said, ("MPI_LOCALNRANKS", "PMI_ID")]:
+        ranks, which = environ.get(size, ""), environ.get(number, "0")
+        if ranks.isdecimal():
+            srun = in_step(environ) and (size.startswith("SLURM") or "PMI_JOBID" in environ)
+            return Launch("srun" if srun else "mpiexec", int(ranks), int(which) if which.isdecimal() else 0, size)
+    return None
+
+
+def in_step(environ: Mapping[str, str]) -> bool:
+    """Whether an srun of the user's has started this process, and not one by which mpiexec reaches other hosts."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < SPECIAL and "SLURM_EXTERNAL_LAUNCHER" not in environ
+
+
+def library() -> str:
+    """The MPI library of this Python: MPICH, Open MPI, Intel MPI, ... ."""
+    from mpi4py import MPI  # here: its import starts MPI
+
+    return "Cray MPICH" if "CRAY" in MPI.Get_library_version().upper() else MPI.get_vendor()[0]
+
+
+def lone(size: int, environ: Mapping[str, str], library: str) -> tuple[str, str, int] | None:
+    """What is wrong when this is a world of one of several, what to do, and the launcher's number of this process."""
+    found = launch(environ, library)
+    if size > 1 or found is None or found.ranks == 1:
+        return None
+    offered = "PMIx" if "PMIX_RANK" in environ else "PMI" if "PMI_RANK" in environ else "neither PMI nor PMIx"
+    said = f"{found.by} has started {found.ranks} processes ({found.variable}) and offers {offered}"
+    what = f"each rank is a world of its own: {said}, by which {library} finds no others"
+    return what, right(library, environ), found.number
+
+
+def right(library: str, environ: Mapping[str, str]) -> str:
+    """How to start several ranks of this library here."""
+    ways = []
+    if "SLURM_JOB_ID" in environ or shutil.which("srun"):
+        ways.append(f"srun --mpi={FLAVOURS.get(library, 'NAME')}" + " (srun --mpi=list)" * (library not in FLAVOURS))
+    ways.append(own_mpiexec(library) or f"the mpiexec of {library}")
+    return f"this is {library}: start it with {' or with '.join(ways)}"
+
+
+def alone_in_allocation(size: int, environ: Mapping[str, str], library: str) -> tuple[str, str] | None:
+    """What is to be noted, and what to do, when no launcher has started this in an allocation for several tasks."""
+    tasks = environ.get("SLURM_NTASKS", "")
+    if size > 1 or launch(environ, library) is not None or "SLURM_JOB_ID" not in environ:
+        return None
+    if "SLURM_EXTERNAL_LAUNCHER" in environ or not tasks.isdecimal() or int(tasks) < 2:
+        return None
+    return f"1 rank, started alone in a Slurm allocation of {tasks} tasks", right(library, environ)
+
+
+def mpiexecs() -> list[tuple[str, str | None]]:
+    """The path of each mpiexec, and of which library it is: what a shell finds first, then the one beside Python."""
+    beside = str(Path(sys.executable).with_name("mpiexec"))
+    paths = [path for path in (shutil.which("mpiexec"), beside) if path and os.access(path, os.X_OK)]
+    return [(path, library_of(path)) for path in dict.fromkeys(paths)]
+
+
+def library_of(mpiexec: str) -> str | None:
+    """The library that an mpiexec says it belongs to; None where it does not say."""
+    try:
+        done = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    text = done.stdout + done.stderr
+    words = {"Intel(R) MPI": "Intel MPI", "MVAPICH": "MVAPICH", "HYDRA": "MPICH"}
+    words |= dict.fromkeys(("Open MPI", "OpenRTE", "PRRTE", "prterun"), OPEN_MPI)
+    return next((library for word, library in words.items() if word in text), None)
+
+
+def related(library: str, other: str | None) -> bool:
+    """Whether the launcher of one library starts programs of the other: all but Open MPI descend from MPICH."""
+    return other is None or (library == OPEN_MPI) == (other == OPEN_MPI)
+
+
+def own_mpiexec(library: str) -> str | None:
+    """An mpiexec that is known to be of this library."""
+    return next((path for path, other in mpiexecs() if other and related(library, other)), None)
+
+
+def start(status: int = 2) -> None:
+    """Start MPI, as the import of mpi4py.MPI does; to be called before it.
+
+    Where the launcher offers PMIx alone, MPICH is asked first whether it understands that: in a session, whose errors
+    come back. If it does not, the process ends here with one line and this status.
+    """
+    import mpi4py
+
+    doubtful = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
+    if not doubtful or "mpi4py.MPI" in sys.modules or not mpi4py.rc.initialize:
+        return
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # by hand now, at the end as ever
+    from mpi4py import MPI
+
+    session, name = None, library()
+    if name != OPEN_MPI:
+        try:
+            about = MPI.Info.Create({"thread_level": "MPI_THREAD_MULTIPLE"})
+            session = MPI.Session.Init(about, MPI.ERRORS_RETURN)
+        except NotImplementedError:  # older than MPI 4
+            pass
+        except MPI.Exception:
+            found = launch(os.environ, name)
+            by = f"{found.by} has started {found.ranks} processes and" if found else "the launcher"
+            leave(
+                f"{by} offers PMIx, which this {name} does not know; {right(name, os.environ)}",
+                found and found.number,
+                status,
+            )
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    if session is not None:
+        session.Finalize()
+
+
+def leave(line: str, number: int | None, status: int) -> None:
+    """End this process, which knows no others; the one that bears the number 0 says why."""
+    if number:
+        time.sleep(PATIENCE)
+    else:
+        print(f"hpcdl: error: {line}", file=sys.stderr, flush=True)
+    raise SystemExit(status)
+
+
+def one_world(world) -> None:
+    """Refuse a world of one where the launcher has started several; number 0 by the launcher has the word.
+
+    Raises AgreedError: every process comes upon this, and all leave.
+    """
+    problem = lone(world.size, os.environ, library())
+    if problem is not None:
+        found, advice, number = problem
+        if number:
+            time.sleep(PATIENCE)
+        error = AgreedError(f"{found}; {advice}")
+        error.speaker = 0 if number == 0 else None
+        raise error

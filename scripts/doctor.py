@@ -1,0 +1,92 @@
+"""Say what would hurt a run here: python scripts/doctor.py; mpiexec -n 4 python scripts/doctor.py; srun hpcdl doctor
+
+Started alone, it looks at this machine; under a launcher, at all ranks and the network between them, too. Each row says
+what was found and whether that is ok, worth a note, or hurts, and each that is not ok what to do (docs/doctor.md).
+Exit status: 1 when something would hurt a run. Ranks that are not one world are told so in one line, by the first.
+"""
+
+# ruff: noqa: E402
+
+from hpcdl.runs.world import start
+
+start(status=1)  # before the next import starts MPI, which may end the process in words of its own
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpi4py import MPI
+from rich.table import Table
+from rich.text import Text
+
+from hpcdl.comm import Communicator, agreement
+from hpcdl.files import atomic_write
+from hpcdl.runs.doctor import HURTS, Row, examine
+from hpcdl.runs.export import check
+from hpcdl.runs.options import option, parse
+from hpcdl.runs.program import ended, quiet
+from hpcdl.runs.progress import console
+from hpcdl.runs.world import leave, library, lone
+
+COLOURS = {"ok": "green", "note": "yellow", "hurts": "bold red"}
+
+
+@dataclass
+class DoctorOptions:
+    """What is looked at, and where the result goes."""
+
+    quick: bool = option(False, "leave out the network")
+    timeout: float = option(60.0, "seconds that a rank may wait in one communication before the job is ended; 0: any")
+    json: str = option("", "file for the rows: NAME.json")
+
+
+def main(arguments=None):
+    world = MPI.COMM_WORLD
+    with ended("doctor", world.rank):
+        with agreement(world), quiet(world.rank > 0):
+            options = parse(DoctorOptions, "doctor", __doc__.split("\n")[0], arguments)
+            check("--json", options.json, (".json",))
+        problem = lone(world.size, os.environ, library())
+        if problem is not None:
+            found, advice, number = problem
+            if number == 0:
+                write(options.json, [Row("world", found, HURTS, advice)], world.size)
+            leave(f"{found}; {advice}", number, 1)
+        comm = Communicator(world, "mpi", options.timeout)
+        rows = examine(comm.mpi, options.quick)
+        comm.free()
+        if world.rank == 0:
+            show(rows)
+            write(options.json, rows, world.size)
+        if world.bcast(any(row.verdict == HURTS for row in rows)):
+            raise SystemExit(1)
+
+
+def show(rows: list[Row]) -> None:
+    """The table, and below it, in full, what to do about each row that is not ok."""
+    table = Table("what", "", "found", box=None, pad_edge=False)
+    table.columns[2].overflow = "fold"
+    for row in rows:
+        table.add_row(row.what, Text(row.verdict, COLOURS[row.verdict]), row.found)
+    shown = console()
+    shown.print(table)
+    for row in rows:
+        if row.advice:
+            shown.print(f"\n{row.what}: {row.advice}", soft_wrap=True, highlight=False)
+    hurting = [row.what for row in rows if row.verdict == HURTS]
+    said = f"would hurt a run: {', '.join(dict.fromkeys(hurting))}" if hurting else "nothing would hurt a run"
+    shown.print(f"\n{said}", soft_wrap=True, highlight=False)
+
+
+def write(path: str, rows: list[Row], ranks: int) -> None:
+    """The rows as JSON."""
+    if path:
+        status = int(any(row.verdict == HURTS for row in rows))
+        result = {"ranks": ranks, "status": status, "rows": [row._asdict() for row in rows]}
+        with atomic_write(Path(path)) as file:
+            file.write((json.dumps(result, indent=2) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
