@@ -182,10 +182,12 @@ def understood(config: Path, names: list[str]):
         found = yaml.safe_load(config.read_text())
     except (OSError, ValueError, yaml.YAMLError):
         found = None
-    if not isinstance(found, dict) or found.keys() <= set(names):
+    known = isinstance(found, dict)
+    renamed = known and ("lr_schedule" in found) != ("lr_schedule" in names)
+    if not known or (found.keys() <= set(names) and not renamed):
         yield config  # as it is, or for the parser to say what is wrong with it
         return
-    if ("lr_schedule" in found) != ("lr_schedule" in names):
+    if renamed:
         schedule = found.pop("lr_schedule", found.pop("schedule", None))
         found["lr_schedule" if "lr_schedule" in names else "schedule"] = schedule
     with tempfile.TemporaryDirectory() as folder:
