@@ -1,4 +1,7 @@
-"""Score a trained model, predict with it, export it: python scripts/evaluate.py runs/a --data digits"""
+"""Score a trained model, predict with it, export it: python scripts/evaluate.py runs/a --data digits
+
+A gpt also writes text: python scripts/evaluate.py runs/t --sample 500 --prompt "def "
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +14,7 @@ from hpcdl.comm import agreement
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
+from hpcdl.random import Random
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.evaluation import ROWS, evaluate, scores
 from hpcdl.runs.export import check, export, write_predictions
@@ -27,6 +31,18 @@ class EvaluateOptions:
     split: Literal["test", "train"] = option("test", "which part of the data set")
     predict: str = option("", "write a prediction for each row: NAME.csv, or NAME.npz with the model's outputs")
     export: str = option("", "write the parameters by name: NAME.npz or NAME.safetensors")
+    sample: int = option(0, "write a text of so many tokens, after the scores; for a gpt")
+    prompt: str = option("", "how the text begins; by default with what follows token 0")
+    temperature: float = option(0.8, "of the text: 1 as the model has it, 0 always the likeliest token, between: tamer")
+    seed: int = option(0, "of the text")
+
+    def __post_init__(self):
+        if self.sample < 0:
+            raise UsageError(f"--sample must be 0 or more tokens, not {self.sample}")
+        if self.temperature < 0:
+            raise UsageError(f"--temperature must be 0 or more, not {self.temperature}")
+        if self.prompt and not self.sample:
+            raise UsageError("--prompt begins a text; say how many tokens are to follow, as by --sample 500")
 
 
 def main(arguments=None):
@@ -43,6 +59,7 @@ def main(arguments=None):
         data = open_data(options.data or about["source"], comm=world, dtype=parameters.dtype, standardize=standardize)
         with agreement(world):
             model, split = rebuilt(about, data, parameters.dtype), data.test if options.split == "test" else data.train
+            prompt = begun(options.prompt, model, data) if options.sample else None
         sums = evaluate(model, parameters, split, data.classes, share=(world.rank, world.size))
         world.Allreduce(MPI.IN_PLACE, sums)
         with agreement(world):
@@ -50,10 +67,15 @@ def main(arguments=None):
                 line = scores(sums, data.classes).named(options.split)
                 print(f"{options.run}, step {about['step']}, on {split.examples} rows of {data.name}:")
                 print("  ".join(f"{name} {value:.6g}" for name, value in line.items()))
+                if options.sample:
+                    drawn = Random(options.seed)("sample")
+                    made = model.generate(parameters, prompt, options.sample, drawn, options.temperature)
+                    print(data.vocabulary.decode([*prompt, *made]))
                 if options.predict:
-                    blocks = range(0, split.examples, ROWS)
+                    most = getattr(model, "rows_at_once", ROWS)
+                    blocks = range(0, split.examples, most)
                     outputs = [
-                        model.predict(parameters, split.rows(i, min(i + ROWS, split.examples))[0]) for i in blocks
+                        model.predict(parameters, split.rows(i, min(i + most, split.examples))[0]) for i in blocks
                     ]
                     write_predictions(np.concatenate(outputs), data.classes, Path(options.predict))
                 if options.export:
@@ -77,6 +99,17 @@ def rebuilt(about, data, dtype):
     if model.layout.describe() != about["layout"]:
         raise UsageError(f"the checkpoint's model {about['model']!r} is not one that this program can build")
     return model
+
+
+def begun(prompt: str, model, data) -> list[int]:
+    """The tokens of a prompt, if the model writes text, and the data say what its tokens stand for."""
+    if not hasattr(model, "generate"):
+        raise UsageError("--sample needs a model that writes text, gpt, trained on tokens; this run's model does not")
+    if data.vocabulary is None:
+        raise UsageError(
+            f"--sample needs data with a vocabulary, as prepare-data text makes them; {data.name} has none"
+        )
+    return data.vocabulary.encode(prompt).tolist()
 
 
 if __name__ == "__main__":

@@ -4,14 +4,18 @@ A script with options of its own derives a dataclass from `Options` and adds fie
 option's name; its metadata holds the help text.
 """
 
+import contextlib
 import dataclasses
 import math
 import os
 import re
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import yaml
 
 from hpcdl.errors import UsageError
 
@@ -139,6 +143,8 @@ def parser(options_class: type, program: str, description: str):
 def parse(options_class: type, program: str, description: str, arguments: list[str] | None = None):
     """Read the command line into an `options_class`; with --resume DIR, the options of that run are the defaults.
 
+    It may be a run of another program, whose own options are then left out.
+
     Raises UsageError, one line, for an unknown option, a bad value or a file that is missing.
     """
     from jsonargparse import ArgumentError
@@ -152,9 +158,10 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
             config = Path(found.resume, "config.yaml")
             if not os.path.isfile(config):
                 raise UsageError(f"--resume {found.resume}: there is no run in that folder (config.yaml is missing)")
-            made.default_config_files = [str(config)]
-            made.set_defaults(out=found.resume)
-            found = made.parse_args(arguments)
+            with understood(config, names) as config:
+                made.default_config_files = [str(config)]
+                made.set_defaults(out=found.resume)
+                found = made.parse_args(arguments)
     except ArgumentError as error:
         raise UsageError(one_line(str(error))) from None
     for name, instead in INSTEAD.items():
@@ -163,6 +170,30 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
                 raise UsageError(f"give --{name.replace('_', '-')} or --{instead.replace('_', '-')}, not both")
             found[instead] = 0  # what a configuration file says of it holds no longer
     return options_class(**{name: found[name] for name in names})
+
+
+@contextlib.contextmanager
+def understood(config: Path, names: list[str]):
+    """The path of a configuration that has only options with these names: itself, or a copy for a while.
+
+    The schedule of the learning rate is called lr_schedule where there is another one.
+    """
+    try:
+        found = yaml.safe_load(config.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        found = None
+    known = isinstance(found, dict)
+    renamed = known and ("lr_schedule" in found) != ("lr_schedule" in names)
+    if not known or (found.keys() <= set(names) and not renamed):
+        yield config  # as it is, or for the parser to say what is wrong with it
+        return
+    if renamed:
+        schedule = found.pop("lr_schedule", found.pop("schedule", None))
+        found["lr_schedule" if "lr_schedule" in names else "schedule"] = schedule
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, config.name)
+        copy.write_text(yaml.safe_dump({name: value for name, value in found.items() if name in names}))
+        yield copy
 
 
 def given(name: str, arguments: list[str] | None) -> bool:

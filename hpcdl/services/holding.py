@@ -74,6 +74,12 @@ class Units:
             for each in piece.within(own)
         ]
 
+    def unit_of(self, part: slice) -> int | None:
+        """The number of the unit that this slice lies in; None for an empty one."""
+        if part.start == part.stop:
+            return None
+        return next(u for u, unit in enumerate(self.units) if unit.start <= part.start < unit.stop)
+
     def meet(self, part: slice) -> list[tuple[int, slice]]:
         """What this rank owns of a slice of the vector: (unit, slice of what it owns of that unit)."""
         found = []
@@ -137,7 +143,7 @@ class Holding:
         return self.memory.hold(kind, make(size, self.part.dtype))
 
     def _initialize(self) -> None:
-        """Fill in what is held here of the initial values, of which there is one tensor at a time."""
+        """Fill in what is held here of the initial values, of which one layer is made at a time."""
         for where, values in self.part.initial(self.run.random):
             if self.stage < 3:
                 self.device.copy_in(self.parameters[where], values)
@@ -236,6 +242,8 @@ class Holding:
     def evaluate(self, parameters, batch) -> tuple[float, float]:
         """(sum of losses, score) of a batch, on the rank that counts, zeros on others; collective."""
         result = self.score(batch)
+        if self.sharded:
+            self.sharded.finish()  # its buffers
         return result if self.counts else (0.0, 0.0)
 
     def try_out(self, batch) -> None:
@@ -281,16 +289,19 @@ class Sharded:
         self.w = part.views(holding.parameters) if holding.stage < 3 else None
         self.places, self.tensors = [], []  # of each layer: where its units, and its tensors, lie in a buffer
         for tensors in part.tensors:
-            of = [next(u for u, unit in enumerate(units.units) if unit.start <= t.offset < unit.stop) for t in tensors]
+            of = [units.unit_of(tensor.slice) for tensor in tensors]
             places, start = {}, 0
-            for u in dict.fromkeys(of):
+            for u in dict.fromkeys(u for u in of if u is not None):
                 length = units.units[u].stop - units.units[u].start
                 places[u] = slice(start, start + length)
                 start += length
             self.places.append(places)
-            moved = [places[u].start + t.offset - units.units[u].start for t, u in zip(tensors, of, strict=True)]
+            moved = [
+                places[u].start + t.offset - units.units[u].start if u is not None else 0
+                for t, u in zip(tensors, of, strict=True)
+            ]
             self.tensors.append([dataclasses.replace(t, offset=start) for t, start in zip(tensors, moved, strict=True)])
-        self.largest = max(place.stop for places in self.places for place in places.values())
+        self.largest = max((place.stop for places in self.places for place in places.values()), default=0)
         self.free = {"parameters": [], "gradients": []}
         self.gathered, self.open_gradient, self.leaving = {}, None, None
 
@@ -308,7 +319,7 @@ class Sharded:
 
     def _gather(self, i):
         """Start to gather the parameters of layer i."""
-        buffer, requests = self._take("parameters") if self.places[i] else None, []
+        buffer, requests = self._take("parameters") if self.tensors[i] else None, []
         for u, place in self.places[i].items():
             buffer[place][self.holding.units.within[u]] = self.holding.owned[u]
             requests.append(self.holding.gather(u, buffer[place]))
@@ -324,7 +335,7 @@ class Sharded:
     def gradient(self, i):
         """Room for the gradient of layer i, zeros."""
         self._settle()
-        if not self.places[i]:
+        if not self.tensors[i]:
             return ()
         self.open_gradient = self._take("gradients")
         self.open_gradient[:] = 0
@@ -333,7 +344,7 @@ class Sharded:
     def ready(self, i):
         """Free the parameters of layer i, and start to sum its gradient over the ranks."""
         self.close(i)
-        if self.places[i]:
+        if self.tensors[i]:
             buffer = self.open_gradient
             requests = [(u, buffer[part], self.holding.scatter(u, buffer[part])) for u, part in self.places[i].items()]
             self.leaving = buffer, requests
@@ -367,4 +378,4 @@ class Sharded:
 
     def _views(self, i, buffer):
         """The tensors of layer i in a buffer."""
-        return tuple([tensor.view(buffer) for tensor in self.tensors[i]]) if self.tensors[i] else ()
+        return tuple([tensor.view(buffer) for tensor in self.tensors[i]])

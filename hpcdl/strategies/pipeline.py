@@ -60,8 +60,7 @@ def train(
     stage = Stage(comm, part, held.store(), model, recompute)
     held.descend, held.score = stage.descend, stage.score
     run.extra |= {"schedule": schedule, "microbatches": microbatches, "chunks": chunks, "recompute": recompute}
-    last = run.plan(data)[2]
-    horizon = (lambda: min(run.step + comm.size - 1, last)) if schedule == "pipedream" else None
+    horizon = (lambda: min(run.step + comm.size - 1, run.steps)) if schedule == "pipedream" else None
     run.begin("pipeline", model, held.parameters, held.optimizer, data, part=held, horizon=horizon)
 
     if schedule == "pipedream":

@@ -307,6 +307,7 @@ def test_generated_tokens(dtype, recwarn):
     assert made(1, 1e-9) == made(1, 1e-320) == made(1, 0)
     assert made(3, prompt=[0, 6, 1, 2, 3, 4, 5]) == made(3, prompt=[1, 2, 3, 4, 5])  # the last five are seen
     assert made(3, prompt=[]) == made(3, prompt=[0])
+    assert sum(map(len, model.pool.free.values())) == len(model.pool.whole)  # all is given back
     with pytest.raises(UsageError, match="no token number from 0 to 6"):
         made(1, prompt=[VOCABULARY])
     model.layout.view(parameters, "norm.bias")[:] = np.nan

@@ -82,3 +82,26 @@ def test_batch_sizes():
     assert Options(batch_size=10).global_batch(4, 100) == 10
     assert Options(batch_per_rank=10).global_batch(4, 100) == 40
     assert Options(batch_size="full").global_batch(4, 100) == 100
+
+
+def test_options_of_a_run_of_another_program(tmp_path):
+    """What only the other has is left out; the learning rate's schedule is found where another one has its name."""
+
+    @dataclass
+    class Piped(Options):
+        schedule: str = option("1f1b", "of the pipeline")
+        lr_schedule: str = option("cosine", "of the learning rate")
+
+    config = tmp_path / "config.yaml"
+    config.write_text("lr: 0.25\nschedule: gpipe\nlr_schedule: 1/t\nmicrobatches: 7\n")
+    found = parse(Options, "p", "d", ["--resume", str(tmp_path), "--steps", "9"])
+    assert (found.lr, found.schedule, found.steps, found.out) == (0.25, "1/t", 9, str(tmp_path))
+    config.write_text("lr: 0.25\nschedule: step\nrounds: 3\n")
+    found = parse(Piped, "p", "d", ["--resume", str(tmp_path)])
+    assert (found.lr, found.schedule, found.lr_schedule) == (0.25, "1f1b", "step")
+    config.write_text("lr: 0.25\nschedule: gpipe\nlr_schedule: step\n")
+    found = parse(Piped, "p", "d", ["--resume", str(tmp_path), "--schedule", "naive"])
+    assert (found.schedule, found.lr_schedule) == ("naive", "step")
+    config.write_text("lr: many\nschedule: gpipe\nlr_schedule: 1/t\nmicrobatches: 7\n")
+    with pytest.raises(UsageError, match="lr"):
+        parse(Options, "p", "d", ["--resume", str(tmp_path)])

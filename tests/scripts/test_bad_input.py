@@ -1,5 +1,6 @@
 """Bad input on several ranks: one clear line on rank 0, status 2, nothing written, no hang."""
 
+import re
 from pathlib import Path
 
 import h5py
@@ -33,8 +34,6 @@ DATA = {
 
 
 def refused(launch, tmp_path, words, *options):
-    import re
-
     before = {path for path in tmp_path.rglob("*")}
     done = launch(2, SCRIPT, *options, timeout=60)
     lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -126,3 +125,36 @@ def test_sequential_training_on_several_ranks(launch, tmp_path):
     done = launch(4, SCRIPT.with_name("train_sequential.py"))
     assert done.returncode == 2
     assert "train-sequential: error: this strategy runs on 1 rank, not on 4" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "ranks, name, options, words",
+    [
+        (3, "pipeline", ["--model", "mlp:8"], "3 stages need as many layers, and the model has 2 .dense1, dense2.;"),
+        (2, "grid", ["--grid", "data=2,tensor=2"], "grid data=2,pipeline=1,tensor=2 has 4 ranks, and there are 2"),
+        (2, "tensor_parallel", ["--placement", "partitioned"], "--placement partitioned: ranks that share a model"),
+    ],
+)
+def test_models_that_cannot_be_cut_so(launch, tmp_path, ranks, name, options, words):
+    done = launch(ranks, SCRIPT.with_name(f"train_{name}.py"), *options, "--out", "a", check=2)
+    ours = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(ours) == 1 and re.match(f"train-{name.replace('_', '-')}: error: {words}", ours[0]), done.stderr
+    assert done.stdout == "" and not (tmp_path / "a").exists()
+
+
+def test_a_pipeline_that_diverges_with_micro_batches_in_flight(launch):
+    options = [
+        "--schedule",
+        "pipedream",
+        "--model",
+        "mlp:40,40",
+        "--lr",
+        "1e30",
+        "--batch-size",
+        "300",
+        "--steps",
+        "50",
+    ]
+    done = launch(3, SCRIPT.with_name("train_pipeline.py"), *options, timeout=30, check=1)
+    assert len([line for line in done.stderr.splitlines() if line.startswith("train-pipeline: error: the ")]) == 1
+    assert "not finite" in done.stderr and "Traceback" not in done.stderr

@@ -174,3 +174,42 @@ def test_bench_training(launch, tmp_path):
     pairs = zip(found["results"]["hpcdl"], found["results"]["torch"], strict=True)
     assert found["ratios"] == [a["examples_per_second"] / b["examples_per_second"] for a, b in pairs]
     assert re.search(r"hpcdl / PyTorch: [\d.]+ \([\d.]+ to [\d.]+, 2 pairs\)", done.stdout)
+
+
+def test_bench_model_parallel(launch, tmp_path):
+    script, options = FOLDER / "bench_model_parallel.py", ["--data", "digits", "--steps", "2", "--json", "m.json"]
+    done = launch(2, script, *options, "--model", "mlp:16,16,16", "--repeats", "2", check=0)
+    results, rows = json.loads((tmp_path / "m.json").read_text())["results"], table(done.stdout)
+    cells = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
+    parameters = results["sequential"][0]["parameters"]
+    for name, runs in results.items():
+        assert len(runs) == 2, name
+        held = runs[0]["memory_bytes_per_rank"]
+        cell = cells[name.removesuffix(", 2")]
+        busiest = max(sum(held[kind][rank] for kind in held) for rank in range(len(held["parameters"])))
+        shown = sum(float(cell[f"{kind}, MiB"]) for kind in held)
+        assert shown == pytest.approx(busiest / 2**20, abs=0.021), name
+        assert float(cell["16 bytes a parameter / N"]) == round(16 * parameters / len(held["parameters"]) / 2**20, 2)
+    whole, sharded = (results[name][0]["memory_bytes_per_rank"] for name in ("sequential", "fully sharded, stage 3, 2"))
+    assert whole["parameters"] == [4 * parameters] and whole["optimizer"] == [8 * parameters]
+    assert sharded["optimizer"] == pytest.approx([4 * parameters] * 2, abs=8 * 8)
+    done = launch(
+        2,
+        script,
+        *options,
+        "--case",
+        "idle",
+        "--model",
+        "mlp:16,16,16",
+        "--pretend-compute",
+        "1",
+        "--microbatches",
+        "2,4",
+        check=0,
+    )
+    cells = [dict(zip(rows[0], row, strict=True)) for rows in [table(done.stdout)] for row in rows[2:]]
+    theory = {(cell["schedule"], cell["micro-batches"]): float(cell["idle, theory"]) for cell in cells}
+    assert theory["naive", "2"] == 0.5 and theory["1f1b", "4"] == 0.2 and theory["interleaved", "4"] == 0.111
+    for ranks, more, words in [(1, ["--case", "idle"], "start 2 ranks"), (2, ["--microbatches", "0"], "above 0")]:
+        done = launch(ranks, script, *options, *more)
+        assert done.returncode == 2 and words in done.stderr

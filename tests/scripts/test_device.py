@@ -63,6 +63,10 @@ def test_the_identities_hold_on_the_device(simulate):
         assert f"cases agree on {ranks} ranks" in simulate(ranks, program, check=0).stdout
 
 
+def test_models_that_are_cut_on_the_device(simulate):
+    assert "4 cases agree on 2 ranks" in simulate(2, Path(__file__).parents[1] / "standin" / "cut.py", check=0).stdout
+
+
 @pytest.mark.parametrize("servers", ["parameter", "parameter unasked", "data"])
 def test_workers_on_gpus_whose_servers_have_none(simulate, launch, few, servers):
     script = TRAIN if servers == "data" else SCRIPTS / "train_parameter_server.py"

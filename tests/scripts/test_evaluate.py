@@ -1,4 +1,4 @@
-"""evaluate.py scores, predicts and exports what a run has trained."""
+"""evaluate.py scores, predicts, exports and lets write what a run has trained."""
 
 import json
 import re
@@ -10,7 +10,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from hpcdl.data import open_data
+from hpcdl.models import make_model
+from hpcdl.random import Random
 from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.scripts import evaluate
 
 FOLDER = Path(__file__).parents[2] / "scripts"
 
@@ -82,3 +85,61 @@ def test_refusals(launch, trained, tmp_path):
     ]:
         done = launch(2, FOLDER / "evaluate.py", *options)
         assert done.returncode == 2 and re.search(words, done.stderr) and "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def refused(capsys):
+    """A function: the one line with which evaluate refuses."""
+
+    def run(*options):
+        with pytest.raises(SystemExit) as end:
+            evaluate.main([*map(str, options)])
+        printed = capsys.readouterr()
+        assert end.value.code == 2 and not printed.out and printed.err.count("\n") == 1
+        return printed.err
+
+    return run
+
+
+def test_sample(launch, tmp_path, refused):
+    """Rank 0 writes the text that the model makes of the prompt, the same for the same seed."""
+    spec, program = "gpt:layers=1,width=16,heads=2,context=64", FOLDER / "evaluate.py"
+    training = ["--data", "text", "--model", spec, "--steps", 3, "--progress", "none", "--out", "t"]
+    launch(1, FOLDER / "train_sequential.py", *training, check=0)
+    found, data = Checkpoint.read(tmp_path / "t"), open_data("text")
+    model, parameters = make_model(spec, data.features, data.classes), found.vectors["parameters"]
+    asked = ["--sample", 150, "--prompt", "def f(", "--temperature", 1.5, "--seed", 3]
+    done = launch(2, program, "t", *asked, "--predict", "p.npz", check=0)
+    said, scored, text = done.stdout.split("\n", 2)
+    assert "t, step 3, on 2416 rows of text" in said and "test_loss" in scored
+    prompt = data.vocabulary.encode("def f(").tolist()
+    made = model.generate(parameters, prompt, 150, Random(3)("sample"), 1.5)
+    assert text == f"def f({data.vocabulary.decode(made)}\n" and len(made) == 150
+    with np.load(tmp_path / "p.npz") as file:
+        x, _ = data.test.rows(0, 10)
+        np.testing.assert_allclose(file["output"][:10], model.predict(parameters, x), rtol=1e-4)
+        assert file["output"].shape == (data.test.examples, data.classes)
+
+    assert "character '€' (place 2 of the text) is not in the vocabulary of 105 characters" in refused(
+        tmp_path / "t", "--sample", 5, "--prompt", "a €"
+    )
+    assert "--sample must be 0 or more tokens, not -1" in refused(tmp_path / "t", "--sample", -1)
+    for value, words in (("-0.5", "must be 0 or more, not -0.5"), ("nan", "expected a number, not nan")):
+        assert words in refused(tmp_path / "t", "--sample", 5, "--temperature", value)
+    assert "say how many tokens are to follow, as by --sample 500" in refused(tmp_path / "t", "--prompt", "a")
+    with h5py.File(tmp_path / "mute.h5", "w") as file:
+        for part in ("train", "test"):
+            file[f"{part}/x"], file[f"{part}/y"] = np.ones((4, 64), "u1"), np.arange(4)
+        file.attrs["classes"] = data.classes
+    refusal = refused(tmp_path / "t", "--data", tmp_path / "mute.h5", "--sample", 5)
+    assert "needs data with a vocabulary, as prepare-data text makes them; mute has none" in refusal
+    other = make_model("softmax", data.features, data.classes)
+    found.attributes |= {"model": "softmax", "layout": other.layout.describe()}
+    found.vectors["parameters"] = np.zeros(other.size, "float32")
+    found.write(tmp_path / "softmax.h5")
+    assert "needs a model that writes text, gpt" in refused(tmp_path / "softmax.h5", "--sample", 5)
+    found.attributes |= {"model": spec, "layout": model.layout.describe()}
+    found.vectors["parameters"] = np.full(model.size, np.nan, "float32")
+    found.write(tmp_path / "nan.h5")
+    done = launch(2, program, "nan.h5", "--sample", 5)
+    assert done.returncode == 2 and "its training diverged" in done.stderr and "Traceback" not in done.stderr

@@ -92,6 +92,12 @@ class ndarray(Base):
         assert numpy.shares_memory(made, self._ary) or not made.size, "CuPy would copy here"
         return self._view(made)
 
+    def transpose(self, *axes):
+        return self._view(self._ary.transpose(*axes))
+
+    def swapaxes(self, one, other):
+        return self._view(self._ary.swapaxes(one, other))
+
     def copy(self):
         return ndarray(self._ary.copy())
 
@@ -169,6 +175,14 @@ def empty(shape, dtype):
 
 def zeros(shape, dtype):
     return ndarray(numpy.zeros(shape, dtype))
+
+
+def concatenate(arrays):
+    return ndarray(numpy.concatenate([array._ary for array in arrays]))
+
+
+def ascontiguousarray(array):
+    return array if array.flags.c_contiguous else ndarray(numpy.ascontiguousarray(array._ary))
 
 
 def matmul(a, b, out=None):

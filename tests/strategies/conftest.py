@@ -1,14 +1,20 @@
 """Runs of one strategy whose parameters are kept step by step, so that two runs can be compared step by step."""
 
+import itertools
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
+from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
+from hpcdl.comm.watchdog import activity
 from hpcdl.data import from_arrays
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
+from hpcdl.strategies import sequential
 
 
 class Watched(Run):
@@ -33,6 +39,13 @@ def examples(dtype):
     y = random.integers(0, 3, 29)
     x = random.standard_normal((29, 6)) + y[:, None]
     return from_arrays(x, y, x[:11], y[:11], dtype=dtype)
+
+
+def tokens(dtype):
+    """29 sequences of 12 tokens of 7 kinds, and the token after each."""
+    random = np.random.default_rng(5)
+    x, y = random.integers(0, 7, (40, 12)), random.integers(0, 7, 40)
+    return from_arrays(x[:29], y[:29], x[29:], y[29:], classes=7, dtype=dtype)
 
 
 @dataclass
@@ -67,3 +80,104 @@ def follow():
 
     run.examples = examples
     return run
+
+
+@dataclass
+class Steps:
+    """What a run on one rank did: parameters after and sum of losses of each step, and its last scores."""
+
+    path: list
+    losses: list
+    scores: dict
+
+
+def places(piece):
+    """The numbers of the elements of a piece in the whole vector."""
+    return np.add.outer(piece.start + piece.stride * np.arange(piece.blocks), np.arange(piece.length)).reshape(-1)
+
+
+def whole(bare, vector, pieces, size):
+    """The whole vector of so many elements, of which each rank gives what it speaks for; one speaks for each."""
+    mine = [(places(each), vector[each.local : each.local + each.size]) for each, speaks in pieces if speaks]
+    found, times = np.zeros(size, vector.dtype), np.zeros(size, int)
+    for at, values in itertools.chain(*bare.allgather(mine)):
+        found[at] = values
+        times[at] += 1
+    assert (times == 1).all()
+    return found
+
+
+@pytest.fixture(scope="session")
+def references():
+    """Runs on one rank that several tests compare with."""
+    return {}
+
+
+@pytest.fixture
+def cut(follow, references):
+    """A function: train by a strategy that cuts the model, and hold each step against that of a reference.
+
+    Losses, parameters wherever they lie, and scores are those of sequential SGD, or of `wanted`, which has a path,
+    losses and scores. A model gpt reads `tokens`. Returns the run. Members: `alone`, the reference; `data`; `state`,
+    what a run holds as whole vectors; `micro_batches`, their rows.
+    """
+
+    def data(model, dtype):
+        return (tokens if model.startswith("gpt") else examples)(dtype)
+
+    def alone(model, options):
+        key = model, repr(sorted(options.items()))
+        if key not in references:
+            found = follow(MPI.COMM_SELF, sequential.train, data(model, options["dtype"]), model, **options)
+            references[key] = Steps(found.path, found.own_losses, found.scores)
+        return references[key]
+
+    def run(bare, train, own=None, model="mlp:12", tolerance=1e-10, wanted=None, **options):
+        options = {"dtype": "float64", "allreduce": "ring"} | ({} if "epochs" in options else {"steps": 4}) | options
+        wanted = wanted or alone(model, options)
+        found = follow(bare, train, data(model, options["dtype"]), model, own, **options)
+        assert len(found.path) == len(wanted.path) > 0
+        losses = np.sum(bare.allgather(found.own_losses), axis=0)
+        assert losses == pytest.approx(wanted.losses, rel=tolerance)
+        for step, (mine, whole) in enumerate(zip(found.path, wanted.path, strict=True)):
+            for piece, _ in found.part.parameter_pieces:  # also of those that another rank speaks for
+                apart = mine[piece.local : piece.local + piece.size] - whole[places(piece)]
+                assert np.abs(apart).max(initial=0) <= tolerance * max(1, np.abs(whole).max()), f"step {step}"
+        assert found.scores == pytest.approx(wanted.scores, rel=tolerance)
+        assert found.agree in (None, True) and not activity.in_flight
+        assert found.memory.now["activations"] == 0 < found.memory.peak["activations"]
+        state(found, bare)
+        return found
+
+    def state(run, bare):
+        """All that a run holds, parameters and optimizer state, as whole vectors by name."""
+        held = {"parameters": (run.parameters, run.part.parameter_pieces)}
+        held |= {f"optimizer/{name}": (vector, run.part.pieces) for name, vector in run.part.optimizer.state.items()}
+        return {name: whole(bare, *each, run.model.layout.size) for name, each in held.items()}
+
+    def micro_batches(parts):
+        """The rows of each micro-batch of an epoch, 29 rows in batches of 13."""
+        return [part.stop - part.start for rows in (13, 13, 3) for part in chunks(rows, parts)]
+
+    run.alone, run.data, run.state, run.micro_batches = alone, data, state, micro_batches
+    return run
+
+
+@pytest.fixture
+def ring():
+    """Bytes that a rank sends by the ring for so many values of float64: ring.all_reduce(values, rank, size), ..."""
+
+    def without(values, size, *left_out):
+        length = [cut.stop - cut.start for cut in chunks(values, size)]
+        return 8 * (values - sum(length[c % size] for c in left_out)) if size > 1 else 0
+
+    def all_gather(values, rank, size):
+        return without(values, size, rank + 1)
+
+    def reduce_scatter(values, rank, size):
+        return without(values, size, rank)
+
+    def all_reduce(values, rank, size):
+        return without(values, size, rank + 1) + without(values, size, rank + 2)
+
+    return SimpleNamespace(all_gather=all_gather, reduce_scatter=reduce_scatter, all_reduce=all_reduce)

@@ -220,7 +220,7 @@ def test_memory_does_not_grow_with_the_clients(federate, world):
     peak(10)  # what is loaded once
     few, many = peak(10)[0], peak(1000)[0]
     model = 4 * (50 * 300 + 300 + 300 * 4 + 4)
-    assert many - few < 1000 * 300  # bytes; a copy of the model has 66,016
+    assert many - few < 1000 * 1000  # bytes; a copy of the model has 66,016, for each client 66 MB
     assert 7 * model < few < 20 * model
 
 

@@ -1,0 +1,168 @@
+"""The programs that cut the model as their user starts them: what they reach and write, and what they refuse."""
+
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcdl.errors import UsageError
+from hpcdl.models import make_model
+from hpcdl.models.part import require_layers
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.options import parse
+from hpcdl.scripts.train_fully_sharded import ShardedOptions
+from hpcdl.scripts.train_grid import GridOptions
+from hpcdl.scripts.train_model_parallel import ModelOptions
+from hpcdl.scripts.train_pipeline import PipelineOptions, check_pipeline
+from hpcdl.scripts.train_tensor_parallel import TensorOptions, check_tensor
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+DIGITS = ["--model", "mlp:24,12", "--batch-size", "60", "--epochs", "4", "--lr", "0.1", "--allreduce", "ring"]
+TEXT = ["--data", "text", "--model", "gpt:layers=1,width=8,heads=2", "--batch-size", "8", "--lr-schedule", "constant"]
+KINDS = ["parameters", "gradients", "optimizer", "activations"]
+
+
+@pytest.fixture
+def train(launch, tmp_path):
+    """A function: start a program, and return its summary and what it printed."""
+
+    def run(ranks, name, *options, out="a"):
+        done = launch(ranks, SCRIPTS / f"train_{name}.py", *options, "--out", out, check=0)
+        found = json.loads((tmp_path / out / "summary.json").read_text())
+        assert found["strategy"] == name and found["ranks"] == ranks and found["stopped"] == "finished"
+        assert found["replicas_agree"] is not False
+        held = found["memory_bytes_per_rank"]
+        assert list(held) == KINDS and all(len(each) == ranks and min(each) > 0 for each in held.values())
+        assert "parameters per rank" in done.stdout and "Traceback" not in done.stderr
+        return found, done.stdout
+
+    return run
+
+
+def test_digits_by_tensor_parallelism_gone_on_with_on_a_grid(train, tmp_path):
+    found, _ = train(2, "tensor_parallel", *DIGITS)
+    assert found["test_accuracy"] > 0.85 and found["replicas_agree"] is True
+    held = 4 * (found["parameters"] + 12) // 2  # of the second layer, cut by rows, both have the 12 biases
+    assert found["memory_bytes_per_rank"]["parameters"] == [held, held]
+    before = Checkpoint.read(tmp_path / "a")
+    options = ["--resume", "a", "--epochs", "5", "--grid", "data=2,pipeline=2", "--stage", "2", "--microbatches", "2"]
+    found, _ = train(4, "grid", *options, out="b")
+    after = Checkpoint.read(tmp_path / "b")
+    assert after.attributes["step"] == 5 * 24 and before.attributes["step"] == 4 * 24
+    assert found["test_accuracy"] > 0.85 and found["grid"] == {"data": 2, "pipeline": 2, "tensor": 1}
+    assert 0 <= found["idle_share"] <= 1 and found["in_flight_per_rank"] == [2, 1, 2, 1]
+    assert not np.array_equal(before.vectors["parameters"], after.vectors["parameters"])
+
+
+def test_text_by_pipelines_gone_on_with_fully_sharded(train, tmp_path):
+    options = [*TEXT, "--steps", "4", "--schedule", "interleaved", "--chunks", "1", "--microbatches", "3", "--draw"]
+    found, printed = train(3, "pipeline", *options)
+    assert found["in_flight_per_rank"] == [3, 3, 1] and 0 <= found["idle_share"] <= 1
+    layers = ["embedding", "block1.attention", "block1.mlp", "norm", "head", "loss"]
+    assert [*itertools.chain(*found["layers_of_stages"])] == layers and found["schedule"] == "interleaved"
+    assert len(re.findall(r"^[012] \|", printed, re.M)) == 6  # three stages, as planned and as they were
+    assert "as planned" in printed and "as the last step was" in printed
+    found, _ = train(2, "fully_sharded", "--resume", "a", "--steps", "6", out="b")
+    assert Checkpoint.read(tmp_path / "b").attributes["step"] == 6 and found["stage"] == 3
+    once = 4 * found["parameters"]
+    assert sum(found["memory_bytes_per_rank"]["optimizer"]) == once
+    layout = Checkpoint.read(tmp_path / "b").attributes["layout"]
+    largest = sum(math.prod(each["shape"]) for each in layout if each["name"].startswith("embedding"))
+    assert sum(found["memory_bytes_per_rank"]["parameters"]) == once + 2 * 2 * 4 * largest  # two layers at once
+
+
+def test_digits_by_model_parallelism(train):
+    found, _ = train(3, "model_parallel", *DIGITS, "--balance", "measured")
+    assert found["test_accuracy"] > 0.85 and found["in_flight_per_rank"] == [1, 1, 1]
+    assert [*itertools.chain(*found["layers_of_stages"])] == ["dense1", "dense2", "dense3", "loss"]
+    assert sum(found["memory_bytes_per_rank"]["parameters"]) == 4 * found["parameters"]
+    assert 0 <= found["idle_share"] <= 1
+
+
+# -- refusals: by the options themselves ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options_class, options, words",
+    [
+        (PipelineOptions, "--schedule cosine", "--schedule cosine: here it is the pipeline's; write --lr-schedule"),
+        (PipelineOptions, "--schedule step:every=3", "--schedule step:every=3: here it is the pipeline's; write --lr-"),
+        (GridOptions, "--schedule constant", "--schedule constant: here it is the pipeline's; write --lr-schedule"),
+        (PipelineOptions, "--balance evenly", "--balance: expected one of 'parameters', 'measured', not evenly"),
+        (ModelOptions, "--balance time", "--balance: expected one of 'parameters', 'measured', not time"),
+        (ModelOptions, "--schedule 1f1b --microbatches 4", "unrecognized arguments: --microbatches 4"),
+        (GridOptions, "--schedule pipedream", "--schedule pipedream updates each stage by itself: train-pipeline"),
+        (GridOptions, "--stage 4", "--stage is 0, 1, 2 or 3, not 4"),
+        (GridOptions, "--stage -1", "--stage is 0, 1, 2 or 3, not -1"),
+        (ShardedOptions, "--stage 0", "--stage: expected one of 1, 2, 3, not 0"),
+        (ShardedOptions, "--gather scatter", "--gather: expected one of 'all-gather', 'broadcast', not scatter"),
+        (TensorOptions, "--sequence-parallel 3", "unrecognized arguments: 3"),
+    ],
+    ids=str,
+)
+def test_options_refused(options_class, options, words):
+    with pytest.raises(UsageError, match="^" + re.escape(words)) as found:
+        parse(options_class, "train", "", options.split())
+    assert "\n" not in str(found.value)
+
+
+# -- refusals: by the ranks and the model --------------------------------------------------------------------------
+
+
+def made(spec):
+    """The model, for sequences of 12 tokens of 7 kinds, or 6 features in 2 classes."""
+    return make_model(spec, (12,), 7) if spec.startswith("gpt") else make_model(spec, (6,), 2)
+
+
+@pytest.mark.parametrize(
+    "options, stages, model, words",
+    [
+        ("", 4, "mlp:5,5", "4 stages need as many layers, and the model has 3 (dense1, dense2, dense3); take"),
+        ("--schedule interleaved --chunks 2", 2, "mlp:5,5", "4 stages need as many layers, and the model has 3"),
+        ("--schedule interleaved --microbatches 3", 2, "mlp:5,5", "2 interleaved stages need a multiple of 2"),
+        ("--schedule interleaved --microbatches 1", 2, "mlp:5,5", "2 interleaved stages need a multiple of 2"),
+        ("--schedule interleaved", 1, "mlp:5,5", "the schedule interleaved needs at least 2 stages"),
+        ("--microbatches 0", 2, "mlp:5,5", "a pipeline needs at least 1 micro-batch, not 0"),
+        ("--chunks 2", 2, "mlp:5,5,5", "the schedule 1f1b has 1 chunk per stage, not 2; take interleaved"),
+        ("--accumulate 2", 2, "mlp:5,5", "--accumulate: a pipeline cuts its batches by --microbatches"),
+        ("--schedule pipedream", 2, "gpt:head=tied", "--schedule pipedream: the first and the last stage"),
+        ("--schedule pipedream --clip-norm 1", 2, "mlp:5,5", "--schedule pipedream: no stage waits for"),
+        ("--schedule pipedeam", 2, "mlp:5,5", "unknown pipeline schedule 'pipedeam' (did you mean 'pipedream'?)"),
+    ],
+    ids=str,
+)
+def test_pipelines_refused(options, stages, model, words):
+    for options_class in (PipelineOptions, GridOptions) if "pipedream" not in options else (PipelineOptions,):
+        with pytest.raises(UsageError, match="^" + re.escape(words)) as found:
+            check_pipeline(parse(options_class, "train", "", options.split()), stages, made(model))
+        assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "ranks, model, sequence, words",
+    [
+        (2, "mlp:7", False, "a hidden layer's width 7 cannot be divided evenly among 2 ranks; choose"),
+        (3, "gpt:heads=4,width=12", False, "heads 4 cannot be divided evenly among 3 ranks; choose"),
+        (2, "mlp:8", True, "sequence parallelism shares the tokens of sequences: it needs a model gpt"),
+        (5, "gpt:heads=5,width=10", True, "5 ranks cannot share sequences of 12 tokens evenly"),
+        (2, "logistic", False, "Logistic has one output, which ranks cannot share; add"),
+    ],
+    ids=str,
+)
+def test_tensor_parallelism_refused(ranks, model, sequence, words):
+    with pytest.raises(UsageError, match="^" + re.escape(words)) as found:
+        check_tensor(made(model), ranks, sequence)
+    assert "\n" not in str(found.value)
+
+
+def test_what_can_be_shared_is_not_refused():
+    for ranks, sequence in itertools.product((1, 2, 3, 4, 6, 12), (False, True)):
+        check_tensor(made("gpt:heads=12,width=24"), ranks, sequence)
+    for ranks in (1, 2, 4):
+        check_tensor(made("mlp:8,5"), ranks, False)  # between layers 2 and 3 nothing is cut
+    with pytest.raises(UsageError, match="this strategy cuts the model by its layers"):
+        require_layers(object())

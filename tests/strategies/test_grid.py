@@ -1,0 +1,169 @@
+"""Grids of data, pipeline and tensor parallelism: steps are those of sequential SGD on every grid; sums and memory."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcdl.chunks import chunks
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.strategies import all_reduce, fully_sharded, grid, model_parallel, pipeline, sequential, tensor_parallel
+
+ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
+MLP = "mlp:12,12,12,12,12"  # 6 layers
+LAYERS, WIDTH, LENGTH = 2, 12, 12
+GPT = f"gpt:layers={LAYERS},width={WIDTH},heads=12,context=12"  # 7 layers
+OWN = f"{GPT},head=own"
+
+
+def grids(size):
+    """All grids of so many ranks."""
+    shapes = (shape for shape in itertools.product(range(1, size + 1), repeat=3) if math.prod(shape) == size)
+    return [dict(zip(("data", "pipeline", "tensor"), shape, strict=True)) for shape in shapes]
+
+
+def fit(own, shape):
+    """The strategy's arguments on a grid; stages interleave where there are several, with layers for 2 chunks each."""
+    if own.get("schedule") == "interleaved":
+        stages = shape["pipeline"]
+        own = own | ({"chunks": 2, "microbatches": stages} if 1 < stages < 4 else {"schedule": "1f1b"})
+    return own | {"grid": shape}
+
+
+@pytest.mark.parametrize(
+    "model, own, options",
+    [
+        (MLP, {"stage": 0}, {"optimizer": "sgd"}),
+        (MLP, {"stage": 1, "schedule": "gpipe", "microbatches": 3}, {"optimizer": ADAM}),
+        (MLP, {"stage": 2, "schedule": "interleaved"}, {"clip_norm": 0.05}),
+        (MLP, {"stage": 3, "schedule": "naive", "recompute": True}, {"batch_size": 2}),
+        (GPT, {"stage": 0, "schedule": "interleaved", "recompute": True}, {"clip_norm": 0.1}),
+        (GPT, {"stage": 1, "sequence": True}, {"optimizer": ADAM, "clip_norm": 0.1}),
+        (GPT, {"stage": 2, "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
+        (GPT, {"stage": 3, "sequence": True, "schedule": "interleaved", "recompute": True}, {"clip_norm": 0.1}),
+        (OWN, {"stage": 3, "schedule": "gpipe"}, {"allreduce": "naive"}),
+        (OWN, {"stage": 2, "sequence": True, "balance": "measured"}, {"weight_decay": 0.1}),
+    ],
+    ids=str,
+)
+def test_steps_are_those_of_sequential_sgd_on_every_grid(model, own, options, cut, world):
+    for shape in grids(world.size):
+        run = cut(world, grid.train, fit(own, shape), model, **options)
+        assert run.extra["grid"] == shape and run.extra["stage"] == own["stage"]
+        part, shard = run.part.part.size, run.part.units.size
+        held = {0: (part, part), 1: (part, part), 2: (part, shard), 3: (shard, shard)}[own["stage"]]
+        assert (run.memory.now["parameters"] // 8, run.memory.now["gradients"] // 8) == held
+        assert own["stage"] == 0 or abs(shard - part / shape["data"]) < len(run.part.units.units)
+
+
+def test_steps_on_the_grids_of_fewer_ranks(cut, each_group):
+    def body(comm):
+        for shape in grids(comm.size):
+            cut(comm, grid.train, {"grid": shape, "stage": 3, "microbatches": 2}, GPT, steps=2)
+
+    each_group(body)
+
+
+def test_float32_to_rounding(cut, world):
+    for shape in grids(world.size):
+        cut(world, grid.train, {"grid": shape, "stage": 2, "recompute": True}, GPT, 2e-5, dtype="float32")
+
+
+# -- messages ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_sums_within_layers_with_recomputation(recompute, cut, ring, each_group):
+    """4 all-reduces a block and micro-batch, 6 where forward is done twice; so are that of the embedding and 2 of the
+    loss, and the one of the head, of backward, is not."""
+
+    def body(comm):
+        own = {"grid": {"tensor": comm.size}, "microbatches": 2, "recompute": recompute}
+        run = cut(comm, grid.train, own, GPT, epochs=1)
+        rows, forwards = cut.micro_batches(2), 1 + recompute
+        each = [n * LENGTH * WIDTH for n in rows for _ in range(LAYERS * (2 * forwards + 2) + forwards + 1)]
+        if comm.size > 1:
+            each += [n * LENGTH * numbers for n in rows for numbers in (1, 2) for _ in range(forwards)]
+        counted = run.comm.traffic["all_reduce"]
+        assert counted.calls == len(each) + 3  # and of the gradient of 3 steps, over 1 copy
+        assert counted.bytes == run.comm.traffic.bytes == sum(ring.all_reduce(n, comm.rank, comm.size) for n in each)
+
+    each_group(body)
+
+
+def test_gathers_along_the_data_axis_for_each_micro_batch(cut, ring, each_group):
+    """At stage 3 every micro-batch gathers all layers twice, thrice with recomputation, and scatters them once."""
+
+    def body(comm):
+        for recompute in (False, True):
+            own = {"grid": {"data": comm.size}, "stage": 3, "microbatches": 3, "recompute": recompute}
+            run = cut(comm, grid.train, own, MLP, epochs=1)
+            lengths = [each.stop - each.start for each in run.part.units.units]
+            traffic, where = run.comm.traffic, (comm.rank, comm.size)
+            gathered, scattered = (
+                sum(each(n, *where) for n in lengths) for each in (ring.all_gather, ring.reduce_scatter)
+            )
+            assert len(lengths) == 6 and sum(lengths) == run.model.layout.size
+            assert traffic["all_gather"].bytes == 3 * 3 * (2 + recompute) * gathered
+            assert traffic["reduce_scatter"].bytes == 3 * 3 * scattered
+            assert traffic.bytes == traffic["all_gather"].bytes + traffic["reduce_scatter"].bytes
+
+    each_group(body)
+
+
+def test_messages_between_stages_whose_layers_are_shared(cut, world):
+    """Each rank of a stage sends the activations of its data copy, 1/tensor of the tokens with sequence parallelism."""
+    for shape in grids(world.size):
+        for sequence in (False, True):
+            own = {"grid": shape, "microbatches": 2, "sequence": sequence}
+            run = cut(world, grid.train, own, GPT, epochs=1)
+            d, p = world.rank // (world.size // shape["data"]), world.rank // shape["tensor"] % shape["pipeline"]
+            neighbours = (p > 0) + (p < shape["pipeline"] - 1)
+            rows = sum(cut_.stop - cut_.start for batch in (13, 13, 3) for cut_ in [chunks(batch, shape["data"])[d]])
+            values = rows * LENGTH * WIDTH // (shape["tensor"] if sequence else 1)
+            assert run.comm.traffic["push"].bytes == 8 * values * neighbours
+            assert run.comm.traffic["push"].messages == 3 * 2 * neighbours
+
+
+# -- going on from the checkpoint of another strategy --------------------------------------------------------------
+
+
+def test_each_strategy_goes_on_from_the_checkpoint_of_another(follow, cut, world, mpi_tmp_path):
+    """The state loads to the bit, and the steps are those of a sequential run that was never stopped, to rounding."""
+    folder, options = str(mpi_tmp_path / "a"), {"optimizer": ADAM, "clip_norm": 0.1, "schedule": "constant"}
+    options |= {"dtype": "float64", "allreduce": "ring"}
+    most = grids(world.size)[len(grids(world.size)) // 2]  # of all axes something, where the ranks are many enough
+    strategies = [
+        (pipeline.train, {"microbatches": 3}),
+        (sequential.train, None),
+        (fully_sharded.train, {"stage": 3}),
+        (grid.train, {"grid": most, "stage": 2, "sequence": True}),
+        (tensor_parallel.train, {"sequence": True}),
+        (fully_sharded.train, {"stage": 1, "gather": "broadcast"}),
+        (all_reduce.train, None),
+        (model_parallel.train, None),
+        (grid.train, {"grid": grids(world.size)[-1], "stage": 3, "recompute": True}),
+    ]
+    wanted = cut.alone(GPT, options | {"steps": len(strategies)}).path
+    for done, (train, own) in enumerate(strategies):
+        comm = MPI.COMM_SELF if train is sequential.train else world
+        if comm is world or world.rank == 0:
+
+            def start(steps, train=train, own=own, comm=comm, **more):
+                return follow(comm, train, cut.data(GPT, "float64"), GPT, own, steps=steps, **options, **more)
+
+            if done:
+                loaded, found = start(done, resume=folder), Checkpoint.read(mpi_tmp_path / "a").vectors
+                assert loaded.path == []
+                if loaded.part is None:
+                    state = {name: loaded.tracked[name] for name in found}
+                else:
+                    state = cut.state(loaded, comm)
+                assert set(state) == set(found) and len(found) == 3
+                assert all(np.array_equal(state[name], vector) for name, vector in found.items())
+            run = start(done + 1, out=folder, resume=folder if done else "")
+            reached = run.parameters if run.part is None else cut.state(run, comm)["parameters"]
+            assert np.abs(reached - wanted[done]).max() < 1e-10
+        world.Barrier()

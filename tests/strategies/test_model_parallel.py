@@ -1,0 +1,73 @@
+"""Layers on consecutive ranks: steps are those of sequential SGD; two messages a boundary and part of a batch."""
+
+import numpy as np
+import pytest
+
+from hpcdl.strategies import model_parallel
+
+ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
+DEEP = "mlp:5,4,6"
+GPT = "gpt:layers=1,width=8,heads=2,context=12"  # 5 layers
+
+
+@pytest.mark.parametrize(
+    "model, own, options",
+    [
+        (DEEP, {}, {"optimizer": "sgd"}),
+        (DEEP, {"balance": "measured"}, {"optimizer": ADAM, "accumulate": 3}),
+        (DEEP, {}, {"clip_norm": 0.05, "batch_size": 1}),
+        ("mlp:5,4,6,activation=tanh", {}, {"batch_size": "full", "accumulate": 30}),  # one part is empty
+        (GPT, {}, {"clip_norm": 0.1, "accumulate": 2}),
+        (GPT, {"balance": "measured"}, {"optimizer": ADAM}),
+        (f"{GPT},head=own", {}, {"allreduce": "naive"}),
+    ],
+    ids=str,
+)
+def test_steps_are_those_of_sequential_sgd(model, own, options, cut, world):
+    cut(world, model_parallel.train, own, model, **options)
+
+
+def test_float32_to_rounding(cut, world):
+    cut(world, model_parallel.train, {}, GPT, 2e-5, dtype="float32")
+
+
+def test_messages_and_what_a_rank_holds(cut, each_group):
+    """Activations one way, their gradients the other; a part of a batch is in flight at a time."""
+
+    def body(comm):
+        run = cut(comm, model_parallel.train, {}, DEEP, epochs=1, accumulate=2, optimizer=ADAM)
+        pushed, part = run.comm.traffic["push"], run.part.part
+        widths = [(6, 5, 4, 6, 3)[each] for each in (part.chunks[0].start, part.chunks[0].stop) if each not in (0, 5)]
+        assert len(widths) == (comm.rank > 0) + (comm.rank < comm.size - 1)
+        assert pushed.messages == len(cut.micro_batches(2)) * len(widths)
+        assert run.comm.traffic.bytes == pushed.bytes == 8 * 29 * sum(widths)
+        assert run.extra["in_flight_per_rank"] == [1] * comm.size
+        peak = run.memory.peak
+        assert [peak[kind] // 8 for kind in ("parameters", "gradients", "optimizer")] == [
+            part.size,
+            part.size,
+            2 * part.size,
+        ]
+        assert sum(comm.allgather(part.size)) == run.model.layout.size
+
+    each_group(body)
+
+
+def test_resumed_is_never_stopped_to_the_bit(follow, cut, world, mpi_tmp_path):
+    def train(**more):
+        options = {
+            "optimizer": "adam",
+            "schedule": "constant",
+            "dtype": "float32",
+            "allreduce": "ring",
+            "accumulate": 2,
+        }
+        return follow(world, model_parallel.train, cut.data(GPT, "float32"), GPT, **options, **more)
+
+    whole, folder = train(steps=8), str(mpi_tmp_path / "a")
+    train(steps=5, out=folder)
+    again = train(steps=8, resume=folder)
+    assert np.array_equal(again.path, whole.path[5:])
+    assert all(
+        np.array_equal(again.part.optimizer.state[name], each) for name, each in whole.part.optimizer.state.items()
+    )
