@@ -8,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.chunks import chunks
+from hpcdl.comm import Communicator
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.strategies import all_reduce, fully_sharded, grid, model_parallel, pipeline, sequential, tensor_parallel
 
@@ -39,6 +40,7 @@ def fit(own, shape):
         (MLP, {"stage": 1, "schedule": "gpipe", "microbatches": 3}, {"optimizer": ADAM}),
         (MLP, {"stage": 2, "schedule": "interleaved"}, {"clip_norm": 0.05}),
         (MLP, {"stage": 3, "schedule": "naive", "recompute": True}, {"batch_size": 2}),
+        ("mlp:12,12,12,12", {"stage": 3}, {"clip_norm": 0.05}),  # of 3 classes, the last of 4 ranks has none
         (GPT, {"stage": 0, "schedule": "interleaved", "recompute": True}, {"clip_norm": 0.1}),
         (GPT, {"stage": 1, "sequence": True}, {"optimizer": ADAM, "clip_norm": 0.1}),
         (GPT, {"stage": 2, "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
@@ -167,3 +169,27 @@ def test_each_strategy_goes_on_from_the_checkpoint_of_another(follow, cut, world
             reached = run.parameters if run.part is None else cut.state(run, comm)["parameters"]
             assert np.abs(reached - wanted[done]).max() < 1e-10
         world.Barrier()
+
+
+@pytest.mark.parametrize(
+    "train, own",
+    [
+        (grid.train, {"grid": "most", "sequence": True}),
+        (pipeline.train, {"schedule": "1f1b"}),
+        (model_parallel.train, {}),
+        (tensor_parallel.train, {}),
+        (fully_sharded.train, {}),
+    ],
+)
+def test_communicators_are_given_back(train, own, follow, cut, world, monkeypatch):
+    """MPI has some thousands at once, and a search makes many runs."""
+    opened, original = [], Communicator._open
+
+    def note(comm, *arguments):
+        original(comm, *arguments)
+        opened.append(comm)
+
+    monkeypatch.setattr(Communicator, "_open", note)
+    own = {"grid": grids(world.size)[len(grids(world.size)) // 2], "sequence": True} if "grid" in own else own
+    follow(world, train, cut.data(GPT, "float64"), GPT, own, steps=1, allreduce="ring")
+    assert len(opened) >= 2 and all(comm.mpi == MPI.COMM_NULL for comm in opened)
