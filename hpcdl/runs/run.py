@@ -77,7 +77,7 @@ class Run:
         self.cuts: dict[str, CutVector] = {}  # of each rank a part
         self.extra = {}  # what a strategy adds to the summary
         self.step = self.agreed = self.examples = 0
-        self.every, self.stopped, self.steps_done = 1, None, []
+        self.every, self.seldom, self.stopped, self.steps_done = 1, 1, None, []
         self.stopping, self.signalled, self.paused_seconds = None, False, 0.0
         self.goal = 0.0  # the test accuracy that ends the run; 0: none does
         self.best, self.improved, self.waited, self.scores, self.train_loss = math.inf, False, 0, {}, math.nan
@@ -372,6 +372,10 @@ class Run:
         """Whether no more steps are to be done."""
         return self.stopped is not None or self.step >= self.steps
 
+    def agree_seldom(self, steps: int) -> None:
+        """Agree at most every so many steps, where to meet at each of them would cost too much; before the loop."""
+        self.every = self.seldom = steps
+
     def start(self) -> None:
         """The loop begins: clocks and display start."""
         self.started = self.agreed_at = time.perf_counter()
@@ -519,7 +523,7 @@ class Run:
         self.folder.record(lines)
         rate = self.examples / max(1e-9, self.seconds)
         self.display.update(self.step, self.steps, lines[-1]["epoch"], self.train_loss, self._score(), rate)
-        self.steps_done, self.agreed, self.every = [], self.step, int(every)
+        self.steps_done, self.agreed, self.every = [], self.step, max(self.seldom, int(every))
         self.agreed_at = time.perf_counter()
         if self.step < self.steps and self.stopping is None:
             self.stopped = "signal" if signalled else "time limit" if late else None

@@ -94,7 +94,7 @@ class Stage:
         self.stages, self.chunks, self.pool = comm.size, len(part.chunks), part.pool
         self.before, self.after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
         self.flying, self.leaving, self.spans = {}, [], []
-        self.loss, self.flew = 0.0, 0
+        self.loss, self.flew, self.done = 0.0, 0, []
 
     def run(self, steps, batches) -> float:
         """Take micro-batches through this stage as the schedule says; returns their sum of losses, 0 where it is not.
@@ -108,7 +108,15 @@ class Stage:
             else:
                 self.backward(number, chunk)
         self.settle()
+        if any(len(batch.y) for batch in batches):  # none has a row where things are only tried out
+            self.note()
         return self.loss
+
+    def note(self) -> None:
+        """A step is over: what is in `spans` is one, for `costs`."""
+        if self.spans:
+            busy = sum(span.stop - span.start for span in self.spans)
+            self.done.append((self.spans[0].start, self.spans[-1].stop, busy))
 
     def descend(self, batch) -> float:
         """Forward and backward of one batch, which no other accompanies."""
@@ -180,25 +188,37 @@ class Stage:
         self.leaving = []
 
     def costs(self, run) -> dict:
-        """What a summary says of it: the share of all ranks' steps in which they idled, and the most in flight on each.
+        """What a summary says of it: the idle share of the stages, and the most micro-batches in flight on each rank.
 
-        The same on all ranks; a collective call.
+        Idle is what a stage does not compute between the first start and the last end of a step on any stage: waiting,
+        and handling messages. Over all steps; None where there were none. A collective call of all ranks.
         """
-        times = np.array([run.blocked_seconds, run.loop_seconds])
-        run.own.all_reduce(times)
-        with activity.inside("gather what was in flight"):
+        offset = self._clock_offset()
+        mine = [(first + offset, last + offset, busy) for first, last, busy in self.done]
+        with activity.inside("gather what the stages did"):
+            steps = list(zip(*self.comm.mpi.allgather(mine), strict=True))
             flew = run.own.mpi.allgather(self.flew)
-        return {"idle_share": float(times[0] / times[1]) if times[1] else None, "in_flight_per_rank": flew}
+        whole = self.stages * sum(
+            max(last) - min(first) for first, last, _ in (zip(*step, strict=True) for step in steps)
+        )
+        busy = sum(busy for step in steps for _, _, busy in step)
+        return {"idle_share": 1 - busy / whole if whole else None, "in_flight_per_rank": flew}
+
+    def _clock_offset(self) -> float:
+        """Seconds to add to this rank's clock to have that of the first stage; collective."""
+        node = ranks_of_node(self.comm.mpi)
+        with activity.inside("compare clocks"):
+            offset = clock_offset(self.comm.mpi, node) / 1e9
+        node.Free()
+        return offset
 
     def gather_spans(self) -> list[list[Span]] | None:
         """The spans of the last run of all stages on rank 0, in seconds from the first; None elsewhere. Collective."""
-        node = ranks_of_node(self.comm.mpi)
+        offset = self._clock_offset()
         with activity.inside("gather the spans"):
-            offset = clock_offset(self.comm.mpi, node) / 1e9
             spans = self.comm.mpi.gather(
                 [each._replace(start=each.start + offset, stop=each.stop + offset) for each in self.spans]
             )
-        node.Free()
         if spans is None:
             return None
         origin = min((each.start for stage in spans for each in stage), default=0.0)

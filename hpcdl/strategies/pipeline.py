@@ -21,7 +21,8 @@ PipeDream does not wait for the update: each micro-batch is a batch of its own, 
              at backward k    gradient at the stashed w;  w <- w - lr * gradient
 
 The stash makes forward and backward of a batch use the same weights; it costs p-1-s copies of them. The pipeline fills
-once, and again after a resumption, so that a resumed run is not the same to the bit.
+once, again after a resumption, so that a resumed run is not the same to the bit, and in part when the ranks agree about
+the run, every 8 p micro-batches: only then is a signal, or the time limit, noticed.
 
 (Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "PipeDream", SOSP 2019; Narayanan et al., "Efficient large-scale
 language model training on GPU clusters using Megatron-LM", SC 2021)
@@ -38,6 +39,7 @@ from hpcdl.services.stage import Stage, place_layers, two_ends
 from hpcdl.strategies.pipeline_schedules import pictures, steps_of
 
 SHOWN = 24  # steps of PipeDream that are drawn
+MEET = 8  # all stages meet after so many micro-batches for each stage, for that empties the pipeline
 
 
 def train(
@@ -83,8 +85,9 @@ def pipedream(comm, data, run, held, stage):
     """The loop of PipeDream: a step of the run is the backward, and the update, of one micro-batch."""
     first, stash = run.step, [held.stash() for _ in range(comm.size - 1 - comm.rank)]
     batches, ages, stashed = {}, {}, {}  # of the micro-batches in flight; age: the updates before forward
-    oldest, untouched = 0, []  # those in flight whose weights are still the current ones
-    cursor = data.cursor(run.batch, held.share, ahead=False)
+    oldest, untouched, busy = 0, [], 0.0  # untouched: those in flight whose weights are still the current ones
+    cursor, begun = data.cursor(run.batch, held.share, ahead=False), None
+    run.agree_seldom(MEET * comm.size)
     run.start()
     for kind, k, _ in steps_of("pipedream", comm.size, comm.rank, max(1, run.steps - first)):
         if run.over:
@@ -114,7 +117,11 @@ def pipedream(comm, data, run, held, stage):
                 held.update(batch.total)
                 run.record(stage.loss, batch)
                 run.boundary()
+        begun, ended = begun or stage.spans[-1].start, stage.spans[-1].stop
+        busy += ended - stage.spans[-1].start
     stage.settle()
+    if busy:
+        stage.done.append((begun, ended - run.paused_seconds, busy))  # all of it is one step
     run.end()
     with activity.inside("gather the ages"):
         run.extra["weights_updates_old"] = run.own.mpi.allgather(oldest)
