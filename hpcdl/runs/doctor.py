@@ -36,7 +36,6 @@ log = logging.getLogger("hpcdl")
 OK, NOTE, HURTS = "ok", "note", "hurts"
 MPI_ROOM = {launched.OPEN_MPI: 16 << 20}  # bytes of /dev/shm that the library takes for each rank
 OTHER_ROOM = 2 << 20  # MPICH: 1.1 MB seen
-ENLARGE = "in a container: docker run --shm-size=8g; else remove what fills it, or mount -o remount,size=8g /dev/shm"
 SMALL_MODEL = 10_000_000  # parameters: where there is no room for so many, that is worth knowing
 NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "panfs", "wekafs", "pvfs2", "9p", "fuse.")
 APART = 1.0  # seconds between the clocks of two hosts that are worth knowing
@@ -116,34 +115,24 @@ def cores(facts: list[Facts]) -> list[Row]:
 
     def judge(ranks: list[Facts]) -> Row:
         usable, machine = set().union(*(f.cores for f in ranks)), max(f.machine for f in ranks)
-        blas = sorted({f.blas for f in ranks})
-        each = f"{count(blas[0], 'BLAS thread')}" if len(blas) == 1 else f"{blas[0]} to {blas[-1]} BLAS threads"
-        by = next((f.variable for f in ranks if f.variable), "")
-        each += (" each" if len(ranks) > 1 else "") + (f" ({by})" if by else "")
-        text = f"{count(len(ranks), 'rank')}, {each}, on {len(usable)} of {count(machine, 'core')}"
-        among, room = crowded(ranks)
+        by = next((f" ({f.variable})" for f in ranks if f.variable), "")
+        blas = f"BLAS threads per rank: {spread([f.blas for f in ranks])}{by}"
+        text = f"{count(len(ranks), 'rank')} on {len(usable)} of {count(machine, 'core')}, {blas}"
+        among, narrow = crowded(ranks)
         if not among:
             return Row("cores", text)
-        text += f"; {count(sum(f.blas for f in among), 'thread')} on {count(len(room), 'core')}"
-        fits = max(1, len(room) // len(among))
-        most, variable = max((f.blas, f.variable) for f in among)
+        if len(among) < len(ranks):
+            text += f"; {len(among)} of them have {count(len(narrow), 'core')} only"
+        fits, (most, variable) = max(1, len(narrow) // len(among)), max((f.blas, f.variable) for f in among)
+        fewer = f"start at most {count(len(narrow), 'rank')} there" * (len(among) > len(narrow))
         if variable and most > fits:
-            return Row("cores", text, HURTS, f"export {variable}={fits}" + also(len(among), room))
-        if len(room) < machine:
-            advice = f"{len(among)} ranks may use {count(len(room), 'core')} only: "
-            return Row(
-                "cores", text, HURTS, advice + "ask for more (--cpus-per-task), or bind otherwise (--bind-to none)"
-            )
-        return Row(
-            "cores", text, NOTE, f"ranks wait for each other's core: start at most {count(len(room), 'rank')} here"
-        )
+            return Row("cores", text, HURTS, f"export {variable}={fits}" + f", and {fewer}" * bool(fewer))
+        if len(narrow) < machine:
+            more = "ask for more cores (--cpus-per-task), or have the launcher bind ranks otherwise (--bind-to none)"
+            return Row("cores", text, HURTS, more)
+        return Row("cores", text, NOTE, f"ranks wait for each other's core: {fewer}")
 
     return per_host(facts, judge)
-
-
-def also(ranks: int, room: set) -> str:
-    """What is to be added where one thread each is too many."""
-    return f", and start at most {count(len(room), 'rank')} there" if ranks > len(room) else ""
 
 
 def crowded(ranks: list[Facts]) -> tuple[list[Facts], set[int]]:
@@ -173,13 +162,13 @@ def room(facts: list[Facts], library: str) -> list[Row]:
         need, have = n * (MPI_ROOM.get(library, OTHER_ROOM) + BYTES), ranks[0].room
         if have is None:
             return Row("/dev/shm", "there is none", HURTS, "mount a tmpfs there; a container takes the host's")
-        text = f"{size_of(have)} free; {count(n, 'rank')} take {size_of(need)} and 8 bytes for each parameter"
+        text = f"{size_of(have)} free; {count(n, 'rank')} would take {size_of(need)} and 8 bytes for each parameter"
         if have < need:
-            return Row("/dev/shm", text, HURTS, ENLARGE)
+            return Row("/dev/shm", text, HURTS, launched.ENLARGE)
         largest = (have - need) // (8 * n)
         if largest < SMALL_MODEL:
             text += f": models of up to {largest:,} parameters; larger ones exchange messages instead"
-            return Row("/dev/shm", text, NOTE, ENLARGE)
+            return Row("/dev/shm", text, NOTE, launched.ENLARGE)
         return Row("/dev/shm", text)
 
     return per_host(facts, judge)
@@ -190,7 +179,9 @@ def tight(ranks: list[Facts]) -> Row | None:
     have, need = ranks[0].room or 0, len(ranks) * BYTES
     if len(ranks) == 1 or have >= need:
         return None
-    return Row("/dev/shm", f"{size_of(have)} free, where {len(ranks)} ranks want {size_of(need)}", HURTS, ENLARGE)
+    return Row(
+        "/dev/shm", f"{size_of(have)} free, where {len(ranks)} ranks want {size_of(need)}", HURTS, launched.ENLARGE
+    )
 
 
 def leftovers(facts: list[Facts]) -> list[Row]:
@@ -272,32 +263,24 @@ def network(facts: list[Facts], links: list[Link], seconds: dict[str, float]) ->
     """Latency and bandwidth of links; the all-reduce (seconds by algorithm) as a part of the slowest bandwidth."""
     if not links:
         return []
-    host = {f.rank: f.host for f in facts}
-    within = len(by_node(facts)) == 1
-    where = (
-        "within the host"
-        if within
-        else "between hosts"
-        if len(links) > 1
-        else f"{host[links[0].a]} to {host[links[0].b]}"
-    )
-    latency, bandwidth = sorted(link.latency for link in links), sorted(link.bandwidth for link in links)
-    spread = [f"{1e6 * latency[0]:.1f}"] + [f"{1e6 * latency[-1]:.1f}"] * (len(links) > 1)
-    rows = [Row("latency", f"{' to '.join(spread)} us {where}")]
-    spread = [f"{bandwidth[0] / 1e9:.3g}"] + [f"{bandwidth[-1] / 1e9:.3g}"] * (len(links) > 1)
-    text, middle = f"{' to '.join(spread)} GB/s {where}", bandwidth[len(bandwidth) // 2]
+    host, within = {f.rank: f.host for f in facts}, len(by_node(facts)) == 1
+    where = "within the host" if within else "between hosts"
+    bandwidths = sorted(link.bandwidth for link in links)
+    least, middle = bandwidths[0], bandwidths[len(links) // 2]
+    verdict, advice = OK, ""
     slow = [f"{host[link.a]} to {host[link.b]}" for link in links if link.bandwidth < SLOW * middle]
     if slow:
-        advice = f"slower than the others: {', '.join(slow[:4])}" + ", ..." * (len(slow) > 4)
-        rows.append(Row("bandwidth", text, NOTE, advice))
+        verdict, advice = NOTE, f"slower than the others: {', '.join(slow[:4])}" + ", ..." * (len(slow) > 4)
     elif not within and middle < ETHERNET:
+        verdict = NOTE
         advice = "if the hosts have a faster network, this MPI does not use it: take the site's (make install MPI=site)"
-        rows.append(Row("bandwidth", text, NOTE, advice))
-    else:
-        rows.append(Row("bandwidth", text))
-    parts = {name: part_of(bandwidth[0], len(facts), taken) for name, taken in seconds.items()}
+    parts = {name: part_of(least, len(facts), taken) for name, taken in seconds.items()}
     each = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms ({parts[name]:.0%} of the bandwidth)" for name in seconds)
-    return [*rows, Row("all-reduce", f"of {VECTOR >> 20} MiB on {len(facts)} ranks: {each}")]
+    return [
+        Row("latency", f"{spread([1e6 * link.latency for link in links])} us {where}"),
+        Row("bandwidth", f"{spread([each / 1e9 for each in bandwidths])} GB/s {where}", verdict, advice),
+        Row("all-reduce", f"of {VECTOR >> 20} MiB on {len(facts)} ranks: {each}"),
+    ]
 
 
 # -- all together ----------------------------------------------------------------------------------------------------
@@ -367,6 +350,11 @@ def names(of_hosts: Iterable[str]) -> str:
     """A few hosts by name, many by number."""
     found = list(of_hosts)
     return ", ".join(found) if len(found) <= 4 else f"{len(found)} hosts ({found[0]}, {found[1]}, ...)"
+
+
+def spread(values: list[float]) -> str:
+    """The least and the largest, in three digits; one of them where they look the same."""
+    return " to ".join(dict.fromkeys(f"{float(f'{value:.3g}'):g}" for value in (min(values), max(values))))
 
 
 def count(n: int, what: str) -> str:

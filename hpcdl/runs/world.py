@@ -17,6 +17,7 @@ management for exascale environments", 2017.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,10 +26,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcdl import shared_memory
 from hpcdl.errors import AgreedError
 
 OPEN_MPI = "Open MPI"
 FLAVOURS = {OPEN_MPI: "pmix", "MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "pmi2", "Cray MPICH": "cray_shasta"}
+MPICH_ROOM = 1_062_000  # bytes of /dev/shm that it takes for each rank (5.0.2, as seen)
+ENLARGE = "in a container: docker run --shm-size=8g; else remove what fills it, or mount -o remount,size=8g /dev/shm"
 PATIENCE = 2.0  # seconds: Open MPI's mpiexec ends all when the first one leaves, and who has the word may come late
 SPECIAL = 0xFFFFFFF0  # Slurm's numbers of steps that no srun has started: of a batch script, of an interactive shell
 
@@ -74,19 +78,19 @@ def lone(size: int, environ: Mapping[str, str], library: str) -> tuple[str, str,
     found = launch(environ, library)
     if size > 1 or found is None or found.ranks == 1:
         return None
-    offered = "PMIx" if "PMIX_RANK" in environ else "PMI" if "PMI_RANK" in environ else "neither PMI nor PMIx"
+    offered = "PMIx" if "PMIX_RANK" in environ else "PMI" if "PMI_RANK" in environ else "no PMI"
     said = f"{found.by} has started {found.ranks} processes ({found.variable}) and offers {offered}"
-    what = f"each rank is a world of its own: {said}, by which {library} finds no others"
-    return what, right(library, environ), found.number
+    what = f"{said}: {library} finds no others, and each is a world of its own"
+    return what, right(library, environ, found.by), found.number
 
 
-def right(library: str, environ: Mapping[str, str]) -> str:
-    """How to start several ranks of this library here."""
-    ways = []
+def right(library: str, environ: Mapping[str, str], by: str = "") -> str:
+    """How to start several ranks of this library here; first by the launcher that was tried."""
+    ways = [own_mpiexec(library) or f"the mpiexec of {library}"]
     if "SLURM_JOB_ID" in environ or shutil.which("srun"):
-        ways.append(f"srun --mpi={FLAVOURS.get(library, 'NAME')}" + " (srun --mpi=list)" * (library not in FLAVOURS))
-    ways.append(own_mpiexec(library) or f"the mpiexec of {library}")
-    return f"this is {library}: start it with {' or with '.join(ways)}"
+        srun = f"srun --mpi={FLAVOURS.get(library, 'NAME')}" + " (srun --mpi=list)" * (library not in FLAVOURS)
+        ways.insert(by == "mpiexec", srun)
+    return f"start with {' or with '.join(ways)}"
 
 
 def alone_in_allocation(size: int, environ: Mapping[str, str], library: str) -> tuple[str, str] | None:
@@ -131,38 +135,69 @@ def own_mpiexec(library: str) -> str | None:
 def start(status: int = 2) -> None:
     """Start MPI, as the import of mpi4py.MPI does; to be called before it.
 
-    Where the launcher offers PMIx alone, MPICH is asked first whether it understands that: in a session, whose errors
-    come back. If it does not, the process ends here with one line and this status.
+    Two things end MPICH there, in words that help nobody, or in none. They end the process here with one line and this
+    status: too small a /dev/shm, whose pages it writes without asking for them (SIGBUS), and a launcher that offers
+    PMIx alone, which not every MPICH knows; it is asked in a session, whose errors come back.
     """
     import mpi4py
 
-    doubtful = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
-    if not doubtful or "mpi4py.MPI" in sys.modules or not mpi4py.rc.initialize:
+    pmix = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
+    small = smaller_than_mpich(os.environ)
+    if not (pmix or small) or "mpi4py.MPI" in sys.modules or not mpi4py.rc.initialize:
         return
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # by hand now, at the end as ever
     from mpi4py import MPI
 
     session, name = None, library()
-    if name != OPEN_MPI:
+    if small and name == "MPICH":
+        leave(f"{small}; {ENLARGE}", number_here(os.environ), status)
+    if pmix and name != OPEN_MPI:
         try:
             about = MPI.Info.Create({"thread_level": "MPI_THREAD_MULTIPLE"})
             session = MPI.Session.Init(about, MPI.ERRORS_RETURN)
         except NotImplementedError:  # older than MPI 4
             pass
         except MPI.Exception:
-            found = launch(os.environ, name)
-            by = f"{found.by} has started {found.ranks} processes and" if found else "the launcher"
-            leave(
-                f"{by} offers PMIx, which this {name} does not know; {right(name, os.environ)}",
-                found and found.number,
-                status,
-            )
+            by = launch(os.environ, name) or Launch("the launcher", 0, int(os.environ["PMIX_RANK"]), "")
+            said = f"{by.by} has started {by.ranks} processes and" if by.ranks else by.by
+            advice = right(name, os.environ, by.by)
+            leave(f"{said} offers PMIx, which this {name} does not know; {advice}", by.number, status)
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if session is not None:
         session.Finalize()
 
 
-def leave(line: str, number: int | None, status: int) -> None:
+def smaller_than_mpich(environ: Mapping[str, str], folder: str = shared_memory.FOLDER) -> str:
+    """How /dev/shm is too small for MPICH, or nothing where it is not, or where ranks of other hosts would wait for us.
+
+    A process alone looks at what is free; one of several at the whole, which does not change while others start.
+    """
+    here, found = ranks_here(environ), launch(environ, "MPICH")
+    try:
+        about = os.statvfs(folder)
+    except OSError:
+        return ""  # MPICH takes another folder
+    room = about.f_frsize * (about.f_bavail if here == 1 else about.f_blocks)
+    if room >= here * MPICH_ROOM or (found and found.ranks > here):
+        return ""
+    kind = "free" if here == 1 else "in all"
+    takes = f"which takes {MPICH_ROOM / 1e6:.2f} MB for each rank ({here} here)"
+    return f"{folder} has {room / 1e6:.2f} MB {kind}, and MPICH, {takes}, would be killed (SIGBUS)"
+
+
+def ranks_here(environ: Mapping[str, str]) -> int:
+    """How many ranks the launcher has started on this host, or on the host with most."""
+    said = environ.get("MPI_LOCALNRANKS", "") or environ.get("SLURM_STEP_TASKS_PER_NODE", "") * in_step(environ)
+    return max(map(int, re.findall(r"(?<!x)\b\d+", said)), default=1)  # Slurm writes 2(x3),1
+
+
+def number_here(environ: Mapping[str, str]) -> int:
+    """The launcher's number of this process among those of its host."""
+    said = environ.get("MPI_LOCALRANKID", "") or environ.get("SLURM_LOCALID", "") * in_step(environ)
+    return int(said) if said.isdecimal() else 0
+
+
+def leave(line: str, number: int, status: int) -> None:
     """End this process, which knows no others; the one that bears the number 0 says why."""
     if number:
         time.sleep(PATIENCE)

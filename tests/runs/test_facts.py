@@ -1,0 +1,113 @@
+"""What a rank sees, of a made-up machine and of this one."""
+
+import os
+import re
+
+import pytest
+
+from hpcdl.runs import facts
+from hpcdl.runs.threads import threads
+
+MOUNTS = """/dev/sda / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+tmpfs /home/ann/with\\040space tmpfs rw 0 0
+old /scratch ext4 rw 0 0
+mds@tcp:/scratch /scratch lustre rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    "folder, kind",
+    [
+        ("/usr/lib", "ext4"),
+        ("/home/ann/cache", "nfs4"),
+        ("/homes", "ext4"),
+        ("/home/ann/with space/cache", "tmpfs"),
+        ("/scratch/ann", "lustre"),  # mounted over another one
+        ("/", "ext4"),
+    ],
+)
+def test_the_file_system_of_a_folder(tmp_path, folder, kind):
+    (tmp_path / "mounts").write_text(MOUNTS)
+    assert facts.file_system(folder, tmp_path / "mounts") == kind
+    assert facts.file_system(folder, tmp_path / "nowhere") == ""
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "mounts").write_text(f"/dev/sda / ext4 rw 0 0\nserver:/ {tmp_path.resolve()}/far nfs rw 0 0\n")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "near").symlink_to("far")
+    assert facts.file_system(str(tmp_path / "near"), tmp_path / "mounts") == "nfs"
+
+
+def test_what_killed_jobs_left(tmp_path):
+    for name, age in {"mpich_shm_1_0": 4000, "mpich_shm_2_0": 4000, "sm_segment.a.0.1.0": 4000, "other": 4000}.items():
+        (tmp_path / name).write_bytes(bytes(8192))
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    (tmp_path / "mpich_shm_3_0").write_bytes(bytes(8192))
+    os.utime(tmp_path / "mpich_shm_3_0", (1e9 - 3000, 1e9 - 3000))  # perhaps of a job that runs
+    size = 512 * (tmp_path / "other").stat().st_blocks
+    assert facts.left_behind(str(tmp_path), 1e9) == {"mpich_shm_*": 2 * size, "sm_segment.*": size}
+    assert facts.left_behind(str(tmp_path / "nowhere"), 1e9) == {}
+
+
+def test_the_compile_cache(tmp_path, monkeypatch):
+    (tmp_path / "mounts").write_text("server:/ / nfs rw 0 0\n")
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    folder = str(tmp_path / "a" / "cache")
+    assert facts.compile_cache(folder, tmp_path / "mounts") == (folder, "nfs", "")
+    assert os.listdir(folder) == []
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "a"))
+    assert facts.compile_cache(folder, tmp_path / "mounts")[2] == ""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "b"))
+    assert facts.compile_cache(folder, tmp_path / "mounts")[2] == f"NUMBA_CACHE_DIR={tmp_path / 'b'} cannot be used"
+    (tmp_path / "file").write_text("")
+    assert "directory" in facts.compile_cache(str(tmp_path / "file" / "cache"))[2].lower()
+
+
+def test_the_cache_is_where_numba_says():
+    from hpcdl.kernels import shared
+
+    kernel = shared.arrived
+    kernel.compile("int64")
+    folder, _, problem = facts.compile_cache(kernel._cache.cache_path)
+    assert problem == "" and any(name.startswith("shared.arrived") for name in os.listdir(folder))
+
+
+def test_names_of_libraries():
+    assert facts.first_words("MPICH Version:      5.0.2\nMPICH Release date: x") == "MPICH 5.0.2"
+    assert facts.first_words("Open MPI v5.0.11, package: Open MPI user, ident\0") == "Open MPI v5.0.11"
+
+
+def test_room():
+    about = os.statvfs("/")
+    assert facts.free("/") == pytest.approx(about.f_bavail * about.f_frsize, rel=0.1)
+    assert facts.free("/nowhere") is None
+
+
+@pytest.mark.parametrize("name", facts.BLAS)
+def test_the_variable_that_says_how_many_threads(world, monkeypatch, name):
+    for each in facts.BLAS:
+        monkeypatch.delenv(each, raising=False)
+    assert facts.glance(world).variable == ""
+    monkeypatch.setenv(name, "3")
+    seen = facts.glance(world)
+    assert (seen.variable, seen.blas) == (name, 3) and threads(world) == 3
+
+
+def test_looking_around(world):
+    seen = facts.look(world)
+    assert seen.rank == world.rank and seen.cores == sorted(os.sched_getaffinity(0))
+    assert 0 <= seen.node <= world.rank and seen.node == world.allreduce(seen.node) / world.size
+    assert re.fullmatch(r"\S.* v?\d+(\.\d+)*\w*", seen.library)
+    assert seen.versions["hpcdl"] and seen.versions["numpy"] and "Numba" in seen.pools
+    assert seen.cache[0] and abs(seen.clock) < 0.1  # one machine
+
+
+def test_clocks_that_are_apart(world, monkeypatch):
+    """Every rank believes that the time of day is an hour later for each rank before it."""
+    import time
+
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + world.rank * 3600 * 10**9)
+    assert facts.ahead(world) == pytest.approx(3600 * world.rank, abs=0.1)

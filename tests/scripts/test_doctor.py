@@ -1,0 +1,123 @@
+"""`hpcdl doctor` as it is started: rows and status, worlds of one, and what training runs refuse and warn of."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+
+from hpcdl.comm.launcher import clean_environment
+from hpcdl.runs.world import FLAVOURS, library
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+QUICK = ["--steps", "1", "--allreduce", "mpi", "--out", "none", "--progress", "none"]
+JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "3", "SLURM_PROCID": "0"}
+STEP = JOB | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+
+
+@pytest.fixture
+def alone(launch, tmp_path):
+    """A function: start a script without a launcher, in this environment; what Slurm says here is left out."""
+
+    def run(script, *options, check=None, **environment):
+        clean = {name: value for name, value in clean_environment().items() if not name.startswith("SLURM")}
+        done = subprocess.run(
+            [sys.executable, SCRIPTS / script, *options],
+            env=clean | environment,
+            cwd=tmp_path,
+            timeout=60,
+            capture_output=True,
+            text=True,
+        )
+        assert check is None or done.returncode == check, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def ours(done):
+    return [line for line in done.stderr.splitlines() if "error: " in line]
+
+
+def test_two_ranks(launch, tmp_path):
+    done = launch(2, SCRIPTS / "doctor.py", "--json", "rows.json")
+    result = json.loads((tmp_path / "rows.json").read_text())
+    rows = {row["what"]: row for row in result["rows"]}
+    assert result["ranks"] == 2 and "Traceback" not in done.stderr
+    assert done.returncode == result["status"] == int("hurts" in [row["verdict"] for row in result["rows"]])
+    assert rows["world"]["verdict"] == "ok" and rows["world"]["found"].startswith("2 ranks")
+    assert rows["MPI"]["found"].startswith(library()) and {"latency", "bandwidth", "all-reduce"} < set(rows)
+    for row in result["rows"]:
+        assert row["what"] in done.stdout and row["advice"] in done.stdout
+        assert bool(row["advice"]) <= (row["verdict"] != "ok")
+
+
+def test_alone(alone, tmp_path):
+    """With the mpiexec of another library first on the PATH, and more threads than any machine has cores."""
+    other, says = ("Open MPI", "mpiexec (Open MPI) 5") if library() != "Open MPI" else ("MPICH", "HYDRA build details")
+    (tmp_path / "mpiexec").write_text(f"#!/bin/sh\necho '{says}'\n")
+    (tmp_path / "mpiexec").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = alone("doctor.py", "--quick", "--json", "rows.json", check=1, PATH=path, OMP_NUM_THREADS="9999")
+    rows = {row["what"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    assert rows["world"]["found"] == "1 rank, started alone" and "latency" not in rows
+    assert rows["mpiexec"]["verdict"] == rows["cores"]["verdict"] == "hurts" and other in rows["mpiexec"]["found"]
+    assert "would hurt a run: mpiexec, cores" in done.stdout
+    assert "export OMP_NUM_THREADS=" in done.stdout
+
+
+@pytest.mark.parametrize("number", ["0", "2"])
+def test_a_world_of_one_of_three(alone, tmp_path, number):
+    """As `srun --mpi=none` starts it; number 0 has the word."""
+    environ, flavour = STEP | {"SLURM_PROCID": number}, f"srun --mpi={FLAVOURS[library()]}"
+    both = ("doctor.py", ["--json", "rows.json"], 1), ("train_allreduce.py", QUICK, 2)
+    for script, options, status in both if number == "0" else both[1:]:
+        done = alone(script, *options, check=status, **environ)
+        assert done.stdout == "" and "Traceback" not in done.stderr and len(ours(done)) == (number == "0")
+        assert all("srun has started 3 processes" in line and flavour in line for line in ours(done))
+    assert (tmp_path / "rows.json").exists() == (number == "0")
+    if number == "0":
+        (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+        assert row["what"] == "world" and row["verdict"] == "hurts" and flavour in row["advice"]
+
+
+def test_strategies_of_one_rank_and_ranks_of_a_batch_script(alone):
+    """A world of one that is meant, in a step of three tasks; one that may not be meant, in a batch script."""
+    done = alone("train_sequential.py", *QUICK, check=0, **STEP)
+    assert "world" not in done.stderr
+    done = alone("train_allreduce.py", *QUICK, check=0, **JOB)
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("world: "))
+    assert "allocation of 3 tasks" in line and f"srun --mpi={FLAVOURS[library()]}" in line
+
+
+def test_mpiexec_within_an_allocation_for_more(launch):
+    done = launch(2, SCRIPTS / "train_allreduce.py", *QUICK, check=0, SLURM_NTASKS="4", OMP_NUM_THREADS="1")
+    assert "world" not in done.stderr and "cores" not in done.stderr
+
+
+def test_threads_that_the_environment_asks_for(launch):
+    done = launch(2, SCRIPTS / "train_allreduce.py", *QUICK, check=0, OMP_NUM_THREADS="999")
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("cores: "))
+    assert "export OMP_NUM_THREADS=" in line
+
+
+@pytest.mark.skipif("MPICH" not in MPI.Get_library_version(), reason="the other libraries know PMIx, or say so")
+def test_mpich_under_a_launcher_that_offers_pmix_alone(alone):
+    """As Open MPI's mpiexec starts it; MPICH without PMIx ends the process while MPI starts."""
+    environ = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0", "PMIX_NAMESPACE": "a"}
+    for script, status in (("doctor.py", 1), ("train_allreduce.py", 2)):
+        done = alone(script, check=status, **environ)
+        (line,) = ours(done)
+        assert "started 3 processes" in line and "PMIx" in line and "Abort" not in done.stderr and done.stdout == ""
+    done = alone(script, check=status, **environ | {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"})
+    assert done.stdout + done.stderr == ""
+
+
+def test_bad_options(launch):
+    for options, words in ((["--nonsense"], "unrecognized arguments"), (["--json", "rows.txt"], "should end in .json")):
+        done = launch(2, SCRIPTS / "doctor.py", *options)
+        (line,) = ours(done)
+        assert done.returncode == 2 and line.startswith("doctor: error: ") and words in line
