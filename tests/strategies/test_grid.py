@@ -33,25 +33,28 @@ def fit(own, shape):
     return own | {"grid": shape}
 
 
-@pytest.mark.parametrize(
-    "model, own, options",
-    [
-        (MLP, {"stage": 0}, {"optimizer": "sgd"}),
-        (MLP, {"stage": 1, "schedule": "gpipe", "microbatches": 3}, {"optimizer": ADAM}),
-        (MLP, {"stage": 2, "schedule": "interleaved"}, {"clip_norm": 0.05}),
-        (MLP, {"stage": 3, "schedule": "naive", "recompute": True}, {"batch_size": 2}),
-        ("mlp:12,12,12,12", {"stage": 3}, {"clip_norm": 0.05}),  # of 3 classes, the last of 4 ranks has none
-        (GPT, {"stage": 0, "schedule": "interleaved", "recompute": True}, {"clip_norm": 0.1}),
-        (GPT, {"stage": 1, "sequence": True}, {"optimizer": ADAM, "clip_norm": 0.1}),
-        (GPT, {"stage": 2, "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
-        (GPT, {"stage": 3, "sequence": True, "schedule": "interleaved", "recompute": True}, {"clip_norm": 0.1}),
-        (OWN, {"stage": 3, "schedule": "gpipe"}, {"allreduce": "naive"}),
-        (OWN, {"stage": 2, "sequence": True, "balance": "measured"}, {"weight_decay": 0.1}),
-    ],
-    ids=str,
-)
-def test_steps_are_those_of_sequential_sgd_on_every_grid(model, own, options, cut, world):
-    for shape in grids(world.size):
+CASES = [
+    (MLP, {"stage": 0}, {"optimizer": "sgd"}),
+    (MLP, {"stage": 1, "schedule": "gpipe", "microbatches": 3}, {"optimizer": ADAM}),
+    (MLP, {"stage": 2, "schedule": "interleaved"}, {"clip_norm": 0.05}),
+    ("mlp:12,12,12,12", {"stage": 3}, {"clip_norm": 0.05}),  # of 3 classes, the last of 4 ranks has none
+    (MLP, {"stage": 3, "schedule": "naive", "recompute": True}, {"batch_size": 2}),
+    (GPT, {"stage": 0, "schedule": "interleaved", "recompute": True}, {"clip_norm": 0.1}),
+    (GPT, {"stage": 1, "sequence": True}, {"optimizer": ADAM, "clip_norm": 0.1}),
+    (GPT, {"stage": 2, "microbatches": 3}, {"optimizer": ADAM, "clip_norm": 0.1}),
+    (GPT, {"stage": 3, "sequence": True, "schedule": "interleaved", "recompute": True}, {"clip_norm": 0.1}),
+    (OWN, {"stage": 3, "schedule": "gpipe"}, {"allreduce": "naive"}),
+    (OWN, {"stage": 2, "sequence": True, "balance": "measured"}, {"weight_decay": 0.1}),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: str(CASES[number]))
+def test_steps_are_those_of_sequential_sgd(number, cut, world):
+    """On every grid; of more than three, each case takes three."""
+    (model, own, options), shapes = CASES[number], grids(world.size)
+    if len(shapes) > 3:
+        shapes = [shapes[(number + i) % len(shapes)] for i in (0, 1, 3)]
+    for shape in shapes:
         run = cut(world, grid.train, fit(own, shape), model, **options)
         assert run.extra["grid"] == shape and run.extra["stage"] == own["stage"]
         part, shard = run.part.part.size, run.part.units.size
@@ -60,16 +63,8 @@ def test_steps_are_those_of_sequential_sgd_on_every_grid(model, own, options, cu
         assert own["stage"] == 0 or abs(shard - part / shape["data"]) < len(run.part.units.units)
 
 
-def test_steps_on_the_grids_of_fewer_ranks(cut, each_group):
-    def body(comm):
-        for shape in grids(comm.size):
-            cut(comm, grid.train, {"grid": shape, "stage": 3, "microbatches": 2}, GPT, steps=2)
-
-    each_group(body)
-
-
 def test_float32_to_rounding(cut, world):
-    for shape in grids(world.size):
+    for shape in grids(world.size)[1:4:2] or grids(world.size):
         cut(world, grid.train, {"grid": shape, "stage": 2, "recompute": True}, GPT, 2e-5, dtype="float32")
 
 
@@ -117,8 +112,8 @@ def test_gathers_along_the_data_axis_for_each_micro_batch(cut, ring, each_group)
 
 def test_messages_between_stages_whose_layers_are_shared(cut, world):
     """Each rank of a stage sends the activations of its data copy, 1/tensor of the tokens with sequence parallelism."""
-    for shape in grids(world.size):
-        for sequence in (False, True):
+    for number, shape in enumerate(grids(world.size)):
+        for sequence in (False, True) if world.size < 4 else (number % 2 == 0,):
             own = {"grid": shape, "microbatches": 2, "sequence": sequence}
             run = cut(world, grid.train, own, GPT, epochs=1)
             d, p = world.rank // (world.size // shape["data"]), world.rank // shape["tensor"] % shape["pipeline"]
