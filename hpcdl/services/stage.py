@@ -86,7 +86,8 @@ class Stage:
 
     store: where the layers find their tensors (hpcdl/models/layered.py). model: the one that the part is of, slowed or
     not (hpcdl/runs/straggler.py): a micro-batch takes one stage as long as a gradient takes that. `flew`: most
-    micro-batches, times chunks, that were in flight at once; `spans`: of the last `run`.
+    micro-batches, times chunks, that were in flight at once; `spans`: of the last `run`; `done`: of each of them first
+    start, last stop and seconds computing, for `costs`.
     """
 
     def __init__(self, comm, part, store, model, recompute: bool = False):
@@ -108,15 +109,9 @@ class Stage:
             else:
                 self.backward(number, chunk)
         self.settle()
-        if any(len(batch.y) for batch in batches):  # none has a row where things are only tried out
-            self.note()
+        busy = sum(span.stop - span.start for span in self.spans)
+        self.done.append((self.spans[0].start, self.spans[-1].stop, busy) if self.spans else (0.0, 0.0, 0.0))
         return self.loss
-
-    def note(self) -> None:
-        """A step is over: what is in `spans` is one, for `costs`."""
-        if self.spans:
-            busy = sum(span.stop - span.start for span in self.spans)
-            self.done.append((self.spans[0].start, self.spans[-1].stop, busy))
 
     def descend(self, batch) -> float:
         """Forward and backward of one batch, which no other accompanies."""

@@ -55,6 +55,7 @@ def train(
     run.extra |= {"grid": dict(zip(("data", "pipeline", "tensor"), grid.shape, strict=True)), "stage": stage}
     run.extra |= {"schedule": schedule, "microbatches": microbatches, "chunks": chunks, "recompute": recompute}
     run.begin("grid", model, held.parameters, held.optimizer, data, part=held)
+    layers.done.clear()  # what was tried out
 
     for batch in run.batches(data, held.share):
         held.zero()

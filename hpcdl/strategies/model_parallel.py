@@ -26,6 +26,7 @@ def train(comm, model, data, optimizer, run, balance="parameters"):
     stage = Stage(comm, part, held.store(), model)
     held.descend, held.score = stage.descend, stage.score
     run.begin("model_parallel", model, held.parameters, held.optimizer, data, part=held)
+    stage.done.clear()  # what was tried out
 
     for batch in run.batches(data, held.share):
         loss = held.backward(batch)

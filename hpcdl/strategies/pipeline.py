@@ -64,6 +64,7 @@ def train(
     run.extra |= {"schedule": schedule, "microbatches": microbatches, "chunks": chunks, "recompute": recompute}
     horizon = (lambda: min(run.step + comm.size - 1, run.steps)) if schedule == "pipedream" else None
     run.begin("pipeline", model, held.parameters, held.optimizer, data, part=held, horizon=horizon)
+    stage.done.clear()  # what was tried out
 
     if schedule == "pipedream":
         pipedream(comm, data, run, held, stage)
