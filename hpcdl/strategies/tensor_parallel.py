@@ -18,9 +18,9 @@ loss works on outputs that lie on all ranks. An MLP is cut in the same way, its 
     held               1/N of the weights and their gradients; norms and the biases after g are on every rank
 
 All ranks read the same examples and take the same step. With `sequence` (sequence parallelism) what lies between the
-pairs is cut by tokens: f and g become all-gather and reduce-scatter, which send the same bytes, and norms, residuals
-and activations there are held once instead of N times; the gradients of the tensors there are then summed at the end of
-a step.
+pairs is cut by tokens, and norms, residuals and activations there are held once instead of N times. f and g become
+all-gather and reduce-scatter, which send the same bytes; backward gathers the input of the first product anew instead
+of keeping it, so that a block sends 5/4 of them. The gradients of the tensors there are summed at the end of a step.
 
 (Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model parallelism", 2019;
 Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022)
