@@ -8,6 +8,7 @@ n / R + latency after it was sent. No frame is lost: an uplink that is LEAD behi
 and the frames of one host wait in the host. Each port carries R in both directions at once.
 """
 
+import contextlib
 import ctypes
 import heapq
 import os
@@ -78,7 +79,5 @@ def serve(ports: list[int], mbits: float, ms: float, until: int) -> None:
 def urgent() -> None:
     """Be woken in time: before ordinary processes, and without slack. A machine that forbids it is less exact."""
     ctypes.CDLL(None).prctl(FINE_TIMERS, 1, 0, 0, 0)
-    try:
+    with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
-    except OSError:
-        pass
