@@ -6,8 +6,8 @@
         hosts.counters(0)                                           bytes that passed the link of host 0, each way
 
 Each host is a set of namespaces (namespaces.py): its own network, name and /dev/shm; files are the same on all, as on a
-cluster with a parallel file system. All that runs on them ends with the context, or with the process that made them. ssh, by
-which a launcher starts its daemons on other hosts, is a script that enters the namespaces.
+cluster with a parallel file system. All that runs on them ends with the context, or with the process that made them.
+ssh, by which a launcher starts its daemons on other hosts, is a script that enters the namespaces.
 """
 
 import os
