@@ -5,7 +5,7 @@
     host i      mounts, network, name, IPC         eth0 (10.77.0.i+1), /dev/shm
 
 The switch is a bridge with a pair of virtual Ethernet devices to each host; MBITS > 0 shapes both directions of each
-link, by a token bucket. MS > 0 is the latency of one way, and the switch then one in user space (switch.py).
+link, by a token bucket. With MS, the latency of one way, the switch is one in user space (switch.py); -1: the bridge.
 
 When all is up, the process number of the first process is printed, and after it those of the hosts as that one sees
 them. The kernel ends a namespace of processes with its first process, so all that runs on the hosts ends with it, and
@@ -66,7 +66,7 @@ def be_first(tell: int, count: int, mbits: float, ms: float, mtu: int, folder: P
     mount("proc", "/proc", "proc")
     mount(str(folder / "hosts"), "/etc/hosts", flags=BIND)
     hosts = start_hosts(count)
-    if ms > 0:
+    if ms >= 0:
         taps = [make_tap(host) for host in hosts]
         for number, host in enumerate(hosts):
             set_up(number, host, f"link set dev eth0 mtu {mtu} txqueuelen {QUEUE}")
@@ -74,7 +74,7 @@ def be_first(tell: int, count: int, mbits: float, ms: float, mtu: int, folder: P
         link_by_bridge(hosts, mbits, mtu)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # bury orphans
     os.write(tell, " ".join(map(str, hosts)).encode())
-    if ms > 0:
+    if ms >= 0:
         switch.serve(taps, mbits, ms, until=0)
     else:
         os.read(0, 1)

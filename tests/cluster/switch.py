@@ -32,24 +32,19 @@ def serve(ports: list[int], mbits: float, ms: float, until: int) -> None:
     number = {port: i for i, port in enumerate(ports)}
     up, down = [0.0] * len(ports), [0.0] * len(ports)  # when a link is free again
     events, order = [], 0  # (when, order, from host or None, to host or None, frame)
-    resting = {}  # ports that are not read, until when
-    poll = select.epoll()
-    poll.register(until, select.EPOLLIN | select.EPOLLHUP)
-    for port in ports:
-        poll.register(port, select.EPOLLIN)
+    reading, resting = [until, *ports], {}  # files that are read; ports that are not, until when
     now, push, pop = time.monotonic, heapq.heappush, heapq.heappop
     while True:
-        wake = min([events[0][0]] if events else [], default=now() + 60)
-        wake = min(wake, *resting.values()) if resting else wake
+        wake = min(events[0][0] if events else now() + 60, *resting.values(), now() + 60)
         left = wake - now()
-        ready = poll.poll(left if left > SOON else 0)
+        ready = select.select(reading, [], [], left if left > SOON else 0)[0]  # epoll would wait for whole milliseconds
+        if until in ready:
+            return
         time_now = now()
         for port in [port for port, end in resting.items() if end <= time_now]:
             del resting[port]
-            poll.modify(port, select.EPOLLIN)
-        for port, _ in ready:
-            if port == until:
-                return
+            reading.append(port)
+        for port in ready:
             source = number[port]
             for _ in range(AT_ONCE):
                 try:
@@ -61,7 +56,7 @@ def serve(ports: list[int], mbits: float, ms: float, until: int) -> None:
                 push(events, (up[source], order, source, None, frame))
                 if up[source] > time_now + LEAD:
                     resting[port] = up[source] - LEAD / 2
-                    poll.modify(port, 0)
+                    reading.remove(port)
                     break
         while events and events[0][0] <= time_now:
             when, _, source, to, frame = pop(events)
