@@ -30,7 +30,7 @@ from hpcdl.runs.folder import environment
 
 NAMES = ["naive", "direct", "ring", "tree", "recursive", "hierarchical", "mpi"]
 SIZES = {"4 kB": 4_000, "256 kB": 256_000, "4 MB": 4_000_000}
-LONG = 1_000_000  # bytes from which on a turn takes a second: fewer turns, and fewer host counts where there is latency
+LONG = 1_000_000  # bytes from which on a turn takes up to two seconds: fewer of them, on fewer numbers of hosts
 JUMBO = 9000  # bytes of a frame
 TRIES = 3  # for each turn, of which some come too late
 LONGEST_NAP, RESTING = 100e-6, 5e-3  # seconds: of a rank that waits for a message; of one that has no part
@@ -64,7 +64,7 @@ def recursive(hosts, n, alpha, beta):
 
 
 def hierarchical(hosts, n, alpha, beta):
-    between = recursive if hosts & (hosts - 1) == 0 else ring
+    between = recursive if hosts & (hosts - 1) == 0 else ring  # piece after piece, by one rank of each host
     whole, rest = divmod(n, PIECE)
     return whole * between(hosts, PIECE, alpha, beta) + (between(hosts, rest, alpha, beta) if rest else 0)
 
@@ -90,7 +90,7 @@ def measure(plan: dict) -> dict:
             ]
             race(part, contenders, min(map(int, plan["sizes"])), 1, slack)  # make connections
             for size, repeats in plan["sizes"].items():
-                if plan["ms"] == 0 or int(size) < LONG or count & (count - 1) == 0:
+                if int(size) < LONG or count in ((2, 4, 8) if plan["ms"] else (2, 3, 4, 6, 8)):
                     times = race(part, contenders, int(size), repeats, slack)
                     found["seconds"].setdefault(size, {})[count] = times
         wait([world.Ibarrier()], RESTING)
@@ -215,6 +215,8 @@ def model(result: dict, ms: str, name: str, hosts: int, size: int) -> float | No
     """Milliseconds that the cost model gives; None for what it does not know."""
     if name not in MODELS:
         return None
+    if name == "hierarchical" and result["per_host"] == 1:  # which then exchanges whole vectors
+        name = "recursive" if hosts & (hosts - 1) == 0 else "ring"
     return 1e3 * MODELS[name](hosts, size, result["launches"][ms]["alpha"], 8e-6 / result["mbits"])
 
 
@@ -239,7 +241,7 @@ def draw(result: dict, path: str) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("--plot needs matplotlib: pip install 'hpcdl[report]'") from None
-    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "hpcdl", "font.size": 9}
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "hpcdl", "font.sans-serif": ["DejaVu Sans"]}
     latencies = sorted(result["launches"], key=float)
     columns = list(dict.fromkeys([latencies[0], latencies[-1]]))
     sizes = [text for text, size in SIZES.items() if str(size) in result["launches"][latencies[0]]["seconds"]]
@@ -298,12 +300,23 @@ def main(arguments=None):
 
 def launch(options) -> dict:
     """Bring up the hosts for each latency, and measure."""
-    names = options.algorithms.split(",")
+    names, latencies = options.algorithms.split(","), options.ms.split(",")
     for name in names:
-        algorithm(name)
+        if not hasattr(algorithm(name), "steps"):
+            raise UsageError(f"--algorithms {name} has no steps: write it as a generator (hpcdl/comm/steps.py)")
+    if options.hosts < 2 or options.per_host < 1 or options.repeats < 1 or options.mbits <= 0:
+        raise UsageError("it takes 2 hosts or more, a rank on each, one repeat, and links of more than 0 Mbit/s")
+    if not all(ms.replace(".", "", 1).isdecimal() for ms in latencies):
+        raise UsageError(f"--ms {options.ms}: write milliseconds with commas between, as in 0,1,10")
     sizes = {str(size): max(1, options.repeats - 2 * (size >= LONG)) for size in SIZES.values()}
-    result = {"mbits": options.mbits, "names": names, "about": environment(), "launches": {}}
-    for ms in options.ms.split(","):
+    result = {
+        "mbits": options.mbits,
+        "per_host": options.per_host,
+        "names": names,
+        "about": environment(),
+        "launches": {},
+    }
+    for ms in latencies:
         start = time.perf_counter()
         plan = {"ms": float(ms), "per_host": options.per_host, "sizes": sizes, "names": names}
         with Hosts(options.hosts, options.mbits, float(ms), JUMBO) as hosts:

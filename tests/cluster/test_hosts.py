@@ -300,3 +300,44 @@ def test_a_pipeline_over_hosts_is_sequential(four, tmp_path):
     one = train(four, 1, 1, tmp_path / "one", "train-sequential", *model)
     assert len(losses(one)) == 15 and np.allclose(losses(stages), losses(one), rtol=1e-10, atol=0)
     assert np.allclose(parameters(stages), parameters(one), rtol=0, atol=1e-10)
+
+
+# -- the measurement ---------------------------------------------------------------------------------------------------
+
+
+def test_scaling_measures_and_tabulates(possible, tmp_path):
+    kept = tmp_path / "result.json"
+    options = ["--hosts", "3", "--per-host", "1", "--mbits", "1000", "--ms", "1", "--repeats", "3", "--json", kept]
+    done = subprocess.run(
+        [sys.executable, HERE / "scaling.py", *options, "--algorithms", "naive,mpi"],
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads(kept.read_text())
+    found = result["launches"]["1"]
+    assert found["alpha"] >= 1e-3  # that of the link
+    measured = {
+        (int(size), int(count)): times["naive"]
+        for size, rows in found["seconds"].items()
+        for count, times in rows.items()
+    }
+    assert set(measured) == {(4_000, 2), (4_000, 3), (256_000, 2), (256_000, 3), (4_000_000, 2)}
+    for (size, count), times in measured.items():
+        assert all(seconds >= 2e-3 + 2 * (count - 1) * size * 8e-9 for seconds in times)  # as the driver's link allows
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith(("| 2 |", "| 3 |"))]
+    assert len(rows) == len(measured)
+    assert [rows[-1][1].split(" / ")[1], len(rows[-1])] == [f"{2e3 * (found['alpha'] + 4e6 * 8e-9):.1f}", 3]
+
+
+@pytest.mark.parametrize("count", range(2, 20))
+def test_no_model_is_faster_than_what_is_possible(count):
+    """2 (N-1)/N of the vector has to pass the link of one rank (Patarasuk and Yuan, 2009), and one latency."""
+    for name, model in load_scaling().MODELS.items():
+        for n, alpha, beta in ((4e6, 0, 1e-6), (4e6, 3, 1e-6), (4, 5, 1e-6)):
+            assert model(count, n, alpha, beta) >= max(alpha, 2 * (count - 1) / count * n * beta) * (1 - 1e-12), name
+
+
+def load_scaling():
+    """The program, which finds its neighbour by name."""
+    sys.modules.setdefault("hosts", hosts)
+    return load("scaling")
