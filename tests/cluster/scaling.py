@@ -59,7 +59,7 @@ def tree(hosts, n, alpha, beta):
 
 def recursive(hosts, n, alpha, beta):
     power = 1 << (hosts.bit_length() - 1)
-    fold = 0 if power == hosts else 2 * (alpha + n * beta)
+    fold = 0 if power == hosts else 2 * alpha + 2.5 * n * beta  # half a vector of the exchange comes in at once with it
     return fold + 2 * math.log2(power) * alpha + 2 * (power - 1) / power * n * beta
 
 
