@@ -4,7 +4,7 @@
 #   hpcdl, python               the virtual environment you submit from, or ./.venv     HPCDL_VENV=PATH sbatch ...
 #   srun's flavour of MPI       the MPI library that mpi4py loads                       HPCDL_SRUN_MPI=NAME sbatch ...
 #   threads per rank            --cpus-per-task, else one
-#   cores of a rank             bound by Slurm, where its task plugin can
+#   cores of a rank             bound by Slurm, where it has a plugin for that
 #   compiled kernels            kept on each node                                       NUMBA_CACHE_DIR below
 
 # SITE: modules, the same with which mpi4py was built (make install MPI=site); they come before the virtual environment.
@@ -32,8 +32,8 @@ export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 export OMP_NUM_THREADS=$SRUN_CPUS_PER_TASK OPENBLAS_NUM_THREADS=$SRUN_CPUS_PER_TASK
 export MKL_NUM_THREADS=$SRUN_CPUS_PER_TASK NUMBA_NUM_THREADS=$SRUN_CPUS_PER_TASK
 
-# SITE: pinning. No OMP_PROC_BIND here: where Slurm binds nothing, it would put the threads of all ranks on core 0.
-export SLURM_CPU_BIND=cores
+# When a rank is killed (out of memory, say), the others may wait for it for ever: Slurm ends them after so many seconds.
+export SLURM_WAIT=${SLURM_WAIT:-120}
 
 # SITE: a folder that each node has for itself. It holds compiled code, so nobody else may write there (see below).
 export NUMBA_CACHE_DIR=${TMPDIR:-/tmp}/hpcdl-cache-$(id -u)
@@ -61,11 +61,14 @@ export SLURM_MPI_TYPE=$HPCDL_SRUN_MPI  # what every srun takes from now on
 export SLURM_EXPORT_ENV=ALL            # its ranks get this environment, also after sbatch --export=NONE
 
 # Once on each node: our own cache folder, and /dev/shm without what killed ranks of ours have left there. MPICH names
-# its memory after job and step, so a requeued job would find that of its first try, and fail.
-srun --mpi=none --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpu-bind=none bash -c '
+# its memory after job and step: a job that is requeued would find that of its first try, and fail.
+srun --mpi=none --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 bash -c '
   mkdir -p -m 700 "$NUMBA_CACHE_DIR" && [ -O "$NUMBA_CACHE_DIR" ] ||
     { echo "$(hostname): $NUMBA_CACHE_DIR is not ours; set NUMBA_CACHE_DIR in slurm/env.sh" >&2; exit 2; }
   used=$(cat /proc/[0-9]*/maps 2> /dev/null)
-  for file in /dev/shm/mpich_shm_*; do
+  for file in /dev/shm/mpich_shm_* /dev/shm/sm_segment.*; do
     [ ! -O "$file" ] || grep -qF "$file" <<< "$used" || rm -f "$file"
   done' || return 2
+
+# SITE: pinning. No OMP_PROC_BIND here: where Slurm binds nothing, it would put the threads of all ranks on core 0.
+if scontrol show config | grep -q '^TaskPlugin .*\(affinity\|cgroup\)'; then export SLURM_CPU_BIND=cores; fi

@@ -21,6 +21,7 @@ from pathlib import Path
 from hpcdl.comm.launcher import clean_environment
 
 PACKAGES = ("slurmctld", "slurmd", "libpmix2")
+PATIENCE = 180  # seconds; where kernels are compiled first, on a machine with much else to do, it takes many
 CPUS = 4  # on the whole cluster; more than the machine may have
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
 
@@ -54,7 +55,7 @@ PreemptMode=REQUEUE
 GresTypes=gpu
 MpiDefault=none
 ReturnToService=2
-KillWait=10
+KillWait=5
 MinJobAge=3600
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
@@ -139,7 +140,10 @@ class Slurm:
         with log:
             self.processes[name] = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command],
-                env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def power_on(self, name: str) -> None:
@@ -163,26 +167,77 @@ class Slurm:
     def run(self, *command, check=True, cwd=None, **environment) -> str:
         """Run one of Slurm's commands; returns what it prints."""
         done = subprocess.run(
-            list(map(str, command)), env=self.environment | environment, cwd=cwd, timeout=60, capture_output=True, text=True
+            list(map(str, command)),
+            env=self.environment | environment,
+            cwd=cwd,
+            timeout=60,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0 or not check, f"{command}: {done.stdout}{done.stderr}{self.logs()}"
         return done.stdout
 
-    def until(self, what: str, holds, seconds: float = 60) -> None:
+    def until(self, what: str, holds, seconds: float = PATIENCE, folder: Path | None = None) -> None:
         """Wait until holds()."""
         end = time.monotonic() + seconds
         while not holds():
-            assert time.monotonic() < end, f"not within {seconds} s: {what}\n{self.logs()}"
-            time.sleep(0.05)
+            assert time.monotonic() < end, f"not within {seconds} s: {what}\n{self.logs(folder)}"
+            time.sleep(0.1)
 
-    def logs(self) -> str:
-        """The end of what Slurm and the jobs have written, for a test that fails."""
+    def logs(self, folder: Path | None = None) -> str:
+        """The end of what Slurm, and the jobs in a folder, have written, for a test that fails."""
         text = ""
-        for path in sorted(self.folder.glob("*.log")) + sorted(self.folder.glob("**/*.out")):
+        for path in [*sorted(self.folder.glob("*.log")), *(sorted(folder.glob("*.log")) if folder else ())]:
             text += f"--- {path}\n" + "\n".join(path.read_text().splitlines()[-30:]) + "\n"
         return text
 
-    def job(self, number) -> dict[str, str]:
-        """What Slurm says of a job, or of one member of an array (JOB_INDEX)."""
-        words = self.run("scontrol", "-o", "show", "job", number).split()
+    def submit(self, *arguments, cwd: Path, **environment) -> "Job":
+        """sbatch, in the folder `cwd`."""
+        return Job(self, self.run("sbatch", "--parsable", *arguments, cwd=cwd, **environment).strip(), cwd)
+
+
+class Job:
+    """A job of a Slurm, or a member of an array; `name` is how Slurm's commands call it: 7, 7_2."""
+
+    def __init__(self, slurm: Slurm, name: str, folder: Path):
+        self.slurm, self.name, self.folder = slurm, name, folder
+
+    def member(self, index: int) -> "Job":
+        """One of the array that this job is."""
+        return Job(self.slurm, f"{self.name}_{index}", self.folder)
+
+    def show(self) -> dict[str, str]:
+        """What Slurm says of it: JobState, Restarts, ExitCode, NodeList, ..."""
+        words = self.slurm.run("scontrol", "-o", "show", "job", self.name).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def until(self, *states: str, seconds: float = PATIENCE) -> dict[str, str]:
+        """Wait until it is in one of these states; returns what Slurm then says of it."""
+        self.slurm.until(f"{self.name} is {states}", lambda: self.show()["JobState"] in states, seconds, self.folder)
+        return self.show()
+
+    def ended(self, status: int = 0) -> dict[str, str]:
+        """Wait until it has ended, with this exit status."""
+        found = self.until(*ENDED)
+        assert found["ExitCode"] == f"{status}:0", f"{found}{self.slurm.logs(self.folder)}"
+        return found
+
+    def again(self) -> None:
+        """Wait until it was requeued, and let it start soon: nodes refuse it within the second of its end."""
+        self.slurm.until(f"{self.name} is requeued", lambda: self.show()["Restarts"] == "1", folder=self.folder)
+        self.until("PENDING")
+        self.slurm.run("scontrol", "update", f"jobid={self.name}", "starttime=now+2")
+
+    def signal(self, name: str) -> None:
+        """Send its batch shell a signal, as --signal=B:... does before the time limit."""
+        self.slurm.run("scancel", "--batch", "-s", name, self.name)
+
+    def cancel(self) -> None:
+        """Cancel it, and wait until nothing of it runs any more."""
+        self.slurm.run("scancel", self.name, check=False)
+        self.slurm.until(f"{self.name} is gone", lambda: not self.slurm.run("squeue", "-h", "-j", self.name))
+
+    @property
+    def log(self) -> str:
+        """What it has printed."""
+        return "".join(path.read_text() for path in sorted(self.folder.glob(f"*-{self.name}.log")))
