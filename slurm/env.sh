@@ -60,8 +60,12 @@ fi
 export SLURM_MPI_TYPE=$HPCDL_SRUN_MPI  # what every srun takes from now on
 export SLURM_EXPORT_ENV=ALL            # its ranks get this environment, also after sbatch --export=NONE
 
-# Once on each node: our own cache folder, and /dev/shm without what killed ranks of ours have left there. MPICH names
-# its memory after job and step: a job that is requeued would find that of its first try, and fail.
+# Slurm counts the steps of a job from 0 again when it is requeued. What a lost node or killed ranks have left under the
+# number of a step (sockets of PMIx in Slurm's own folder, memory of MPICH) can end the new step of that number: each
+# try takes other numbers.
+for ((try = 8 * ${SLURM_RESTART_COUNT:-0}; try > 0; try--)); do srun --mpi=none --nodes=1 --ntasks=1 true; done
+
+# Once on each node: our own cache folder, and /dev/shm without what killed ranks of ours have left there.
 srun --mpi=none --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 bash -c '
   mkdir -p -m 700 "$NUMBA_CACHE_DIR" && [ -O "$NUMBA_CACHE_DIR" ] ||
     { echo "$(hostname): $NUMBA_CACHE_DIR is not ours; set NUMBA_CACHE_DIR in slurm/env.sh" >&2; exit 2; }

@@ -262,10 +262,9 @@ def test_a_cancelled_job_saves_and_stays_cancelled(submit, gated, tmp_path):
 # -- the environment of the ranks ------------------------------------------------------------------------------------
 
 
-@ONE_MPI
-@pytest.mark.parametrize("template", ["train_cpu", "train_gpu"])
-def test_what_a_rank_finds(submit, mpi, tmp_path, template):
-    """Threads, cores, GPUs and caches, as a program in the place of hpcdl sees them on two nodes of two cores."""
+@pytest.fixture
+def standin(mpi, tmp_path):
+    """A virtual environment in which hpcdl only writes rank-N.json: its environment, cores and arguments."""
     real = ROOT / (".venv" if mpi == "mpich" else ".venv-openmpi") / "bin" / "python"
     bin = tmp_path / "venv" / "bin"
     bin.mkdir(parents=True)
@@ -277,19 +276,22 @@ def test_what_a_rank_finds(submit, mpi, tmp_path, template):
     )
     for program in bin.iterdir():
         program.chmod(0o755)
-    sbatch = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
-    if template == "train_cpu":
-        sbatch[1:] = ["--ntasks-per-node=2"]
-    job = submit(f"{template}.sbatch", "prepare-data", "a b", nodes=2, sbatch=sbatch, HPCDL_VENV=str(bin.parent))
-    job.ended()
+    return {"HPCDL_VENV": str(bin.parent)}
+
+
+@ONE_MPI
+@pytest.mark.parametrize("template, per_node, threads", [("train_cpu", 2, 1), ("train_gpu", 1, 2)])
+def test_what_a_rank_finds(submit, mpi, standin, tmp_path, template, per_node, threads):
+    """Threads, cores, GPUs and caches on two nodes of two cores."""
+    sbatch = ["--nodes=2", f"--ntasks-per-node={per_node}", f"--cpus-per-task={threads}"]
+    submit(f"{template}.sbatch", "prepare-data", "a b", nodes=2, sbatch=sbatch, **standin).ended()
     found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]
-    each = 1 if template == "train_cpu" else 2
-    assert len(found) == 4 // each
+    assert len(found) == 2 * per_node
     for rank, (environment, cores, arguments) in enumerate(found):
-        assert environment["SLURMD_NODENAME"] == f"n{1 + rank * each // 2}"
+        assert environment["SLURMD_NODENAME"] == f"n{1 + rank // per_node}"
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-            assert environment[name] == str(each)
-        assert len(cores) == each or (os.cpu_count() or 1) < 2
+            assert environment[name] == str(threads)
+        assert len(cores) == threads or os.cpu_count() < 2
         assert environment["SLURM_MPI_TYPE"] == FLAVOUR[mpi]
         cache = Path(environment["NUMBA_CACHE_DIR"])
         assert cache.is_dir() and cache.stat().st_mode & 0o077 == 0
@@ -297,9 +299,26 @@ def test_what_a_rank_finds(submit, mpi, tmp_path, template):
             assert arguments == ["prepare-data", "a b"]  # no training: as they are
         else:
             assert arguments == ["prepare-data", "--device", "cuda", "a b"]
-            assert environment["CUDA_VISIBLE_DEVICES"] == "0"
-    if template == "train_cpu" and (os.cpu_count() or 1) >= 2:
-        assert found[0][1] != found[1][1]  # each rank of a node has a core of its own
+            assert environment["CUDA_VISIBLE_DEVICES"] == "0"  # of each node
+    if per_node == 2 and os.cpu_count() >= 2:
+        assert found[0][1] != found[1][1]  # a core for each
+
+
+@ONE_MPI
+def test_leftovers_in_shared_memory(submit, slurm, mpi, standin, tmp_path):
+    """What killed ranks have left on the nodes is taken away; what is in use, or is nobody's business, stays."""
+    code = (
+        "import mmap, time; file = open('/dev/shm/mpich_shm_used', 'w+'); file.truncate(4096);"
+        "memory = mmap.mmap(file.fileno(), 4096); open('mapped', 'w'); time.sleep(600)"
+    )
+    other = submit(f'--wrap=exec python3 -c "{code}"', sbatch=["--ntasks=1"])
+    one = slurm(1)
+    one.until("the other job uses memory", (tmp_path / "mapped").exists)
+    one.run("srun", "touch", *(f"/dev/shm/{name}" for name in ("mpich_shm_left", "sm_segment.n1.0.left", "kept")))
+    submit("train_cpu.sbatch", "prepare-data", sbatch=["--ntasks-per-node=2"], **standin).ended()
+    assert set(one.run("srun", "ls", "/dev/shm").split()) >= {"mpich_shm_used", "kept"}
+    assert not {"mpich_shm_left", "sm_segment.n1.0.left"} & set(one.run("srun", "ls", "/dev/shm").split())
+    other.cancel()
 
 
 @ONE_MPI
