@@ -1,0 +1,64 @@
+# Training that outlives the time limit of its job: signal, checkpoint, status 85, requeue, resume. After env.sh.
+#
+#   Slurm                          this shell                     ranks
+#   USR1, --signal seconds early   passes it on to srun      ->   finish the step, save, exit with 85 (docs/runs.md)
+#   puts the job back in line  <-  scontrol requeue
+#   starts it again, same number   train ... --resume DIR    ->   go on, with the same bits
+#
+# After preemption (SIGTERM to the ranks, which save, too) and after the loss of a node Slurm requeues the job itself. It
+# then goes on from its last checkpoint: of a lost node that of --checkpoint-every.
+
+task=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+task=${task:-$SLURM_JOB_ID}  # by this name, a member of an array is requeued without the others
+warned=0 step=''
+trap 'warned=$((warned + 1)); [ -z "$step" ] || kill -USR1 "$step"' USR1
+
+# start COMMAND...: run it on all ranks. A signal ends `wait` early; asked once more, it knows the true status.
+start() {
+  local status heard
+  [ $warned = 0 ] || return 85
+  srun "$@" &
+  step=$!
+  while
+    heard=$warned
+    wait "$step"
+    status=$?
+    [ "$heard" != "$warned" ]
+  do :; done
+  step=''
+  return "$status"
+}
+
+# train DIR SCRIPT OPTIONS...: run `hpcdl SCRIPT` into DIR, unless --out says otherwise, or go on with what lies there.
+train() {
+  local dir=$1 word before=''
+  shift
+  for word; do
+    [ "$before" != --out ] || dir=$word
+    case $word in --out=*) dir=${word#--out=} ;; esac
+    before=$word
+  done
+  case $1 in
+    train[-_]kmeans) start hpcdl "$@"; return ;;  # its --out is a file
+    train*) ;;
+    *) start hpcdl "$@"; return ;;  # no training: nothing to resume
+  esac
+  [ "$dir" != none ] || { start hpcdl "$@"; return; }
+  if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$dir/checkpoint.h5" ]; then
+    start hpcdl "$@" --out "$dir" --resume "$dir"
+    return
+  fi
+  # Begun before, but nothing was saved: it starts anew, and what there is makes room.
+  [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || [ ! -e "$dir" ] || mv "$dir" "$dir-try-$SLURM_RESTART_COUNT"
+  start hpcdl "$@" --out "$dir"
+}
+
+# finish STATUS: end the job with this status; after 85, requeue it, unless it was cancelled.
+finish() {
+  if [ "$1" = 85 ] && [ "$(squeue -h -j "$task" -o %T)" = RUNNING ]; then
+    echo "saved; job $task is requeued"
+    scontrol requeue "$task" && sleep 60  # Slurm ends this shell
+    echo "job $task could not be requeued; go on with --resume" >&2
+  fi
+  exit "$1"
+}

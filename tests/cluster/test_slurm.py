@@ -1,0 +1,353 @@
+"""The templates in slurm/ on a real Slurm of one node and of two, under MPICH and Open MPI; interrupted in all ways."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ["train-allreduce", "--data", "digits", "--model", "mlp:8", "--steps", "400"]
+NODES = pytest.mark.parametrize("nodes", [1, 2])
+ONE_MPI = pytest.mark.parametrize("mpi", ["mpich"], indirect=True)  # what is the same under the other
+FLAVOUR = {"mpich": "pmi2", "openmpi": "pmix"}
+WRONG = {"mpich": "none", "openmpi": "pmi2"}  # worlds of one rank; under --mpi=pmix MPICH does not start at all
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def state(folder: Path) -> dict[str, np.ndarray]:
+    """All vectors of a run's checkpoint."""
+    found = {}
+    with h5py.File(folder / "checkpoint.h5") as file:
+        file.visititems(lambda name, item: found.update({name: item[()]} if isinstance(item, h5py.Dataset) else {}))
+    return found
+
+
+def saved_at(folder: Path) -> int:
+    """The step of a run's checkpoint."""
+    with h5py.File(folder / "checkpoint.h5") as file:
+        return json.loads(file.attrs["attributes"])["step"]
+
+
+def same_bits(folder: Path, other: Path) -> bool:
+    mine, theirs = state(folder), state(other)
+    return mine.keys() == theirs.keys() and all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
+
+
+def finished(folder: Path, ranks: int, steps: int) -> dict:
+    """The summary of a run that was to end like this."""
+    found = summary(folder)
+    assert (found["ranks"], found["steps"], found["stopped"]) == (ranks, steps, "finished")
+    assert found["replicas_agree"] is True
+    return found
+
+
+@pytest.fixture
+def gated(tmp_path):
+    """Options and environment of a run that waits at its tenth step until it gets a signal; and the file it makes."""
+    return [*TRAIN, "--allreduce", "gate:gate", "--checkpoint-every", "4"], {"GATE": str(tmp_path / "reached")}
+
+
+@pytest.fixture(scope="session")
+def never_stopped(tmp_path_factory):
+    """A function: the folder of the same run on so many ranks, not interrupted. Its bits are those of any MPI."""
+    kept = {}
+
+    def run(submit, ranks):
+        if ranks not in kept:
+            kept[ranks] = tmp_path_factory.mktemp("whole") / "run"
+            options = [*TRAIN, "--allreduce", "ring", "--out", kept[ranks]]
+            submit("train_cpu.sbatch", *options, sbatch=[f"--ntasks-per-node={ranks}"]).ended()
+        return kept[ranks]
+
+    return run
+
+
+def reach(job, environment):
+    """Wait until a run stands at its gate."""
+    job.slurm.until("the run is at its gate", Path(environment["GATE"]).exists, folder=job.folder)
+
+
+# -- each template, as it is and on two nodes ------------------------------------------------------------------------
+
+
+@NODES
+def test_train_cpu(submit, tmp_path, nodes):
+    sbatch = ["--nodes=2", "--ntasks-per-node=2"] if nodes == 2 else []
+    job = submit("train_cpu.sbatch", *TRAIN, "--allreduce", "hierarchical", nodes=nodes, sbatch=sbatch)
+    found = job.ended()
+    assert (found["NumNodes"], found["NumTasks"]) == (str(nodes), "4")
+    run = finished(tmp_path / "runs" / f"train-{job.name}", 4, 400)
+    # Between nodes only one rank of each sends; within one node none does: MPI knows which ranks share a node.
+    sends = [each.get("all_reduce", {}).get("messages", 0) > 0 for each in run["traffic_per_rank"]]
+    assert sends == ([False] * 4 if nodes == 1 else [True, False, True, False])
+
+
+@NODES
+def test_train_gpu(submit, tmp_path, nodes):
+    """The kernels run in Numba's simulator, on the stand-in for CuPy; Slurm's GPUs are device files."""
+    simulated = {"PYTHONPATH": str(ROOT / "tests" / "standin"), "NUMBA_ENABLE_CUDASIM": "1"}
+    sbatch = ["--nodes=2", "--ntasks-per-node=1"] if nodes == 2 else []
+    options = ["train-allreduce", "--data", "digits", "--model", "softmax", "--steps", "2", "--batch-size", "4"]
+    job = submit("train_gpu.sbatch", *options, nodes=nodes, sbatch=sbatch, **simulated)
+    assert job.ended()["NumNodes"] == str(nodes)
+    run = finished(tmp_path / "runs" / f"train-gpu-{job.name}", 2, 2)
+    assert run["device"] == "cuda" and len(run["device_per_rank"]) == 2
+
+
+def test_search_array(submit, tmp_path):
+    """As it is: three seeds, as many at a time as there is room for."""
+    job = submit("search_array.sbatch", *TRAIN, "--allreduce", "ring")
+    folders = [tmp_path / "runs" / f"search-{job.name}" / str(member) for member in (1, 2, 3)]
+    for member, folder in enumerate(folders, 1):
+        job.member(member).ended()
+        assert finished(folder, 2, 400)["seed"] == member
+    assert len({state(folder)["parameters"].tobytes() for folder in folders}) == 3
+
+
+def test_search_array_with_options_on_two_nodes(submit, gated, tmp_path):
+    """One member is requeued: the last, whose own number is that of the array, by which all members would be."""
+    _, environment = gated
+    (tmp_path / "trials.txt").write_text("--lr 0.1\n--lr 0.2 --data 'digits'\n--lr 0.3 --allreduce gate:gate\n")
+    sbatch = ["--array=2-3", "--nodes=2", "--ntasks-per-node=1"]
+    options = ["@trials.txt", *TRAIN, "--allreduce", "ring"]
+    job = submit("search_array.sbatch", *options, nodes=2, sbatch=sbatch, **environment)
+    reach(job, environment)
+    job.member(2).ended()
+    last = job.member(3)
+    assert last.show()["JobId"] == job.name
+    last.signal("USR1")
+    last.again()
+    last.ended()
+    for member, restarts in (2, "0"), (3, "1"):
+        found = job.member(member).show()
+        assert (found["Restarts"], found["NumNodes"]) == (restarts, "2")
+        folder = tmp_path / "runs" / f"search-{job.name}" / str(member)
+        finished(folder, 2, 400)
+        assert f"lr: 0.{member}\n" in (folder / "config.yaml").read_text()
+
+
+@NODES
+def test_bench_allreduce(submit, tmp_path, nodes):
+    sbatch = ["--nodes=2", "--ntasks-per-node=2"] if nodes == 2 else []
+    options = ["--sizes", "1KiB,8KiB", "--algorithms", "ring,hierarchical", "--seconds", "0.02"]
+    job = submit("bench_allreduce.sbatch", *options, nodes=nodes, sbatch=sbatch)
+    assert job.ended()["NumNodes"] == str(nodes)
+    found = json.loads((tmp_path / f"bench-allreduce-{job.name}.json").read_text())
+    assert found["ranks"] == 4 and list(found["microseconds"]) == ["1KiB", "8KiB"]
+    assert set(found["microseconds"]["1KiB"]) == {"ring", "hierarchical", "mpi", "copy"}
+    assert "all-reduce of float32 in place on 4 ranks" in job.log
+
+
+def test_compare(submit, tmp_path):
+    strategies = ["train-allreduce --allreduce ring", "train-local-sgd --sync-every '4'", "train-nothing"]
+    sbatch = ["--ntasks-per-node=2"]
+    job = submit("compare.sbatch", *strategies, "--", "--model", "mlp:8", "--steps", "40", sbatch=sbatch)
+    job.ended(2)  # the third has failed; the others are there
+    runs = [tmp_path / "runs" / f"compare-{job.name}" / name for name in ("1-train-allreduce", "2-train-local-sgd")]
+    rows = {words[0]: words[1:] for line in job.log.splitlines() if (words := re.split(r"\s*[│┃]\s*", line)[1:-1])}
+    for run in runs:
+        found = summary(run)
+        assert (found["ranks"], found["steps"], found["stopped"]) == (2, 40, "finished")
+        assert f"{found['train_loss']:.4f}" in rows[run.name]
+    assert rows["1-train-allreduce"][-1] == "yes"
+    assert rows["3-train-nothing"][0] == "failed"
+
+
+def test_compare_goes_on_where_it_was_on_two_nodes(submit, gated, never_stopped, tmp_path):
+    _, environment = gated
+    strategies = ["train-allreduce --allreduce ring", "train-allreduce --allreduce gate:gate"]
+    sbatch = ["--nodes=2", "--ntasks-per-node=1"]
+    job = submit("compare.sbatch", *strategies, "--", *TRAIN[1:], nodes=2, sbatch=sbatch, **environment)
+    reach(job, environment)
+    folders = [tmp_path / "runs" / f"compare-{job.name}" / name for name in ("1-train-allreduce", "2-train-allreduce")]
+    first = (folders[0] / "summary.json").stat().st_mtime_ns
+    job.signal("USR1")
+    job.again()
+    assert job.ended()["NumNodes"] == "2"
+    assert (folders[0] / "summary.json").stat().st_mtime_ns == first
+    assert job.log.count("2-train-allreduce") == 2  # where it stopped, and in the table
+    for folder in folders:
+        finished(folder, 2, 400)
+        assert same_bits(folder, never_stopped(submit, 2))  # gate is ring, but for its wait
+
+
+# -- the time limit, preemption, the loss of a node ------------------------------------------------------------------
+
+
+def test_the_time_limit(submit, gated, never_stopped, tmp_path):
+    """A signal to the batch shell: a checkpoint, status 85, requeued, resumed, the same bits as if never stopped."""
+    options, environment = gated
+    job = submit("train_cpu.sbatch", *options, sbatch=["--ntasks-per-node=2"], **environment)
+    reach(job, environment)
+    job.signal("USR1")
+    job.again()
+    assert job.ended()["Restarts"] == "1"
+    step = int(re.search(r"stopped by a signal after step (\d+) of 400", job.log)[1])
+    assert 10 <= step < 400 and f"saved; job {job.name} is requeued" in job.log
+    folder = tmp_path / "runs" / f"train-{job.name}"
+    finished(folder, 2, 400)
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps) and set(range(1, 401)) == set(steps)
+    assert same_bits(folder, never_stopped(submit, 2))
+
+
+@ONE_MPI
+def test_preemption(submit, gated, never_stopped, tmp_path):
+    """A more urgent job takes the node: SIGTERM to the ranks, which save; the job waits, and goes on."""
+    options, environment = gated
+    job = submit("train_cpu.sbatch", *options, sbatch=["--ntasks-per-node=2", "--exclusive"], **environment)
+    reach(job, environment)
+    urgent = submit("--wrap=true", sbatch=["--partition=urgent", "--exclusive"])
+    job.again()
+    assert job.ended()["Restarts"] == "1" and "stopped by a signal" in job.log
+    urgent.ended()
+    folder = tmp_path / "runs" / f"train-{job.name}"
+    finished(folder, 2, 400)
+    assert same_bits(folder, never_stopped(submit, 2))
+
+
+def test_the_loss_of_a_node(submit, slurm, gated, never_stopped, tmp_path):
+    """Nothing is told: the ranks of the other node are killed, too, and the run goes on from its last checkpoint."""
+    options, environment = gated
+    sbatch, two = ["--nodes=2", "--ntasks-per-node=2", "--ntasks=3"], slurm(2)
+    job = submit("train_cpu.sbatch", *options, nodes=2, sbatch=sbatch, **environment)
+    reach(job, environment)
+    two.power_off("n2")
+    two.run("scontrol", "update", "nodename=n2", "state=down", "reason=lost")
+    two.until("the job waits for a node", lambda: job.show()["JobState"] == "PENDING")
+    folder = tmp_path / "runs" / f"train-{job.name}"
+    assert saved_at(folder) == 8
+    two.power_on("n2")
+    two.run("scontrol", "update", "nodename=n2", "state=resume")
+    job.again()
+    assert job.ended()["Restarts"] == "1" and "requeued" not in job.log  # by Slurm itself
+    finished(folder, 3, 400)
+    assert same_bits(folder, never_stopped(submit, 3))
+
+
+@ONE_MPI
+def test_a_loss_before_anything_was_saved(submit, gated, never_stopped, tmp_path):
+    """The run starts anew, beside what its first try has left."""
+    _, environment = gated
+    options = [*TRAIN, "--allreduce", "gate:gate", "--out", "here/run"]
+    job = submit(
+        "train_cpu.sbatch", *options, sbatch=["--ntasks-per-node=2"], GATE_KILLS="0", SLURM_WAIT="1", **environment
+    )
+    job.ended(137)
+    job.slurm.run("scontrol", "requeue", job.name)
+    job.again()
+    job.ended()
+    finished(tmp_path / "here" / "run", 2, 400)
+    assert (tmp_path / "here" / "run-try-1" / "config.yaml").exists()
+    assert same_bits(tmp_path / "here" / "run", never_stopped(submit, 2))
+
+
+@ONE_MPI
+def test_a_cancelled_job_saves_and_stays_cancelled(submit, gated, tmp_path):
+    options, environment = gated
+    job = submit("train_cpu.sbatch", *options, sbatch=["--ntasks-per-node=2"], **environment)
+    reach(job, environment)
+    job.cancel()
+    assert job.until("CANCELLED")["Restarts"] == "0"
+    assert saved_at(tmp_path / "runs" / f"train-{job.name}") >= 10
+
+
+# -- the environment of the ranks ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def standin(mpi, tmp_path):
+    """A virtual environment in which hpcdl only writes rank-N.json: its environment, cores and arguments."""
+    real = ROOT / (".venv" if mpi == "mpich" else ".venv-openmpi") / "bin" / "python"
+    bin = tmp_path / "venv" / "bin"
+    bin.mkdir(parents=True)
+    (bin / "python").write_text(f'#!/bin/sh\nexec {real} "$@"\n')
+    (bin / "hpcdl").write_text(
+        f"#!{real}\nimport json, os, sys\n"
+        "with open(f'rank-{os.environ[\"SLURM_PROCID\"]}.json', 'w') as file:\n"
+        "    json.dump([dict(os.environ), sorted(os.sched_getaffinity(0)), sys.argv[1:]], file)\n"
+    )
+    for program in bin.iterdir():
+        program.chmod(0o755)
+    return {"HPCDL_VENV": str(bin.parent)}
+
+
+@ONE_MPI
+@pytest.mark.parametrize("template, per_node, threads", [("train_cpu", 2, 1), ("train_gpu", 1, 2)])
+def test_what_a_rank_finds(submit, mpi, standin, tmp_path, template, per_node, threads):
+    """Threads, cores, GPUs and caches on two nodes of two cores."""
+    sbatch = ["--nodes=2", f"--ntasks-per-node={per_node}", f"--cpus-per-task={threads}"]
+    submit(f"{template}.sbatch", "prepare-data", "a b", nodes=2, sbatch=sbatch, **standin).ended()
+    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]
+    assert len(found) == 2 * per_node
+    for rank, (environment, cores, arguments) in enumerate(found):
+        assert environment["SLURMD_NODENAME"] == f"n{1 + rank // per_node}"
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+            assert environment[name] == str(threads)
+        assert len(cores) == threads or os.cpu_count() < 2
+        assert environment["SLURM_MPI_TYPE"] == FLAVOUR[mpi]
+        cache = Path(environment["NUMBA_CACHE_DIR"])
+        assert cache.is_dir() and cache.stat().st_mode & 0o077 == 0
+        if template == "train_cpu":
+            assert arguments == ["prepare-data", "a b"]  # no training: as they are
+        else:
+            assert arguments == ["prepare-data", "--device", "cuda", "a b"]
+            assert environment["CUDA_VISIBLE_DEVICES"] == "0"  # of each node
+    if per_node == 2 and os.cpu_count() >= 2:
+        assert found[0][1] != found[1][1]  # a core for each
+
+
+@ONE_MPI
+def test_leftovers_in_shared_memory(submit, slurm, mpi, standin, tmp_path):
+    """What killed ranks have left on the nodes is taken away; what is in use, or is nobody's business, stays."""
+    code = (
+        "import mmap, time; file = open('/dev/shm/mpich_shm_used', 'w+'); file.truncate(4096);"
+        "memory = mmap.mmap(file.fileno(), 4096); open('mapped', 'w'); time.sleep(600)"
+    )
+    other = submit(f'--wrap=exec python3 -c "{code}"', sbatch=["--ntasks=1"])
+    one = slurm(1)
+    one.until("the other job uses memory", (tmp_path / "mapped").exists)
+    one.run("srun", "touch", *(f"/dev/shm/{name}" for name in ("mpich_shm_left", "sm_segment.n1.0.left", "kept")))
+    submit("train_cpu.sbatch", "prepare-data", sbatch=["--ntasks-per-node=2"], **standin).ended()
+    assert set(one.run("srun", "ls", "/dev/shm").split()) >= {"mpich_shm_used", "kept"}
+    assert not {"mpich_shm_left", "sm_segment.n1.0.left"} & set(one.run("srun", "ls", "/dev/shm").split())
+    other.cancel()
+
+
+@ONE_MPI
+def test_a_killed_rank_ends_the_job(submit, gated):
+    options, environment = gated
+    sbatch = ["--ntasks-per-node=2"]
+    job = submit("train_cpu.sbatch", *options, sbatch=sbatch, GATE_KILLS="1", SLURM_WAIT="1", **environment)
+    job.ended(137)
+
+
+@ONE_MPI
+def test_what_is_wrong_is_said_before_anything_runs(submit, mpi):
+    cases = [
+        ({"HPCDL_VENV": "/nowhere"}, "HPCDL_VENV=/nowhere: there is no bin/hpcdl"),
+        ({"HPCDL_SRUN_MPI": "pmi7"}, "this Slurm has no srun --mpi=pmi7"),
+    ]
+    for environment, words in cases:
+        job = submit("train_cpu.sbatch", *TRAIN, **environment)
+        job.ended(2)
+        assert words in job.log and len(job.log.splitlines()) == 1
+    trials = submit("search_array.sbatch", "@/dev/null", *TRAIN, sbatch=["--array=7"])
+    trials.member(7).ended(2)
+    assert "/dev/null has no line 7" in trials.member(7).log
+
+
+@pytest.mark.xfail(not (ROOT / "scripts" / "doctor.py").exists(), reason="no hpcdl doctor yet", strict=False)
+def test_the_wrong_flavour_of_srun(submit, mpi):
+    """Every rank is a world of its own: doctor ends with 1, a training with 2, and both name the right flavour."""
+    for script, status in (["doctor", "--quick"], 1), (TRAIN, 2):
+        job = submit("train_cpu.sbatch", *script, sbatch=["--ntasks-per-node=2"], HPCDL_SRUN_MPI=WRONG[mpi])
+        job.ended(status)
+        assert f"--mpi={FLAVOUR[mpi]}" in job.log
