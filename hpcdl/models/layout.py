@@ -99,14 +99,14 @@ class Layout:
     def of_layers(cls, layers, dtype) -> "Layout":
         """Lay out the tensors of `layers` one by one.
 
-        Each has a `name`, `shapes` (short tensor name -> shape), and `tied`: name of a tensor of another layer -> its
-        shape, for which there is room where this is the first of `layers` that uses it.
+        Each has a `name`, `shapes` (short tensor name -> shape), and, or not, `tied`: name of a tensor of another layer
+        -> its shape, for which there is room where this is the first of `layers` that uses it.
         """
         tensors, offset = {}, 0
         for layer in layers:
             own = {f"{layer.name}.{name}": shape for name, shape in layer.shapes.items()}
             for name, shape in (
-                own | {tied: shape for tied, shape in layer.tied.items() if tied not in tensors}
+                own | {tied: shape for tied, shape in getattr(layer, "tied", {}).items() if tied not in tensors}
             ).items():
                 tensors[name] = Tensor(name, shape, offset, layer.name)
                 offset += math.prod(shape)
@@ -114,7 +114,10 @@ class Layout:
 
     def used_by(self, layer) -> list[Tensor]:
         """The tensors that a layer uses: its own, and those of other layers."""
-        return [self.tensors[name] for name in (*(f"{layer.name}.{name}" for name in layer.shapes), *layer.tied)]
+        return [
+            self.tensors[name]
+            for name in (*(f"{layer.name}.{name}" for name in layer.shapes), *getattr(layer, "tied", ()))
+        ]
 
     def view(self, vector: np.ndarray, name: str) -> np.ndarray:
         """The tensor `name` of a flat vector, as a view."""
