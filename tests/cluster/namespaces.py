@@ -13,6 +13,7 @@ it ends when the standard input does: when it is closed, or whoever holds it ope
 has a name outside but FOLDER, which is removed then. Only the standard library, for a quick start.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -71,7 +72,7 @@ def be_first(tell: int, count: int, mbits: float, ms: float, mtu: int, folder: P
         for number, host in enumerate(hosts):
             set_up(number, host, f"link set dev eth0 mtu {mtu} txqueuelen {QUEUE}")
     else:
-        link_by_bridge(hosts, mbits, mtu)
+        link_by_bridge(hosts, mbits, mtu, folder / "sys")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # bury orphans
     os.write(tell, " ".join(map(str, hosts)).encode())
     if ms >= 0:
@@ -128,32 +129,59 @@ def be_host(number: int, is_up: int) -> None:
         os._exit(1)
 
 
-def link_by_bridge(hosts: list[int], mbits: float, mtu: int) -> None:
+def link_by_bridge(hosts: list[int], mbits: float, mtu: int, folder: Path) -> None:
     """Link the hosts by a bridge in the first process's network.
 
     Segments leave TCP one by one, as they would leave a network card, so that the counters show all headers.
     """
-    lines, shape = ["link add dev switch type bridge", "link set dev switch up"], f"root tbf rate {mbits}mbit {BUCKET}"
-    for number, host in enumerate(hosts):
+    ports, shape = [f"port{number}" for number in range(len(hosts))], f"root tbf rate {mbits}mbit {BUCKET}"
+    lines = ["link add dev switch type bridge", "link set dev switch up"]
+    for port, host in zip(ports, hosts, strict=True):
         end = f"eth0 mtu {mtu} gso_max_segs 1 netns {host}"
-        lines.append(f"link add dev port{number} mtu {mtu} gso_max_segs 1 type veth peer name {end}")
-        lines.append(f"link set dev port{number} master switch up")
+        lines.append(f"link add dev {port} mtu {mtu} gso_max_segs 1 type veth peer name {end}")
+        lines.append(f"link set dev {port} master switch up")
     batch(["ip"], lines)
+    keep_order(ports, folder)
     if mbits > 0:
-        batch(["tc"], [f"qdisc add dev port{number} {shape}" for number in range(len(hosts))])
+        batch(["tc"], [f"qdisc add dev {port} {shape}" for port in ports])
     for number, host in enumerate(hosts):
+        with network_of(host):
+            keep_order(["eth0"], folder)
         set_up(number, host)
         if mbits > 0:
             batch([*inside(host), "tc"], [f"qdisc add dev eth0 {shape}"])
 
 
-def make_tap(host: int) -> int:
-    """A TAP device eth0 on a host; returns the file through which its frames go."""
+def keep_order(devices: list[str], folder: Path) -> None:
+    """Have one core take what comes through these devices of the present network (receive packet steering).
+
+    With several, frames of a connection overtake each other, and TCP sends again what it believes lost. folder: where
+    the network's part of sysfs is seen meanwhile.
+    """
+    folder.mkdir(exist_ok=True)
+    mount("sysfs", str(folder), "sysfs")
+    for device in devices:
+        for queue in (folder / "class/net" / device / "queues").glob("rx-*/rps_cpus"):
+            queue.write_text("1")
+    call("umount", str(folder))
+
+
+@contextlib.contextmanager
+def network_of(host: int):
+    """In the network of a host."""
     with open("/proc/self/ns/net") as own, open(f"/proc/{host}/ns/net") as its:
         call("setns", its.fileno(), NETWORK)
+        try:
+            yield
+        finally:
+            call("setns", own.fileno(), NETWORK)
+
+
+def make_tap(host: int) -> int:
+    """A TAP device eth0 on a host; returns the file through which its frames go."""
+    with network_of(host):
         tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(tap, MAKE_DEVICE, struct.pack("16sH22x", b"eth0", TAP_ONLY_FRAMES))
-        call("setns", own.fileno(), NETWORK)
     return tap
 
 
