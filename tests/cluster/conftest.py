@@ -67,7 +67,12 @@ def shared(tmp_path_factory):
     """
     compiled = next(path for path in ENVIRONMENTS.values() if path.exists()) / "cluster"
     compiled.mkdir(exist_ok=True)
-    return {"TMPDIR": str(compiled), "HPCDL_CACHE": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": str(HERE)}
+    return {
+        "TMPDIR": str(compiled),
+        "HPCDL_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "PYTHONPATH": str(HERE),
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # there are more ranks than cores
+    }
 
 
 @pytest.fixture
