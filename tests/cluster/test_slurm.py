@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import h5py
@@ -251,8 +252,13 @@ def test_a_loss_before_anything_was_saved(submit, gated, never_stopped, tmp_path
 
 @ONE_MPI
 def test_a_cancelled_job_saves_and_stays_cancelled(submit, gated, tmp_path):
+    """Also where its shell lives on after the SIGTERM of scancel. And the templates work from a copy of their folder."""
     options, environment = gated
-    job = submit("train_cpu.sbatch", *options, sbatch=["--ntasks-per-node=2"], **environment)
+    shutil.copytree(ROOT / "slurm", tmp_path / "copy")
+    stubborn = tmp_path / "copy" / "stubborn.sbatch"
+    stubborn.write_text(f"#!/bin/bash\ntrap '' TERM\nexec bash {tmp_path}/copy/train_cpu.sbatch \"$@\"\n")
+    sbatch = ["--ntasks=2", "--requeue", "--output=%x-%j.log", "--job-name=train"]
+    job = submit(stubborn, *options, sbatch=sbatch, **environment)
     reach(job, environment)
     job.cancel()
     assert job.until("CANCELLED")["Restarts"] == "0"
@@ -292,7 +298,7 @@ def test_what_a_rank_finds(submit, mpi, standin, tmp_path, template, per_node, t
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
             assert environment[name] == str(threads)
         assert len(cores) == threads or os.cpu_count() < 2
-        assert environment["SLURM_MPI_TYPE"] == FLAVOUR[mpi]
+        assert (environment["SLURM_MPI_TYPE"], environment["SLURM_WAIT"]) == (FLAVOUR[mpi], "120")
         cache = Path(environment["NUMBA_CACHE_DIR"])
         assert cache.is_dir() and cache.stat().st_mode & 0o077 == 0
         if template == "train_cpu":
