@@ -252,7 +252,7 @@ def test_a_loss_before_anything_was_saved(submit, gated, never_stopped, tmp_path
 
 @ONE_MPI
 def test_a_cancelled_job_saves_and_stays_cancelled(submit, gated, tmp_path):
-    """Also where its shell lives on after the SIGTERM of scancel. And the templates work from a copy of their folder."""
+    """Also where its shell lives on after the SIGTERM. And the templates work from a copy of their folder."""
     options, environment = gated
     shutil.copytree(ROOT / "slurm", tmp_path / "copy")
     stubborn = tmp_path / "copy" / "stubborn.sbatch"
