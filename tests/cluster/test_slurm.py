@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENTS = {"mpich": ROOT / ".venv", "openmpi": ROOT / ".venv-openmpi"}
 TRAIN = ["train-allreduce", "--data", "digits", "--model", "mlp:8", "--steps", "400"]
 NODES = pytest.mark.parametrize("nodes", [1, 2])
 ONE_MPI = pytest.mark.parametrize("mpi", ["mpich"], indirect=True)  # what is the same under the other
+DOCTOR = pytest.mark.xfail(not (ROOT / "scripts" / "doctor.py").exists(), reason="no hpcdl doctor yet", strict=False)
 FLAVOUR = {"mpich": "pmi2", "openmpi": "pmix"}
 WRONG = {"mpich": "none", "openmpi": "pmi2"}  # worlds of one rank; under --mpi=pmix MPICH does not start at all
 
@@ -271,7 +273,7 @@ def test_a_cancelled_job_saves_and_stays_cancelled(submit, gated, tmp_path):
 @pytest.fixture
 def standin(mpi, tmp_path):
     """A virtual environment in which hpcdl only writes rank-N.json: its environment, cores and arguments."""
-    real = ROOT / (".venv" if mpi == "mpich" else ".venv-openmpi") / "bin" / "python"
+    real = ENVIRONMENTS[mpi] / "bin" / "python"
     bin = tmp_path / "venv" / "bin"
     bin.mkdir(parents=True)
     (bin / "python").write_text(f'#!/bin/sh\nexec {real} "$@"\n')
@@ -350,10 +352,34 @@ def test_what_is_wrong_is_said_before_anything_runs(submit, mpi):
     assert "/dev/null has no line 7" in trials.member(7).log
 
 
-@pytest.mark.xfail(not (ROOT / "scripts" / "doctor.py").exists(), reason="no hpcdl doctor yet", strict=False)
+@DOCTOR
 def test_the_wrong_flavour_of_srun(submit, mpi):
     """Every rank is a world of its own: doctor ends with 1, a training with 2, and both name the right flavour."""
     for script, status in (["doctor", "--quick"], 1), (TRAIN, 2):
         job = submit("train_cpu.sbatch", *script, sbatch=["--ntasks-per-node=2"], HPCDL_SRUN_MPI=WRONG[mpi])
         job.ended(status)
         assert f"--mpi={FLAVOUR[mpi]}" in job.log
+
+
+@DOCTOR
+def test_a_sick_node(submit, slurm, mpi, tmp_path):
+    """One core for the threads of two ranks, and a /dev/shm without room: doctor ends with 1 and names it."""
+    one, sbatch = slurm(1), ["--ntasks-per-node=2"]
+    bin, real = tmp_path / "venv" / "bin", ENVIRONMENTS[mpi] / "bin"
+    bin.mkdir(parents=True)
+    for name, before in ("python", ""), ("hpcdl", "OMP_NUM_THREADS=2 exec taskset -c 0"):
+        (bin / name).write_text(f'#!/bin/sh\n{before} {real / name} "$@"\n')
+        (bin / name).chmod(0o755)
+    job = submit("train_cpu.sbatch", "doctor", "--quick", sbatch=sbatch, HPCDL_VENV=str(bin.parent))
+    job.ended(1)
+    assert "would hurt a run: cores" in job.log and "OMP_NUM_THREADS=1" in job.log
+    one.run("srun", "mount", "-o", "remount,size=128k", "/dev/shm")
+    try:
+        job = submit("train_cpu.sbatch", "doctor", "--quick", sbatch=sbatch)
+        job.ended(1)
+    finally:
+        one.run("srun", "mount", "-o", "remount,size=50%", "/dev/shm")
+    assert "mount -o remount,size=8g /dev/shm" in job.log and "cores" not in job.log.split("would hurt")[-1]
+    job = submit("train_cpu.sbatch", "doctor", "--quick", sbatch=sbatch)
+    job.ended()
+    assert "2 ranks, started by srun" in job.log and "nothing would hurt a run" in job.log
