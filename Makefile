@@ -1,4 +1,5 @@
 # make train          train on the embedded digits over RANKS ranks        make test    every test, on 1, 4 and 3 ranks
+# make test-cluster   what needs a cluster, under both MPIs: a real Slurm, made here; root on Debian, installs packages
 # make soak           500 random pipelines; 200 short runs with parameter servers, ended in all ways; minutes
 # make lint           ruff, format check included                          make clean   take away what make made
 # MPI=mpich (default) or openmpi: from the registry, into a .venv; MPI=site: the mpiexec on the PATH, mpi4py built for it
@@ -25,7 +26,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
 export OMPI_MCA_mpi_yield_when_idle = 1
 
-.PHONY: train test soak lint install print-bin clean
+.PHONY: train test test-cluster soak lint install print-bin clean
 
 train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
@@ -34,6 +35,11 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -q --color=no --durations=5 $(TESTS)
 	$(MPIEXEC) -n 4 $(BIN)/python -m pytest -q --color=no $(TOGETHER)
 	$(MPIEXEC) -n 3 $(BIN)/python -m pytest -q --color=no $(TOGETHER)
+
+test-cluster:
+	$(MAKE) --no-print-directory install MPI=mpich
+	$(MAKE) --no-print-directory install MPI=openmpi
+	.venv/bin/python -m pytest -q --color=no --durations=5 -rs tests/cluster $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/python tests/soak/soak.py $(ARGS)

@@ -29,6 +29,12 @@ def mpi(request):
     return request.param
 
 
+@pytest.fixture
+def venv(mpi):
+    """The virtual environment with this MPI."""
+    return ENVIRONMENTS[mpi]
+
+
 @pytest.fixture(scope="session")
 def slurm_module():
     """The module slurm.py of this folder."""
@@ -76,7 +82,7 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture
-def submit(slurm, mpi, shared, tmp_path):
+def submit(slurm, venv, shared, tmp_path):
     """A function: submit a template with its arguments, on so many nodes, under the MPI of this test; returns the job.
 
     Jobs run in tmp_path; those that a test leaves are cancelled. sbatch: its options.
@@ -84,7 +90,7 @@ def submit(slurm, mpi, shared, tmp_path):
     jobs = []
 
     def start(template, *arguments, nodes=1, sbatch=(), **environment):
-        environment = {"HPCDL_VENV": str(ENVIRONMENTS[mpi])} | shared | environment
+        environment = {"HPCDL_VENV": str(venv)} | shared | environment
         template = template if str(template).startswith("-") else ROOT / "slurm" / template
         jobs.append(slurm(nodes).submit(*sbatch, template, *arguments, cwd=tmp_path, **environment))
         return jobs[-1]

@@ -1,5 +1,6 @@
 """The templates in slurm/ on a real Slurm of one node and of two, under MPICH and Open MPI; interrupted in all ways."""
 
+import configparser
 import json
 import os
 import re
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENTS = {"mpich": ROOT / ".venv", "openmpi": ROOT / ".venv-openmpi"}
 TRAIN = ["train-allreduce", "--data", "digits", "--model", "mlp:8", "--steps", "400"]
 NODES = pytest.mark.parametrize("nodes", [1, 2])
 ONE_MPI = pytest.mark.parametrize("mpi", ["mpich"], indirect=True)  # what is the same under the other
@@ -271,10 +271,9 @@ def test_a_cancelled_job_saves_and_stays_cancelled(submit, gated, tmp_path):
 
 
 @pytest.fixture
-def standin(mpi, tmp_path):
+def standin(venv, tmp_path):
     """A virtual environment in which hpcdl only writes rank-N.json: its environment, cores and arguments."""
-    real = ENVIRONMENTS[mpi] / "bin" / "python"
-    bin = tmp_path / "venv" / "bin"
+    real, bin = venv / "bin" / "python", tmp_path / "venv" / "bin"
     bin.mkdir(parents=True)
     (bin / "python").write_text(f'#!/bin/sh\nexec {real} "$@"\n')
     (bin / "hpcdl").write_text(
@@ -347,6 +346,9 @@ def test_what_is_wrong_is_said_before_anything_runs(submit, mpi):
         job = submit("train_cpu.sbatch", *TRAIN, **environment)
         job.ended(2)
         assert words in job.log and len(job.log.splitlines()) == 1
+    job = submit("compare.sbatch", *TRAIN)
+    job.ended(2)
+    assert "give strategies, --, and the options of all" in job.log
     trials = submit("search_array.sbatch", "@/dev/null", *TRAIN, sbatch=["--array=7"])
     trials.member(7).ended(2)
     assert "/dev/null has no line 7" in trials.member(7).log
@@ -362,10 +364,10 @@ def test_the_wrong_flavour_of_srun(submit, mpi):
 
 
 @DOCTOR
-def test_a_sick_node(submit, slurm, mpi, tmp_path):
+def test_a_sick_node(submit, slurm, venv, tmp_path):
     """One core for the threads of two ranks, and a /dev/shm without room: doctor ends with 1 and names it."""
     one, sbatch = slurm(1), ["--ntasks-per-node=2"]
-    bin, real = tmp_path / "venv" / "bin", ENVIRONMENTS[mpi] / "bin"
+    bin, real = tmp_path / "venv" / "bin", venv / "bin"
     bin.mkdir(parents=True)
     for name, before in ("python", ""), ("hpcdl", "OMP_NUM_THREADS=2 exec taskset -c 0"):
         (bin / name).write_text(f'#!/bin/sh\n{before} {real / name} "$@"\n')
@@ -383,3 +385,11 @@ def test_a_sick_node(submit, slurm, mpi, tmp_path):
     job = submit("train_cpu.sbatch", "doctor", "--quick", sbatch=sbatch)
     job.ended()
     assert "2 ranks, started by srun" in job.log and "nothing would hurt a run" in job.log
+
+
+def test_all_of_the_folder_is_shipped():
+    """A wheel puts into share/hpcdl/slurm of the environment what the patterns in setup.cfg find."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    patterns = setup["options.data_files"]["share/hpcdl/slurm"].split()
+    assert {path for pattern in patterns for path in ROOT.glob(pattern)} == set((ROOT / "slurm").iterdir())
