@@ -1,6 +1,6 @@
 # make train          train on the embedded digits over RANKS ranks        make test    every test, on 1, 4 and 3 ranks
+# make test-cluster   what needs a cluster, both MPIs: emulated hosts, a real Slurm, made here; root on Debian, installs
 # make soak           500 random pipelines; 200 short runs with parameter servers, ended in all ways; minutes
-# make test-cluster   on emulated hosts and a Slurm of its own; as root, on Debian
 # make lint           ruff, format check included                          make clean   take away what make made
 # MPI=mpich (default) or openmpi: from the registry, into a .venv; MPI=site: the mpiexec on the PATH, mpi4py built for it
 MPI    ?= mpich
@@ -36,8 +36,10 @@ test: $(STAMP)
 	$(MPIEXEC) -n 4 $(BIN)/python -m pytest -q --color=no $(TOGETHER)
 	$(MPIEXEC) -n 3 $(BIN)/python -m pytest -q --color=no $(TOGETHER)
 
-test-cluster: $(STAMP)
-	$(BIN)/python -m pytest -q --color=no --durations=5 tests/cluster
+test-cluster:
+	$(MAKE) --no-print-directory install MPI=mpich
+	$(MAKE) --no-print-directory install MPI=openmpi
+	.venv/bin/python -m pytest -q --color=no --durations=5 -rs tests/cluster $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/python tests/soak/soak.py $(ARGS)

@@ -29,6 +29,12 @@ def mpi(request):
     return request.param
 
 
+@pytest.fixture
+def venv(mpi):
+    """The virtual environment with this MPI."""
+    return ENVIRONMENTS[mpi]
+
+
 @pytest.fixture(scope="session")
 def slurm_module():
     """The module slurm.py of this folder."""
@@ -67,11 +73,16 @@ def shared(tmp_path_factory):
     """
     compiled = next(path for path in ENVIRONMENTS.values() if path.exists()) / "cluster"
     compiled.mkdir(exist_ok=True)
-    return {"TMPDIR": str(compiled), "HPCDL_CACHE": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": str(HERE)}
+    return {
+        "TMPDIR": str(compiled),
+        "HPCDL_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "PYTHONPATH": str(HERE),
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # there are more ranks than cores
+    }
 
 
 @pytest.fixture
-def submit(slurm, mpi, shared, tmp_path):
+def submit(slurm, venv, shared, tmp_path):
     """A function: submit a template with its arguments, on so many nodes, under the MPI of this test; returns the job.
 
     Jobs run in tmp_path; those that a test leaves are cancelled. sbatch: its options.
@@ -79,7 +90,7 @@ def submit(slurm, mpi, shared, tmp_path):
     jobs = []
 
     def start(template, *arguments, nodes=1, sbatch=(), **environment):
-        environment = {"HPCDL_VENV": str(ENVIRONMENTS[mpi])} | shared | environment
+        environment = {"HPCDL_VENV": str(venv)} | shared | environment
         template = template if str(template).startswith("-") else ROOT / "slurm" / template
         jobs.append(slurm(nodes).submit(*sbatch, template, *arguments, cwd=tmp_path, **environment))
         return jobs[-1]

@@ -1,8 +1,10 @@
 """The templates in slurm/ on a real Slurm of one node and of two, under MPICH and Open MPI; interrupted in all ways."""
 
+import configparser
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import h5py
@@ -13,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 TRAIN = ["train-allreduce", "--data", "digits", "--model", "mlp:8", "--steps", "400"]
 NODES = pytest.mark.parametrize("nodes", [1, 2])
 ONE_MPI = pytest.mark.parametrize("mpi", ["mpich"], indirect=True)  # what is the same under the other
+DOCTOR = pytest.mark.xfail(not (ROOT / "scripts" / "doctor.py").exists(), reason="no hpcdl doctor yet", strict=False)
 FLAVOUR = {"mpich": "pmi2", "openmpi": "pmix"}
 WRONG = {"mpich": "none", "openmpi": "pmi2"}  # worlds of one rank; under --mpi=pmix MPICH does not start at all
 
@@ -251,8 +254,13 @@ def test_a_loss_before_anything_was_saved(submit, gated, never_stopped, tmp_path
 
 @ONE_MPI
 def test_a_cancelled_job_saves_and_stays_cancelled(submit, gated, tmp_path):
+    """Also where its shell lives on after the SIGTERM. And the templates work from a copy of their folder."""
     options, environment = gated
-    job = submit("train_cpu.sbatch", *options, sbatch=["--ntasks-per-node=2"], **environment)
+    shutil.copytree(ROOT / "slurm", tmp_path / "copy")
+    stubborn = tmp_path / "copy" / "stubborn.sbatch"
+    stubborn.write_text(f"#!/bin/bash\ntrap '' TERM\nexec bash {tmp_path}/copy/train_cpu.sbatch \"$@\"\n")
+    sbatch = ["--ntasks=2", "--requeue", "--output=%x-%j.log", "--job-name=train"]
+    job = submit(stubborn, *options, sbatch=sbatch, **environment)
     reach(job, environment)
     job.cancel()
     assert job.until("CANCELLED")["Restarts"] == "0"
@@ -263,10 +271,9 @@ def test_a_cancelled_job_saves_and_stays_cancelled(submit, gated, tmp_path):
 
 
 @pytest.fixture
-def standin(mpi, tmp_path):
+def standin(venv, tmp_path):
     """A virtual environment in which hpcdl only writes rank-N.json: its environment, cores and arguments."""
-    real = ROOT / (".venv" if mpi == "mpich" else ".venv-openmpi") / "bin" / "python"
-    bin = tmp_path / "venv" / "bin"
+    real, bin = venv / "bin" / "python", tmp_path / "venv" / "bin"
     bin.mkdir(parents=True)
     (bin / "python").write_text(f'#!/bin/sh\nexec {real} "$@"\n')
     (bin / "hpcdl").write_text(
@@ -292,7 +299,7 @@ def test_what_a_rank_finds(submit, mpi, standin, tmp_path, template, per_node, t
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
             assert environment[name] == str(threads)
         assert len(cores) == threads or os.cpu_count() < 2
-        assert environment["SLURM_MPI_TYPE"] == FLAVOUR[mpi]
+        assert (environment["SLURM_MPI_TYPE"], environment["SLURM_WAIT"]) == (FLAVOUR[mpi], "120")
         cache = Path(environment["NUMBA_CACHE_DIR"])
         assert cache.is_dir() and cache.stat().st_mode & 0o077 == 0
         if template == "train_cpu":
@@ -339,15 +346,50 @@ def test_what_is_wrong_is_said_before_anything_runs(submit, mpi):
         job = submit("train_cpu.sbatch", *TRAIN, **environment)
         job.ended(2)
         assert words in job.log and len(job.log.splitlines()) == 1
+    job = submit("compare.sbatch", *TRAIN)
+    job.ended(2)
+    assert "give strategies, --, and the options of all" in job.log
     trials = submit("search_array.sbatch", "@/dev/null", *TRAIN, sbatch=["--array=7"])
     trials.member(7).ended(2)
     assert "/dev/null has no line 7" in trials.member(7).log
 
 
-@pytest.mark.xfail(not (ROOT / "scripts" / "doctor.py").exists(), reason="no hpcdl doctor yet", strict=False)
+@DOCTOR
 def test_the_wrong_flavour_of_srun(submit, mpi):
     """Every rank is a world of its own: doctor ends with 1, a training with 2, and both name the right flavour."""
     for script, status in (["doctor", "--quick"], 1), (TRAIN, 2):
         job = submit("train_cpu.sbatch", *script, sbatch=["--ntasks-per-node=2"], HPCDL_SRUN_MPI=WRONG[mpi])
         job.ended(status)
         assert f"--mpi={FLAVOUR[mpi]}" in job.log
+
+
+@DOCTOR
+def test_a_sick_node(submit, slurm, venv, tmp_path):
+    """One core for the threads of two ranks, and a /dev/shm without room: doctor ends with 1 and names it."""
+    one, sbatch = slurm(1), ["--ntasks-per-node=2"]
+    bin, real = tmp_path / "venv" / "bin", venv / "bin"
+    bin.mkdir(parents=True)
+    for name, before in ("python", ""), ("hpcdl", "OMP_NUM_THREADS=2 exec taskset -c 0"):
+        (bin / name).write_text(f'#!/bin/sh\n{before} {real / name} "$@"\n')
+        (bin / name).chmod(0o755)
+    job = submit("train_cpu.sbatch", "doctor", "--quick", sbatch=sbatch, HPCDL_VENV=str(bin.parent))
+    job.ended(1)
+    assert "would hurt a run: cores" in job.log and "OMP_NUM_THREADS=1" in job.log
+    one.run("srun", "mount", "-o", "remount,size=128k", "/dev/shm")
+    try:
+        job = submit("train_cpu.sbatch", "doctor", "--quick", sbatch=sbatch)
+        job.ended(1)
+    finally:
+        one.run("srun", "mount", "-o", "remount,size=50%", "/dev/shm")
+    assert "mount -o remount,size=8g /dev/shm" in job.log and "cores" not in job.log.split("would hurt")[-1]
+    job = submit("train_cpu.sbatch", "doctor", "--quick", sbatch=sbatch)
+    job.ended()
+    assert "2 ranks, started by srun" in job.log and "nothing would hurt a run" in job.log
+
+
+def test_all_of_the_folder_is_shipped():
+    """A wheel puts into share/hpcdl/slurm of the environment what the patterns in setup.cfg find."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    patterns = setup["options.data_files"]["share/hpcdl/slurm"].split()
+    assert {path for pattern in patterns for path in ROOT.glob(pattern)} == set((ROOT / "slurm").iterdir())
