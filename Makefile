@@ -1,5 +1,5 @@
 # make train          train on the embedded digits over RANKS ranks        make test    every test, on 1, 4 and 3 ranks
-# make test-cluster   what needs a cluster, under both MPIs: a real Slurm, made here; root on Debian, installs packages
+# make test-cluster   what needs a cluster, under both MPIs, on a real Slurm; root on Debian, installs packages
 # make soak           500 random pipelines; 200 short runs with parameter servers, ended in all ways; minutes
 # make lint           ruff, format check included                          make clean   take away what make made
 # MPI=mpich (default) or openmpi: from the registry, into a .venv; MPI=site: the mpiexec on the PATH, mpi4py built for it
