@@ -32,7 +32,7 @@ export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 export OMP_NUM_THREADS=$SRUN_CPUS_PER_TASK OPENBLAS_NUM_THREADS=$SRUN_CPUS_PER_TASK
 export MKL_NUM_THREADS=$SRUN_CPUS_PER_TASK NUMBA_NUM_THREADS=$SRUN_CPUS_PER_TASK
 
-# When a rank is killed (out of memory, say), the others may wait for it for ever: Slurm ends them after so many seconds.
+# When a rank is killed (out of memory, say), the others may wait for it for ever; Slurm ends them after these seconds.
 export SLURM_WAIT=${SLURM_WAIT:-120}
 
 # SITE: a folder that each node has for itself. It holds compiled code, so nobody else may write there (see below).
@@ -49,20 +49,24 @@ print(MPI.Get_library_version().splitlines()[0].strip("\0"))') || return 2
     *"Open MPI"*) HPCDL_SRUN_MPI=pmix ;;
     *CRAY*) HPCDL_SRUN_MPI=cray_shasta ;;
     *MPICH* | *Intel* | *MVAPICH*) HPCDL_SRUN_MPI=pmi2 ;;  # SITE: pmix, if yours was built with it
-    *) echo "no flavour of srun is known for $library; submit with HPCDL_SRUN_MPI=NAME (srun --mpi=list)" >&2; return 2 ;;
+    *)
+      echo "no flavour of srun is known for $library; submit with HPCDL_SRUN_MPI=NAME (srun --mpi=list)" >&2
+      return 2
+      ;;
   esac
 fi
 flavours=$(srun --mpi=list 2>&1)
 if ! grep -qw -- "$HPCDL_SRUN_MPI" <<< "$flavours"; then
-  echo "this Slurm has no srun --mpi=$HPCDL_SRUN_MPI, which ${library:-HPCDL_SRUN_MPI} asks for. ${flavours//$'\n'/ }" >&2
+  flavours=${flavours//$'\n'/ }
+  echo "this Slurm has no srun --mpi=$HPCDL_SRUN_MPI, which ${library:-HPCDL_SRUN_MPI} asks for. $flavours" >&2
   return 2
 fi
 export SLURM_MPI_TYPE=$HPCDL_SRUN_MPI  # what every srun takes from now on
 export SLURM_EXPORT_ENV=ALL            # its ranks get this environment, also after sbatch --export=NONE
 
-# Slurm counts the steps of a job from 0 again when it is requeued. What a lost node or killed ranks have left under the
-# number of a step (sockets of PMIx in Slurm's own folder, memory of MPICH) can end the new step of that number: each
-# try takes other numbers.
+# Slurm counts the steps of a job from 0 again when it is requeued. What a lost node or killed ranks have left under
+# the number of a step (sockets of PMIx in Slurm's own folder, memory of MPICH) can end the new step of that number:
+# each try takes other numbers.
 for ((try = 8 * ${SLURM_RESTART_COUNT:-0}; try > 0; try--)); do srun --mpi=none --nodes=1 --ntasks=1 true; done
 
 # Once on each node: our own cache folder, and /dev/shm without what killed ranks of ours have left there.

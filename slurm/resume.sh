@@ -5,8 +5,8 @@
 #   puts the job back in line  <-  scontrol requeue
 #   starts it again, same number   train ... --resume DIR    ->   go on, with the same bits
 #
-# After preemption (SIGTERM to the ranks, which save, too) and after the loss of a node Slurm requeues the job itself. It
-# then goes on from its last checkpoint: of a lost node that of --checkpoint-every.
+# Preemption ends in the same way: Slurm sends the ranks SIGTERM. After the loss of a node Slurm requeues the job, and it
+# goes on from the last checkpoint of --checkpoint-every.
 
 task=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 task=${task:-$SLURM_JOB_ID}  # by this name, a member of an array is requeued without the others

@@ -131,8 +131,8 @@ class Slurm:
         return self
 
     def __exit__(self, *_):
-        for process in reversed(self.processes.values()):
-            process.kill()
+        for name, process in reversed(self.processes.items()):
+            process.terminate() if name == "slurmctld" else process.kill()  # which ends a process of its own then, too
             process.wait()
 
     def _start(self, name: str, *command):

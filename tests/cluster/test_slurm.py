@@ -202,6 +202,17 @@ def test_the_time_limit(submit, gated, never_stopped, tmp_path):
 
 
 @ONE_MPI
+def test_a_job_that_may_not_be_requeued(submit, gated, tmp_path):
+    options, environment = gated
+    job = submit("train_cpu.sbatch", *options, sbatch=["--ntasks-per-node=2", "--no-requeue"], **environment)
+    reach(job, environment)
+    job.signal("USR1")
+    assert job.ended(85)["Restarts"] == "0"
+    assert f"job {job.name} could not be requeued; go on with --resume" in job.log
+    assert saved_at(tmp_path / "runs" / f"train-{job.name}") >= 10
+
+
+@ONE_MPI
 def test_preemption(submit, gated, never_stopped, tmp_path):
     """A more urgent job takes the node: SIGTERM to the ranks, which save; the job waits, and goes on."""
     options, environment = gated
