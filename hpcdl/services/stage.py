@@ -130,7 +130,8 @@ class Stage:
         else:
             sent, shape = self._send(y, self.after, "F", number, chunk + (self.comm.rank == self.stages - 1)), y.shape
         if self.recompute:
-            self.leaving.append((sent, lambda: self.part.release(kept)))
+            self.part.release(kept[:-1])
+            self.leaving.append((sent, lambda: self.part.release(kept[-1:])))  # y stays until it has left
         self.flying[number, chunk] = Flying(batch, x, None if self.recompute else kept, shape, sent, store)
         self.flew = max(self.flew, len(self.flying))
         self._sweep()
