@@ -5,7 +5,7 @@
 #   puts the job back in line  <-  scontrol requeue
 #   starts it again, same number   train ... --resume DIR    ->   go on, with the same bits
 #
-# Preemption ends in the same way: Slurm sends the ranks SIGTERM. After the loss of a node Slurm requeues the job, and it
+# Preemption ends in the same way: Slurm sends the ranks SIGTERM. After the loss of a node Slurm requeues the job, which
 # goes on from the last checkpoint of --checkpoint-every.
 
 task=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
@@ -44,13 +44,19 @@ train() {
     *) start hpcdl "$@"; return ;;  # no training: nothing to resume
   esac
   [ "$dir" != none ] || { start hpcdl "$@"; return; }
+  local more=(--out "$dir") status
   if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$dir/checkpoint.h5" ]; then
-    start hpcdl "$@" --out "$dir" --resume "$dir"
-    return
+    more+=(--resume "$dir")
+  elif [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$dir" ]; then
+    mv "$dir" "$dir-try-$SLURM_RESTART_COUNT"  # begun, but nothing was saved: it starts anew
   fi
-  # Begun before, but nothing was saved: it starts anew, and what there is makes room.
-  [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || [ ! -e "$dir" ] || mv "$dir" "$dir-try-$SLURM_RESTART_COUNT"
-  start hpcdl "$@" --out "$dir"
+  start hpcdl "$@" "${more[@]}"
+  status=$?
+  if [ $status = 0 ] && [ ! -e "$dir/summary.json" ]; then  # srun has status 0 also where it could launch no rank
+    echo "$dir/summary.json was not written: the training has not run" >&2
+    status=1
+  fi
+  return $status
 }
 
 # finish STATUS: end the job with this status; after 85, requeue it, unless it was cancelled.

@@ -46,7 +46,7 @@ def slurm_module():
 
 @pytest.fixture(scope="session")
 def slurm(slurm_module, tmp_path_factory):
-    """A function: the Slurm of so many nodes, started when it is first asked for."""
+    """A function: a Slurm for jobs on 1 node, of 4 cores, or on 2, of 2 cores, with a node to spare; it starts once."""
     problem = slurm_module.install()
     if problem:
         pytest.skip(problem)
@@ -54,7 +54,8 @@ def slurm(slurm_module, tmp_path_factory):
 
     @functools.cache
     def of(nodes):
-        started.append(slurm_module.Slurm(tmp_path_factory.mktemp(f"slurm-{nodes}"), nodes).__enter__())
+        size = (1, 4) if nodes == 1 else (3, 2)
+        started.append(slurm_module.Slurm(tmp_path_factory.mktemp(f"slurm-{nodes}"), *size).__enter__())
         return started[-1]
 
     yield of

@@ -22,7 +22,6 @@ from hpcdl.comm.launcher import clean_environment
 
 PACKAGES = ("slurmctld", "slurmd", "libpmix2")
 PATIENCE = 180  # seconds; where kernels are compiled first, on a machine with much else to do, it takes many
-CPUS = 4  # on the whole cluster; more than the machine may have
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
 
 CONFIGURATION = """
@@ -99,19 +98,19 @@ def free_ports(count: int) -> list[int]:
 
 
 class Slurm:
-    """A Slurm of so many nodes; a context. Its jobs run in `folder`, which must be of every node."""
+    """A Slurm of so many nodes with so many cores each, which may be more than there are; a context."""
 
-    def __init__(self, folder: Path, nodes: int):
+    def __init__(self, folder: Path, nodes: int, cpus: int):
         self.folder, self.names, self.processes = folder, [f"n{i + 1}" for i in range(nodes)], {}
         port, *ports = free_ports(1 + nodes)
         (folder / "state").mkdir()
         # Ranks are bound to cores, where there are as many as a node claims to have.
-        plugin = "task/affinity" if CPUS // nodes <= os.cpu_count() else "task/none"
+        plugin = "task/affinity" if cpus <= os.cpu_count() else "task/none"
         text = CONFIGURATION.format(host=socket.gethostname().split(".")[0], port=port, folder=folder, plugin=plugin)
         for name, port in zip(self.names, ports, strict=True):
-            text += NODE.format(name=name, port=port, cpus=CPUS // nodes)
+            text += NODE.format(name=name, port=port, cpus=cpus)
         (folder / "slurm.conf").write_text(text.lstrip())
-        gpus = [folder / f"gpu{i}" for i in range(CPUS // nodes)]  # Slurm counts device files
+        gpus = [folder / f"gpu{i}" for i in range(cpus)]  # Slurm counts device files
         for gpu in gpus:
             os.mknod(gpu, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null is
         (folder / "gres.conf").write_text("".join(f"Name=gpu File={gpu}\n" for gpu in gpus))
@@ -124,7 +123,7 @@ class Slurm:
             self._start("slurmctld", "slurmctld", "-D", "-c")
             for name in self.names:
                 self.power_on(name)
-            self.until("all nodes are up", lambda: set(self.run("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"})
+            self.until_up()
         except BaseException:
             self.__exit__()
             raise
@@ -184,6 +183,10 @@ class Slurm:
             assert time.monotonic() < end, f"not within {seconds} s: {what}\n{self.logs(folder)}"
             time.sleep(0.1)
 
+    def until_up(self) -> None:
+        """Wait until all nodes can have jobs."""
+        self.until("all nodes are up", lambda: set(self.run("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"})
+
     def logs(self, folder: Path | None = None) -> str:
         """The end of what Slurm, and the jobs in a folder, have written, for a test that fails."""
         text = ""
@@ -211,6 +214,10 @@ class Job:
         words = self.slurm.run("scontrol", "-o", "show", "job", self.name).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def nodes(self) -> list[str]:
+        """The names of its nodes."""
+        return self.slurm.run("scontrol", "show", "hostnames", self.show()["NodeList"]).split()
+
     def until(self, *states: str, seconds: float = PATIENCE) -> dict[str, str]:
         """Wait until it is in one of these states; returns what Slurm then says of it."""
         self.slurm.until(f"{self.name} is {states}", lambda: self.show()["JobState"] in states, seconds, self.folder)
@@ -226,7 +233,7 @@ class Job:
         """Wait until it was requeued, and let it start soon: nodes refuse it within the second of its end."""
         self.slurm.until(f"{self.name} is requeued", lambda: self.show()["Restarts"] == "1", folder=self.folder)
         self.until("PENDING")
-        self.slurm.run("scontrol", "update", f"jobid={self.name}", "starttime=now+2")
+        self.slurm.run("scontrol", "update", f"jobid={self.name}", "starttime=now+1")
 
     def signal(self, name: str) -> None:
         """Send its batch shell a signal, as --signal=B:... does before the time limit."""
