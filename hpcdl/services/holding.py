@@ -280,8 +280,8 @@ class Sharded:
     backward    | gather 3 | layer 3 | layer 2 | layer 1 |
                            | gather 2| gather 1, scatter 3 | ...     before layer 2 makes a gradient, that of 3 is gone
 
-    What is gathered lies in one of two buffers of the largest layer's size, the gradient in a third; `finish` gives
-    them up, so that between steps there is only what this rank owns.
+    Gathered parameters take no more room than the two largest layers, the gradient no more than the largest; `finish`
+    gives it up, so that between steps there is only what this rank owns.
     """
 
     def __init__(self, holding: Holding):
@@ -301,8 +301,10 @@ class Sharded:
                 for t, u in zip(tensors, of, strict=True)
             ]
             self.tensors.append([dataclasses.replace(t, offset=start) for t, start in zip(tensors, moved, strict=True)])
-        self.largest = max((place.stop for places in self.places for place in places.values()), default=0)
-        self.free = {"parameters": [], "gradients": []}
+        self.lengths = [max((place.stop for place in places.values()), default=0) for places in self.places]
+        sizes = sorted(self.lengths)
+        self.most = {"parameters": sum(sizes[-2:]), "gradients": sum(sizes[-1:])}  # elements, in buffers of each kind
+        self.free, self.taken = {"parameters": [], "gradients": []}, {"parameters": 0, "gradients": 0}
         self.gathered, self.open_gradient, self.leaving = {}, None, None
 
     def open(self, i, following):
@@ -319,7 +321,7 @@ class Sharded:
 
     def _gather(self, i):
         """Start to gather the parameters of layer i."""
-        buffer, requests = self._take("parameters") if self.tensors[i] else None, []
+        buffer, requests = self._take("parameters", i) if self.tensors[i] else None, []
         for u, place in self.places[i].items():
             buffer[place][self.holding.units.within[u]] = self.holding.owned[u]
             requests.append(self.holding.gather(u, buffer[place]))
@@ -337,7 +339,7 @@ class Sharded:
         self._settle()
         if not self.tensors[i]:
             return ()
-        self.open_gradient = self._take("gradients")
+        self.open_gradient = self._take("gradients", i)
         self.open_gradient[:] = 0
         return self._views(i, self.open_gradient)
 
@@ -367,14 +369,24 @@ class Sharded:
         self._settle()
         for kind, buffers in self.free.items():
             while buffers:
-                self.holding.memory.add(kind, -buffers.pop().nbytes)
+                self._drop(kind)
 
-    def _take(self, kind):
-        """A buffer for a layer."""
-        if self.free[kind]:
-            return self.free[kind].pop()
-        holding = self.holding
-        return holding.memory.hold(kind, holding.device.empty(self.largest, holding.part.dtype))
+    def _take(self, kind, i):
+        """A buffer for layer i: a free one of its size, or a new one, for which others are given up where need be."""
+        free, length = self.free[kind], self.lengths[i]
+        for at, buffer in enumerate(free):
+            if buffer.size == length:
+                return free.pop(at)
+        while free and self.taken[kind] + length > self.most[kind]:
+            self._drop(kind)
+        self.taken[kind] += length
+        return self.holding.memory.hold(kind, self.holding.device.empty(length, self.holding.part.dtype))
+
+    def _drop(self, kind):
+        """Give up a free buffer."""
+        buffer = self.free[kind].pop()
+        self.taken[kind] -= buffer.size
+        self.holding.memory.add(kind, -buffer.nbytes)
 
     def _views(self, i, buffer):
         """The tensors of layer i in a buffer."""
