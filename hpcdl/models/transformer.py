@@ -55,6 +55,22 @@ class Tokens(Layer):
         layer_norm.layer_norm(x, gain, bias, y, mean, deviation)
         return y, mean, deviation
 
+    def before_norm(self, weight, dz, gradient, saved, gain, gain_gradient, bias_gradient, dy, group):
+        """dx of half a block, x + ... norm(x) W ..., from dz, the gradient by norm(x) W, and dy, that by the sum.
+
+        saved begins with x, norm(x) and what its backward needs; the gradients by W, gain and bias are added to theirs.
+        """
+        x, n, mean, deviation, *_ = saved
+        h = group.f(n, self.pool)
+        self.add_product(h.T, dz, gradient)
+        dh = self.matmul(dz, weight.T, out=self.pool.take(*h.shape))
+        if h is not n:
+            self.give(h)
+        dx = group.f_backward(dh, self.pool)
+        layer_norm.layer_norm_backward(dx, x, gain, mean, deviation, dx, gain_gradient, bias_gradient)
+        add_into(dx.reshape(-1), dy.reshape(-1))
+        return dx
+
     def give(self, *buffers) -> None:
         """Give buffers back to the pool."""
         for buffer in buffers:
@@ -160,7 +176,7 @@ class Attention(Tokens):
         """dx; the gradients by the tensors are added to g."""
         gain, _, qkv_weight, _, out_weight, _ = w
         gain_gradient, bias_gradient, qkv_gradient, qkv_bias_gradient, out_gradient, out_bias_gradient = g
-        x, n, mean, deviation, qkv, p, a, _ = saved
+        *_, qkv, p, a, _ = saved
         activation.add_rows(dy, out_bias_gradient)
         whole = group.g_backward(dy, self.pool)
         self.add_product(a.T, whole, out_gradient)
@@ -177,15 +193,9 @@ class Attention(Tokens):
         self.matmul(dp.swapaxes(2, 3), q, out=dk)
         self.give(dp, da)
         activation.add_rows(dqkv, qkv_bias_gradient.reshape(-1))
-        h = group.f(n, self.pool)
-        self.add_product(h.T, dqkv, qkv_gradient)
-        dh = self.matmul(dqkv, qkv_weight.reshape(self.width, -1).T, out=self.pool.take(*h.shape))
-        if h is not n:
-            self.give(h)
+        weight = qkv_weight.reshape(self.width, -1)
+        dx = self.before_norm(weight, dqkv, qkv_gradient, saved, gain, gain_gradient, bias_gradient, dy, group)
         self.give(dqkv)
-        dx = group.f_backward(dh, self.pool)
-        layer_norm.layer_norm_backward(dx, x, gain, mean, deviation, dx, gain_gradient, bias_gradient)
-        add_into(dx.reshape(-1), dy.reshape(-1))
         self.release(saved)
         return dx
 
@@ -234,7 +244,7 @@ class FeedForward(Tokens):
         """dx; the gradients by the tensors are added to g."""
         gain, _, up, up_bias, down, _ = w
         gain_gradient, bias_gradient, up_gradient, up_bias_gradient, down_gradient, down_bias_gradient = g
-        x, n, mean, deviation, z, u, _ = saved
+        *_, z, u, _ = saved
         activation.add_rows(dy, down_bias_gradient)
         whole = group.g_backward(dy, self.pool)
         self.add_product(u.T, whole, down_gradient)
@@ -243,14 +253,7 @@ class FeedForward(Tokens):
             self.give(whole)
         dz = Gelu.backward(z, up_bias, du, up_bias_gradient)
         self.give(du)
-        h = group.f(n, self.pool)
-        self.add_product(h.T, dz, up_gradient)
-        dh = self.matmul(dz, up.T, out=self.pool.take(*h.shape))
-        if h is not n:
-            self.give(h)
-        dx = group.f_backward(dh, self.pool)
-        layer_norm.layer_norm_backward(dx, x, gain, mean, deviation, dx, gain_gradient, bias_gradient)
-        add_into(dx.reshape(-1), dy.reshape(-1))
+        dx = self.before_norm(up, dz, up_gradient, saved, gain, gain_gradient, bias_gradient, dy, group)
         self.release(saved)
         return dx
 
