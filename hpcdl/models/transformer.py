@@ -55,22 +55,6 @@ class Tokens(Layer):
         layer_norm.layer_norm(x, gain, bias, y, mean, deviation)
         return y, mean, deviation
 
-    def before_norm(self, weight, dz, gradient, saved, gain, gain_gradient, bias_gradient, dy, group):
-        """dx of half a block, x + ... norm(x) W ..., from dz, the gradient by norm(x) W, and dy, that by the sum.
-
-        saved begins with x, norm(x) and what its backward needs; the gradients by W, gain and bias are added to theirs.
-        """
-        x, n, mean, deviation, *_ = saved
-        h = group.f(n, self.pool)
-        self.add_product(h.T, dz, gradient)
-        dh = self.matmul(dz, weight.T, out=self.pool.take(*h.shape))
-        if h is not n:
-            self.give(h)
-        dx = group.f_backward(dh, self.pool)
-        layer_norm.layer_norm_backward(dx, x, gain, mean, deviation, dx, gain_gradient, bias_gradient)
-        add_into(dx.reshape(-1), dy.reshape(-1))
-        return dx
-
     def give(self, *buffers) -> None:
         """Give buffers back to the pool."""
         for buffer in buffers:
@@ -120,30 +104,86 @@ class Embedding(Tokens):
         self.give(saved[1])
 
 
-class Attention(Tokens):
-    """The first half of a block: causal self-attention with `heads` heads of width / heads elements.
+class Half(Tokens):
+    """Half a block, y = x + inner(norm(x) W1 + b1) W2 + b2; what `inner` does is the affair of its two kinds.
 
-    depth: the number of residual sums in the model, by whose root the weights that feed them are smaller at the start.
+    tensors: gain and bias of the norm, W1, b1, W2, b2, in this order. depth: the number of residual sums in the model,
+    by whose root the weights that feed them, W2, are smaller at the start.
+
+    u, kept = self.inner(z, b1)                      z = norm(x) W1, from the pool, is used up; kept and u are, too
+    dz = self.inner_backward(kept, u, b1, du, g1)    adds to b1's gradient; dz is from the pool, or lies in kept[0]
     """
+
+    def __init__(self, name: str, pool: Pool, length: int, width: int, depth: int, whole: dict):
+        norm = {"norm.gain": (width,), "norm.bias": (width,)}
+        super().__init__(name, pool, length, width, norm | whole)
+        self.depth = depth
+
+    def initialize(self, w, generators):
+        """Draw the weights; gain 1, biases 0."""
+        gain, bias, first, first_bias, second, second_bias = w
+        gain[...] = 1
+        bias[...] = first_bias[...] = second_bias[...] = 0
+        draw(first, generators[2])
+        draw(second, generators[4], DEVIATION / math.sqrt(self.depth))
+
+    def forward(self, w, x, group):
+        """y and what backward needs."""
+        gain, bias, first, first_bias, second, second_bias = w
+        n, mean, deviation = self.normalize(x, gain, bias)
+        h, first = group.f(n, self.pool), first.reshape(self.width, -1)
+        z = self.matmul(h, first, out=self.pool.take(len(h), first.shape[1]))
+        if h is not n:
+            self.give(h)
+        u, kept = self.inner(z, first_bias.reshape(-1))
+        y = group.g(self.matmul(u, second, out=self.pool.take(len(u), self.width)), self.pool)
+        activation.add_bias(y, second_bias)
+        add_into(y.reshape(-1), x.reshape(-1))
+        return y, (x, n, mean, deviation, *kept, u, y)
+
+    def backward(self, w, saved, dy, g, group):
+        """dx; the gradients by the tensors are added to g."""
+        (gain, _, first, first_bias, second, _), (x, n, mean, deviation, *kept, u, _) = w, saved
+        gain_gradient, bias_gradient, first_gradient, first_bias_gradient, second_gradient, second_bias_gradient = g
+        activation.add_rows(dy, second_bias_gradient)
+        whole = group.g_backward(dy, self.pool)
+        self.add_product(u.T, whole, second_gradient)
+        du = self.matmul(whole, second.T, out=self.pool.take(*u.shape))
+        if whole is not dy:
+            self.give(whole)
+        dz = self.inner_backward(kept, u, first_bias.reshape(-1), du, first_bias_gradient.reshape(-1))
+        self.give(du)
+        h = group.f(n, self.pool)
+        self.add_product(h.T, dz, first_gradient)
+        dh = self.matmul(dz, first.reshape(self.width, -1).T, out=self.pool.take(*h.shape))
+        if h is not n:
+            self.give(h)
+        if dz is not kept[0]:
+            self.give(dz)
+        dx = group.f_backward(dh, self.pool)
+        layer_norm.layer_norm_backward(dx, x, gain, mean, deviation, dx, gain_gradient, bias_gradient)
+        add_into(dx.reshape(-1), dy.reshape(-1))
+        self.release(saved)
+        return dx
+
+    def release(self, saved):
+        """Give back what forward took."""
+        self.give(*saved[1:])
+
+
+class Attention(Half):
+    """The first half of a block: causal self-attention with `heads` heads of width / heads elements."""
 
     cuts: ClassVar = {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 0}
 
     def __init__(self, name: str, pool: Pool, length: int, width: int, heads: int, depth: int):
-        whole = {"norm.gain": (width,), "norm.bias": (width,), "qkv.weight": (width, 3, width), "qkv.bias": (3, width)}
-        super().__init__(name, pool, length, width, whole | {"out.weight": (width, width), "out.bias": (width,)})
-        self.heads, self.size, self.depth = heads, width // heads, depth
+        whole = {"qkv.weight": (width, 3, width), "qkv.bias": (3, width), "out.weight": (width, width)}
+        super().__init__(name, pool, length, width, depth, whole | {"out.bias": (width,)})
+        self.heads, self.size = heads, width // heads
 
     def check_cut(self, parts):
         """A rank has whole heads."""
         check_width("heads", self.heads, parts)
-
-    def initialize(self, w, generators):
-        """Draw the weights."""
-        gain, bias, qkv, qkv_bias, out, out_bias = w
-        gain[...] = 1
-        bias[...] = qkv_bias[...] = out_bias[...] = 0
-        draw(qkv, generators[2])
-        draw(out, generators[4], DEVIATION / math.sqrt(self.depth))
 
     def by_heads(self, array, count: int):
         """Views (rows, heads, length, size) of `count` arrays that lie beside each other in (tokens, count * own)."""
@@ -151,38 +191,20 @@ class Attention(Tokens):
         split = array.reshape(len(array) // self.length, self.length, count, own, self.size)
         return split.transpose(2, 0, 3, 1, 4)
 
-    def forward(self, w, x, group):
-        """y and what backward needs."""
-        gain, bias, qkv_weight, qkv_bias, out_weight, out_bias = w
-        n, mean, deviation = self.normalize(x, gain, bias)
-        h = group.f(n, self.pool)
-        qkv = self.pool.take(len(h), qkv_bias.size)
-        self.matmul(h, qkv_weight.reshape(self.width, -1), out=qkv)
-        if h is not n:
-            self.give(h)
-        activation.add_bias(qkv, qkv_bias.reshape(-1))
+    def inner(self, qkv, b):
+        """softmax(mask(q k^T / sqrt(d))) v of each head, and qkv and the softmax."""
+        activation.add_bias(qkv, b)
         q, k, v = self.by_heads(qkv, 3)
         p = self.pool.take(*q.shape[:3], self.length)
         self.matmul(q, k.swapaxes(2, 3), out=p)
         attention.causal_softmax(p.reshape(-1, self.length), self.length, 1 / math.sqrt(self.size))
-        a = self.pool.take(len(qkv), out_weight.shape[0])
+        a = self.pool.take(len(qkv), qkv.shape[1] // 3)
         self.matmul(p, v, out=self.by_heads(a, 1)[0])
-        y = group.g(self.matmul(a, out_weight, out=self.pool.take(len(a), self.width)), self.pool)
-        activation.add_bias(y, out_bias)
-        add_into(y.reshape(-1), x.reshape(-1))
-        return y, (x, n, mean, deviation, qkv, p, a, y)
+        return a, (qkv, p)
 
-    def backward(self, w, saved, dy, g, group):
-        """dx; the gradients by the tensors are added to g."""
-        gain, _, qkv_weight, _, out_weight, _ = w
-        gain_gradient, bias_gradient, qkv_gradient, qkv_bias_gradient, out_gradient, out_bias_gradient = g
-        *_, qkv, p, a, _ = saved
-        activation.add_rows(dy, out_bias_gradient)
-        whole = group.g_backward(dy, self.pool)
-        self.add_product(a.T, whole, out_gradient)
-        da = self.matmul(whole, out_weight.T, out=self.pool.take(*a.shape))
-        if whole is not dy:
-            self.give(whole)
+    def inner_backward(self, kept, a, b, da, gb):
+        """The gradient by qkv."""
+        qkv, p = kept
         dqkv, dp = self.pool.take(*qkv.shape), self.pool.take(*p.shape)
         (q, k, v), (dq, dk, dv), (da_by_heads,) = self.by_heads(qkv, 3), self.by_heads(dqkv, 3), self.by_heads(da, 1)
         self.matmul(p.swapaxes(2, 3), da_by_heads, out=dv)
@@ -191,75 +213,32 @@ class Attention(Tokens):
         attention.causal_softmax_backward(p.reshape(rows), dp.reshape(rows), self.length, 1 / math.sqrt(self.size))
         self.matmul(dp, k, out=dq)
         self.matmul(dp.swapaxes(2, 3), q, out=dk)
-        self.give(dp, da)
-        activation.add_rows(dqkv, qkv_bias_gradient.reshape(-1))
-        weight = qkv_weight.reshape(self.width, -1)
-        dx = self.before_norm(weight, dqkv, qkv_gradient, saved, gain, gain_gradient, bias_gradient, dy, group)
-        self.give(dqkv)
-        self.release(saved)
-        return dx
-
-    def release(self, saved):
-        """Give back what forward took."""
-        self.give(*saved[1:])
+        self.give(dp)
+        activation.add_rows(dqkv, gb)
+        return dqkv
 
 
-class FeedForward(Tokens):
+class FeedForward(Half):
     """The second half of a block: two dense layers, a gelu between them."""
 
     cuts: ClassVar = {"up.weight": 1, "up.bias": 0, "down.weight": 0}
 
     def __init__(self, name: str, pool: Pool, length: int, width: int, depth: int):
-        whole = {"norm.gain": (width,), "norm.bias": (width,), "up.weight": (width, 4 * width), "up.bias": (4 * width,)}
-        super().__init__(name, pool, length, width, whole | {"down.weight": (4 * width, width), "down.bias": (width,)})
-        self.depth = depth
+        whole = {"up.weight": (width, 4 * width), "up.bias": (4 * width,), "down.weight": (4 * width, width)}
+        super().__init__(name, pool, length, width, depth, whole | {"down.bias": (width,)})
 
     def check_cut(self, parts):
         """Units are shared evenly."""
         check_width("4 x width =", 4 * self.width, parts)
 
-    def initialize(self, w, generators):
-        """Draw the weights."""
-        gain, bias, up, up_bias, down, down_bias = w
-        gain[...] = 1
-        bias[...] = up_bias[...] = down_bias[...] = 0
-        draw(up, generators[2])
-        draw(down, generators[4], DEVIATION / math.sqrt(self.depth))
+    def inner(self, z, b):
+        """gelu(z + b), and z."""
+        u, z = Gelu.forward(z, b, self.pool)
+        return u, (z,)
 
-    def forward(self, w, x, group):
-        """y and what backward needs."""
-        gain, bias, up, up_bias, down, down_bias = w
-        n, mean, deviation = self.normalize(x, gain, bias)
-        h = group.f(n, self.pool)
-        z = self.matmul(h, up, out=self.pool.take(len(h), up.shape[1]))
-        if h is not n:
-            self.give(h)
-        u, z = Gelu.forward(z, up_bias, self.pool)
-        y = group.g(self.matmul(u, down, out=self.pool.take(len(u), self.width)), self.pool)
-        activation.add_bias(y, down_bias)
-        add_into(y.reshape(-1), x.reshape(-1))
-        return y, (x, n, mean, deviation, z, u, y)
-
-    def backward(self, w, saved, dy, g, group):
-        """dx; the gradients by the tensors are added to g."""
-        gain, _, up, up_bias, down, _ = w
-        gain_gradient, bias_gradient, up_gradient, up_bias_gradient, down_gradient, down_bias_gradient = g
-        *_, z, u, _ = saved
-        activation.add_rows(dy, down_bias_gradient)
-        whole = group.g_backward(dy, self.pool)
-        self.add_product(u.T, whole, down_gradient)
-        du = self.matmul(whole, down.T, out=self.pool.take(*u.shape))
-        if whole is not dy:
-            self.give(whole)
-        dz = Gelu.backward(z, up_bias, du, up_bias_gradient)
-        self.give(du)
-        dx = self.before_norm(up, dz, up_gradient, saved, gain, gain_gradient, bias_gradient, dy, group)
-        self.release(saved)
-        return dx
-
-    def release(self, saved):
-        """Give back what forward took."""
-        self.give(*saved[1:])
+    def inner_backward(self, kept, u, b, du, gb):
+        """The gradient by z, which takes z's place."""
+        return Gelu.backward(kept[0], b, du, gb)
 
 
 class Norm(Tokens):
