@@ -25,12 +25,16 @@ class LoneError(Exception):
     """A run that cannot go on, as only this rank knows: the message is printed as one line, and the job is ended."""
 
 
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What a message on a wrong name adds where one of the known ones is near; else nothing."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is not among the known ones; it lists them and suggests the nearest."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return UsageError(f"unknown {kind} {name!r}{hint}; known: {', '.join(known)}")
+    return UsageError(f"unknown {kind} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
 
 def parse_spec(kind: str, spec: str, defaults: dict) -> tuple[str, dict]:

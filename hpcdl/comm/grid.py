@@ -21,10 +21,8 @@ outermost: one exchange for each update. (The order of Narayanan et al., "Effici
 on GPU clusters using Megatron-LM", SC 2021.)
 """
 
-import difflib
-
 from hpcdl.comm.communicator import Communicator
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, nearest
 
 AXES = ("data", "pipeline", "tensor")
 
@@ -40,8 +38,7 @@ def parse_grid(text: str, size: int) -> dict[str, int]:
         if not equals:
             raise UsageError(f"grid {text!r}: write AXIS=RANKS,... with the axes {', '.join(AXES)}, not {item!r}")
         if axis not in AXES:
-            near = difflib.get_close_matches(axis, AXES, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            hint = nearest(axis, AXES)
             raise UsageError(f"grid {text!r}: there is no axis {axis!r}{hint}; the axes are {', '.join(AXES)}")
         if axis in grid:
             raise UsageError(f"grid {text!r}: the axis {axis} is there twice; give it once")
@@ -81,14 +78,20 @@ class Grid:
         self.pipeline = comm.split(d * tensor + t, p, "pipeline")
         self.tensor = comm.split(d * pipeline + p, t, "tensor")
         self.replica = comm.split(d, comm.rank, "replica")
-        outermost = pipeline > 1 and p in (0, pipeline - 1)
-        self.ends = comm.split(d * tensor + t if outermost else None, p, "ends")
+        self.ends = two_ends(self.pipeline)
 
     def free(self) -> None:
         """Give back the groups; `comm` stays."""
         for group in (self.data, self.pipeline, self.tensor, self.replica, self.ends):
             if group is not None:
                 group.free()
+
+
+def two_ends(comm: Communicator) -> Communicator | None:
+    """The group of the first and the last rank, which share tied weights; None on others, and where they are one."""
+    if comm.size == 1:
+        return None
+    return comm.split(0 if comm.rank in (0, comm.size - 1) else None, name="ends")
 
 
 def place(rank: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:

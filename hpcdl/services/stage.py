@@ -53,13 +53,6 @@ def place_layers(run, model, data, comm, chunks: int = 1, balance: str = "parame
     return ranges[comm.rank :: comm.size]
 
 
-def two_ends(comm):
-    """The group of the first and the last rank, which share tied weights; None on others, and where they are one."""
-    if comm.size == 1:
-        return None
-    return comm.split(0 if comm.rank in (0, comm.size - 1) else None, name="ends")
-
-
 class Flying(NamedTuple):
     """A micro-batch between its forward and its backward; kept: None where it is made anew; shape: of y."""
 

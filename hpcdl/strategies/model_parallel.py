@@ -12,10 +12,11 @@ balance: the layers are cut so that the most expensive rank has as little as can
 that they were measured to take (hpcdl/models/balance.py).
 """
 
+from hpcdl.comm.grid import two_ends
 from hpcdl.models.part import Part
 from hpcdl.runs.straggler import unslowed
 from hpcdl.services.holding import Holding
-from hpcdl.services.stage import Stage, place_layers, two_ends
+from hpcdl.services.stage import Stage, place_layers
 
 
 def train(comm, model, data, optimizer, run, balance="parameters"):
@@ -29,7 +30,8 @@ def train(comm, model, data, optimizer, run, balance="parameters"):
     stage.done.clear()  # what was tried out
 
     for batch in run.batches(data, held.share):
-        loss = held.backward(batch)
+        held.zero()
+        loss = sum(map(stage.descend, batch.split(run.options.accumulate)))  # which knows what stragglers take
         held.update(batch.total)
         run.record(loss, batch)
         run.boundary()

@@ -30,12 +30,13 @@ language model training on GPU clusters using Megatron-LM", SC 2021)
 
 import dataclasses
 
+from hpcdl.comm.grid import two_ends
 from hpcdl.comm.watchdog import activity
 from hpcdl.errors import UsageError
 from hpcdl.models.part import Part
 from hpcdl.runs.straggler import unslowed
 from hpcdl.services.holding import Holding
-from hpcdl.services.stage import Stage, place_layers, two_ends
+from hpcdl.services.stage import Stage, place_layers
 from hpcdl.strategies.pipeline_schedules import pictures, steps_of
 
 SHOWN = 24  # steps of PipeDream that are drawn

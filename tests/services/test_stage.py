@@ -7,6 +7,7 @@ import pytest
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
+from hpcdl.comm.grid import two_ends
 from hpcdl.comm.watchdog import activity
 from hpcdl.data import Batch, from_arrays
 from hpcdl.memory import Memory
@@ -15,7 +16,7 @@ from hpcdl.models.layered import Vectors
 from hpcdl.models.part import Part
 from hpcdl.random import Random
 from hpcdl.runs import Options, Run
-from hpcdl.services.stage import TAGS, Stage, place_layers, two_ends
+from hpcdl.services.stage import TAGS, Stage, place_layers
 from hpcdl.strategies.pipeline_schedules import SCHEDULES, steps_of
 
 FEATURES, CLASSES = 5, 3
