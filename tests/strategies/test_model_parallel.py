@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from hpcdl.random import Random
+from hpcdl.runs.straggler import Slowed
 from hpcdl.strategies import model_parallel
 
 ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
@@ -51,6 +53,18 @@ def test_messages_and_what_a_rank_holds(cut, each_group):
         assert sum(comm.allgather(part.size)) == run.model.layout.size
 
     each_group(body)
+
+
+def test_a_straggler_is_slowed_once(cut, world):
+    """In forward and in backward of each part of a batch, and of what is tried out before."""
+    slow = []
+
+    def train(comm, model, *others):
+        slow.append(Slowed(model, 1, 0, 0, Random(0), comm.rank))
+        return model_parallel.train(comm, slow[0], *others)
+
+    cut(world, train, {}, DEEP, steps=4, accumulate=2)
+    assert slow[0].count == 2 * (1 + 4 * 2)
 
 
 def test_resumed_is_never_stopped_to_the_bit(follow, cut, world, mpi_tmp_path):
