@@ -12,12 +12,10 @@ Trains the same model on the same data and batches by one strategy after the oth
                       average and, in the mean, of the replicas
 """
 
-import json
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -32,8 +30,8 @@ from hpcdl.errors import UsageError
 from hpcdl.models import make_model, parse_model
 from hpcdl.optim import make_optimizer
 from hpcdl.runs import Options, Run
+from hpcdl.runs.compared import positive, report, several, spread
 from hpcdl.runs.evaluation import evaluate
-from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
 from hpcdl.strategies import all_reduce, gossip, local_sgd
@@ -77,16 +75,8 @@ class GossipBench:
     json: str = option("", "file for the results")
 
     def __post_init__(self):
-        for name in ("sync_every", "at"):
-            words = getattr(self, name).split(",")
-            if not all(word.isdecimal() and int(word) > 0 for word in words):
-                raise UsageError(
-                    f"--{name.replace('_', '-')}: numbers above 0 with commas between, not {','.join(words)}"
-                )
-            setattr(self, name, sorted(map(int, words)))
-        for name in ("repeats", "epochs"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name} must be greater than 0, not {getattr(self, name)}")
+        several(self, "sync_every", "at")
+        positive(self, "repeats", "epochs")
 
 
 class Watched(Run):
@@ -129,7 +119,8 @@ def main(arguments=None):
             for name, train in strategies.items():
                 results[name].append(measure(world, options, train, seed))
         if world.rank == 0:
-            report(options, results)
+            rows = network(results) if options.case == "network" else optima(results)
+            report(title(options, results), options, results, rows)
 
 
 def compared(options: GossipBench, size: int) -> dict:
@@ -202,24 +193,12 @@ def optimum(world, options: GossipBench, model, data):
     return w
 
 
-def report(options: GossipBench, results: dict) -> None:
-    """Print the table, and write the numbers."""
-    about, one = environment(), next(iter(results.values()))[0]
-    print(
-        f"{options.model} ({one['parameters']:,} parameters, {one['dtype']}) on {one['data']}, {options.partition}",
-        end="",
-    )
-    print(
-        f", {options.optimizer}, rate {options.lr:g}, {options.batch_size} examples an update, {options.repeats} runs"
-    )
-    print(f"{about['launch']}; {about['mpi']}; {about['machine']}\n")
-    rows = network(results) if options.case == "network" else optima(results)
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|---" * len(rows[0]) + "|")
-    for row in rows:
-        print("| " + " | ".join(row.values()) + " |")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"options": asdict(options), "results": results}, indent=2))
+def title(options: GossipBench, results: dict) -> str:
+    """What was measured."""
+    one = next(iter(results.values()))[0]
+    what = f"{options.model} ({one['parameters']:,} parameters, {one['dtype']}) on {one['data']}, {options.partition}"
+    how = f"{options.optimizer}, rate {options.lr:g}, {options.batch_size} examples an update, {options.repeats} runs"
+    return f"{what}, {how}"
 
 
 def network(results: dict) -> list[dict]:
@@ -267,12 +246,6 @@ def optima(results: dict) -> list[dict]:
         for name, runs in results.items()
         for i, seen in enumerate(runs[0]["seen"])
     ]
-
-
-def spread(values: list[float], form: str) -> str:
-    """Median (lowest to highest), or the one value."""
-    middle, low, high = (format(value, form) for value in (statistics.median(values), min(values), max(values)))
-    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 if __name__ == "__main__":

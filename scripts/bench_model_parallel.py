@@ -7,11 +7,8 @@
                   --pretend-compute, beside the theory's; and the most micro-batches in flight
 """
 
-import json
-import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 from mpi4py import MPI
@@ -23,7 +20,7 @@ from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
-from hpcdl.runs.folder import environment
+from hpcdl.runs.compared import positive, report, several, spread
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
 from hpcdl.runs.straggler import slowed
@@ -62,13 +59,8 @@ class ModelBench:
     json: str = option("", "file for the results")
 
     def __post_init__(self):
-        words = self.microbatches.split(",")
-        if not all(word.isdecimal() and int(word) > 0 for word in words):
-            raise UsageError(f"--microbatches: numbers above 0 with commas between, not {self.microbatches}")
-        self.microbatches = sorted(map(int, words))
-        for name in ("steps", "repeats", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {getattr(self, name)}")
+        several(self, "microbatches")
+        positive(self, "steps", "repeats", "batch_size")
 
 
 def main(arguments=None):
@@ -87,7 +79,7 @@ def main(arguments=None):
                 results[name].append(measure(world, groups[ranks], options, data, train, turn))
         if world.rank == 0:
             rows = memory(options, runs, results) if options.case == "memory" else idle(runs, results)
-            report(options, results, rows)
+            report(title(options, results), options, results, rows)
 
 
 def compared(options: ModelBench, size: int) -> dict:
@@ -217,27 +209,12 @@ def idle(runs, results) -> list[dict]:
     return rows
 
 
-def report(options: ModelBench, results: dict, rows: list[dict]) -> None:
-    """Print the table, and write the numbers."""
-    about, one = environment(), next(iter(results.values()))[0]
-    print(f"{options.model} ({one['parameters']:,} parameters, {one['dtype']}) on {one['data']}", end="")
-    print(f", {options.optimizer}, {options.batch_size} examples an update, {options.steps} steps", end="")
-    print(
-        f", {options.repeats} runs each" if options.case == "memory" else f", pretending {options.pretend_compute:g} ms"
-    )
-    print(f"{about['launch']}; {about['mpi']}; {about['machine']}\n")
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|---" * len(rows[0]) + "|")
-    for row in rows:
-        print("| " + " | ".join(row.values()) + " |")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"options": asdict(options), "results": results}, indent=2))
-
-
-def spread(values: list[float], form: str) -> str:
-    """Median (lowest to highest), or the one value."""
-    middle, low, high = (format(value, form) for value in (statistics.median(values), min(values), max(values)))
-    return middle if low == high else f"{middle} ({low} to {high})"
+def title(options: ModelBench, results: dict) -> str:
+    """What was measured."""
+    one = next(iter(results.values()))[0]
+    what = f"{options.model} ({one['parameters']:,} parameters, {one['dtype']}) on {one['data']}, {options.optimizer}"
+    more = f"{options.repeats} runs each" if options.case == "memory" else f"pretending {options.pretend_compute:g} ms"
+    return f"{what}, {options.batch_size} examples an update, {options.steps} steps, {more}"
 
 
 if __name__ == "__main__":
