@@ -33,11 +33,12 @@ DATA = {
 }
 
 
-def refused(launch, tmp_path, words, *options):
+def refused(launch, tmp_path, words, *options, name="allreduce", ranks=2):
+    """One such line, status 2, nothing left behind; Open MPI's launcher adds lines of its own to ours."""
     before = {path for path in tmp_path.rglob("*")}
-    done = launch(2, SCRIPT, *options, timeout=60)
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith("train-allreduce: error: ")]
+    done = launch(ranks, SCRIPT.with_name(f"train_{name}.py"), *options, timeout=60)
+    program = f"train-{name.replace('_', '-')}: error: "
+    ours = [line for line in done.stderr.splitlines() if line.startswith(program)]
     assert done.returncode == 2, done.stderr
     assert len(ours) == 1 and re.search(words, ours[0]), done.stderr
     assert "Traceback" not in done.stderr and done.stdout == ""
@@ -136,10 +137,7 @@ def test_sequential_training_on_several_ranks(launch, tmp_path):
     ],
 )
 def test_models_that_cannot_be_cut_so(launch, tmp_path, ranks, name, options, words):
-    done = launch(ranks, SCRIPT.with_name(f"train_{name}.py"), *options, "--out", "a", check=2)
-    ours = [line for line in done.stderr.splitlines() if line.strip()]
-    assert len(ours) == 1 and re.match(f"train-{name.replace('_', '-')}: error: {words}", ours[0]), done.stderr
-    assert done.stdout == "" and not (tmp_path / "a").exists()
+    refused(launch, tmp_path, words, *options, "--out", "a", name=name, ranks=ranks)
 
 
 def test_a_pipeline_that_diverges_with_micro_batches_in_flight(launch):
