@@ -46,7 +46,7 @@ def naive(hosts, n, alpha, beta):
 
 
 def direct(hosts, n, alpha, beta):
-    return alpha + (2 * hosts - 3) * n * beta  # all send to the lowest rank first, and to the highest last
+    return alpha + (hosts - 1) * n * beta
 
 
 def ring(hosts, n, alpha, beta):

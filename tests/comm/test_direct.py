@@ -1,6 +1,7 @@
 """Everyone sends everything to everyone: (N - 1) K values per rank, in one step."""
 
 import numpy as np
+from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce.direct import direct
@@ -24,3 +25,26 @@ def test_one_step(world):
             request.Wait()
         steps += 1
     assert steps == 1
+
+
+class Recorder:
+    """A communicator that only notes to whom its rank sends."""
+
+    def __init__(self, rank, size):
+        self.Get_rank, self.Get_size, self.sent_to = lambda: rank, lambda: size, []
+
+    def Isend(self, vector, to):
+        self.sent_to.append(to)
+        return MPI.REQUEST_NULL
+
+    def Irecv(self, vector, source):
+        return MPI.REQUEST_NULL
+
+
+def test_no_two_ranks_send_to_the_same_one_at_the_same_time():
+    for size in range(2, 8):
+        recorders = [Recorder(rank, size) for rank in range(size)]
+        for each in recorders:
+            next(direct.steps(each, np.ones(3)))
+        turns = list(zip(*(each.sent_to for each in recorders), strict=True))
+        assert len(turns) == size - 1 and all(sorted(turn) == list(range(size)) for turn in turns)

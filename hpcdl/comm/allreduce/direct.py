@@ -9,7 +9,9 @@
     cost, N ranks        messages      values sent         steps
     every rank           N - 1         (N - 1) K           1
 
-Each rank holds N K values while it sums, in the order of the ranks, so that all get the same bits.
+Each rank sends to the ones after it, in a circle: were rank 0 the first for all, its link would have to take in all
+vectors while the others' wait. It holds N K values while it sums, in the order of the ranks, so that all get the same
+bits.
 """
 
 import numpy as np
@@ -22,7 +24,7 @@ from hpcdl.comm.steps import collective
 def direct(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, each rank adding all vectors itself."""
     rank, size = comm.Get_rank(), comm.Get_size()
-    others = [other for other in range(size) if other != rank]
+    others = [(rank + i) % size for i in range(1, size)]
     inbox = np.empty((size, vector.size), vector.dtype)
     inbox[rank] = vector
     yield [comm.Irecv(inbox[other], other) for other in others] + [comm.Isend(vector, other) for other in others]
