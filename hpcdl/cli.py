@@ -39,6 +39,12 @@ def main(arguments: list[str] | None = None) -> None:
         if first():
             print(f"hpcdl: error: {unknown('script', arguments[0], known)}", file=sys.stderr)
         raise SystemExit(2)
+    if not name.startswith(
+        ("doctor", "train")
+    ):  # these start MPI themselves: with another status, after signal handlers
+        from hpcdl.runs.world import start
+
+        start()
     importlib.import_module(f"hpcdl.scripts.{name.replace('-', '_')}").main(arguments[1:])
 
 

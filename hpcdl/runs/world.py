@@ -33,6 +33,7 @@ OPEN_MPI = "Open MPI"
 FLAVOURS = {OPEN_MPI: "pmix", "MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "pmi2", "Cray MPICH": "cray_shasta"}
 MPICH_ROOM = 1_062_000  # bytes of /dev/shm that it takes for each rank (5.0.2, as seen)
 ENLARGE = "in a container: docker run --shm-size=8g; else remove what fills it, or mount -o remount,size=8g /dev/shm"
+GET_MPI = "pip install 'hpcdl[mpi]', or load the site's MPI module, or give the library's file as MPI4PY_LIBMPI"
 PATIENCE = 2.0  # seconds: Open MPI's mpiexec ends all when the first one leaves, and who has the word may come late
 SPECIAL = 0xFFFFFFF0  # Slurm's numbers of steps that no srun has started: of a batch script, of an interactive shell
 
@@ -135,19 +136,29 @@ def own_mpiexec(library: str) -> str | None:
 def start(status: int = 2) -> None:
     """Start MPI, as the import of mpi4py.MPI does; to be called before it.
 
-    Two things end MPICH there, in words that help nobody, or in none. They end the process here with one line and this
-    status: too small a /dev/shm, whose pages it writes without asking for them (SIGBUS), and a launcher that offers
-    PMIx alone, which not every MPICH knows; it is asked in a session, whose errors come back.
+    Where there is no MPI library, that import ends in a traceback. And two things end MPICH there, in words that help
+    nobody, or in none. They end the process here with one line and this status: too small a /dev/shm, whose pages it
+    writes without asking for them (SIGBUS), and a launcher that offers PMIx alone, which not every MPICH knows; it is
+    asked in a session, whose errors come back.
     """
     import mpi4py
 
     pmix = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
     small = smaller_than_mpich(os.environ)
-    if not (pmix or small) or "mpi4py.MPI" in sys.modules or not mpi4py.rc.initialize:
+    by_hand = (pmix or small) and "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize
+    if by_hand:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # by hand now, at the end as ever
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # built for a library, or looking for one
+        found = launch(os.environ, "")
+        leave(
+            f"mpi4py finds no MPI library ({str(error).splitlines()[-1]}); {GET_MPI}",
+            found.number if found else 0,
+            status,
+        )
+    if not by_hand:
         return
-    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # by hand now, at the end as ever
-    from mpi4py import MPI
-
     session, name = None, library()
     if small and name == "MPICH":
         leave(f"{small}; {ENLARGE}", number_here(os.environ), status)

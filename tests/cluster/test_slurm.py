@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 TRAIN = ["train-allreduce", "--data", "digits", "--model", "mlp:8", "--steps", "400"]
 NODES = pytest.mark.parametrize("nodes", [1, 2])
 ONE_MPI = pytest.mark.parametrize("mpi", ["mpich"], indirect=True)  # what is the same under the other
-DOCTOR = pytest.mark.xfail(not (ROOT / "scripts" / "doctor.py").exists(), reason="no hpcdl doctor yet", strict=False)
 FLAVOUR = {"mpich": "pmi2", "openmpi": "pmix"}
 WRONG = {"mpich": "none", "openmpi": "pmi2"}  # worlds of one rank; under --mpi=pmix MPICH does not start at all
 
@@ -373,7 +372,6 @@ def test_what_is_wrong_is_said_before_anything_runs(submit):
     assert "/dev/null has no line 7" in trials.member(7).log
 
 
-@DOCTOR
 def test_the_wrong_flavour_of_srun(submit, mpi):
     """Every rank is a world of its own: doctor ends with 1, a training with 2, and both name the right flavour."""
     for script, status in (["doctor", "--quick"], 1), (TRAIN, 2):
@@ -382,11 +380,10 @@ def test_the_wrong_flavour_of_srun(submit, mpi):
         assert f"--mpi={FLAVOUR[mpi]}" in job.log
 
 
-@DOCTOR
 @ONE_MPI
 def test_a_sick_node(submit, slurm, venv, tmp_path):
-    """One core for the threads of two ranks, and a /dev/shm without room: doctor ends with 1 and names it."""
-    one, sbatch = slurm(1), ["--ntasks-per-node=2"]
+    """One core for the threads of four ranks, and a /dev/shm without room: doctor ends with 1 and names it."""
+    one, sbatch = slurm(1), ["--ntasks-per-node=4"]
     bin, real = tmp_path / "venv" / "bin", venv / "bin"
     bin.mkdir(parents=True)
     for name, before in ("python", ""), ("hpcdl", "OMP_NUM_THREADS=2 exec taskset -c 0"):
@@ -404,7 +401,7 @@ def test_a_sick_node(submit, slurm, venv, tmp_path):
     assert "mount -o remount,size=8g /dev/shm" in job.log and "cores" not in job.log.split("would hurt")[-1]
     job = submit("train_cpu.sbatch", "doctor", "--quick", sbatch=sbatch)
     job.ended()
-    assert "2 ranks, started by srun" in job.log and "nothing would hurt a run" in job.log
+    assert "4 ranks, started by srun" in job.log and "nothing would hurt a run" in job.log
 
 
 def test_all_of_the_folder_is_shipped():

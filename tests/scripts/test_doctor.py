@@ -116,6 +116,16 @@ def test_mpich_under_a_launcher_that_offers_pmix_alone(alone):
     assert done.stdout + done.stderr == ""
 
 
+@pytest.mark.skipif("/MPI.cpython" in MPI.__file__, reason="this mpi4py was built for one library")
+def test_no_mpi_library(alone):
+    for script, status in (("doctor.py", 1), ("train_allreduce.py", 2)):
+        done = alone(script, check=status, MPI4PY_LIBMPI="/nowhere/libmpi.so")
+        (line,) = ours(done)
+        assert "no MPI library" in line and "pip install 'hpcdl[mpi]'" in line and len(done.stderr.splitlines()) == 1
+    done = alone("../hpcdl/cli.py", "evaluate", "a", check=2, MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert "no MPI library" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_bad_options(launch):
     for options, words in ((["--nonsense"], "unrecognized arguments"), (["--json", "rows.txt"], "should end in .json")):
         done = launch(2, SCRIPTS / "doctor.py", *options)
