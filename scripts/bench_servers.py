@@ -25,6 +25,7 @@ from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
+from hpcdl.runs.compared import spread
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
@@ -180,11 +181,6 @@ def by_servers(results: dict) -> dict:
         "kB sent by the busiest server per step": {name: busiest(runs[0], False) for name, runs in results.items()},
         "by the busiest worker": {name: busiest(runs[0], True) for name, runs in results.items()},
     }
-
-
-def spread(values: list[float], form: str) -> str:
-    """Median (lowest to highest)."""
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 if __name__ == "__main__":

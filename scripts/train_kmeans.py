@@ -20,6 +20,12 @@ centroid, on one server; a round costs each client K (features + 1) values each 
 clusters.
 """
 
+# ruff: noqa: E402
+
+from hpcdl.runs.world import one_world, start
+
+start()  # before the next import starts MPI, which may end the process in words of its own
+
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +41,7 @@ from hpcdl.data import open_data
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.random import Random
 from hpcdl.runs import export
+from hpcdl.runs.doctor import warn
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
 from hpcdl.runs.threads import threads
@@ -83,9 +90,11 @@ def main(arguments=None):
     """All ranks cluster; rank 0 prints and writes."""
     world = MPI.COMM_WORLD
     with ended("train-kmeans", world.rank):
+        one_world(world)
         with agreement(world), quiet(world.rank > 0):
             options = parse(KMeansOptions, "train-kmeans", __doc__, arguments)
             divide(world.size, options.servers)
+        warn(world)
         data = open_data(options.data, comm=world, dtype="float64")
         with agreement(world):
             if options.clusters > data.examples:

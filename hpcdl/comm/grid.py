@@ -7,13 +7,12 @@
 
     rank = (d * pipeline + p) * tensor + t
 
-Each rank is in a group along each axis, those that differ from it on this axis alone, and in two more:
+Each rank is in a group along each axis, those that differ from it on this axis alone, and at the ends in one more:
 
     group       ranks that share      of rank 5     what they do together
     data        p and t               1 5           add up gradients
     pipeline    d and t               5 7           hand on activations, and gradients by them
     tensor      d and p               4 5           multiply by the parts of a matrix
-    replica     d                     4 5 6 7       compute the same examples
     ends        d and t, p outermost  5 7           add up gradients of what both hold (tied embeddings)
 
 Tensor is the innermost axis, for its messages are the most frequent: neighbouring ranks are on one node. Data is the
@@ -65,7 +64,7 @@ def check(grid: dict[str, int], size: int) -> None:
 class Grid:
     """The place of this rank on the grid, and its groups, each a `Communicator` that counts where `comm` counts.
 
-    shape: (data, pipeline, tensor); place: (d, p, t). data, pipeline, tensor, replica: groups, of 1 rank too; a rank's
+    shape: (data, pipeline, tensor); place: (d, p, t). data, pipeline, tensor: groups, of 1 rank too; a rank's
     number in one is its place along that axis. ends: first and last stage, None on the stages between and where there
     is 1 stage. Making and freeing it are collective calls. Raises UsageError where `comm` has another number of ranks.
     """
@@ -77,12 +76,11 @@ class Grid:
         self.data = comm.split(p * tensor + t, d, "data")
         self.pipeline = comm.split(d * tensor + t, p, "pipeline")
         self.tensor = comm.split(d * pipeline + p, t, "tensor")
-        self.replica = comm.split(d, comm.rank, "replica")
         self.ends = two_ends(self.pipeline)
 
     def free(self) -> None:
         """Give back the groups; `comm` stays."""
-        for group in (self.data, self.pipeline, self.tensor, self.replica, self.ends):
+        for group in (self.data, self.pipeline, self.tensor, self.ends):
             if group is not None:
                 group.free()
 

@@ -76,7 +76,7 @@ def test_groups_are_the_lines_of_the_grid(each_group):
             assert grid.shape == shape and ranks[grid.place] == comm.rank
             ends = ranks[d, [0, -1], t] if stages > 1 and p in (0, stages - 1) else None
             wanted = {"data": ranks[:, p, t], "pipeline": ranks[d, :, t], "tensor": ranks[d, p], "ends": ends}
-            for name, members in (wanted | {"replica": ranks[d].reshape(-1)}).items():
+            for name, members in wanted.items():
                 group = getattr(grid, name)
                 if members is None:
                     assert group is None
@@ -90,7 +90,7 @@ def test_groups_are_the_lines_of_the_grid(each_group):
                 assert comm.traffic["all_reduce"].messages - before == 2 * (group.size - 1)
             assert (grid.data.rank, grid.pipeline.rank, grid.tensor.rank) == grid.place
             grid.free()
-            groups = grid.data, grid.pipeline, grid.tensor, grid.replica, grid.ends
+            groups = grid.data, grid.pipeline, grid.tensor, grid.ends
             assert all(group is None or group.mpi == MPI.COMM_NULL for group in groups)
         comm.barrier()  # the communicator outlives its grids
         comm.free()
