@@ -26,7 +26,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
 export OMPI_MCA_mpi_yield_when_idle = 1
 
-.PHONY: train test test-cluster soak lint install print-bin clean
+.PHONY: train test test-cluster test-slurm test-hosts soak lint install print-bin clean
 
 train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
@@ -39,7 +39,14 @@ test: $(STAMP)
 test-cluster:
 	$(MAKE) --no-print-directory install MPI=mpich
 	$(MAKE) --no-print-directory install MPI=openmpi
-	.venv/bin/python -m pytest -q --color=no --durations=5 -rs tests/cluster $(ARGS)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync test-slurm test-hosts
+
+test-slurm:
+	.venv/bin/python -m pytest -q --color=no --durations=5 -rs tests/cluster/test_slurm.py $(ARGS)
+
+test-hosts:
+	.venv/bin/python -m pytest -q --color=no --durations=5 -rs tests/cluster/test_hosts.py $(ARGS)
+	.venv-openmpi/bin/python -m pytest -q --color=no --durations=5 -rs tests/cluster/test_hosts.py -k hosts_are_found $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/python tests/soak/soak.py $(ARGS)

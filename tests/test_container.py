@@ -1,4 +1,4 @@
-"""container/bin/hpcdl with a stand-in for apptainer, which prints what it is asked for; and what the recipe copies."""
+"""slurm/apptainer/bin with a stand-in for apptainer, which prints what it is asked for; and what the recipe copies."""
 
 import configparser
 import os
@@ -15,7 +15,7 @@ APPTAINER = '#!/bin/sh\n[ "$*" != "exec --help" ] || {{ echo "{help}"; exit; }}\
 
 @pytest.fixture
 def container(tmp_path):
-    """A function: run a name of container/bin in this environment, with an MPI library of the host and an image."""
+    """A function: run a name of slurm/apptainer/bin in this environment, with an image and a host's MPI library."""
     bin, lib = tmp_path / "mpi" / "bin", tmp_path / "mpi" / "lib"
     for folder in (bin, lib, tmp_path / "tmp"):
         folder.mkdir(parents=True)
@@ -32,7 +32,10 @@ def container(tmp_path):
         clean |= {"PATH": f"{bin}:{os.environ['PATH']}", "TMPDIR": str(tmp_path / "tmp")}
         clean |= {"HPCDL_IMAGE": str(tmp_path / "image.sif")}
         done = subprocess.run(
-            [ROOT / "container" / "bin" / name, *arguments], env=clean | environment, capture_output=True, text=True
+            [ROOT / "slurm" / "apptainer" / "bin" / name, *arguments],
+            env=clean | environment,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == check, done.stderr
         return done.stdout.splitlines() if check == 0 else done.stderr.splitlines()
@@ -88,12 +91,11 @@ def test_what_is_missing_is_said(container, tmp_path):
 
 
 def test_the_recipe_copies_what_the_package_is_made_of():
-    recipe = (ROOT / "container" / "hpcdl.def").read_text()
+    recipe = (ROOT / "slurm" / "apptainer" / "hpcdl.def").read_text()
     copied = re.findall(r"^    (\S+) /opt/hpcdl/(\S+)$", recipe, re.MULTILINE)
     assert all(source == target and (ROOT / source).exists() for source, target in copied)
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    patterns = [pattern for listed in setup["options.data_files"].values() for pattern in listed.split()]
     folders = [line.split("=")[1].strip() for line in setup["options"]["package_dir"].split("\n") if line]
-    assert {source for source, _ in copied} >= {*folders, *(pattern.split("/")[0] for pattern in patterns), "README.md"}
+    assert {source for source, _ in copied} >= {*folders, "setup.cfg", "pyproject.toml", "README.md", "LICENSE"}
     assert "[mpi" not in recipe  # a library in the image would be found before the host's

@@ -408,5 +408,9 @@ def test_all_of_the_folder_is_shipped():
     """A wheel puts into share/hpcdl/slurm of the environment what the patterns in setup.cfg find."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    patterns = setup["options.data_files"]["share/hpcdl/slurm"].split()
-    assert {path for pattern in patterns for path in ROOT.glob(pattern)} == set((ROOT / "slurm").iterdir())
+    files = setup["options.data_files"]
+    for folder in (ROOT / "slurm", *(path for path in (ROOT / "slurm").rglob("*") if path.is_dir())):
+        found = {
+            path for pattern in files[f"share/hpcdl/{folder.relative_to(ROOT)}"].split() for path in ROOT.glob(pattern)
+        }
+        assert found == {path for path in folder.iterdir() if path.is_file() and path.suffix != ".sif"}
