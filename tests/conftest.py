@@ -219,10 +219,11 @@ def gpu(monkeypatch):
 
 
 @pytest.fixture
-def simulate(launch):
-    """A function: start a program on so many ranks with the stand-in for CuPy, its kernels in Numba's simulator."""
+def simulate(run_on):
+    """A function as `run_on`, with the stand-in for CuPy, its kernels in Numba's simulator."""
 
-    def run(ranks, *command, timeout=120, **options):
-        return launch(ranks, *command, timeout=timeout, PYTHONPATH=str(STANDIN), NUMBA_ENABLE_CUDASIM="1", **options)
+    def run(ranks, script, *arguments, timeout=120, **options):
+        environment = {"PYTHONPATH": str(STANDIN), "NUMBA_ENABLE_CUDASIM": "1"}
+        return run_on(ranks, script, *arguments, timeout=timeout, **environment, **options)
 
     return run
