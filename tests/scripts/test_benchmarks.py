@@ -160,7 +160,7 @@ def test_bench_training(launch, tmp_path):
         "--lr",
         "0.1",
         "--repeats",
-        "2",
+        "1",
         "--ranks",
         "2",
         "--json",
@@ -169,11 +169,11 @@ def test_bench_training(launch, tmp_path):
     done = launch(1, FOLDER / "bench_training.py", *options, check=0, timeout=120)
     found = json.loads((tmp_path / "c.json").read_text())
     for name in ("hpcdl", "torch"):
-        assert len(found["results"][name]) == 2
+        assert len(found["results"][name]) == 1
         assert all(run["test_accuracy"] > 0.2 for run in found["results"][name])  # both learn; guessing is 0.1
     pairs = zip(found["results"]["hpcdl"], found["results"]["torch"], strict=True)
     assert found["ratios"] == [a["examples_per_second"] / b["examples_per_second"] for a, b in pairs]
-    assert re.search(r"hpcdl / PyTorch: [\d.]+ \([\d.]+ to [\d.]+, 2 pairs\)", done.stdout)
+    assert re.search(r"hpcdl / PyTorch: [\d.]+ \([\d.]+ to [\d.]+, 1 pairs\)", done.stdout)
 
 
 def test_bench_model_parallel(launch, run_on, tmp_path):
