@@ -1,5 +1,6 @@
 """Tests run on one rank and under mpiexec on several: a rank that fails ends all, for the others would wait for it."""
 
+import contextlib
 import errno
 import importlib.util
 import json
@@ -129,17 +130,17 @@ class Ranks:
         """Let them go, or end them where they are still in a program."""
         for line in self.lines:
             line.close()
-        try:
-            self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.terminate()
-            self.process.wait()
+        for stop in (self.process.poll, self.process.terminate, self.process.kill):
+            stop()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=10)
+                break
         self.folder.cleanup()
 
 
 @pytest.fixture(scope="session")
 def ready():
-    """The ranks that are up, at most three groups of them, by their number and environment; the last used are last."""
+    """The groups of ranks that are up, at most 20 in all, by their number and environment; the last used is last."""
     groups = {}
     yield groups
     for ranks in groups.values():
@@ -154,7 +155,7 @@ def run_on(tmp_path, ready):
 
     def run(ranks, script, *arguments, timeout=60, check=None, cwd=tmp_path, **environment):
         which = ranks, *sorted(environment.items())
-        if which not in ready and len(ready) == 3:
+        while which not in ready and ready and ranks + sum(number for number, *_ in ready) > 20:
             ready.pop(next(iter(ready))).end()
         group = ready.pop(which, None) or Ranks(ranks, environment)
         try:
