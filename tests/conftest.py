@@ -1,8 +1,11 @@
 """Tests run on one rank and under mpiexec on several: a rank that fails ends all, for the others would wait for it."""
 
+import contextlib
 import errno
 import importlib.util
+import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -90,6 +93,87 @@ def launch(tmp_path):
     return run
 
 
+class Ranks:
+    """Ranks that stay up and run one program after another (tests/standin/rank.py)."""
+
+    def __init__(self, ranks: int, environment: dict[str, str]):
+        self.folder, self.lines = tempfile.TemporaryDirectory(), []
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(f"{self.folder.name}/door")
+            door.listen(ranks)
+            door.settimeout(60)
+            self.process = subprocess.Popen(
+                [mpiexec(), "-n", str(ranks), sys.executable, STANDIN / "rank.py", self.folder.name],
+                env=clean_environment() | environment,
+                stdin=subprocess.DEVNULL,
+            )
+            while len(self.lines) < ranks:
+                self.lines.append(door.accept()[0])
+
+    def run(self, order, timeout):
+        """The script, arguments and folder in `order`, on all ranks; returns the status and all that they print."""
+        deadline, statuses = time.monotonic() + timeout, set()
+        for line in self.lines:
+            line.sendall(f"{json.dumps(order)}\n".encode())
+        for line in self.lines:
+            line.settimeout(max(0.1, deadline - time.monotonic()))
+            statuses.add(line.recv(10).decode().strip())
+        if "" in statuses:  # a rank has ended the job
+            statuses = {self.process.wait(timeout=10)}
+        said = [
+            "".join(path.read_text() for path in sorted(Path(self.folder.name).glob(end))) for end in ("*.out", "*.err")
+        ]
+        assert len(statuses) == 1, f"the ranks leave with statuses {statuses}\n{''.join(said)}"
+        return subprocess.CompletedProcess(order, int(statuses.pop()), *said)
+
+    def end(self):
+        """Let them go, or end them where they are still in a program."""
+        for line in self.lines:
+            line.close()
+        for stop in (self.process.poll, self.process.terminate, self.process.kill):
+            stop()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=10)
+                break
+        self.folder.cleanup()
+
+
+@pytest.fixture(scope="session")
+def ready():
+    """The groups of ranks that are up, at most 20 in all, by their number and environment; the last used is last."""
+    groups = {}
+    yield groups
+    for ranks in groups.values():
+        ranks.end()
+
+
+@pytest.fixture
+def run_on(tmp_path, ready):
+    """A function as `launch`, for what a script prints and writes: on ranks that stay up, all of the same status."""
+    if MPI.COMM_WORLD.size > 1:
+        pytest.skip("starts ranks of its own")
+
+    def run(ranks, script, *arguments, timeout=60, check=None, cwd=tmp_path, **environment):
+        which = ranks, *sorted(environment.items())
+        while which not in ready and ready and ranks + sum(number for number, *_ in ready) > 20:
+            ready.pop(next(iter(ready))).end()
+        group = ready.pop(which, None) or Ranks(ranks, environment)
+        try:
+            done = group.run([str(script), [*map(str, arguments)], str(cwd)], timeout)
+        except BaseException:
+            group.end()
+            raise
+        if group.process.poll() is None:
+            ready[which] = group
+        else:
+            group.end()
+        if check is not None:
+            assert done.returncode == check, done.stdout + done.stderr
+        return done
+
+    return run
+
+
 @pytest.fixture
 def fetch_first(world):
     """A function: run `body()` on all ranks; rank `late` first fetches from `busy`, whose MPI must answer meanwhile."""
@@ -136,10 +220,11 @@ def gpu(monkeypatch):
 
 
 @pytest.fixture
-def simulate(launch):
-    """A function: start a program on so many ranks with the stand-in for CuPy, its kernels in Numba's simulator."""
+def simulate(run_on):
+    """A function as `run_on`, with the stand-in for CuPy, its kernels in Numba's simulator."""
 
-    def run(ranks, *command, timeout=120, **options):
-        return launch(ranks, *command, timeout=timeout, PYTHONPATH=str(STANDIN), NUMBA_ENABLE_CUDASIM="1", **options)
+    def run(ranks, script, *arguments, timeout=120, **options):
+        environment = {"PYTHONPATH": str(STANDIN), "NUMBA_ENABLE_CUDASIM": "1"}
+        return run_on(ranks, script, *arguments, timeout=timeout, **environment, **options)
 
     return run

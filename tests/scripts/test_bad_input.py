@@ -33,10 +33,10 @@ DATA = {
 }
 
 
-def refused(launch, tmp_path, words, *options, name="allreduce", ranks=2):
+def refused(start, tmp_path, words, *options, name="allreduce", ranks=2):
     """One such line, status 2, nothing left behind; Open MPI's launcher adds lines of its own to ours."""
     before = {path for path in tmp_path.rglob("*")}
-    done = launch(ranks, SCRIPT.with_name(f"train_{name}.py"), *options, timeout=60)
+    done = start(ranks, SCRIPT.with_name(f"train_{name}.py"), *options, timeout=60)
     program = f"train-{name.replace('_', '-')}: error: "
     ours = [line for line in done.stderr.splitlines() if line.startswith(program)]
     assert done.returncode == 2, done.stderr
@@ -46,15 +46,15 @@ def refused(launch, tmp_path, words, *options, name="allreduce", ranks=2):
 
 
 @pytest.mark.parametrize("what", sorted(DATA))
-def test_data_files(launch, tmp_path, what):
+def test_data_files(run_on, tmp_path, what):
     replaced, words = DATA[what]
     file(tmp_path / "bad.h5", **replaced)
-    refused(launch, tmp_path, words, "--data", tmp_path / "bad.h5", "--model", "softmax")
+    refused(run_on, tmp_path, words, "--data", tmp_path / "bad.h5", "--model", "softmax")
 
 
-def test_what_is_no_hdf5_at_all(launch, tmp_path):
+def test_what_is_no_hdf5_at_all(run_on, tmp_path):
     (tmp_path / "bad.h5").write_text("x,y\n1,2\n")
-    refused(launch, tmp_path, "not an HDF5 file", "--data", tmp_path / "bad.h5")
+    refused(run_on, tmp_path, "not an HDF5 file", "--data", tmp_path / "bad.h5")
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,17 @@ def test_what_is_no_hdf5_at_all(launch, tmp_path):
         (["--batch-size", "0"], "--batch-size must be greater than 0"),
         (["--overlap", "--bucket-mib", "0"], "--bucket-mib must be greater than 0"),
         (["--out", "/proc/run"], "--out /proc/run cannot be written"),
-        (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["--lr", "half"], "--lr: expected a number, not half"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_options(launch, tmp_path, options, words):
-    refused(launch, tmp_path, words, *options)
+def test_options(run_on, tmp_path, options, words):
+    refused(run_on, tmp_path, words, *options)
+
+
+def test_an_option_refused_by_ranks_of_its_own(launch, tmp_path):
+    """As any other, but mpiexec tells the status, and that all ranks are gone."""
+    refused(launch, tmp_path, "unrecognized arguments: --nonsense", "--nonsense", ranks=3)
 
 
 def test_what_one_rank_alone_comes_upon(launch, tmp_path):
@@ -87,45 +92,45 @@ def test_what_one_rank_alone_comes_upon(launch, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_that_diverges_is_one_line_and_status_1(launch, tmp_path):
-    done = launch(3, SCRIPT, "--lr", "1e30", "--steps", "9", "--out", "a")
+def test_a_run_that_diverges_is_one_line_and_status_1(run_on, tmp_path):
+    done = run_on(2, SCRIPT, "--lr", "1e30", "--steps", "9", "--out", "a")
     assert done.returncode == 1
     assert len([line for line in done.stderr.splitlines() if line.startswith("train-allreduce: error: the ")]) == 1
     assert "not finite" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_checkpoint_that_someone_damages_during_the_run(launch, interfere):
+def test_a_checkpoint_that_someone_damages_during_the_run(launch, run_on, interfere):
     program = interfere(25, 0, "os.truncate('a/checkpoint.h5', 100)")
     options = ["--steps", "40", "--checkpoint-every", "20", "--keep", "2", "--out", "a"]
     launch(2, program, *options, check=0)
-    launch(1, SCRIPT.with_name("evaluate.py"), "a", check=0)  # the last one is whole
+    run_on(2, SCRIPT.with_name("evaluate.py"), "a", check=0)  # the last one is whole
 
 
-def test_a_name_with_the_signs_of_a_mark_up_language(launch, tmp_path):
+def test_a_name_with_the_signs_of_a_mark_up_language(run_on, tmp_path):
     file(tmp_path / "odd.h5", change=lambda made: made.attrs.update(name="a[/b] [red]"))
-    done = launch(2, SCRIPT, "--data", "odd.h5", "--model", "logistic", "--epochs", "1", "--out", "[i]o[/]", check=0)
+    done = run_on(2, SCRIPT, "--data", "odd.h5", "--model", "logistic", "--epochs", "1", "--out", "[i]o[/]", check=0)
     assert "a[/b] [red]" in done.stdout and (tmp_path / "[i]o[" / "]" / "summary.json").exists()
 
 
-def test_resuming_on_other_data(launch, tmp_path):
+def test_resuming_on_other_data(run_on, tmp_path):
     file(tmp_path / "one.h5")
     file(tmp_path / "two.h5", train_x=np.ones((30, 3), "f4"), train_y=np.arange(30) % 2)
-    launch(2, SCRIPT, "--data", "one.h5", "--model", "logistic", "--epochs", "1", "--out", "a", check=0)
+    run_on(2, SCRIPT, "--data", "one.h5", "--model", "logistic", "--epochs", "1", "--out", "a", check=0)
     refused(
-        launch, tmp_path, "data are one with 20 training rows, not two with 30", "--resume", "a", "--data", "two.h5"
+        run_on, tmp_path, "data are one with 20 training rows, not two with 30", "--resume", "a", "--data", "two.h5"
     )
 
 
-def test_an_out_folder_with_another_run_and_a_resume_folder_of_another_model(launch, tmp_path):
-    launch(4, SCRIPT, "--epochs", "1", "--out", "a", check=0)
-    refused(launch, tmp_path, "--out a holds another run; .*--resume a", "--out", "a")
-    refused(launch, tmp_path, "that run's model is mlp with 9610 parameters", "--resume", "a", "--model", "mlp:32")
+def test_an_out_folder_with_another_run_and_a_resume_folder_of_another_model(run_on, tmp_path):
+    run_on(2, SCRIPT, "--epochs", "1", "--out", "a", check=0)
+    refused(run_on, tmp_path, "--out a holds another run; .*--resume a", "--out", "a")
+    refused(run_on, tmp_path, "that run's model is mlp with 9610 parameters", "--resume", "a", "--model", "mlp:32")
 
 
-def test_sequential_training_on_several_ranks(launch, tmp_path):
-    done = launch(4, SCRIPT.with_name("train_sequential.py"))
+def test_sequential_training_on_several_ranks(run_on, tmp_path):
+    done = run_on(2, SCRIPT.with_name("train_sequential.py"))
     assert done.returncode == 2
-    assert "train-sequential: error: this strategy runs on 1 rank, not on 4" in done.stderr
+    assert "train-sequential: error: this strategy runs on 1 rank, not on 2" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -136,8 +141,8 @@ def test_sequential_training_on_several_ranks(launch, tmp_path):
         (2, "tensor_parallel", ["--placement", "partitioned"], "--placement partitioned: ranks that share a model"),
     ],
 )
-def test_models_that_cannot_be_cut_so(launch, tmp_path, ranks, name, options, words):
-    refused(launch, tmp_path, words, *options, "--out", "a", name=name, ranks=ranks)
+def test_models_that_cannot_be_cut_so(run_on, tmp_path, ranks, name, options, words):
+    refused(run_on, tmp_path, words, *options, "--out", "a", name=name, ranks=ranks)
 
 
 def test_a_pipeline_that_diverges_with_micro_batches_in_flight(launch):

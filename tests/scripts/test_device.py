@@ -17,9 +17,9 @@ def parameters(folder):
         return file["parameters"][...]
 
 
-def test_training_resuming_and_scoring(simulate, launch, few):
+def test_training_resuming_and_scoring(simulate, run_on, few):
     simulate(2, TRAIN, *OPTIONS, "--epochs", "2", "--device", "cuda", "--out", "gpu", check=0, STANDIN_GPUS="2")
-    launch(2, TRAIN, *OPTIONS, "--epochs", "2", "--out", "cpu", check=0)
+    run_on(2, TRAIN, *OPTIONS, "--epochs", "2", "--out", "cpu", check=0)
     whole, reference = parameters(few / "gpu"), parameters(few / "cpu")
     assert np.abs(whole - reference).max() <= 1e-10 * np.abs(reference).max()
     summary, wanted = (json.loads((few / name / "summary.json").read_text()) for name in ("gpu", "cpu"))
@@ -36,11 +36,11 @@ def test_training_resuming_and_scoring(simulate, launch, few):
     simulate(2, TRAIN, *OPTIONS, *steps, "--device", "cuda", "--out", "never", check=0)
     steps[1] = "4"
     simulate(2, TRAIN, *OPTIONS, *steps, "--device", "cuda", "--out", "part", check=0)
-    scored = launch(1, SCRIPTS / "evaluate.py", "part", "--export", "part.npz", check=0)
+    scored = run_on(2, SCRIPTS / "evaluate.py", "part", "--export", "part.npz", check=0)
     assert "test_loss" in scored.stdout
     simulate(2, TRAIN, "--resume", "part", "--steps", "6", "--out", "again", check=0)
     assert np.array_equal(parameters(few / "again"), parameters(few / "never"))
-    launch(1, TRAIN, "--resume", "part", "--steps", "6", "--device", "cpu", "--out", "over", check=0)
+    run_on(2, TRAIN, "--resume", "part", "--steps", "6", "--device", "cpu", "--out", "over", check=0)
     assert np.abs(parameters(few / "over") - parameters(few / "never")).max() <= 1e-10
 
 
@@ -68,7 +68,7 @@ def test_models_that_are_cut_on_the_device(simulate):
 
 
 @pytest.mark.parametrize("servers", ["parameter", "parameter unasked", "data"])
-def test_workers_on_gpus_whose_servers_have_none(simulate, launch, few, servers):
+def test_workers_on_gpus_whose_servers_have_none(simulate, run_on, few, servers):
     script = TRAIN if servers == "data" else SCRIPTS / "train_parameter_server.py"
     more = {
         "data": ["--data-servers", "1", "--allreduce", "ring"],
@@ -77,7 +77,7 @@ def test_workers_on_gpus_whose_servers_have_none(simulate, launch, few, servers)
     }
     options = [*OPTIONS, *more[servers], "--epochs", "1"]
     simulate(3, script, *options, "--device", "cuda", "--out", "gpu", check=0)
-    launch(3, script, *options, "--out", "cpu", check=0)
+    run_on(3, script, *options, "--out", "cpu", check=0)
     whole, reference = parameters(few / "gpu"), parameters(few / "cpu")
     assert np.abs(whole - reference).max() <= 1e-10 * np.abs(reference).max()
     summary, wanted = (json.loads((few / name / "summary.json").read_text()) for name in ("gpu", "cpu"))

@@ -19,8 +19,8 @@ FOLDER = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture
-def trained(launch, tmp_path):
-    launch(2, FOLDER / "train_allreduce.py", "--epochs", "3", "--out", tmp_path / "a", check=0)
+def trained(run_on, tmp_path):
+    run_on(2, FOLDER / "train_allreduce.py", "--epochs", "3", "--out", tmp_path / "a", check=0)
     return tmp_path / "a"
 
 
@@ -31,14 +31,14 @@ def forward(tensors, x):
     return hidden @ tensors[names[2]] + tensors[names[3]]
 
 
-def test_score_predict_and_export(launch, trained, tmp_path):
+def test_score_predict_and_export(launch, run_on, trained, tmp_path):
     program = FOLDER / "evaluate.py"
     done = launch(3, program, trained, "--predict", "p.npz", "--export", "w.npz", check=0)
     summary = json.loads((trained / "summary.json").read_text())
     found = dict(re.findall(r"(test_\w+) ([\d.e-]+)", done.stdout))
     assert float(found["test_accuracy"]) == pytest.approx(summary["test_accuracy"], rel=1e-5)
     assert float(found["test_loss"]) == pytest.approx(summary["test_loss"], rel=1e-4)
-    launch(1, program, trained, "--predict", "p.csv", "--export", "w.safetensors", check=0)
+    run_on(2, program, trained, "--predict", "p.csv", "--export", "w.safetensors", check=0)
     test = open_data("digits").test
     x, y = test.rows(0, test.examples)
     with np.load(tmp_path / "w.npz") as file:
@@ -49,7 +49,7 @@ def test_score_predict_and_export(launch, trained, tmp_path):
         assert np.array_equal(file["prediction"], answers)
         assert file["output"].shape == (len(y), 10)
     assert np.array_equal(np.loadtxt(tmp_path / "p.csv", skiprows=1, dtype=int), answers)
-    on_train = launch(1, program, trained, "--split", "train", check=0).stdout
+    on_train = run_on(2, program, trained, "--split", "train", check=0).stdout
     assert "on 1438 rows" in on_train and "train_loss" in on_train and "test_loss" not in on_train
     other = load_file(tmp_path / "w.safetensors")
     assert other.keys() == weights.keys()
@@ -58,12 +58,12 @@ def test_score_predict_and_export(launch, trained, tmp_path):
     assert np.array_equal(flat, Checkpoint.read(trained).vectors["parameters"])
 
 
-def test_rows_are_standardized_as_the_training_rows_were(launch, trained, tmp_path):
+def test_rows_are_standardized_as_the_training_rows_were(run_on, trained, tmp_path):
     found = Checkpoint.read(trained)
     statistics = {"mean": np.linspace(0, 1, 64), "deviation": np.linspace(1, 2, 64)}
     found.vectors |= {f"data/{name}": vector for name, vector in statistics.items()}
     found.write(tmp_path / "s.h5")
-    launch(2, FOLDER / "evaluate.py", "s.h5", "--predict", "p.npz", "--export", "w.npz", check=0)
+    run_on(2, FOLDER / "evaluate.py", "s.h5", "--predict", "p.npz", "--export", "w.npz", check=0)
     test = open_data("digits").test
     x = (test.rows(0, test.examples)[0] - statistics["mean"]) / statistics["deviation"]
     with np.load(tmp_path / "w.npz") as weights, np.load(tmp_path / "p.npz") as file:
@@ -71,7 +71,7 @@ def test_rows_are_standardized_as_the_training_rows_were(launch, trained, tmp_pa
         np.testing.assert_allclose(file["output"], odds / odds.sum(axis=1, keepdims=True), rtol=0, atol=1e-5)
 
 
-def test_refusals(launch, trained, tmp_path):
+def test_refusals(run_on, trained, tmp_path):
     with h5py.File(tmp_path / "other.h5", "w") as file:
         for part in ("train", "test"):
             file[f"{part}/x"], file[f"{part}/y"] = np.ones((4, 3), "f4"), np.arange(4) % 2
@@ -83,7 +83,7 @@ def test_refusals(launch, trained, tmp_path):
         ([trained, "--predict", "p.txt"], "should end in .csv or .npz"),
         ([trained, "--predict", "nowhere/p.csv"], "cannot be written"),
     ]:
-        done = launch(2, FOLDER / "evaluate.py", *options)
+        done = run_on(2, FOLDER / "evaluate.py", *options)
         assert done.returncode == 2 and re.search(words, done.stderr) and "Traceback" not in done.stderr
 
 
@@ -101,7 +101,7 @@ def refused(capsys):
     return run
 
 
-def test_sample(launch, tmp_path, refused):
+def test_sample(launch, run_on, tmp_path, refused):
     """Rank 0 writes the text that the model makes of the prompt, the same for the same seed."""
     spec, program = "gpt:layers=1,width=16,heads=2,context=64", FOLDER / "evaluate.py"
     training = ["--data", "text", "--model", spec, "--steps", 3, "--progress", "none", "--out", "t"]
@@ -109,7 +109,7 @@ def test_sample(launch, tmp_path, refused):
     found, data = Checkpoint.read(tmp_path / "t"), open_data("text")
     model, parameters = make_model(spec, data.features, data.classes), found.vectors["parameters"]
     asked = ["--sample", 150, "--prompt", "def f(", "--temperature", 1.5, "--seed", 3]
-    done = launch(2, program, "t", *asked, "--predict", "p.npz", check=0)
+    done = run_on(2, program, "t", *asked, "--predict", "p.npz", check=0)
     said, scored, text = done.stdout.split("\n", 2)
     assert "t, step 3, on 2416 rows of text" in said and "test_loss" in scored
     prompt = data.vocabulary.encode("def f(").tolist()
@@ -141,5 +141,5 @@ def test_sample(launch, tmp_path, refused):
     found.attributes |= {"model": spec, "layout": model.layout.describe()}
     found.vectors["parameters"] = np.full(model.size, np.nan, "float32")
     found.write(tmp_path / "nan.h5")
-    done = launch(2, program, "nan.h5", "--sample", 5)
+    done = run_on(2, program, "nan.h5", "--sample", 5)
     assert done.returncode == 2 and "its training diverged" in done.stderr and "Traceback" not in done.stderr

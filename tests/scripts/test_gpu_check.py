@@ -42,7 +42,8 @@ def test_a_wrong_kernel_is_status_1(simulate, tmp_path):
         "    if self.name == 'scale' and args[0].size == 77 and args[0].dtype == 'float64':\n"
         "        args[0][76:] = 5.0\n"
         "gpu.CudaKernel.__call__ = wrong\n"
-        "gpu_check.main(sys.argv[1:])\n"
+        "try: gpu_check.main(sys.argv[1:])\n"
+        "finally: gpu.CudaKernel.__call__ = launch\n"
     )
     done = simulate(1, "wrong.py", *FEW, *TRAINING, "--json", "g.json")
     assert done.returncode == 1, done.stdout + done.stderr

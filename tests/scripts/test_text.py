@@ -156,6 +156,6 @@ def test_a_source_that_is_no_file(tmp_path, prepare):
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_training_on_the_embedded_text(launch):
-    done = launch(2, SCRIPT, "--data", "text", "--model", "softmax", "--steps", "3", "--placement", "streamed", check=0)
+def test_training_on_the_embedded_text(run_on):
+    done = run_on(2, SCRIPT, "--data", "text", "--model", "softmax", "--steps", "3", "--placement", "streamed", check=0)
     assert re.search(r"data +│ text ", done.stdout)

@@ -30,9 +30,10 @@ def summary(folder):
     ],
     ids=" ".join,
 )
-def test_digits_are_learned(launch, tmp_path, more):
+def test_digits_are_learned(launch, run_on, tmp_path, more):
     options = ["--topology", "ring", "--data", "digits", "--epochs", "20", "--seed", "1", "--out", "g"]
-    done = launch(4, SCRIPT, *options, *more, check=0)
+    start = run_on if more else launch
+    done = start(4, SCRIPT, *options, *more, check=0)
     found = summary(tmp_path / "g")
     assert found["strategy"] == "gossip" and found["topology"] == "ring"
     assert found["test_accuracy"] >= 0.95
@@ -42,9 +43,9 @@ def test_digits_are_learned(launch, tmp_path, more):
 
 @pytest.mark.parametrize("spec", ["ring", "one-peer"])
 @pytest.mark.parametrize("method", ["dpsgd", "defacto"])
-def test_the_trace_shows_messages_along_edges_only_and_along_all_of_them(launch, tmp_path, spec, method):
+def test_the_trace_shows_messages_along_edges_only_and_along_all_of_them(run_on, tmp_path, spec, method):
     small = ["--model", "softmax", "--steps", "12", "--trace", "10000", "--out", "a"]
-    launch(4, SCRIPT, "--topology", spec, "--method", method, *small, check=0)
+    run_on(4, SCRIPT, "--topology", spec, "--method", method, *small, check=0)
     events = json.loads((tmp_path / "a" / "trace.json").read_text())["traceEvents"]
     pushed = {(event["tid"] % 4, event["args"]["to"]) for event in events if event["name"] == "push"}
     edges = topology(spec, 4).edges
@@ -54,23 +55,23 @@ def test_the_trace_shows_messages_along_edges_only_and_along_all_of_them(launch,
         assert pushed and pushed <= edges  # the tree that DeFacto goes by
 
 
-def test_dpsgd_stops_at_a_distance_of_the_optimum_and_detag_does_not(launch, tmp_path):
+def test_dpsgd_stops_at_a_distance_of_the_optimum_and_detag_does_not(launch, run_on, tmp_path):
     """Softmax regression with L2 by full local gradients at a constant rate; each rank has labels of its own."""
-    common = ["--model", "softmax", "--weight-decay", "0.1", "--batch-size", "full", "--dtype", "float64"]
+    common = ["--model", "softmax", "--weight-decay", "1", "--batch-size", "full", "--dtype", "float64"]
     common += ["--schedule", "constant", "--lr", "0.1", "--progress", "none", "--evaluate-every", "10000"]
     launch(
-        1, SCRIPTS / "train_sequential.py", *common, "--optimizer", "nesterov", "--steps", "800", "--out", "w", check=0
+        1, SCRIPTS / "train_sequential.py", *common, "--optimizer", "nesterov", "--steps", "200", "--out", "w", check=0
     )
     with h5py.File(tmp_path / "w" / "checkpoint.h5") as file:
         optimum = file["parameters"][:]
     distances = {}
     for method in ("dpsgd", "gradient-tracking", "detag"):
         gossip = ["--topology", "ring", "--method", method, "--partition", "by-label", "--optimizer", "sgd"]
-        launch(4, SCRIPT, *common, *gossip, "--steps", "2000", "--out", method, check=0)
+        run_on(4, SCRIPT, *common, *gossip, "--steps", "200", "--out", method, check=0)
         with h5py.File(tmp_path / method / "checkpoint.h5") as file:
             replicas = file["ranks/replica"][:]
         distances[method] = np.square(replicas - optimum).sum(axis=1).mean()
-    assert distances["dpsgd"] > 0.05
+    assert distances["dpsgd"] > 0.02
     assert distances["detag"] < distances["dpsgd"] / 100
     assert distances["gradient-tracking"] < distances["dpsgd"] / 100
 
@@ -105,14 +106,14 @@ def test_what_is_refused(tmp_path, monkeypatch, ranks, options, words):
 
 
 @pytest.mark.parametrize(("option", "value"), [("--topology", "hypercube"), ("--draw", "graph.nothing")])
-def test_a_refusal_is_one_line_and_status_2(launch, option, value):
-    done = launch(3, SCRIPT, option, value, "--steps", "2")
+def test_a_refusal_is_one_line_and_status_2(run_on, option, value):
+    done = run_on(3, SCRIPT, option, value, "--steps", "2")
     assert done.returncode == 2, done.stdout + done.stderr
     ours = [line for line in done.stderr.splitlines() if line.startswith("train-gossip: error: ")]
     assert len(ours) == 1 and "Traceback" not in done.stderr  # the launcher may say more
 
 
-def test_the_graph_is_drawn(launch, tmp_path):
+def test_the_graph_is_drawn(run_on, tmp_path):
     pytest.importorskip("matplotlib")
-    launch(3, SCRIPT, "--steps", "1", "--draw", "graph.png", check=0)
+    run_on(3, SCRIPT, "--steps", "1", "--draw", "graph.png", check=0)
     assert (tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")

@@ -12,7 +12,7 @@ from hpcdl.random import Random
 from hpcdl.scripts import train_kmeans
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_kmeans.py"
-EACH_ROUND = """
+EACH_ROUND = """\
 import sys
 from hpcdl.scripts.train_kmeans import main
 
@@ -26,6 +26,14 @@ def digits():
     """The training rows, and the first 7 centroids of seed 3."""
     data = open_data("digits", dtype="float64")
     return data.train.rows(0, data.examples)[0], train_kmeans.plus_plus(data.train, 7, 3)
+
+
+@pytest.fixture
+def each_round(tmp_path):
+    """A program that clusters in one round, in two, ... in five."""
+    program = tmp_path / "each_round.py"
+    program.write_text(EACH_ROUND)
+    return program
 
 
 def nearest(x, centroids):
@@ -45,7 +53,7 @@ def compare(path, wanted):
 
 
 @pytest.mark.parametrize("ranks, servers", [(2, 1), (5, 3)])
-def test_lloyd(launch, tmp_path, digits, ranks, servers):
+def test_lloyd(run_on, tmp_path, each_round, digits, ranks, servers):
     """Each round's centroids are those of Lloyd's algorithm in numpy; the objective never rises."""
 
     def rounds(x, centroids):
@@ -55,7 +63,7 @@ def test_lloyd(launch, tmp_path, digits, ranks, servers):
             centroids = np.array([x[which == i].mean(axis=0) for i in range(7)])
             yield centroids, counts, squares.mean()
 
-    launch(ranks, "-c", EACH_ROUND, "--clusters", 7, "--seed", 3, "--servers", servers, check=0)
+    run_on(ranks, each_round, "--clusters", 7, "--seed", 3, "--servers", servers, check=0)
     objectives = compare(tmp_path, rounds(*digits))
     assert (np.diff(objectives) <= 0).all()
 
@@ -65,7 +73,7 @@ def test_lloyd(launch, tmp_path, digits, ranks, servers):
     [(5, 3, ["bsp"]), (2, 1, ["ssp", "--staleness", "2"]), (3, 2, ["async"])],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_mini_batches(launch, tmp_path, digits, ranks, servers, consistency):
+def test_mini_batches(run_on, tmp_path, each_round, digits, ranks, servers, consistency):
     """Each round's centroids are those of Sculley's algorithm, row by row; one client takes its steps in sequence."""
 
     def rounds(x, first):
@@ -79,7 +87,7 @@ def test_mini_batches(launch, tmp_path, digits, ranks, servers, consistency):
             yield centroids, counts, squares.mean()
 
     options = ["--clusters", 7, "--seed", 3, "--servers", servers, "--batch-size", 31, "--consistency", *consistency]
-    launch(ranks, "-c", EACH_ROUND, *options, check=0)
+    run_on(ranks, each_round, *options, check=0)
     compare(tmp_path, rounds(*digits))
 
 
@@ -92,11 +100,12 @@ def test_a_centroid_without_rows_stays():
 
 
 @pytest.mark.parametrize("consistency", ["ssp", "async"])
-def test_digits(launch, consistency):
+def test_digits(launch, run_on, consistency):
     """Ten clusters explain half of what the mean of all rows leaves, and are mostly one digit each."""
     staleness = ["--staleness", "2"] if consistency == "ssp" else []
     options = ["--servers", "2", "--batch-size", "100", "--rounds", "60", "--consistency", consistency, *staleness]
-    done = launch(4, SCRIPT, *options, check=0)
+    start = launch if consistency == "async" else run_on
+    done = start(4, SCRIPT, *options, check=0)
     *rounds, last = done.stdout.splitlines()
     assert [line.split()[1] for line in rounds] == [f"{i}/60" for i in range(1, 61)]
     words = last.split()
@@ -121,8 +130,8 @@ def refused(done, words):
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_bad_input(launch, options, words):
-    refused(launch(3, SCRIPT, *options), words)
+def test_bad_input(run_on, options, words):
+    refused(run_on(3, SCRIPT, *options), words)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +151,8 @@ def test_options_that_make_no_sense(options, words):
         train_kmeans.KMeansOptions(**options)
 
 
-def test_more_clusters_than_different_rows(launch, tmp_path):
+def test_more_clusters_than_different_rows(run_on, tmp_path):
     with h5py.File(tmp_path / "same.h5", "w") as file:
         for part in ("train", "test"):
             file[f"{part}/x"], file[f"{part}/y"] = np.ones((9, 3)) * (np.arange(9) % 2)[:, None], np.arange(9) % 2
-    refused(launch(2, SCRIPT, "--data", "same.h5", "--clusters", "3"), "the training rows have only 2 different values")
+    refused(run_on(2, SCRIPT, "--data", "same.h5", "--clusters", "3"), "the training rows have only 2 different values")

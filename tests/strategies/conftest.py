@@ -68,7 +68,7 @@ def follow():
 
     def run(bare, train, data=None, model="mlp:5", own=None, workers=None, **options):
         options = (Rounds if "rounds" in options else Options)(
-            **{"batch_size": 13, "epochs": 4, "dtype": "float64", "progress": "none"} | options
+            **{"batch_size": 13, "epochs": 4, "dtype": "float64", "allreduce": "ring", "progress": "none"} | options
         )
         comm = Communicator(bare, options.allreduce)
         data = data or examples(options.dtype)
