@@ -50,8 +50,8 @@ def world():
 
 
 def groups(world):
-    """One communicator for each size from 1 to the world's; a rank that is not in it gets None."""
-    for size in range(1, world.size + 1):
+    """One communicator for each size from 1, or $LEAST_RANKS, to the world's; a rank that is not in it gets None."""
+    for size in range(int(os.environ.get("LEAST_RANKS", 1)), world.size + 1):
         part = world.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
         yield size, None if part == MPI.COMM_NULL else part
         if part != MPI.COMM_NULL:

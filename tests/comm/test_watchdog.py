@@ -71,7 +71,7 @@ def test_a_hung_job_ends_with_a_report_of_all_ranks(launch, tmp_path):
 
 
 def test_other_ways_to_wait_for_ever(launch, tmp_path):
-    """Calling `test` in a loop, calls that make a group or memory, and a rank 0 that no longer answers; all at once."""
+    """Calling `test` in a loop, calls that make a group or memory, and a rank 0 that no longer answers: at one time."""
     program = tmp_path / "hang.py"
     program.write_text(TESTS)
     ways = {"test": "all_reduce", "split": "split", "stopped": "wait", "empty": "empty"}

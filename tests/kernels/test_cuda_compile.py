@@ -3,6 +3,7 @@
 No GPU is needed, but NVIDIA's compiler library (libnvvm, of the CUDA toolkit or its packages), and ptxas for the rest.
 """
 
+import functools
 import os
 import re
 import shutil
@@ -41,7 +42,7 @@ def test_compiles(name, gpu, tmp_path):
     for dtype in case.dtypes:
         element = case.make(1, 3, dtype, np.random.default_rng(0))[0].dtype
         for kernel in gpu.functions(case.kernel):
-            text = kernel.ptx(element)
+            text = compiled(kernel, element)
             assert ".target sm_90" in text and ".visible .entry" in text
             if assembler:
                 rows.append((kernel.name, element, *assembled(assembler, text, tmp_path)))
@@ -52,6 +53,12 @@ def test_compiles(name, gpu, tmp_path):
             end="",
         )
         assert spilled == 0
+
+
+@functools.cache
+def compiled(kernel, element):
+    """Its PTX; several cases have parts in common."""
+    return kernel.ptx(element)
 
 
 def assembled(assembler, text, folder):

@@ -3,6 +3,7 @@
 Which those are, the plainest loop shows: LLVM has reasons not to take AVX-512's on some processors that have them.
 """
 
+import functools
 import re
 
 import numba
@@ -76,13 +77,19 @@ def test_a_loop_that_cannot_vectorize_is_seen():
     assert not any(packed(compiled(dependent, (numba.float32[::1], numba.float32[::1]))).values())
 
 
+@functools.cache
+def machine_code(kernel, element):
+    """Of the kernel's loop; several cases have one kernel."""
+    loop = kernel.py_func
+    if kernel.kind in NESTED:  # by itself, for beside the loops for a single column it could hide
+        loop = generate(kernel.kind, NESTED[kernel.kind], kernel.body, body=function(kernel.body))
+    return compiled(loop, kernel.types(element))
+
+
 @pytest.mark.parametrize("name, dtype", [(name, dtype) for name, case in CASES.items() for dtype in case.dtypes])
 def test_vectorized(name, dtype, widest):
     case, kernel = CASES[name], CASES[name].kernel
     element = case.make(1, 3, dtype, np.random.default_rng(0))[0].dtype
-    loop = kernel.py_func
-    if kernel.kind in NESTED:  # by itself, for beside the loops for a single column it could hide
-        loop = generate(kernel.kind, NESTED[kernel.kind], kernel.body, body=function(kernel.body))
-    count = packed(compiled(loop, kernel.types(element)))
+    count = packed(machine_code(kernel, element))
     print(f"\n{name} {dtype}: packed instructions {count}", end="")
     assert count[widest], f"{count}: nothing in the widest registers, {widest}mm"
