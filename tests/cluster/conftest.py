@@ -1,11 +1,15 @@
 """What needs a cluster: run by `make test-cluster`, or by naming this folder; else skipped. Each test runs per MPI."""
 
+import fcntl
 import functools
 import importlib.util
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from hpcdl.comm.launcher import clean_environment
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -67,15 +71,32 @@ def slurm(slurm_module, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory):
-    """Environment variables of all jobs: their caches, and where Python finds gate.py.
+def compiled():
+    """The compile cache of all runs, as slurm/env.sh calls it in TMPDIR, where `make clean` finds it.
 
-    Compiled kernels stay where `make clean` finds them: to make them takes longer than most tests.
+    It is filled first, in each precision at the same time: the ranks of a run would compile all kernels each.
     """
-    compiled = next(path for path in ENVIRONMENTS.values() if path.exists()) / "cluster"
-    compiled.mkdir(exist_ok=True)
+    environment = next(path for path in ENVIRONMENTS.values() if path.exists())
+    cache = environment / "cluster" / f"hpcdl-cache-{os.getuid()}"
+    cache.parent.mkdir(exist_ok=True)
+    with (cache.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two processes of pytest may come here
+        if not cache.exists():
+            cache.mkdir(mode=0o700)
+            train = [environment / "bin" / "mpiexec", "-n", "2", environment / "bin" / "hpcdl", "train-allreduce"]
+            train += ["--data", "digits", "--model", "mlp:8", "--steps", "2", "--out", "none", "--allreduce"]
+            ways = ["hierarchical"], ["ring", "--dtype", "float64"]
+            clean = clean_environment() | {"NUMBA_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
+            runs = [subprocess.Popen([*train, *way], env=clean, stdout=subprocess.DEVNULL) for way in ways]
+            assert [run.wait(100) for run in runs] == [0, 0]
+    return cache
+
+
+@pytest.fixture(scope="session")
+def shared(compiled, tmp_path_factory):
+    """Environment variables of all jobs: their caches, and where Python finds gate.py."""
     return {
-        "TMPDIR": str(compiled),
+        "TMPDIR": str(compiled.parent),
         "HPCDL_CACHE": str(tmp_path_factory.mktemp("cache")),
         "PYTHONPATH": str(HERE),
         "OMPI_MCA_mpi_yield_when_idle": "1",  # there are more ranks than cores

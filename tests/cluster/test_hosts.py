@@ -51,6 +51,14 @@ def four(possible):
         yield up
 
 
+@pytest.fixture(scope="module", autouse=True)
+def kernels(compiled):
+    """Have all ranks take the kernels from there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NUMBA_CACHE_DIR", str(compiled))
+        yield
+
+
 # -- the hosts themselves ----------------------------------------------------------------------------------------------
 
 
