@@ -17,6 +17,7 @@ STAMP  := $(VENV)/.installed
 EXTRA  := $(if $(filter mpich,$(MPI)),mpi$(comma),$(if $(filter openmpi,$(MPI)),openmpi$(comma)))
 MPIEXEC := $(if $(filter site,$(MPI)),mpiexec,$(BIN)/mpiexec)
 
+SHOW := -q --color=no --durations=5
 # What ranks do together; the other tests need one rank, or start ranks of their own.
 TOGETHER := $(addprefix tests/,comm data runs services strategies test_shared_memory.py)
 
@@ -26,27 +27,28 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
 export OMPI_MCA_mpi_yield_when_idle = 1
 
-.PHONY: train test test-cluster test-slurm test-hosts soak lint install print-bin clean
+.PHONY: train test test-cluster test-hosts install-cluster soak lint install print-bin clean
 
 train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q --color=no --durations=5 $(TESTS)
+	$(BIN)/python -m pytest $(SHOW) $(TESTS)
 	$(MPIEXEC) -n 4 $(BIN)/python -m pytest -q --color=no $(TOGETHER)
 	$(MPIEXEC) -n 3 $(BIN)/python -m pytest -q --color=no $(TOGETHER)
 
 test-cluster:
 	$(MAKE) --no-print-directory install MPI=mpich
-	$(MAKE) --no-print-directory install MPI=openmpi
-	$(MAKE) --no-print-directory --jobs=2 --output-sync test-slurm test-hosts
-
-test-slurm:
-	.venv/bin/python -m pytest -q --color=no --durations=5 -rs tests/cluster/test_slurm.py $(ARGS)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync test-hosts install-cluster
+	.venv/bin/python -m pytest $(SHOW) -rs tests/cluster/test_slurm.py
+	.venv-openmpi/bin/python -m pytest $(SHOW) -rs tests/cluster/test_hosts.py -k hosts_are_found
 
 test-hosts:
-	.venv/bin/python -m pytest -q --color=no --durations=5 -rs tests/cluster/test_hosts.py $(ARGS)
-	.venv-openmpi/bin/python -m pytest -q --color=no --durations=5 -rs tests/cluster/test_hosts.py -k hosts_are_found $(ARGS)
+	.venv/bin/python -m pytest $(SHOW) -rs tests/cluster/test_hosts.py
+
+install-cluster:
+	$(MAKE) --no-print-directory install MPI=openmpi
+	.venv/bin/python tests/cluster/slurm.py
 
 soak: $(STAMP)
 	$(BIN)/python tests/soak/soak.py $(ARGS)

@@ -5,8 +5,9 @@
                          slurmd, its slurmstepds and the ranks; all of it ends when the node's first process is killed
 
 The nodes share the network and the files, as on a cluster with a parallel file system. All of it are children of this
-process and die with it. Needs root (for the namespaces) on Debian, whose packages `install` fetches. `power_off` takes
-a node away as a lost power supply does: nothing on it is told, its memory is gone.
+process and die with it. Needs root (for the namespaces) on Debian, whose packages `install` fetches, and this file as a
+program does ahead of the tests. `power_off` takes a node away as a lost power supply does: nothing on it is told, its
+memory is gone.
 """
 
 import os
@@ -248,3 +249,7 @@ class Job:
     def log(self) -> str:
         """What it has printed."""
         return "".join(path.read_text() for path in sorted(self.folder.glob(f"*-{self.name}.log")))
+
+
+if __name__ == "__main__":
+    print(install() or "Slurm is installed")
