@@ -27,7 +27,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
 export OMPI_MCA_mpi_yield_when_idle = 1
 
-.PHONY: train test test-cluster test-hosts install-cluster soak lint install print-bin clean
+.PHONY: train test test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak lint install print-bin clean
 
 train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
@@ -40,7 +40,14 @@ test: $(STAMP)
 test-cluster:
 	$(MAKE) --no-print-directory install MPI=mpich
 	$(MAKE) --no-print-directory --jobs=2 --output-sync test-hosts install-cluster
-	.venv/bin/python -m pytest $(SHOW) -rs tests/cluster/test_slurm.py
+	$(MAKE) --no-print-directory --jobs=2 --output-sync test-slurm-mpich test-slurm-openmpi
+
+# Two at a time, for each waits for Slurm half of its time.
+test-slurm-mpich:
+	.venv/bin/python -m pytest $(SHOW) -rs tests/cluster/test_slurm.py -k "not openmpi"
+
+test-slurm-openmpi:
+	.venv/bin/python -m pytest $(SHOW) -rs tests/cluster/test_slurm.py -k openmpi
 	.venv-openmpi/bin/python -m pytest $(SHOW) -rs tests/cluster/test_hosts.py -k hosts_are_found
 
 test-hosts:
