@@ -181,3 +181,25 @@ def ring():
         return without(values, size, rank + 1) + without(values, size, rank + 2)
 
     return SimpleNamespace(all_gather=all_gather, reduce_scatter=reduce_scatter, all_reduce=all_reduce)
+
+
+@pytest.fixture
+def resumes(follow, cut, world, mpi_tmp_path):
+    """A function: 8 steps in float32, stopped after `stop` and resumed, are those of a run never stopped, to the bit.
+
+    So are the states of the optimizer, as each rank holds them.
+    """
+
+    def run(stop, train, model, own=None, **options):
+        def steps(count, **more):
+            settings = {"schedule": "constant", "dtype": "float32", "allreduce": "ring"} | options | more
+            return follow(world, train, cut.data(model, "float32"), model, own, steps=count, **settings)
+
+        whole, folder = steps(8), str(mpi_tmp_path / "a")
+        steps(stop, out=folder)
+        again = steps(8, resume=folder)
+        assert np.array_equal(again.path, whole.path[stop:])
+        for name, vector in whole.part.optimizer.state.items():
+            assert np.array_equal(again.part.optimizer.state[name], vector)
+
+    return run

@@ -324,20 +324,8 @@ def test_patience_and_a_time_limit_end_pipedream(follow, cut, world):
     ],
     ids=str,
 )
-def test_resumed_is_never_stopped_to_the_bit(stop, model, own, options, follow, cut, world, mpi_tmp_path):
-    own, folder = fit(own, world.size), str(mpi_tmp_path / "a")
-
-    def train(**more):
-        data = cut.data(model, "float32")
-        settings = options | CONSTANT | {"dtype": "float32", "allreduce": "ring"} | more
-        return follow(world, pipeline.train, data, model, own, **settings)
-
-    whole = train(steps=8)
-    train(steps=stop, out=folder)
-    again = train(steps=8, resume=folder)
-    assert np.array_equal(again.path, whole.path[stop:])
-    for name, vector in whole.part.optimizer.state.items():
-        assert np.array_equal(again.part.optimizer.state[name], vector)
+def test_resumed_is_never_stopped_to_the_bit(stop, model, own, options, resumes, world):
+    resumes(stop, pipeline.train, model, fit(own, world.size), **options, **CONSTANT)
 
 
 def test_pipedream_goes_on_with_an_empty_pipeline(follow, cut, world, mpi_tmp_path):

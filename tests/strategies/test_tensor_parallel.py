@@ -1,7 +1,5 @@
 """Tensor parallelism: steps are those of sequential SGD; sums, bytes and memory are those of the formulas."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -128,20 +126,8 @@ def test_what_all_ranks_have_is_the_same_on_all_of_them(cut, world):
 
 
 @pytest.mark.parametrize("stop, own, optimizer", [(4, {}, "adam"), (5, SEQUENCE, "momentum")], ids=str)
-def test_resumed_is_never_stopped_to_the_bit(stop, own, optimizer, follow, cut, world, tmp_path):
-    folder = str(Path(world.bcast(tmp_path)) / "a")
-    options = {"optimizer": optimizer, "schedule": "constant", "dtype": "float32", "clip_norm": 0.1}
-
-    def train(**more):
-        data = cut.data(GPT, "float32")
-        return follow(world, tensor_parallel.train, data, GPT, own, allreduce="ring", **options, **more)
-
-    whole = train(steps=8)
-    train(steps=stop, out=folder)
-    again = train(steps=8, resume=folder)
-    assert np.array_equal(again.path, whole.path[stop:])
-    for name, vector in whole.part.optimizer.state.items():
-        assert np.array_equal(again.part.optimizer.state[name], vector)
+def test_resumed_is_never_stopped_to_the_bit(stop, own, optimizer, resumes):
+    resumes(stop, tensor_parallel.train, GPT, own, optimizer=optimizer, clip_norm=0.1)
 
 
 @pytest.mark.parametrize(
