@@ -39,13 +39,14 @@ def main(arguments: list[str] | None = None) -> None:
         if first():
             print(f"hpcdl: error: {unknown('script', arguments[0], known)}", file=sys.stderr)
         raise SystemExit(2)
-    if not name.startswith(
-        ("doctor", "train")
-    ):  # these start MPI themselves: with another status, after signal handlers
-        from hpcdl.runs.world import start
+    try:
+        script = importlib.import_module(f"hpcdl.scripts.{name.replace('-', '_')}")
+    except (ImportError, RuntimeError) as error:
+        from hpcdl.runs.world import without_library
 
-        start()
-    importlib.import_module(f"hpcdl.scripts.{name.replace('-', '_')}").main(arguments[1:])
+        without_library(error)
+        raise
+    script.main(arguments[1:])
 
 
 def first() -> bool:

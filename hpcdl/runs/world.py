@@ -150,13 +150,9 @@ def start(status: int = 2) -> None:
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # by hand now, at the end as ever
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # built for a library, or looking for one
-        found = launch(os.environ, "")
-        leave(
-            f"mpi4py finds no MPI library ({str(error).splitlines()[-1]}); {GET_MPI}",
-            found.number if found else 0,
-            status,
-        )
+    except (ImportError, RuntimeError) as error:
+        without_library(error, status)
+        raise
     if not by_hand:
         return
     session, name = None, library()
@@ -176,6 +172,15 @@ def start(status: int = 2) -> None:
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if session is not None:
         session.Finalize()
+
+
+def without_library(error: ImportError | RuntimeError, status: int = 2) -> None:
+    """End this process in one line where importing mpi4py.MPI has failed for want of an MPI library."""
+    text = str(error)
+    if "MPI library" in text or "libmpi" in text:  # it looked for one; it was built for one
+        found = launch(os.environ, "")
+        said = f"mpi4py finds no MPI library ({text.splitlines()[-1]}); {GET_MPI}"
+        leave(said, found.number if found else 0, status)
 
 
 def smaller_than_mpich(environ: Mapping[str, str], folder: str = shared_memory.FOLDER) -> str:

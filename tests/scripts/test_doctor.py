@@ -122,8 +122,10 @@ def test_no_mpi_library(alone):
         done = alone(script, check=status, MPI4PY_LIBMPI="/nowhere/libmpi.so")
         (line,) = ours(done)
         assert "no MPI library" in line and "pip install 'hpcdl[mpi]'" in line and len(done.stderr.splitlines()) == 1
-    done = alone("../hpcdl/cli.py", "evaluate", "a", check=2, MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    hpcdl = Path(sys.executable).with_name("hpcdl")
+    done = alone(hpcdl, "evaluate", "a", check=2, MPI4PY_LIBMPI="/nowhere/libmpi.so")
     assert "no MPI library" in done.stderr and "Traceback" not in done.stderr
+    alone(hpcdl, "prepare-data", "--help", check=0, MPI4PY_LIBMPI="/nowhere/libmpi.so")  # it needs none
 
 
 def test_bad_options(launch):
