@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         script = importlib.import_module(f"hpcdl.scripts.{name.replace('-', '_')}")
     except (ImportError, RuntimeError) as error:
-        from hpcdl.runs.world import without_library
+        from hpcdl.machine.world import without_library
 
         without_library(error)
         raise

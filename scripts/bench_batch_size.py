@@ -100,7 +100,7 @@ def measure(world, options: SweepOptions, strategy: str, size: int, scaled: bool
                 all_reduce.train(*arguments)
             else:
                 local_sgd.train(*arguments, options.sync_every, switch[strategy])
-        runs.append({"steps": run.step, "seconds": run.seconds, **run.scores, "train_loss": run.train_loss})
+        runs.append({"steps": run.step, "seconds": run.seconds, **run.scores, "train_loss": run.metrics.train_loss})
         data.close()
         comm.free()
     accuracy = [run["test_accuracy"] for run in runs]

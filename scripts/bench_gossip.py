@@ -30,7 +30,7 @@ from hpcdl.errors import UsageError
 from hpcdl.models import make_model, parse_model
 from hpcdl.optim import make_optimizer
 from hpcdl.runs import Options, Run
-from hpcdl.runs.compared import positive, report, several, spread
+from hpcdl.runs.benchmark_report import positive, report, several, spread
 from hpcdl.runs.evaluation import evaluate
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
@@ -96,10 +96,10 @@ class Watched(Run):
 
     def boundary(self):
         if self.over or (self.step in self.marks if self.marks else self.step % self.per_epoch == 0):
-            self.own.barrier()
+            self.bookkeeping.barrier()
             seconds = time.perf_counter() - self.begun
             super().boundary()
-            self.refresh()
+            self.held.refresh()
             self.seen.append({"steps": self.step, "seconds": seconds} | self.look(self))
             self.begun = time.perf_counter()
 
@@ -160,7 +160,7 @@ def measure(world, options: GossipBench, train, seed: int, steps: int = 0) -> di
         seen = {"train_loss": sums[0] / sums[2]}
         if best is not None:
             seen["distance_of_average"] = float(np.square(run.parameters - best).sum())
-            seen["distance_of_replicas"] = world.allreduce(float(np.square(run.replicas.own - best).sum())) / world.size
+            seen["distance_of_replicas"] = world.allreduce(float(np.square(run.held.replica - best).sum())) / world.size
         return seen
 
     with Watched(comm, settings, marks, look) as run:

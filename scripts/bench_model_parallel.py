@@ -20,7 +20,7 @@ from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
-from hpcdl.runs.compared import positive, report, several, spread
+from hpcdl.runs.benchmark_report import positive, report, several, spread
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
 from hpcdl.runs.straggler import slowed

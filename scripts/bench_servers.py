@@ -25,7 +25,7 @@ from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
-from hpcdl.runs.compared import spread
+from hpcdl.runs.benchmark_report import spread
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet

@@ -7,7 +7,7 @@ Exit status: 1 when something would hurt a run. Ranks that are not one world are
 
 # ruff: noqa: E402
 
-from hpcdl.runs.world import start
+from hpcdl.machine.world import start
 
 start(status=1)  # before the next import starts MPI, which may end the process in words of its own
 
@@ -22,12 +22,12 @@ from rich.text import Text
 
 from hpcdl.comm import Communicator, agreement
 from hpcdl.files import atomic_write
-from hpcdl.runs.doctor import HURTS, Row, examine
+from hpcdl.machine.doctor import HURTS, Row, examine
 from hpcdl.runs.export import check
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
 from hpcdl.runs.progress import console
-from hpcdl.runs.world import leave, library, lone
+from hpcdl.machine.world import leave, library, lone
 
 COLOURS = {"ok": "green", "note": "yellow", "hurts": "bold red"}
 

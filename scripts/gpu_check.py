@@ -203,14 +203,6 @@ def fused(name: str, size: int, dtype: str) -> tuple:
     return optimizer.step, f"PyTorch {torch.__version__}"
 
 
-class Curve(Run):
-    """A run that keeps the mean loss of each step."""
-
-    def record(self, loss, batch):
-        super().record(loss, batch)
-        self.__dict__.setdefault("losses", []).append(loss / batch.total)
-
-
 def trained(gpu, model: str, dtype: str, steps: int) -> dict:
     """The loss curves of the same training on the GPU and on the CPU, and the examples per second of both."""
     result = {}
@@ -219,9 +211,11 @@ def trained(gpu, model: str, dtype: str, steps: int) -> dict:
         comm = Communicator(MPI.COMM_SELF, device=device)
         data = open_data(options.data, comm=MPI.COMM_SELF, dtype=dtype, seed=1)
         made = make_model(model, data.features, data.classes, dtype, device)
-        with quiet(True), Curve(comm, options) as run:
+        losses = []
+        with quiet(True), Run(comm, options) as run:
+            run.observe(lambda run, loss: losses.append(loss / run.agreement.steps_done[-1].total))
             sequential.train(comm, made, data, run.make_optimizer(made, data), run)
-        result[device.name] = {"losses": run.losses, "examples_per_second": run.examples / run.seconds} | run.scores
+        result[device.name] = {"losses": losses, "examples_per_second": run.examples / run.seconds} | run.scores
         data.close()
         comm.free()
     error = difference(result["cuda"]["losses"], result["cpu"]["losses"])

@@ -13,7 +13,7 @@ from hpcdl.errors import UsageError
 from hpcdl.runs.options import option
 from hpcdl.scripts.train_pipeline import PipelineOptions, check_pipeline
 from hpcdl.scripts.train_tensor_parallel import check_tensor
-from hpcdl.services.holding import check_rows
+from hpcdl.parallel.holding import check_rows
 from hpcdl.strategies.grid import train
 
 

@@ -22,7 +22,7 @@ clusters.
 
 # ruff: noqa: E402
 
-from hpcdl.runs.world import one_world, start
+from hpcdl.machine.world import one_world, start
 
 start()  # before the next import starts MPI, which may end the process in words of its own
 
@@ -41,10 +41,10 @@ from hpcdl.data import open_data
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.random import Random
 from hpcdl.runs import export
-from hpcdl.runs.doctor import warn
+from hpcdl.machine.doctor import warn
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
-from hpcdl.runs.threads import threads
+from hpcdl.machine.threads import threads
 from hpcdl.services.consistency import Consistency
 from hpcdl.services.parameter_store import ParameterStore
 from hpcdl.services.roles import divide

@@ -11,7 +11,7 @@ from typing import Literal
 
 from hpcdl.models.balance import cut_layers
 from hpcdl.runs.options import Options, option
-from hpcdl.services.holding import check_rows
+from hpcdl.parallel.holding import check_rows
 from hpcdl.strategies.model_parallel import train
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from hpcdl.errors import UsageError
 from hpcdl.models.balance import cut_layers
 from hpcdl.runs.options import Options, option
-from hpcdl.services.holding import check_rows
+from hpcdl.parallel.holding import check_rows
 from hpcdl.strategies.pipeline import check, train
 from hpcdl.strategies.pipeline_schedules import SCHEDULES
 

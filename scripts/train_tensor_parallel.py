@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpcdl.models.group import Alone
 from hpcdl.models.part import Part
 from hpcdl.runs.options import Options, option
-from hpcdl.services.holding import check_rows
+from hpcdl.parallel.holding import check_rows
 from hpcdl.strategies.tensor_parallel import train
 
 

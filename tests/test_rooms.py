@@ -7,8 +7,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 GROUND = {"chunks", "errors", "files", "memory", "random", "shared_memory"}  # beneath all rooms
-LEVEL = {"kernels": 1, "comm": 2, "models": 3, "optim": 3, "data": 3, "runs": 4, "services": 5, "strategies": 6}
-LEVEL |= {"search": 7, "rl": 7, "planning": 7, "scripts": 8}
+ORDER = [  # from the bottom; those of one line stand beside each other
+    "kernels",
+    "comm",
+    "models optim data machine",
+    "torch",
+    "runs",
+    "services",
+    "federated parallel",
+    "strategies",
+    "search rl planning reports",
+    "scripts",
+]
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
 ALLOWED = {"kernels": {"numpy", "numba", "hpcdl"}}  # numpy and numba only
 WITHOUT_MPI = {"models", "optim", "kernels"}
 SHARED = {"hpcdl.strategies.pipeline_schedules"}  # what two strategies have in common has a file of its own

@@ -2,7 +2,13 @@
 
 import importlib
 
-_HOME = {"Options": "options", "Run": "run", "training": "training"}
+_HOME = {
+    "Accumulated": "accumulated",
+    "Options": "options",
+    "Replicas": "replicas",
+    "Run": "run",
+    "Whole": "held",
+}
 __all__ = list(_HOME)
 
 

@@ -75,8 +75,16 @@ class Folder:
         self.metrics = self.handler = None
 
     def create(self, options) -> None:
-        """Make the folder with its config.yaml (rank 0)."""
-        (self.path / "logs").mkdir(parents=True, exist_ok=True)
+        """Make the folder with its config.yaml (rank 0). Raises UsageError where it cannot be written."""
+        if self.path is None:
+            return
+        try:
+            (self.path / "logs").mkdir(parents=True, exist_ok=True)
+            self._write_config(options)
+        except OSError as error:
+            raise UsageError(f"--out {self.path} cannot be written: {error.strerror}") from None
+
+    def _write_config(self, options) -> None:
         values = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "resume")}
         values["data"] = absolute(options.data)
         header = [f"# {name}: {value}" for name, value in environment().items()]
@@ -110,7 +118,13 @@ class Folder:
             with atomic_write(self.path / name) as file:
                 file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
+    def kept(self) -> str:
+        """What is there to go on from, for the message of a run that cannot go on."""
+        last = self.path and self.path / "checkpoint.h5"
+        return f"the last good checkpoint is {last}" if last and last.exists() else "there is no checkpoint yet"
+
     def close(self) -> None:
+        """The run is over."""
         if self.metrics is not None:
             self.metrics.close()
         if self.handler is not None:

@@ -9,36 +9,58 @@ All of it travels in messages of the run's own, which are counted apart: the tra
 
 import numpy as np
 
+from hpcdl.comm import Communicator
 from hpcdl.comm.watchdog import activity
 from hpcdl.kernels.device import device_of
 from hpcdl.kernels.norm import sum_of_squares
+from hpcdl.memory import Memory
 from hpcdl.runs.evaluation import evaluate, scores
+from hpcdl.runs.held import Held
+from hpcdl.runs.state import PerRank, Same, Tracked
 
 
-class Replicas:
-    """The replicas of all ranks of a run, seen from the one of them that holds `own`."""
+class Replicas(Held):
+    """Each rank holds a replica and an optimizer of its own; `parameters` is the average as it was refreshed last."""
 
-    def __init__(self, run, own):
-        self.run, self.own = run, own
-        self.average = device_of(own).empty(own.size, own.dtype)
-        self.average[:] = own
+    def __init__(self, model, replica, optimizer):
+        average = device_of(replica).empty(replica.size, replica.dtype)
+        average[:] = replica
+        super().__init__(model, average, optimizer)
+        self.replica = replica
+
+    def join(self, bookkeeping: Communicator, memory: Memory) -> None:
+        self.everyone = bookkeeping
+        super().join(bookkeeping, memory)
+
+    def tracked(self) -> dict[str, Tracked]:
+        state = {f"optimizer/{name}": PerRank(vector) for name, vector in self.optimizer.state.items()}
+        return {"replica": PerRank(self.replica), "parameters": Same(self.parameters)} | state
 
     def refresh(self) -> None:
-        """average <- the mean of the replicas, the same bits on all ranks; collective."""
-        self.average[:] = self.own
-        self.run.own.all_reduce(self.average, op="mean")
+        """parameters <- the mean of the replicas, the same bits on all ranks; collective."""
+        self.parameters[:] = self.replica
+        self.everyone.all_reduce(self.parameters, op="mean")
+
+    def more_scores(self) -> dict:
+        return {"consensus_distance": self.distance()}
+
+    def last_scores(self, data) -> dict:
+        return {"replica_test_accuracy": self.accuracies(data)}
 
     def distance(self) -> float:
         """The consensus distance to the average as it was refreshed last; collective."""
-        total = np.array([sum_of_squares(self.own - self.average)])
-        self.run.own.all_reduce(total, op="mean")
+        total = np.array([sum_of_squares(self.replica - self.parameters)])
+        self.everyone.all_reduce(total, op="mean")
         return float(total[0])
 
-    def accuracies(self) -> list[float] | None:
+    def accuracies(self, data) -> list[float] | None:
         """The test accuracy of each replica; None where there is none to tell. Collective."""
-        run = self.run
-        if run.data.test is None or not run.data.classes:
+        if data.test is None or not data.classes:
             return None
-        sums = evaluate(run.model, self.own, run.data.test, run.data.classes)
+        sums = evaluate(self.model, self.replica, data.test, data.classes)
         with activity.inside("gather the accuracies"):
-            return run.own.mpi.allgather(scores(sums, run.data.classes).accuracy)
+            return self.everyone.mpi.allgather(scores(sums, data.classes).accuracy)
+
+    def agree(self, everyone: Communicator) -> bool | None:
+        """They need not."""
+        return None

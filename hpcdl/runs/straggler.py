@@ -11,6 +11,7 @@ import time
 
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
+from hpcdl.runs.wrapped import Wrapped
 
 
 def slowed(model, options, rank: int, workers: range):
@@ -21,18 +22,17 @@ def slowed(model, options, rank: int, workers: range):
     return Slowed(model, factor, probability, options.pretend_compute / 1000, Random(options.seed), rank)
 
 
-def unslowed(model):
-    """The model that a slowed one slows, or the model itself: for what is no part of the training."""
-    return model.model if isinstance(model, Slowed) else model
-
-
 def stretched(model, fraction: float, traffic):
     """A context in which `fraction` of a gradient is computed, by a part of `model` that is slowed as the model is.
 
     traffic: of the communicator; the seconds that are spent in its calls inside are no computing. Two thirds of a
     gradient are its backward pass.
     """
-    return model.stretch(fraction, traffic) if isinstance(model, Slowed) else contextlib.nullcontext()
+    while isinstance(model, Wrapped):
+        if isinstance(model, Slowed):
+            return model.stretch(fraction, traffic)
+        model = model.model
+    return contextlib.nullcontext()
 
 
 def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
@@ -58,15 +58,13 @@ def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
     return (numbers[0], 1) if slow == rank else (1, 0)
 
 
-class Slowed:
+class Slowed(Wrapped):
     """A model whose gradient takes at least `least` seconds, and `factor` times as long when it straggles."""
 
     def __init__(self, model, factor, probability, least, random, rank):
-        self.model, self.factor, self.probability, self.least = model, factor, probability, least
+        super().__init__(model)
+        self.factor, self.probability, self.least = factor, probability, least
         self.random, self.rank, self.count = random, rank, 0
-
-    def __getattr__(self, name):
-        return getattr(self.model, name)
 
     @contextlib.contextmanager
     def stretch(self, fraction, traffic):

@@ -11,24 +11,29 @@ from hpcdl.comm.watchdog import activity
 from hpcdl.kernels.device import CPU
 from hpcdl.memory import KINDS
 from hpcdl.runs.folder import environment
+from hpcdl.runs.stopwatch import Stopwatch
 
 SCHEMA_VERSION = 1
 
 
-def measured(traffic, bookkeeping=0, steps=0.0, talked=0.0, blocked=0.0, data=0.0, device=CPU) -> dict:
-    """What a run cost this rank, in the names of summary.json: bytes, and the seconds of its steps and their parts."""
+def measured(traffic, bookkeeping: int, stopwatch: Stopwatch, device=CPU, memory: dict | None = None) -> dict:
+    """What a run cost this rank, in the names of summary.json: bytes, and the seconds of its steps and their parts.
+
+    bookkeeping: bytes of the run's own messages. memory: peaks by kind, where they were counted.
+    """
     gpu = {"device_per_rank": str(device), "device_memory_bytes_per_rank": device.memory()} if device is not CPU else {}
     return {
         "bytes_sent_per_rank": traffic.bytes,
         "messages_per_rank": traffic.messages,
         "bookkeeping_bytes_per_rank": bookkeeping,
-        "compute_seconds_per_rank": steps - talked,
-        "communication_seconds_per_rank": talked,
-        "idle_seconds_per_rank": blocked,
-        "data_seconds_per_rank": data,
+        "compute_seconds_per_rank": stopwatch.step_seconds - stopwatch.communication_seconds,
+        "communication_seconds_per_rank": stopwatch.communication_seconds,
+        "idle_seconds_per_rank": stopwatch.idle_seconds,
+        "data_seconds_per_rank": stopwatch.data_seconds,
         "peak_memory_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **gpu,
         "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
+        **({"memory": memory} if memory is not None else {}),
     }
 
 
@@ -75,13 +80,13 @@ def summarize(run, ranks: list[dict], agree: bool | None) -> dict:
         "seed": options.seed,
         "allreduce": run.comm.allreduce,
         "stopped": run.stopped,
-        "train_loss": run.known_loss,
+        "train_loss": run.metrics.known_loss,
         **scores,
         **run.scores,
         "seconds": run.seconds,
-        "examples_per_second": run.examples / max(1e-9, run.seconds),
+        "examples_per_second": run.rate,
         "replicas_agree": agree,
-        **run.extra,
+        **run.reported,
     }
     names = dict.fromkeys(name for rank in ranks for name in rank)  # servers use no GPU, and say nothing of it
     names.pop("memory", None)

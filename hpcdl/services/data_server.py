@@ -41,7 +41,7 @@ from hpcdl.services.data_messages import (
     Outbox,
     number,
 )
-from hpcdl.services.inbox import Inbox
+from hpcdl.comm.inbox import Inbox
 
 TRUSTED = 2  # requests in sequence after which the next one is guessed
 SETTLED = 1.0  # seconds after which the workers have had a signal, too, if it was for all

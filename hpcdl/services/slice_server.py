@@ -23,7 +23,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
 from hpcdl.runs import signals
 from hpcdl.services.consistency import Consistency
-from hpcdl.services.inbox import Inbox
+from hpcdl.comm.inbox import Inbox
 
 
 def numbers(*names: str) -> np.dtype:

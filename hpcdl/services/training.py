@@ -10,7 +10,7 @@ run that a signal stopped with status 85.
 """
 
 from hpcdl.runs import signals
-from hpcdl.runs.world import one_world, start
+from hpcdl.machine.world import one_world, start
 
 signals.install()  # before MPI starts
 start()
@@ -26,7 +26,8 @@ from hpcdl.data import open_data  # noqa: E402
 from hpcdl.errors import TrainingError, UsageError  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.models import make_model  # noqa: E402
-from hpcdl.runs.doctor import warn  # noqa: E402
+from hpcdl.machine.doctor import warn  # noqa: E402
+from hpcdl.runs.accumulated import accumulated  # noqa: E402
 from hpcdl.runs.options import parse  # noqa: E402
 from hpcdl.runs.program import ended, quiet  # noqa: E402
 from hpcdl.runs.run import Run  # noqa: E402
@@ -82,7 +83,7 @@ def training(
             if check is not None:
                 check(options, world.size - options.data_servers, model)
             optimizer = run.make_optimizer(model, data, 0 if cut else None)
-            model = slowed(model, options, everyone.rank, roles.workers)
+            model = accumulated(slowed(model, options, everyone.rank, roles.workers), options.accumulate)
         if role == "data server":
             stopped = assist(everyone, data, roles.clients(world.rank), run)
         else:
@@ -130,13 +131,13 @@ def open_for(role: str, roles: Roles, options, everyone):
 
 def assist(everyone, data, clients, run) -> str | None:
     """What a data server does for a run; returns why the run ended."""
-    with run.timed("serve"):
+    with run.stopwatch.step("serve"):
         status = serve(everyone, data, clients)
     data.close()
     if status == FAILED:  # the workers have said why
         raise SystemExit(FAILED)
     _, stopped = conclude(everyone, run.measurements())
-    run.own.free()
+    run.bookkeeping.free()
     return stopped
 
 

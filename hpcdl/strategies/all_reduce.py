@@ -22,6 +22,8 @@ import contextlib
 
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
+from hpcdl.runs.held import Whole
+from hpcdl.runs.state import PerRank
 
 
 def train(comm, model, data, optimizer, run, compress="none", overlap=False, bucket_mib=1.0):
@@ -31,32 +33,39 @@ def train(comm, model, data, optimizer, run, compress="none", overlap=False, buc
     gradient = comm.empty(like=parameters)
     state = None if compress == "none" else Compressed(gradient.size, gradient.dtype, compress)
     if state is not None:
-        run.track("residual", state.residual, per="rank")
-    run.extra |= {"compress": compress} | ({"allreduce": "compressed"} if state is not None else {})
-    run.begin("all_reduce", model, parameters, optimizer, data)
+        run.track("residual", PerRank(state.residual))
+        run.report(allreduce="compressed")
+    run.report(compress=compress)
+    run.begin("all_reduce", Whole(model, parameters, optimizer), data)
 
     exchange = AfterBackward(comm, gradient, state)
     if overlap:
         exchange = Overlap(comm, gradient, buckets(model.layout, bucket_mib * MIB), state)
-        try_out(exchange, parameters, data, run, share)
+        try_out(exchange, model, parameters, data, run, share)
     for batch in run.batches(data, share):
-        loss = run.backward(parameters, batch, gradient, exchange.ready)
+        gradient[:] = 0
+        loss = model.loss_and_gradient(parameters, batch, gradient, exchange.ready)
         exchange.finish()
         optimizer.update(parameters, gradient, scale=1 / batch.total)
-        run.record(loss, batch)
+        run.record(loss, batch.total)
         run.boundary()
     if overlap:
-        run.extra |= exchange.costs(run.own)
+        run.report(**exchange.costs(run.bookkeeping))
     return parameters
 
 
-def try_out(overlap, parameters, data, run, share):
+def try_out(overlap, model, parameters, data, run, share):
     """Measure on the first batch to come, if there is one, whether overlap pays; say so where it does not."""
     if run.comm.size == 1 or run.over:
         return
     epoch, start = divmod(run.step, run.per_epoch)
     with contextlib.closing(data.batches(epoch, run.batch, share, start)) as batches:
         first = next(batches)
-        loses = overlap.try_out(lambda gradient, on_ready: run.backward(parameters, first, gradient, on_ready))
+
+        def backward(gradient, on_ready):
+            gradient[:] = 0
+            model.loss_and_gradient(parameters, first, gradient, on_ready)
+
+        loses = overlap.try_out(backward)
     if loses:
         run.display.line(loses)

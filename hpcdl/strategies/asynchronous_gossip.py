@@ -49,7 +49,7 @@ from hpcdl.kernels.reduce import add_into, add_scaled, scale
 from hpcdl.runs import signals
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.run import Done
-from hpcdl.services.inbox import Inbox
+from hpcdl.comm.inbox import Inbox
 
 SIGN, VALUES, MEAN, PROGRESS = 1, 2, 3, 4  # tags
 ASKING, ASK_ME, LAST = 1, 2, 3  # signs: my values are on their way; send me yours; no more signs

@@ -22,8 +22,8 @@ has diverged does). A round's sum, with what comes late from the round before, i
 
     2 n 2^R 2^F <= 2^63      F = 62 - R - bits of n      each w is off by at most |S| 2^-F / (2 sum n_k)
 
-secure: the server learns the sum of a round and nothing else of what a client sends (services/secure_aggregation.py).
-clip, noise: the models tell little of any one client (services/privacy.py): each is asked with probability C by a coin
+secure: the server learns the sum of a round and nothing else of what a client sends (hpcdl/federated/secure_aggregation.py).
+clip, noise: the models tell little of any one client (hpcdl/federated/privacy.py): each is asked with probability C by a coin
 of its own, w_k - w is clipped to 2-norm `clip` and counts once whatever n_k, and d = - (sum + noise) / (C K).
 
 With E = 1, B = all, every client and sgd the mean is w - lr times the full gradient: full gradient descent.
@@ -42,8 +42,8 @@ from hpcdl.errors import TrainingError, UsageError
 from hpcdl.kernels import fixed_point, reduce, updates
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.optim import make_optimizer
-from hpcdl.services import privacy
-from hpcdl.services.clients import fate, longest_first, sample, toss
+from hpcdl.federated import privacy
+from hpcdl.federated.clients import fate, longest_first, sample, toss
 
 RANGE_BITS = 10  # R
 
@@ -88,7 +88,7 @@ def train(
         having = [client for client, own in enumerate(rows) if len(own)]
         count = max(1, round(fraction * len(rows)))
         if secure:
-            from hpcdl.services.secure_aggregation import SecureAggregator  # which needs a package more
+            from hpcdl.federated.secure_aggregation import SecureAggregator  # which needs a package more
 
             if min(fraction * len(rows) if clip else count, len(having)) < 2:
                 raise UsageError("--secure hides a client among the others of its round; have 2 at least (--fraction)")

@@ -7,7 +7,7 @@
         update      1/N of the parameters, by 1/N of the gradient and of the optimizer's state
 
 That is stage 3. At stage 2 parameters stay whole, and are all-gathered after the update; at stage 1 the gradient does,
-too. What is held and what is sent stands in hpcdl/services/holding.py, which does it. In bytes for each parameter, in
+too. What is held and what is sent stands in hpcdl/parallel/holding.py, which does it. In bytes for each parameter, in
 float32 with Adam (parameter 4, gradient 4, moments 8):
 
     stage     0     1             2              3
@@ -22,7 +22,7 @@ The steps are those of all-reduce SGD. (Rajbhandari et al., "ZeRO", SC 2020; Zha
 
 from hpcdl.models.part import Part
 from hpcdl.runs.straggler import unslowed
-from hpcdl.services.holding import Holding
+from hpcdl.parallel.holding import Holding
 
 
 def train(comm, model, data, optimizer, run, stage=3, gather="all-gather"):

@@ -49,6 +49,8 @@ from hpcdl.comm.mixing import (
 from hpcdl.comm.topology import Topology
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.reduce import add_scaled
+from hpcdl.runs.replicas import Replicas
+from hpcdl.runs.state import PerRank
 
 
 def train(
@@ -71,16 +73,17 @@ def train(
     gradient = comm.empty(like=w)
     with agreement(comm.mpi):
         phase = batches_of(method, topology, rule, phase)
-    step = METHODS[method](comm, run, w, gradient, optimizer, topology, rule, phase)
-    run.extra |= {"allreduce": None, "method": method, "topology": topology.spec, "mixing": rule, "phase": phase}
-    run.extra["spectral_gap"] = spectral_gap(mixing_over_period(topology, rule))
+    step = METHODS[method](comm, model, run, w, gradient, optimizer, topology, rule, phase)
+    run.report(allreduce=None, method=method, topology=topology.spec, mixing=rule, phase=phase)
+    run.report(spectral_gap=spectral_gap(mixing_over_period(topology, rule)))
     fixed = "method", "topology", "mixing", "phase"
-    run.begin("gossip", model, w, optimizer, data, replicas=True, fixed=fixed)
+    run.begin("gossip", Replicas(model, w, optimizer), data, fixed)
     for batch in run.batches(data, share=(comm.rank, comm.size)):
+        gradient[:] = 0
         loss = step(batch)
-        run.record(loss, batch)
+        run.record(loss, batch.total)
         run.boundary()
-    run.extra["updates"] = optimizer.step
+    run.report(updates=optimizer.step)
     return w
 
 
@@ -115,12 +118,13 @@ def matrices(topology: Topology, rule: str) -> Callable[[int], np.ndarray]:
 class AdaptThenCombine:
     """Step, then average with the neighbours."""
 
-    def __init__(self, comm, run, w, gradient, optimizer, topology, rule, phase):
-        self.comm, self.run, self.w, self.gradient, self.optimizer = comm, run, w, gradient, optimizer
+    def __init__(self, comm, model, run, w, gradient, optimizer, topology, rule, phase):
+        self.comm, self.model, self.run, self.w, self.gradient = comm, model, run, w, gradient
+        self.optimizer = optimizer
         self.gossip, self.matrix = Gossip(comm, w), matrices(topology, rule)
 
     def __call__(self, batch) -> float:
-        loss = self.run.backward(self.w, batch, self.gradient)
+        loss = self.model.loss_and_gradient(self.w, batch, self.gradient)
         self.optimizer.update(self.w, self.gradient, scale=self.comm.size / batch.total)
         self.gossip.round(self.matrix(self.run.step))
         return loss
@@ -131,7 +135,7 @@ class DPSGD(AdaptThenCombine):
 
     def __call__(self, batch) -> float:
         self.gossip.start(self.matrix(self.run.step))
-        loss = self.run.backward(self.w, batch, self.gradient, meanwhile=self.gossip.progress)
+        loss = self.model.loss_and_gradient(self.w, batch, self.gradient, self.gossip.progress)
         self.gossip.finish()
         self.optimizer.update(self.w, self.gradient, scale=self.comm.size / batch.total)
         return loss
@@ -140,8 +144,9 @@ class DPSGD(AdaptThenCombine):
 class GradientTracking:
     """A phase: gossip x and y together, meanwhile the gradient at the x of its start; at its end a step along y."""
 
-    def __init__(self, comm, run, w, gradient, optimizer, topology, rule, phase):
-        self.comm, self.run, self.w, self.gradient, self.optimizer = comm, run, w, gradient, optimizer
+    def __init__(self, comm, model, run, w, gradient, optimizer, topology, rule, phase):
+        self.comm, self.model, self.run, self.w, self.gradient = comm, model, run, w, gradient
+        self.optimizer = optimizer
         self.matrix, self.phase = matrices(topology, rule), phase
         self.both = comm.empty(2 * w.size, w.dtype)  # x and y, which travel together
         self.x, self.y = self.both[: w.size], self.both[w.size :]
@@ -150,7 +155,7 @@ class GradientTracking:
         self.mean, self.last = comm.empty(like=w), comm.empty(like=w)  # gradients: of this phase, of the one before
         self.mean[:], self.last[:] = 0, 0
         for name, vector in {"gossip": self.both, "mean_gradient": self.mean, "last_gradient": self.last}.items():
-            run.track(name, vector, per="rank")
+            run.track(name, PerRank(vector))
 
     def rounds(self, topology, rule) -> Gossip:
         return Gossip(self.comm, self.both)
@@ -158,7 +163,7 @@ class GradientTracking:
     def __call__(self, batch) -> float:
         run, last = self.run, (self.run.step + 1) % self.phase == 0
         self.gossip.start(self.matrix(run.step))
-        loss = run.backward(self.w, batch, self.gradient, meanwhile=self.gossip.progress)
+        loss = self.model.loss_and_gradient(self.w, batch, self.gradient, self.gossip.progress)
         add_scaled(self.mean, self.gradient, self.comm.size / (batch.total * self.phase))
         self.gossip.finish()
         if last:
@@ -175,7 +180,7 @@ class DeTAG(GradientTracking):
 
     def rounds(self, topology, rule) -> Gossip:
         gossip = AcceleratedGossip(self.comm, self.both, acceleration(mixing(topology, 0, rule)))
-        self.run.track("gossip_before", gossip.before, per="rank")
+        self.run.track("gossip_before", PerRank(gossip.before))
         return gossip
 
     def __call__(self, batch) -> float:
@@ -187,15 +192,16 @@ class DeTAG(GradientTracking):
 class DeFacto:
     """A phase: the mean gradient of its batches, a step, and rounds of gossip that end with the exact average."""
 
-    def __init__(self, comm, run, w, gradient, optimizer, topology, rule, phase):
-        self.comm, self.run, self.w, self.gradient, self.optimizer = comm, run, w, gradient, optimizer
+    def __init__(self, comm, model, run, w, gradient, optimizer, topology, rule, phase):
+        self.comm, self.model, self.run, self.w, self.gradient = comm, model, run, w, gradient
+        self.optimizer = optimizer
         self.gossip, self.factors, self.phase = Gossip(comm, w), exact_factors(topology), phase
         self.mean = comm.empty(like=w)
         self.mean[:] = 0
-        run.track("mean_gradient", self.mean, per="rank")
+        run.track("mean_gradient", PerRank(self.mean))
 
     def __call__(self, batch) -> float:
-        loss = self.run.backward(self.w, batch, self.gradient)
+        loss = self.model.loss_and_gradient(self.w, batch, self.gradient)
         add_scaled(self.mean, self.gradient, self.comm.size / (batch.total * self.phase))
         if (self.run.step + 1) % self.phase == 0:
             self.optimizer.update(self.w, self.mean, rate=self.optimizer.schedule(self.run.step))

@@ -11,7 +11,7 @@
 
 Any product of the axes is the number of ranks, and each axis may be 1: data alone is all-reduce SGD or fully sharded,
 pipeline alone hpcdl/strategies/pipeline.py, tensor alone hpcdl/strategies/tensor_parallel.py, and the steps are the
-same for all of them. stage: of ZeRO, along the data axis (hpcdl/services/holding.py).
+same for all of them. stage: of ZeRO, along the data axis (hpcdl/parallel/holding.py).
 
 (Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021)
 """
@@ -20,8 +20,8 @@ from hpcdl.comm.grid import Grid
 from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.models.part import Part
 from hpcdl.runs.straggler import unslowed
-from hpcdl.services.holding import Holding
-from hpcdl.services.stage import Stage, place_layers
+from hpcdl.parallel.holding import Holding
+from hpcdl.parallel.stage import Stage, place_layers
 from hpcdl.strategies.pipeline_schedules import pictures, steps_of
 
 

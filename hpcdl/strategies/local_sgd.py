@@ -36,6 +36,8 @@ from hpcdl.errors import parse_spec
 from hpcdl.kernels.device import CPU
 from hpcdl.kernels.reduce import add_scaled
 from hpcdl.optim import SETTINGS, make_optimizer
+from hpcdl.runs.replicas import Replicas
+from hpcdl.runs.state import Same
 
 
 def train(
@@ -59,10 +61,10 @@ def train(
     gradient = comm.empty(like=w)
     rule = outer_rule(outer, outer_lr, w.size, w.dtype, getattr(model, "device", CPU))
     outside = rule and Outer(rule, w, run)
-    run.extra |= {"sync_every": sync_every, "local_from": local_from, "local_momentum": local_momentum}
-    run.extra |= {"outer": outer, "outer_lr": outer_lr}
+    run.report(sync_every=sync_every, local_from=local_from, local_momentum=local_momentum)
+    run.report(outer=outer, outer_lr=outer_lr)
     fixed = "sync_every", "local_from", "local_momentum"
-    run.begin("local_sgd", model, w, optimizer, data, replicas=True, fixed=fixed)
+    run.begin("local_sgd", Replicas(model, w, optimizer), data, fixed)
     first = local_from * run.per_epoch
     rounds = max(0, run.step - first) // sync_every  # done already, where a run is gone on with
     if outside:
@@ -81,7 +83,8 @@ def train(
             optimizer.reset()
 
     for batch in run.batches(data, share=(comm.rank, comm.size)):
-        loss = run.backward(w, batch, gradient)
+        gradient[:] = 0
+        loss = model.loss_and_gradient(w, batch, gradient)
         if run.step < first:
             comm.all_reduce(gradient)
             optimizer.update(w, gradient, scale=1 / batch.total)
@@ -91,7 +94,7 @@ def train(
             optimizer.update(w, gradient, scale=comm.size / batch.total)
             if (run.step + 1 - first) % sync_every == 0:
                 synchronize()
-        run.record(loss, batch)
+        run.record(loss, batch.total)
         run.boundary()
     return w
 
@@ -112,9 +115,9 @@ class Outer:
         self.rule, self.start = rule, rule.device.empty(w.size, w.dtype)
         self.start[:] = w
         self.step(w)  # from where it is: changes nothing, but is compiled before any clock runs
-        run.track("outer/start", self.start)
+        run.track("outer/start", Same(self.start))
         for name, vector in rule.state.items():
-            run.track(f"outer/{name}", vector)
+            run.track(f"outer/{name}", Same(vector))
 
     def step(self, mean) -> None:
         """mean <- start - outer_lr * rule(start - mean), which is the next start."""

@@ -15,8 +15,8 @@ that they were measured to take (hpcdl/models/balance.py).
 from hpcdl.comm.grid import two_ends
 from hpcdl.models.part import Part
 from hpcdl.runs.straggler import unslowed
-from hpcdl.services.holding import Holding
-from hpcdl.services.stage import Stage, place_layers
+from hpcdl.parallel.holding import Holding
+from hpcdl.parallel.stage import Stage, place_layers
 
 
 def train(comm, model, data, optimizer, run, balance="parameters"):

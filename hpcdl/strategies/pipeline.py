@@ -5,7 +5,7 @@
     stage 2          F0 F1 F2 B0 F3 B1    B2    B3              update          (1F1B draws this better: --draw)
 
 A schedule (hpcdl/strategies/pipeline_schedules.py) says in which order a stage does forwards and backwards; the stage
-(hpcdl/services/stage.py) does them, and the messages between. With naive, gpipe, 1f1b and interleaved the gradients of
+(hpcdl/parallel/stage.py) does them, and the messages between. With naive, gpipe, 1f1b and interleaved the gradients of
 all micro-batches are summed before the update, so that the steps are those of sequential SGD.
 
     idle, p stages, m micro-batches     naive (p-1)/p     gpipe, 1f1b (p-1)/(m+p-1)     interleaved (p-1)/(vm+p-1)
@@ -35,8 +35,8 @@ from hpcdl.comm.watchdog import activity
 from hpcdl.errors import UsageError
 from hpcdl.models.part import Part
 from hpcdl.runs.straggler import unslowed
-from hpcdl.services.holding import Holding
-from hpcdl.services.stage import Stage, place_layers
+from hpcdl.parallel.holding import Holding
+from hpcdl.parallel.stage import Stage, place_layers
 from hpcdl.strategies.pipeline_schedules import pictures, steps_of
 
 SHOWN = 24  # steps of PipeDream that are drawn

@@ -9,15 +9,18 @@
 With b = all examples it is full gradient descent. (Robbins and Monro, "A stochastic approximation method", 1951)
 """
 
+from hpcdl.runs.held import Whole
+
 
 def train(comm, model, data, optimizer, run):
     """Train on one rank; returns the parameters, a flat vector."""
     parameters = model.initialize(run.random)
     gradient = comm.empty(like=parameters)
-    run.begin("sequential", model, parameters, optimizer, data)
+    run.begin("sequential", Whole(model, parameters, optimizer), data)
     for batch in run.batches(data, share=(0, 1)):
-        loss = run.backward(parameters, batch, gradient)
+        gradient[:] = 0
+        loss = model.loss_and_gradient(parameters, batch, gradient)
         optimizer.update(parameters, gradient, scale=1 / batch.total)
-        run.record(loss, batch)
+        run.record(loss, batch.total)
         run.boundary()
     return parameters

@@ -29,7 +29,7 @@ Korthikanti et al., "Reducing activation recomputation in large transformer mode
 from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.models.part import Part
 from hpcdl.runs.straggler import unslowed
-from hpcdl.services.holding import Holding
+from hpcdl.parallel.holding import Holding
 
 
 def train(comm, model, data, optimizer, run, sequence=False):

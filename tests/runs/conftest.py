@@ -7,6 +7,7 @@ from hpcdl.comm import Communicator
 from hpcdl.data import from_arrays
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
+from hpcdl.runs.accumulated import accumulated
 from hpcdl.strategies import all_reduce
 
 
@@ -29,6 +30,7 @@ def run(world, data):
         options = Options(**defaults | options)
         wrapped = Communicator(comm, options.allreduce, trace=options.trace)
         made = own or make_model(options.model, data.features, data.classes, options.dtype)
+        made = accumulated(made, options.accumulate)
         with Run(wrapped, options) as running:
             train(wrapped, made, data, running.make_optimizer(made, data), running, *([compress] if compress else []))
         return running

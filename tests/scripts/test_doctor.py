@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.comm.launcher import clean_environment
-from hpcdl.runs.world import FLAVOURS, library
+from hpcdl.machine.world import FLAVOURS, library
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 QUICK = ["--steps", "1", "--allreduce", "mpi", "--out", "none", "--progress", "none"]

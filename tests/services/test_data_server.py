@@ -369,21 +369,15 @@ def test_a_signal_is_told_when_all_have_had_it(path, monkeypatch):
     assert server._signal() == 15
 
 
-class Watched(Run):
-    """A run that keeps the parameters after every update."""
-
-    def record(self, loss, batch):
-        super().record(loss, batch)
-        self.path = [*getattr(self, "path", []), self.parameters.copy()]
-
-
 def trained(bare, data):
     """The parameters after each step of all-reduce training on these ranks."""
     options = Options(model="mlp:5", batch_size=13, epochs=3, dtype="float64", progress="none", allreduce="ring")
     comm, model = Communicator(bare, "ring"), make_model("mlp:5", data.features, data.classes, "float64")
-    with Watched(comm, options) as run:
+    path = []
+    with Run(comm, options) as run:
+        run.observe(lambda run, loss: path.append(run.parameters.copy()))
         train(comm, model, data, run.make_optimizer(model, data), run)
-    return np.array(run.path)
+    return np.array(path)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from hpcdl.comm import Communicator
 from hpcdl.models.pool import Pool
 from hpcdl.random import Random
-from hpcdl.services.stage import Stage
+from hpcdl.parallel.stage import Stage
 from hpcdl.strategies.pipeline_schedules import steps_of
 
 SCHEDULES = "naive", "gpipe", "1f1b", "interleaved", "pipedream"

@@ -26,17 +26,16 @@ CASES = {
 }
 
 
-class Watched(Run):
-    """A run that keeps this rank's losses."""
+def watched(run):
+    """The run, which keeps this rank's losses."""
+    run.losses = []
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.losses = []
+    def keep(run, loss):
+        assert run.device.holds(run.parameters)
+        run.losses.append(loss)
 
-    def record(self, loss, batch):
-        super().record(loss, batch)
-        assert self.device.holds(self.parameters)
-        self.losses.append(loss)
+    run.observe(keep)
+    return run
 
 
 def trained(device, train):
@@ -48,7 +47,7 @@ def trained(device, train):
     x, y = random.integers(0, 5, (6, 4)), random.integers(0, 5, 6)
     data = from_arrays(x, y, x[:2], y[:2], classes=5, dtype="float64")
     model = make_model(MODEL.replace("context=4", "context=4"), data.features, data.classes, "float64", device)
-    with Watched(comm, options) as run:
+    with watched(Run(comm, options)) as run:
         parameters = train(comm, model, data, run.make_optimizer(model, data, 0), run)
     assert device.holds(parameters) and run.agree is not False
     comm.free()

@@ -31,18 +31,17 @@ CASES = [
 ]
 
 
-class Watched(Run):
-    """A run that keeps the parameters and this rank's loss after every update."""
+def watched(run):
+    """The run, which keeps the parameters and this rank's loss after every update."""
+    run.path, run.losses = [], []
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.path, self.losses = [], []
+    def keep(run, loss):
+        assert run.device.holds(run.parameters)
+        run.path.append(run.device.host(run.parameters).copy())
+        run.losses.append(loss)
 
-    def record(self, loss, batch):
-        super().record(loss, batch)
-        assert self.device.holds(batch.x) and self.device.holds(batch.y) and self.device.holds(self.parameters)
-        self.path.append(self.device.host(self.parameters).copy())
-        self.losses.append(loss)
+    run.observe(keep)
+    return run
 
 
 def data(model, dtype):
@@ -59,7 +58,7 @@ def trained(device, model, own=None, **options):
     comm = Communicator(MPI.COMM_WORLD, options.allreduce, device=device)
     source = data(model, options.dtype)
     made = make_model(options.model, source.features, source.classes, options.dtype, device)
-    with Watched(comm, options) as run:
+    with watched(Run(comm, options)) as run:
         train = sequential.train if comm.size == 1 and not own else all_reduce.train
         parameters = train(comm, made, source, run.make_optimizer(made, source), run, **(own or {}))
     assert device.holds(parameters) and run.agree is True

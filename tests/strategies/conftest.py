@@ -13,24 +13,24 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.watchdog import activity
 from hpcdl.data import from_arrays
 from hpcdl.models import make_model
-from hpcdl.runs import Options, Run
+from hpcdl.runs import Options, Replicas, Run
+from hpcdl.runs.accumulated import accumulated
 from hpcdl.strategies import sequential
 
 
-class Watched(Run):
-    """A run that keeps the parameters, and this rank's replica, after every update, and its sums of losses."""
+def watched(run):
+    """The run, which keeps the parameters, and this rank's replica, after every update, and its sums of losses."""
+    run.path, run.own_path, run.own_losses = [], [], []
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.path, self.own_path, self.own_losses = [], [], []
+    def keep(run, loss):
+        run.held.refresh()  # where parameters live elsewhere
+        run.path.append(run.parameters.copy())
+        if isinstance(run.held, Replicas):
+            run.own_path.append(run.held.replica.copy())
+        run.own_losses.append(loss)
 
-    def record(self, loss, batch):
-        super().record(loss, batch)
-        self.refresh()  # where parameters live elsewhere
-        self.path.append(self.parameters.copy())
-        if self.replicas is not None:
-            self.own_path.append(self.replicas.own.copy())
-        self.own_losses.append(loss)
+    run.observe(keep)
+    return run
 
 
 def examples(dtype):
@@ -73,10 +73,11 @@ def follow():
         comm = Communicator(bare, options.allreduce)
         data = data or examples(options.dtype)
         made = make_model(model, data.features, data.classes, options.dtype)
-        with Watched(comm, options, None, workers) as watched:
-            train(comm, made, data, watched.make_optimizer(made, data), watched, **(own or {}))
+        made = accumulated(made, options.accumulate)
+        with watched(Run(comm, options, None, workers)) as running:
+            train(comm, made, data, running.make_optimizer(made, data), running, **(own or {}))
         comm.free()  # of thousands, MPI has no more than some
-        return watched
+        return running
 
     run.examples = examples
     return run
@@ -140,7 +141,7 @@ def cut(follow, references):
         losses = np.sum(bare.allgather(found.own_losses), axis=0)
         assert losses == pytest.approx(wanted.losses, rel=tolerance)
         for step, (mine, whole) in enumerate(zip(found.path, wanted.path, strict=True)):
-            for piece, _ in found.part.parameter_pieces:  # also of those that another rank speaks for
+            for piece, _ in found.held.parameter_pieces:  # also of those that another rank speaks for
                 apart = mine[piece.local : piece.local + piece.size] - whole[places(piece)]
                 assert np.abs(apart).max(initial=0) <= tolerance * max(1, np.abs(whole).max()), f"step {step}"
         assert found.scores == pytest.approx(wanted.scores, rel=tolerance)
@@ -151,8 +152,8 @@ def cut(follow, references):
 
     def state(run, bare):
         """All that a run holds, parameters and optimizer state, as whole vectors by name."""
-        held = {"parameters": (run.parameters, run.part.parameter_pieces)}
-        held |= {f"optimizer/{name}": (vector, run.part.pieces) for name, vector in run.part.optimizer.state.items()}
+        held = {"parameters": (run.parameters, run.held.parameter_pieces)}
+        held |= {f"optimizer/{name}": (vector, run.held.pieces) for name, vector in run.held.optimizer.state.items()}
         return {name: whole(bare, *each, run.model.layout.size) for name, each in held.items()}
 
     def micro_batches(parts):
@@ -199,7 +200,7 @@ def resumes(follow, cut, world, mpi_tmp_path):
         steps(stop, out=folder)
         again = steps(8, resume=folder)
         assert np.array_equal(again.path, whole.path[stop:])
-        for name, vector in whole.part.optimizer.state.items():
-            assert np.array_equal(again.part.optimizer.state[name], vector)
+        for name, vector in whole.held.optimizer.state.items():
+            assert np.array_equal(again.held.optimizer.state[name], vector)
 
     return run

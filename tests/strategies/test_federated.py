@@ -13,7 +13,7 @@ from hpcdl.data.partition import partition
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.kernels import fixed_point
 from hpcdl.random import Random
-from hpcdl.services.clients import fate, sample
+from hpcdl.federated.clients import fate, sample
 from hpcdl.strategies import federated, sequential
 
 PLAIN = {"optimizer": "sgd", "schedule": "constant", "lr": 0.1}

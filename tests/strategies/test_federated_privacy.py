@@ -11,8 +11,8 @@ from mpi4py import MPI
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
-from hpcdl.services.clients import toss
-from hpcdl.services.privacy import divergences, epsilon
+from hpcdl.federated.clients import toss
+from hpcdl.federated.privacy import divergences, epsilon
 from hpcdl.strategies import federated
 
 

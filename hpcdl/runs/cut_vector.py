@@ -16,42 +16,48 @@ from hpcdl.kernels.device import device_of
 
 
 class CutVector:
-    """The part `array` that this rank holds of a vector, and where it lies there. Making one is a collective call.
+    """The part `array` that this rank holds of a vector of `size` elements, and where it lies there.
+
+    Making one is a collective call.
 
     pieces: [(hpcdl.models.layout.Piece, whether this rank speaks for it), ...]. Of each element of the vector, exactly
     one rank speaks.
     """
 
-    def __init__(self, comm, array, pieces: list):
-        self.comm, self.array, self.pieces = comm, array, pieces
+    def __init__(self, comm, array, pieces: list, size: int):
+        self.array, self.pieces, self.size = array, pieces, size
         with activity.inside("gather the cut"):
             self.everyone = comm.mpi.gather(pieces)
 
-    def gather(self, size: int) -> np.ndarray | None:
-        """The whole vector of `size` elements on rank 0, None elsewhere; collective."""
+    def stored(self, name: str) -> str:
+        """A whole vector is stored under its own name."""
+        return name
+
+    def gather(self, comm) -> np.ndarray | None:
+        """The whole vector on rank 0, None elsewhere; collective."""
         host = device_of(self.array).host(self.array)
         mine = packed(host, self.pieces)
-        if self.comm.rank > 0:
-            self.comm.push(mine, 0)
+        if comm.rank > 0:
+            comm.push(mine, 0)
             return None
-        whole = np.empty(size, host.dtype)
+        whole = np.empty(self.size, host.dtype)
         for rank, pieces in enumerate(self.everyone):
             if rank > 0:
                 mine = np.empty(sum(piece.size for piece, speaks in pieces if speaks), whole.dtype)
-                self.comm.wait(mine, rank)
+                comm.wait(mine, rank)
             place(mine, [piece for piece, speaks in pieces if speaks], whole)
         return whole
 
-    def scatter(self, whole: np.ndarray | None) -> None:
+    def scatter(self, comm, whole: np.ndarray | None) -> None:
         """Give all ranks their parts of the vector that rank 0 has; collective."""
-        if self.comm.rank == 0:
+        if comm.rank == 0:
             parts = [take(whole, [piece for piece, _ in pieces]) for pieces in self.everyone]
-            for rank in range(1, self.comm.size):
-                self.comm.push(parts[rank], rank)
+            for rank in range(1, comm.size):
+                comm.push(parts[rank], rank)
             mine = parts[0]
         else:
             mine = np.empty(sum(piece.size for piece, _ in self.pieces), self.array.dtype)
-            self.comm.wait(mine, 0)
+            comm.wait(mine, 0)
         host, start = np.empty(self.array.size, self.array.dtype), 0
         for piece, _ in self.pieces:
             host[piece.local : piece.local + piece.size] = mine[start : start + piece.size]

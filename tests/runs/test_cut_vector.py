@@ -6,7 +6,7 @@ import pytest
 from hpcdl.chunks import chunk
 from hpcdl.comm import Communicator
 from hpcdl.models.layout import Layout, Piece, Tensor, piece
-from hpcdl.runs.cut import CutVector
+from hpcdl.runs.cut_vector import CutVector
 
 SHAPES = {"rows": (7, 3), "columns": (3, 7), "blocks": (3, 2, 5), "alike": (4,), "few": (1, 2)}
 AXES = {"rows": 0, "columns": 1, "blocks": 2, "alike": None, "few": 0}  # few: ranks beyond the first have nothing of it

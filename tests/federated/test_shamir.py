@@ -6,7 +6,7 @@ import os
 import pytest
 from mpi4py import MPI
 
-from hpcdl.services.shamir import PRIME, SHARE, join, split, weights
+from hpcdl.federated.shamir import PRIME, SHARE, join, split, weights
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions")
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from hpcdl.runs import facts
-from hpcdl.runs.threads import threads
+from hpcdl.machine import facts
+from hpcdl.machine.threads import threads
 
 MOUNTS = """/dev/sda / ext4 rw 0 0
 server:/home /home nfs4 rw 0 0

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.random import Random
-from hpcdl.services.clients import fate, longest_first, sample, toss
+from hpcdl.federated.clients import fate, longest_first, sample, toss
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions")
 

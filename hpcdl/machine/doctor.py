@@ -28,9 +28,9 @@ from mpi4py import MPI
 
 from hpcdl import shared_memory
 from hpcdl.kernels.shared import BYTES
-from hpcdl.runs import world as launched
-from hpcdl.runs.facts import Facts, glance, look
-from hpcdl.runs.network import VECTOR, Link, measure_all_reduce, measure_links, part_of
+from hpcdl.machine import world as launched
+from hpcdl.machine.facts import Facts, glance, look
+from hpcdl.machine.network import VECTOR, Link, measure_all_reduce, measure_links, part_of
 
 log = logging.getLogger("hpcdl")
 OK, NOTE, HURTS = "ok", "note", "hurts"

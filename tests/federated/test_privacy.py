@@ -7,8 +7,8 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.random import Random
-from hpcdl.services.privacy import ORDERS, add_noise, clip, divergence, divergences
-from hpcdl.services.privacy import epsilon as epsilon_of
+from hpcdl.federated.privacy import ORDERS, add_noise, clip, divergence, divergences
+from hpcdl.federated.privacy import epsilon as epsilon_of
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions")
 

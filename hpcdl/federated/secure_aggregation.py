@@ -49,8 +49,8 @@ import numpy as np
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.kernels.device import CPU, device_of
 from hpcdl.kernels.reduce import add_into
-from hpcdl.services import shamir
-from hpcdl.services.shamir import SHARE
+from hpcdl.federated import shamir
+from hpcdl.federated.shamir import SHARE
 
 try:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey

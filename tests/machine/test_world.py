@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from hpcdl.errors import AgreedError
-from hpcdl.runs import world as launched
-from hpcdl.runs.world import Launch, launch, lone
+from hpcdl.machine import world as launched
+from hpcdl.machine.world import Launch, launch, lone
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
 STEP = JOB | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}

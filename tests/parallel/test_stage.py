@@ -16,7 +16,7 @@ from hpcdl.models.layered import Vectors
 from hpcdl.models.part import Part
 from hpcdl.random import Random
 from hpcdl.runs import Options, Run
-from hpcdl.services.stage import TAGS, Stage, place_layers
+from hpcdl.parallel.stage import TAGS, Stage, place_layers
 from hpcdl.strategies.pipeline_schedules import SCHEDULES, steps_of
 
 FEATURES, CLASSES = 5, 3

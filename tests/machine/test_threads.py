@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hpcdl.runs.threads import threads
+from hpcdl.machine.threads import threads
 
 
 class Node:

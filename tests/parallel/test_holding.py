@@ -13,7 +13,7 @@ from hpcdl.models import make_model
 from hpcdl.models.part import Part
 from hpcdl.random import Random
 from hpcdl.runs import Options, Run
-from hpcdl.services.holding import Holding, Units, balanced_owners, check_rows
+from hpcdl.parallel.holding import Holding, Units, balanced_owners, check_rows
 
 GPT = "gpt:layers=1,width=12,heads=12,context=5"
 OWN = f"{GPT},head=own"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcdl.runs import network
-from hpcdl.runs.network import Link, measure_all_reduce, measure_links, pairs, part_of, turns
+from hpcdl.machine import network
+from hpcdl.machine.network import Link, measure_all_reduce, measure_links, pairs, part_of, turns
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from hpcdl.comm import Communicator
 from hpcdl.errors import LoneError
-from hpcdl.services import shamir
-from hpcdl.services.secure_aggregation import BLOCK, KEY, SEALED, SEED, Client, SecureAggregator, add_mask, agreed
+from hpcdl.federated import shamir
+from hpcdl.federated.secure_aggregation import BLOCK, KEY, SEALED, SEED, Client, SecureAggregator, add_mask, agreed
 
 LENGTH = 5000  # enough bytes for a chi-square test
 

@@ -7,10 +7,10 @@ import os
 import pytest
 
 from hpcdl.kernels.shared import BYTES
-from hpcdl.runs import doctor, facts
-from hpcdl.runs.doctor import HURTS, NOTE, OK
-from hpcdl.runs.facts import Facts
-from hpcdl.runs.network import VECTOR, Link
+from hpcdl.machine import doctor, facts
+from hpcdl.machine.doctor import HURTS, NOTE, OK
+from hpcdl.machine.facts import Facts
+from hpcdl.machine.network import VECTOR, Link
 
 GIB = 1 << 30
 

@@ -1,0 +1,91 @@
+"""What the ranks of a run agree on between steps: losses, signals, limits and the next meeting, in one small message.
+
+    rank 0   | losses of the steps since the last meeting | signals | too late? | steps until the next |
+    rank 1   | its own losses                             | signals | 0         | 0                    |
+      ...      + sum over the ranks
+    all      | the losses of all                          | any?    | too late? | steps until the next |
+
+What depends on a clock is decided by rank 0 alone, and travels; so all ranks take the same decisions. Where steps are
+short they meet only every few steps, about ten times a second. A loss that is not a finite number ends the run: its
+step and rank are found by a second message.
+"""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from hpcdl.comm import Communicator
+
+SECONDS = 0.1  # the ranks agree about that often, or at every step when steps are longer
+MOST = 1000  # steps between two meetings
+
+
+class NotFinite(Exception):
+    """A loss that is not a finite number: of which step, on which rank of those that agree."""
+
+    def __init__(self, step: int, rank: int):
+        super().__init__(step, rank)
+        self.step, self.rank = step, rank
+
+
+class Step(NamedTuple):
+    """A step that is done: the sum of losses (of this rank, or of all), its examples, and the run's seconds by then."""
+
+    loss: float
+    total: int
+    seconds: float
+
+
+class Agreed(NamedTuple):
+    """The steps since the last meeting, with the losses of all ranks; whether one had a signal, whether it is late."""
+
+    steps: list[Step]
+    signalled: bool
+    late: bool
+
+
+class Agreement:
+    """The meetings of the ranks of `comm`. step: the step as of the last one. fewest: steps between two, at least."""
+
+    def __init__(self, comm: Communicator, step: int = 0, fewest: int = 1):
+        self.comm, self.step, self.fewest = comm, step, fewest
+        self.interval, self.steps_done = fewest, []
+        self.begun = self.met = time.perf_counter()
+
+    def start(self) -> None:
+        """The loop begins."""
+        self.begun = self.met = time.perf_counter()
+
+    def due(self, step: int) -> bool:
+        """Whether it is time to meet again."""
+        return step - self.step >= self.interval
+
+    def meet(self, signals: int, time_limit: float) -> Agreed:
+        """Agree on the steps in `steps_done`. Raises NotFinite, on all ranks, for the first loss that is no number."""
+        count = len(self.steps_done)
+        message = np.zeros(count + 3)
+        message[:count] = [step.loss for step in self.steps_done]
+        message[count] = signals
+        if self.comm.rank == 0:
+            message[count + 1] = bool(time_limit) and time.perf_counter() - self.begun >= time_limit
+            lately = (time.perf_counter() - self.met) / count
+            message[count + 2] = min(MOST, max(1, SECONDS // lately))
+        self.comm.all_reduce(message)
+        losses, (signalled, late, interval) = message[:count], message[count:]
+        if not np.isfinite(losses).all():
+            raise self._not_finite()
+        steps = [step._replace(loss=loss) for step, loss in zip(self.steps_done, losses, strict=True)]
+        self.steps_done, self.step = [], self.step + count
+        self.interval, self.met = max(self.fewest, int(interval)), time.perf_counter()
+        return Agreed(steps, bool(signalled), bool(late))
+
+    def _not_finite(self) -> NotFinite:
+        """The first step with such a loss, and the first rank that has it; collective."""
+        count = len(self.steps_done)
+        first = np.full(self.comm.size, count, np.int64)
+        bad = np.flatnonzero(~np.isfinite([step.loss for step in self.steps_done]))
+        first[self.comm.rank] = bad[0] if bad.size else count
+        self.comm.all_reduce(first, op="min")
+        rank = int(first.argmin())
+        return NotFinite(self.step + 1 + int(first[rank]), rank)

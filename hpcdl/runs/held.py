@@ -1,0 +1,117 @@
+"""Who holds the parameters of a run: what a run asks of it, and the simplest answer, everything on each rank.
+
+    Whole          the same flat vectors on all ranks                                  here
+    Replicas       each rank its own, and their average                                replicas.py
+    CutModel       of each rank a part                                                 hpcdl/parallel/cut_model.py
+    OnOneRank      rank 0 runs the run by itself; vectors lie on servers, or wherever  on_one_rank.py
+
+A run asks what a checkpoint is to hold (`tracked`), for parameters that can be scored and saved (`refresh`), for their
+scores (`evaluate`), whether ranks that must agree do (`agree`), for a step's computing before any clock runs
+(`warm_up`), and to which step it goes on when it is told to stop (`horizon`).
+"""
+
+import hashlib
+
+import numpy as np
+
+from hpcdl.comm import Communicator
+from hpcdl.comm.operations import SUM
+from hpcdl.data import Batch
+from hpcdl.kernels.device import CPU
+from hpcdl.memory import Memory
+from hpcdl.runs.evaluation import evaluate
+from hpcdl.runs.state import Same, Tracked
+from hpcdl.runs.wrapped import plain
+
+
+class Held:
+    """What this rank holds of `model` and its optimizer. parameters: the flat vector that is scored, or None.
+
+    `peers` are the ranks that meet at boundaries, once `join` has been called.
+    """
+
+    peers: Communicator
+
+    def __init__(self, model, parameters, optimizer):
+        self.model, self.parameters, self.optimizer = model, parameters, optimizer
+        self.device = getattr(model, "device", CPU)
+
+    def join(self, bookkeeping: Communicator, memory: Memory) -> None:
+        """The run begins: `bookkeeping` are all ranks, `memory` counts what is held. A collective call."""
+        self.peers = bookkeeping
+        self.weigh(memory)
+
+    def weigh(self, memory: Memory) -> None:
+        """Count what this rank holds from the beginning to the end: parameters, a gradient as long, the optimizer's."""
+        if self.parameters is None:
+            return
+        for kind in ("parameters", "gradients"):
+            memory.hold(kind, self.parameters)
+        for vector in self.optimizer.state.values():
+            memory.hold("optimizer", vector)
+        if hasattr(self.model, "pool"):
+            self.model.pool.memory = memory
+
+    def tracked(self) -> dict[str, Tracked]:
+        """What a checkpoint holds of it, by name."""
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """Bring `parameters` up to date, before they are scored or saved; collective over the peers."""
+
+    def evaluate(self, split, classes: int) -> np.ndarray:
+        """[losses, right answers or squared errors, examples] of a split, summed over the peers; collective."""
+        sums = evaluate(self.model, self.parameters, split, classes, (self.peers.rank, self.peers.size))
+        self.peers.all_reduce(sums)
+        return sums
+
+    def more_scores(self) -> dict:
+        """Scores of an evaluation beside those of the model; collective over the peers."""
+        return {}
+
+    def last_scores(self, data) -> dict:
+        """Scores that only the last evaluation has, beside those; collective over the peers."""
+        return {}
+
+    def agree(self, everyone: Communicator) -> bool | None:
+        """Whether all ranks that hold whole parameters hold the same, to the bit; None: they need not. Collective."""
+        low, high = np.array([np.iinfo(np.int64).max]), np.array([0])
+        if self.parameters is not None:
+            low[0] = high[0] = fingerprint(self.device.host(self.parameters))
+        everyone.all_reduce(low, op="min")
+        everyone.all_reduce(high, op="max")
+        return bool(low[0] == high[0])
+
+    def warm_up(self, few: Batch) -> None:
+        """A step's computing with the examples at hand, one or none: it compiles, or loads from the cache."""
+        if self.parameters is not None:
+            gradient = self.device.zeros(self.parameters.size, self.model.layout.dtype)
+            plain(self.model).loss_and_gradient(self.parameters, few, gradient)
+
+    def horizon(self, step: int) -> int:
+        """The last step that is under way after `step`, to which a run that is told to stop still goes."""
+        return step
+
+
+class Whole(Held):
+    """Every rank holds all of it, and the same."""
+
+    def tracked(self) -> dict[str, Tracked]:
+        state = {f"optimizer/{name}": Same(vector) for name, vector in self.optimizer.state.items()}
+        return {"parameters": Same(self.parameters)} | state
+
+
+def warm_up(held: Held, data, make_optimizer) -> None:
+    """Compile, or load from the cache, what a step needs, before any clock runs; make_optimizer: `Run.make_optimizer`."""
+    device, dtype = held.device, held.model.layout.dtype
+    least = 0 if device is CPU else 1  # a launch of nothing compiles nothing
+    if held.parameters is not None:
+        x, y = (device.array(each[:least]) for each in data.train.rows(0, 1))
+        held.warm_up(Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)))
+    make_optimizer(held.model, data, least).update(device.zeros(least, dtype), device.zeros(least, dtype))
+    SUM(np.empty(0, dtype), np.empty(0, dtype))
+
+
+def fingerprint(vector: np.ndarray) -> int:
+    """A number that two vectors share only if they are the same bits."""
+    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(vector), digest_size=7).digest(), "little")

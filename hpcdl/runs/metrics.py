@@ -1,0 +1,62 @@
+"""How well a run does: the loss of each step, the scores of each evaluation; written to metrics.jsonl, and shown."""
+
+import math
+
+from hpcdl.runs.agreement import Step
+from hpcdl.runs.folder import Folder
+from hpcdl.runs.progress import Display
+
+
+class Metrics:
+    """scores: of the last evaluation, by name. train_loss: the mean of the last step that had examples.
+
+    rounds: steps are rounds, as in federated learning.
+    """
+
+    def __init__(self, display: Display, rounds: bool):
+        self.display, self.rounds = display, rounds
+        self.folder = Folder(None, 0)
+        self.per_epoch = 1
+        self.scores: dict = {}
+        self.train_loss = math.nan
+
+    def open(self, folder: Folder, per_epoch: int) -> None:
+        """From now on lines go to this folder; so many steps are an epoch."""
+        self.folder, self.per_epoch = folder, per_epoch
+
+    @property
+    def known_loss(self) -> float | None:
+        """The mean loss of the last step that had examples; None before there was one."""
+        return None if math.isnan(self.train_loss) else self.train_loss
+
+    def where(self, step: int) -> dict:
+        """How a line says where the run is."""
+        where = {"step": step, "epoch": step / self.per_epoch}
+        return where | {"round": step} if self.rounds else where
+
+    def record(self, first: int, done: list[Step], steps: int, rate: float) -> None:
+        """Steps from `first` on, with the losses of all ranks; of so many in all, at so many examples per second."""
+        lines = []
+        for step, (loss, total, seconds) in enumerate(done, first):
+            train_loss = loss / total if total else None  # in a round of which all clients stay away
+            self.train_loss = self.train_loss if train_loss is None else train_loss
+            lines.append(self.where(step) | {"train_loss": train_loss, "seconds": round(seconds, 6)})
+        self.folder.record(lines)
+        last = lines[-1]
+        self.display.update(last["step"], steps, last["epoch"], self.train_loss, self.score(), rate)
+
+    def evaluated(self, step: int, steps: int, scores: dict, seconds: float, rate: float) -> None:
+        """An evaluation after `step` of `steps`."""
+        line = self.where(step) | scores | {"train_loss": self.known_loss, "seconds": round(seconds, 6)}
+        self.folder.record([line])
+        if self.display.mode == "lines":
+            at = "round" if self.rounds else f"epoch {line['epoch']:g}  step"
+            at += f" {step}/{steps}  loss {self.train_loss:.4f}"
+            self.display.line(f"{at}  {self.score()}  {rate:,.0f} examples/s")
+
+    def score(self) -> str:
+        """The score that counts, for people."""
+        for name in ("validation_accuracy", "test_accuracy"):
+            if name in self.scores:
+                return f"{name.replace('_', ' ')} {self.scores[name]:.2%}"
+        return f"test rmse {self.scores['test_rmse']:.4g}" if "test_rmse" in self.scores else ""

@@ -1,0 +1,105 @@
+"""How far a run is, as a checkpoint says it beside its vectors; and how another run goes on from there."""
+
+import math
+from pathlib import Path
+
+from hpcdl.comm import agreement
+from hpcdl.comm.watchdog import activity
+from hpcdl.errors import UsageError
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.folder import Folder, absolute, automatic, check
+
+ALIKE = ("optimizer", "seed", "batch")
+
+
+def position(run) -> dict:
+    """The attributes of a checkpoint of this run, as it stands now."""
+    return {
+        "strategy": run.strategy,
+        "model": run.options.model,
+        "source": absolute(run.options.data),
+        "layout": run.model.layout.describe(),
+        "data": {
+            "name": run.data.name,
+            "features": list(run.data.features),
+            "classes": run.data.classes,
+            "rows": run.data.examples,
+        },
+        "optimizer": run.options.optimizer,
+        "seed": run.options.seed,
+        "batch": run.batch,
+        "step": run.step,
+        "epoch": run.step / run.per_epoch,
+        "updates": run.optimizer.step,
+        "examples": run.examples,
+        "best": None if math.isinf(run.stopping.best) else run.stopping.best,
+        "waited": run.stopping.evaluations_since_best,
+        "scores": run.scores,
+        "train_loss": run.metrics.known_loss,
+        "seconds": run.seconds,
+        "fixed": run.fixed,
+    }
+
+
+def refuse_another(run, found: Checkpoint) -> None:
+    """Raise UsageError for a checkpoint of another model, data, optimizer, seed, batch size or state."""
+    mine, theirs = position(run), found.attributes
+    refusal = f"--resume {run.options.resume}: that run's"
+    if mine["layout"] != theirs["layout"]:
+        vectors = {"theirs": found.vectors["parameters"], "mine": run.model.layout}
+        sizes = {name: f"{vector.size} parameters of {vector.dtype}" for name, vector in vectors.items()}
+        theirs, mine = f"{theirs['model']} with {sizes['theirs']}", f"{mine['model']} with {sizes['mine']}"
+        raise UsageError(f"{refusal} model is {theirs}, not {mine}")
+    if mine["data"] != theirs["data"]:
+        rows = [f"{each['data']['name']} with {each['data']['rows']} training rows" for each in (theirs, mine)]
+        raise UsageError(f"{refusal} data are {rows[0]}, not {rows[1]}")
+    for name in ALIKE:
+        if mine[name] != theirs[name]:
+            raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
+    for name, value in mine["fixed"].items():
+        before = theirs.get("fixed", {}).get(name, value)
+        if before != value:
+            raise UsageError(f"{refusal} {name.replace('_', ' ')} is {before}, not {value}")
+    run.state.check(found, run.comm.size, refusal)
+
+
+def go_on_from(run, attributes: dict) -> None:
+    """Let the run be as far as these attributes say."""
+    run.step, run.examples, run.optimizer.step = attributes["step"], attributes["examples"], attributes["updates"]
+    run.metrics.scores = attributes["scores"]
+    run.metrics.train_loss = math.nan if attributes["train_loss"] is None else attributes["train_loss"]
+    run.stopwatch.earlier_seconds = attributes["seconds"]
+    run.stopping.best = math.inf if attributes["best"] is None else attributes["best"]
+    run.stopping.evaluations_since_best = attributes["waited"]
+    run.stopping.reach(run.scores.get("test_accuracy"))
+
+
+def open_folder(run) -> Folder:
+    """Make the folder of a run that begins, and let it go on from the checkpoint that its options name; collective.
+
+    Raises AgreedError, before anything is written, where the folder cannot be, or the checkpoint is of another run.
+    """
+    out, resume, leads = run.options.out, run.options.resume, run.comm.rank == 0
+    with activity.inside("broadcast"):
+        chosen = automatic(run.strategy) if out == "auto" else None if out in ("", "none") else Path(out)
+        path = run.bookkeeping.mpi.bcast(chosen)
+    folder = Folder(path, run.comm.rank)
+    same = bool(resume) and path is not None and path.resolve() == Path(resume).resolve()
+    found = None
+    with agreement(run.bookkeeping.mpi):
+        if path is not None and leads:
+            check(path, same)
+        if resume and leads:
+            found = Checkpoint.read(Path(resume))
+            refuse_another(run, found)
+    if resume:
+        with activity.inside("broadcast"):
+            attributes = run.bookkeeping.mpi.bcast(found.attributes if found else None)
+        run.state.load(run.held.peers, found)
+        go_on_from(run, attributes)
+        run.saved = run.step if same else None
+    with agreement(run.bookkeeping.mpi):
+        if leads:
+            folder.create(run.options)
+    folder.open(run.step)
+    return folder

@@ -1,0 +1,152 @@
+"""What a checkpoint holds of a run: named vectors, however they lie on the ranks, gathered on rank 0 and given back.
+
+    Same         the same on all ranks                       stored as it is on rank 0
+    PerRank      each rank's own, of one length on all       ranks/NAME, a row for each rank: the number of ranks stays
+    CutVector    of each rank a part (cut_vector.py)         the whole vector, for any number of ranks and any cut
+    Elsewhere    on other ranks that rank 0 can ask          the whole vector
+
+Each of them has a name in the file, `gather` and `scatter`: the state neither knows nor asks which it has.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from hpcdl.comm import Communicator
+from hpcdl.errors import UsageError
+from hpcdl.kernels.device import device_of
+from hpcdl.runs.checkpoint import Checkpoint, one_line
+
+NOT_FINITE, UNWRITTEN = "not finite", "unwritten"
+
+
+class Tracked(Protocol):
+    """A vector of a run's state, as this rank knows it."""
+
+    def stored(self, name: str) -> str:
+        """Its name in the file."""
+
+    def gather(self, comm: Communicator) -> np.ndarray | None:
+        """The whole vector, on the host of rank 0; None elsewhere. Collective."""
+
+    def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
+        """Give all ranks what is theirs of the whole vector that rank 0 has; collective."""
+
+
+class Same:
+    """`array` is the same on all ranks."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def stored(self, name: str) -> str:
+        return name
+
+    def gather(self, comm: Communicator) -> np.ndarray | None:
+        return device_of(self.array).host(self.array) if comm.rank == 0 else None
+
+    def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
+        if whole is not None:
+            device_of(self.array).copy_in(self.array, whole)
+        comm.broadcast(self.array)
+
+
+class PerRank:
+    """`array` is this rank's own."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def stored(self, name: str) -> str:
+        return f"ranks/{name}"
+
+    def gather(self, comm: Communicator) -> np.ndarray | None:
+        if comm.rank > 0:
+            comm.push(self.array, 0)
+            return None
+        rows = np.empty((comm.size, self.array.size), self.array.dtype)
+        rows[0] = device_of(self.array).host(self.array)
+        for rank in range(1, comm.size):
+            comm.wait(rows[rank], rank)
+        return rows
+
+    def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
+        if whole is None:
+            comm.wait(self.array, 0)
+            return
+        device_of(self.array).copy_in(self.array, whole[0])
+        for rank in range(1, comm.size):
+            comm.push(whole[rank], rank)
+
+
+class Elsewhere:
+    """A vector that lies in parts elsewhere: read() -> vector, write(vector). Tracked by rank 0 alone."""
+
+    def __init__(self, read: Callable[[], np.ndarray], write: Callable[[np.ndarray], None]):
+        self.read, self.write = read, write
+
+    def stored(self, name: str) -> str:
+        return name
+
+    def gather(self, comm: Communicator) -> np.ndarray | None:
+        return self.read()
+
+    def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
+        self.write(whole)
+
+
+class State:
+    """The vectors by name, as this rank knows them; the ranks of the communicator that is handed over know the same."""
+
+    def __init__(self):
+        self.tracked: dict[str, Tracked] = {}
+
+    def track(self, name: str, vector: Tracked) -> None:
+        """Make it part of each checkpoint."""
+        self.tracked[name] = vector
+
+    def check(self, found: Checkpoint, ranks: int, refusal: str) -> None:
+        """Raise UsageError where the vectors of a checkpoint are others, or are of another number of ranks."""
+        wanted = {vector.stored(name) for name, vector in self.tracked.items()}
+        if set(found.vectors) != wanted:
+            raise UsageError(f"{refusal} state is {', '.join(sorted(found.vectors))}, not {', '.join(sorted(wanted))}")
+        for name, vector in self.tracked.items():
+            if isinstance(vector, PerRank):
+                before = len(found.vectors[vector.stored(name)])
+                if before != ranks:
+                    raise UsageError(f"{refusal} {name} belongs to its {before} ranks; start {before}, not {ranks}")
+
+    def gather(self, comm: Communicator) -> dict[str, np.ndarray]:
+        """The whole vectors by their names in the file, on rank 0; nothing on the others. Collective."""
+        gathered = {}
+        for name, vector in self.tracked.items():
+            whole = vector.gather(comm)
+            if whole is not None:
+                gathered[vector.stored(name)] = whole
+        return gathered
+
+    def write(self, comm: Communicator, attributes: dict, write: Callable[[Checkpoint], None]) -> str:
+        """Let rank 0 write a checkpoint; returns, on all ranks, what is in the way: NOT_FINITE, a reason, or nothing.
+
+        A checkpoint is always a good one: a state that is not finite is not written. The reason is known on rank 0,
+        the others say UNWRITTEN. Collective.
+        """
+        vectors, problem, failed = self.gather(comm), "", np.zeros(1)
+        if comm.rank == 0:
+            if not all(np.isfinite(vector).all() for vector in vectors.values()):
+                problem = NOT_FINITE
+            else:
+                try:
+                    write(Checkpoint(vectors, attributes))
+                except (OSError, RuntimeError) as error:  # h5py says RuntimeError when the disk is full
+                    problem = one_line(error)
+            failed[0] = {"": 0, NOT_FINITE: 1}.get(problem, 2)
+        comm.broadcast(failed)
+        return problem or ("", NOT_FINITE, UNWRITTEN)[int(failed[0])]
+
+    def load(self, comm: Communicator, found: Checkpoint | None) -> None:
+        """Give all ranks what is theirs of the checkpoint that rank 0 has read; collective."""
+        for name in sorted(self.tracked):
+            vector = self.tracked[name]
+            vector.scatter(comm, found.vectors[vector.stored(name)] if found else None)

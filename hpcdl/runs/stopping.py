@@ -1,0 +1,58 @@
+"""When a run ends, and why: its steps are done, or a limit, a goal, a signal or lost patience ends it before.
+
+    finished       all steps are done
+    signal         the process was told to end
+    time limit     so many seconds have passed
+    patience       so many evaluations have brought nothing better
+    accuracy       the goal is reached
+
+Pure: it is told what all ranks know alike, so all ranks decide alike.
+
+Steps may be under way when a run is told to stop (a pipeline is filled, workers compute what servers have given out).
+It then goes on to the end of these, the horizon, as if that had been its last step all the time.
+"""
+
+import math
+
+
+class Stopping:
+    """steps: the last step. patience: evaluations without a better loss that end the run; 0: none do. goal: the test
+    accuracy that ends it; 0: none does. `reason` is why the run ended, None while it goes on."""
+
+    def __init__(self, patience: int = 0):
+        self.steps, self.patience, self.goal = 0, patience, 0.0
+        self.reason: str | None = None
+        self.pending: str | None = None  # the reason for which the run ends at its horizon
+        self.best, self.evaluations_since_best, self.improved = math.inf, 0, False
+
+    def over(self, step: int) -> bool:
+        """Whether no step is to follow the first `step` steps."""
+        return self.reason is not None or step >= self.steps
+
+    def told(self, step: int, signalled: bool, late: bool) -> None:
+        """After an agreement: whether some rank had a signal, whether it is later than the time limit."""
+        if step < self.steps and self.pending is None:
+            self.reason = "signal" if signalled else "time limit" if late else None
+
+    def extend(self, step: int, horizon: int) -> None:
+        """Told to stop after `step`, go on to the horizon where that is later."""
+        if self.reason is not None and step < horizon:
+            self.pending, self.reason, self.steps = self.reason, None, horizon
+
+    def judge(self, loss: float, accuracy: float | None) -> None:
+        """An evaluation: the loss that is to become smaller, the accuracy on the test part where there is one."""
+        self.improved = loss < self.best
+        self.best = loss if self.improved else self.best
+        self.evaluations_since_best = 0 if self.improved else self.evaluations_since_best + 1
+        if self.patience and self.evaluations_since_best >= self.patience and self.reason is None:
+            self.reason = "patience"
+        self.reach(accuracy)
+
+    def reach(self, accuracy: float | None) -> None:
+        """End where the goal is reached."""
+        if self.goal and (accuracy or 0) >= self.goal and self.reason is None:
+            self.reason = "accuracy"
+
+    def end(self) -> None:
+        """The loop has ended."""
+        self.reason = self.reason or self.pending or "finished"

@@ -1,0 +1,21 @@
+"""A model around a model: it does one thing otherwise, and all else as the model inside.
+
+`Accumulated` (accumulated.py) computes in parts, `Slowed` (straggler.py) takes its time.
+"""
+
+
+class Wrapped:
+    """`model`, with what a derived class does otherwise."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __getattr__(self, name: str):
+        return getattr(self.model, name)
+
+
+def plain(model):
+    """The innermost model: for what is no part of the training."""
+    while isinstance(model, Wrapped):
+        model = model.model
+    return model
