@@ -16,6 +16,8 @@ from hpcdl.data import from_arrays
 from hpcdl.kernels.device import CPU, open_device
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
+from hpcdl.runs.accumulated import accumulated
+from hpcdl.runs.wrapped import Wrapped
 from hpcdl.strategies import all_reduce, sequential
 
 GPU = open_device("cuda", MPI.COMM_WORLD.rank)
@@ -44,6 +46,14 @@ def watched(run):
     return run
 
 
+class OnDevice(Wrapped):
+    """A model that looks where its batches lie."""
+
+    def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):
+        assert self.device.holds(batch.x) and self.device.holds(batch.y)
+        return self.model.loss_and_gradient(parameters, batch, gradient, on_ready)
+
+
 def data(model, dtype):
     """11 examples of 3 classes (2 for logistic, none for linear): batches of 4, the last of 3."""
     random = np.random.default_rng(4)
@@ -58,6 +68,7 @@ def trained(device, model, own=None, **options):
     comm = Communicator(MPI.COMM_WORLD, options.allreduce, device=device)
     source = data(model, options.dtype)
     made = make_model(options.model, source.features, source.classes, options.dtype, device)
+    made = accumulated(OnDevice(made), options.accumulate)
     with watched(Run(comm, options)) as run:
         train = sequential.train if comm.size == 1 and not own else all_reduce.train
         parameters = train(comm, made, source, run.make_optimizer(made, source), run, **(own or {}))
