@@ -23,11 +23,11 @@ from rich.text import Text
 from hpcdl.comm import Communicator, agreement
 from hpcdl.files import atomic_write
 from hpcdl.machine.doctor import HURTS, Row, examine
+from hpcdl.machine.world import leave, library, lone
 from hpcdl.runs.export import check
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
 from hpcdl.runs.progress import console
-from hpcdl.machine.world import leave, library, lone
 
 COLOURS = {"ok": "green", "note": "yellow", "hurts": "bold red"}
 

@@ -205,17 +205,20 @@ def fused(name: str, size: int, dtype: str) -> tuple:
 
 def trained(gpu, model: str, dtype: str, steps: int) -> dict:
     """The loss curves of the same training on the GPU and on the CPU, and the examples per second of both."""
-    result = {}
+    result, losses = {}, {"cpu": [], "cuda": []}
+
+    def keep(run, loss, total):
+        losses[run.device.name].append(loss / total)
+
     for device in (CPU, gpu):
         options = Options(model=model, dtype=dtype, steps=steps, batch_size=64, progress="none", seed=1)
         comm = Communicator(MPI.COMM_SELF, device=device)
         data = open_data(options.data, comm=MPI.COMM_SELF, dtype=dtype, seed=1)
         made = make_model(model, data.features, data.classes, dtype, device)
-        losses = []
         with quiet(True), Run(comm, options) as run:
-            run.observe(lambda run, loss: losses.append(loss / run.agreement.steps_done[-1].total))
+            run.observe(keep)
             sequential.train(comm, made, data, run.make_optimizer(made, data), run)
-        result[device.name] = {"losses": losses, "examples_per_second": run.examples / run.seconds} | run.scores
+        result[device.name] = {"losses": losses[device.name], "examples_per_second": run.rate} | run.scores
         data.close()
         comm.free()
     error = difference(result["cuda"]["losses"], result["cpu"]["losses"])

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from hpcdl.comm.grid import parse_grid
 from hpcdl.errors import UsageError
+from hpcdl.parallel.holding import check_rows
 from hpcdl.runs.options import option
 from hpcdl.scripts.train_pipeline import PipelineOptions, check_pipeline
 from hpcdl.scripts.train_tensor_parallel import check_tensor
-from hpcdl.parallel.holding import check_rows
 from hpcdl.strategies.grid import train
 
 

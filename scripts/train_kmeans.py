@@ -39,12 +39,12 @@ from hpcdl.chunks import chunk, chunks
 from hpcdl.comm import Communicator, agreement
 from hpcdl.data import open_data
 from hpcdl.errors import LoneError, UsageError
+from hpcdl.machine.doctor import warn
+from hpcdl.machine.threads import threads
 from hpcdl.random import Random
 from hpcdl.runs import export
-from hpcdl.machine.doctor import warn
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
-from hpcdl.machine.threads import threads
 from hpcdl.services.consistency import Consistency
 from hpcdl.services.parameter_store import ParameterStore
 from hpcdl.services.roles import divide

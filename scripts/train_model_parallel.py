@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcdl.models.balance import cut_layers
-from hpcdl.runs.options import Options, option
 from hpcdl.parallel.holding import check_rows
+from hpcdl.runs.options import Options, option
 from hpcdl.strategies.model_parallel import train
 
 

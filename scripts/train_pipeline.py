@@ -11,8 +11,8 @@ from typing import Literal
 
 from hpcdl.errors import UsageError
 from hpcdl.models.balance import cut_layers
-from hpcdl.runs.options import Options, option
 from hpcdl.parallel.holding import check_rows
+from hpcdl.runs.options import Options, option
 from hpcdl.strategies.pipeline import check, train
 from hpcdl.strategies.pipeline_schedules import SCHEDULES
 

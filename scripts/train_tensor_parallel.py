@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hpcdl.models.group import Alone
 from hpcdl.models.part import Part
-from hpcdl.runs.options import Options, option
 from hpcdl.parallel.holding import check_rows
+from hpcdl.runs.options import Options, option
 from hpcdl.strategies.tensor_parallel import train
 
 

@@ -102,7 +102,10 @@ class Whole(Held):
 
 
 def warm_up(held: Held, data, make_optimizer) -> None:
-    """Compile, or load from the cache, what a step needs, before any clock runs; make_optimizer: `Run.make_optimizer`."""
+    """Compile, or load from the cache, what a step needs, before any clock runs.
+
+    make_optimizer: `Run.make_optimizer`.
+    """
     device, dtype = held.device, held.model.layout.dtype
     least = 0 if device is CPU else 1  # a launch of nothing compiles nothing
     if held.parameters is not None:

@@ -126,7 +126,7 @@ class Run:
         self.reported |= entries
 
     def observe(self, observer: Callable) -> None:
-        """Call observer(run, loss) after each step, with this rank's sum of losses."""
+        """Call observer(run, loss, total) after each step, with this rank's sum of losses and all ranks' examples."""
         self.observers.append(observer)
 
     def begin(self, strategy: str, held: Held, data, fixed: tuple[str, ...] = ()) -> None:
@@ -139,7 +139,9 @@ class Run:
         self.fixed = {name: self.reported[name] for name in fixed}
         if accumulation(held.model) != self.options.accumulate:
             parts = self.options.accumulate
-            raise AgreedError(f"accumulate={parts}: the model is to do that; train hpcdl.runs.Accumulated(model, {parts})")
+            raise AgreedError(
+                f"accumulate={parts}: the model is to do that; train hpcdl.runs.Accumulated(model, {parts})"
+            )
         self.device = held.device
         data.to(self.device)
         self.batch, self.per_epoch, self.stopping.steps = self.plan(data)
@@ -238,7 +240,7 @@ class Run:
         self.step += 1
         self.examples += total
         for observer in self.observers:
-            observer(self, loss)
+            observer(self, loss, total)
 
     def boundary(self) -> None:
         """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop."""

@@ -9,8 +9,8 @@ Bad input ends all ranks with one line on rank 0 and status 2; a run that cannot
 run that a signal stopped with status 85.
 """
 
-from hpcdl.runs import signals
 from hpcdl.machine.world import one_world, start
+from hpcdl.runs import signals
 
 signals.install()  # before MPI starts
 start()
@@ -25,8 +25,8 @@ from hpcdl.comm.node import ranks_of_node  # noqa: E402
 from hpcdl.data import open_data  # noqa: E402
 from hpcdl.errors import TrainingError, UsageError  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
-from hpcdl.models import make_model  # noqa: E402
 from hpcdl.machine.doctor import warn  # noqa: E402
+from hpcdl.models import make_model  # noqa: E402
 from hpcdl.runs.accumulated import accumulated  # noqa: E402
 from hpcdl.runs.options import parse  # noqa: E402
 from hpcdl.runs.program import ended, quiet  # noqa: E402

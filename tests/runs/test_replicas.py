@@ -7,6 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.errors import UsageError
+from hpcdl.runs import Replicas
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.evaluation import evaluate, scores
 
@@ -15,12 +16,12 @@ def apart(comm, model, data, optimizer, run):
     """Train on every rank alone."""
     w = model.initialize(run.random)
     gradient = np.empty_like(w)
-    run.begin("apart", model, w, optimizer, data, replicas=True)
+    run.begin("apart", Replicas(model, w, optimizer), data)
     for batch in run.batches(data, (comm.rank, comm.size)):
         gradient[:] = 0
         loss = model.loss_and_gradient(w, batch, gradient)
         optimizer.update(w, gradient, scale=comm.size / batch.total)
-        run.record(loss, batch)
+        run.record(loss, batch.total)
         run.boundary()
     run.own_parameters = w
     return w
@@ -55,7 +56,7 @@ def test_averaging_for_a_score_is_counted_apart(run):
     done = run(train=apart)
     assert done.comm.traffic.bytes == 0
     if done.comm.size > 1:
-        assert done.own.traffic.bytes > 5 * 8 * done.parameters.size * (done.comm.rank > 0)
+        assert done.bookkeeping.traffic.bytes > 5 * 8 * done.parameters.size * (done.comm.rank > 0)
 
 
 @pytest.mark.parametrize("stop", [6, 8])

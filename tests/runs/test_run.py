@@ -3,18 +3,16 @@
 import itertools
 import json
 import math
+import shutil
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hpcdl.comm import Communicator
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.models import make_model
-from hpcdl.runs import Options, Run, signals
+from hpcdl.runs import Options, Whole, signals
 from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.runs.run import Elsewhere
 from hpcdl.runs.straggler import slowed
 
 KEYS = {
@@ -122,24 +120,23 @@ def test_another_number_of_ranks_starts_from_the_same_bits(run, world, mpi_tmp_p
     out = str(mpi_tmp_path / "a")
     first = run(steps=6, optimizer="adam", out=out)
     world.Barrier()
+    if world.rank == 0:
+        shutil.copytree(out, mpi_tmp_path / "kept")
     seen = {}
 
-    def look(self):  # the state as it was loaded, before the first step
-        seen.update({name: vector.copy() for name, vector in self.tracked.items()}, step=self.step)
+    def train(comm, model, data, optimizer, run):
+        parameters = run.initial(model)
+        run.begin("all_reduce", Whole(model, parameters, optimizer), data)
+        seen.update({name: vector.array.copy() for name, vector in run.state.tracked.items()}, step=run.step)
 
     part = world.Split(0 if world.rank < world.size - 1 else MPI.UNDEFINED, world.rank)
     whole = run(steps=12, optimizer="adam")
     if part != MPI.COMM_NULL:
-        from hpcdl.runs.run import Run
-
-        original, Run._warm_up = Run._warm_up, look
-        try:
-            second = run(comm=part, steps=12, optimizer="adam", out=out, resume=out)
-        finally:
-            Run._warm_up = original
+        second = run(comm=part, steps=12, optimizer="adam", out=out, resume=out)
+        run(comm=part, steps=6, optimizer="adam", resume=str(mpi_tmp_path / "kept"), train=train)
         assert seen.pop("step") == 6
-        for name, vector in first.tracked.items():
-            assert np.array_equal(seen[name], vector)
+        for name, vector in first.state.tracked.items():
+            assert np.array_equal(seen[name], vector.array)
         assert np.allclose(second.parameters, whole.parameters, rtol=1e-9, atol=1e-12)
     world.Barrier()
 
@@ -153,7 +150,7 @@ def test_what_belongs_to_a_rank_comes_back_to_it(run, world, mpi_tmp_path, compr
     world.Barrier()
     found = Checkpoint.read(mpi_tmp_path / "whole").vectors["ranks/residual"]
     assert found.shape == (world.size, whole.parameters.size) and found.dtype == "float64"
-    assert np.array_equal(found[world.rank], whole.owned["residual"])
+    assert np.array_equal(found[world.rank], whole.state.tracked["residual"].array)
     if world.size > 1:
         assert all(row.any() for row in found)  # there is something to come back
         assert len({row.tobytes() for row in found}) == world.size  # of each rank its own
@@ -164,7 +161,7 @@ def test_what_belongs_to_a_rank_comes_back_to_it(run, world, mpi_tmp_path, compr
     again = run(**settings, out=folder, resume=folder)
     assert again.step == 15
     assert np.array_equal(again.parameters, whole.parameters)
-    assert np.array_equal(again.owned["residual"], whole.owned["residual"])
+    assert np.array_equal(again.state.tracked["residual"].array, whole.state.tracked["residual"].array)
     world.Barrier()
     summary = json.loads((mpi_tmp_path / "parts" / "summary.json").read_text())
     assert (summary["allreduce"], summary["compress"]) == ("compressed", compress)
@@ -302,16 +299,16 @@ def test_the_agreement_is_counted_apart(run, world):
     done = run()
     assert set(done.comm.traffic) == {"broadcast", "all_reduce"}
     assert done.comm.traffic["all_reduce"].calls == 20
-    assert world.size == 1 or done.own.traffic.bytes > 0
+    assert world.size == 1 or done.bookkeeping.traffic.bytes > 0
 
 
 @pytest.mark.parametrize("seconds, agreements", [(0, 200), (1e9, 50)])  # at each step; at the end of each epoch
 def test_long_steps_are_agreed_on_at_once_and_short_ones_in_bulk(run, monkeypatch, seconds, agreements):
-    monkeypatch.setattr("hpcdl.runs.run.AGREE_SECONDS", seconds)
+    monkeypatch.setattr("hpcdl.runs.agreement.SECONDS", seconds)
     done = run(epochs=50)
     scores, replicas = 2 * 50, 2
     # The first step is always agreed on, for what it takes is not known before.
-    assert done.own.traffic["all_reduce"].calls == agreements + scores + replicas + (seconds > 0)
+    assert done.bookkeeping.traffic["all_reduce"].calls == agreements + scores + replicas + (seconds > 0)
 
 
 def test_what_a_run_has_behind_it_goes_on_when_it_resumes(run, world, mpi_tmp_path):
@@ -319,10 +316,10 @@ def test_what_a_run_has_behind_it_goes_on_when_it_resumes(run, world, mpi_tmp_pa
     first = run(out=out, epochs=3)
     world.Barrier()
     second = run(out=out, resume=out, epochs=4)
-    assert second.earlier_seconds > 0 and second.seconds > second.earlier_seconds
-    assert second.examples == 4 * 28 and second.best <= first.best
+    assert second.seconds > second.stopwatch.earlier_seconds > 0
+    assert second.examples == 4 * 28 and second.stopping.best <= first.stopping.best
     worse = run(out=out, resume=out, epochs=6, patience=1, validation=0.2, lr=50.0)  # diverges: the best stays
-    assert worse.best == second.best and worse.stopped == "patience"
+    assert worse.stopping.best == second.stopping.best and worse.stopped == "patience"
 
 
 @pytest.mark.mpi(min_size=2)
@@ -338,7 +335,7 @@ def test_ranks_that_take_long_for_a_step_agree_at_each(run):
             return model.loss_and_gradient(*arguments)
 
     done = run(own=Slow(), steps=12, batch_size=1)  # epochs of 28 steps: no end of an epoch asks for it
-    assert done.own.traffic["all_reduce"].calls >= 12
+    assert done.bookkeeping.traffic["all_reduce"].calls >= 12
 
 
 def test_a_state_that_is_not_finite_is_never_saved(run, world, mpi_tmp_path):
@@ -368,125 +365,3 @@ def test_resuming_a_finished_run_says_the_same_again(run, world, mpi_tmp_path):
     assert "NaN" not in text
     for name in ("steps", "train_loss", "test_loss", "test_accuracy", "epochs"):
         assert again[name] == first[name]
-
-
-@pytest.fixture
-def lead(world, data):
-    """A function: rank 0 runs a run alone, over parameters that lie elsewhere: `whole` has them after `refresh` only.
-
-    The k-th step adds 1 to all of them and 2 to a vector of the optimizer's state. log: what was called at which step.
-    """
-
-    def start(horizon=None, at_step=lambda run: None, refreshing=lambda run: None, **options):
-        defaults = {"batch_size": 7, "epochs": 3, "dtype": "float64", "progress": "none", "model": "mlp:6"}
-        options = Options(**defaults | options)
-        comm = Communicator(world, "ring")
-        model = make_model(options.model, data.features, data.classes, options.dtype)
-        whole, lying, log = np.zeros(model.layout.size), np.zeros(model.layout.size), []
-        state = np.zeros(model.layout.size)
-        with Run(comm, options, None, max(1, world.size - 1)) as run:
-
-            def refresh():
-                log.append(("refresh", run.step))
-                refreshing(run)
-                whole[:] = lying
-
-            def read():
-                log.append(("read", run.step))
-                return state.copy()
-
-            if world.rank == 0:
-                run.track("parameters", whole)
-                run.track("optimizer/momentum", Elsewhere(read, lambda vector: state.__setitem__(slice(None), vector)))
-            optimizer = run.make_optimizer(model, data, 0)
-            parameters = whole if world.rank == 0 else None
-            run.begin("led", model, parameters, optimizer, data, alone=True, refresh=refresh, horizon=horizon)
-            lying[:] = whole
-            run.start()
-            while world.rank == 0 and not run.over:
-                with run.timed():
-                    lying += 0.001
-                    state += 2
-                    run.record(1.0, SimpleNamespace(total=7))
-                    at_step(run)
-                    run.boundary()
-            run.end()
-        run.log, run.state = log, state
-        return run
-
-    return start
-
-
-def test_a_run_that_rank_0_runs_alone(lead, world, mpi_tmp_path):
-    out = str(mpi_tmp_path / "a")
-    first = lead(out=out, checkpoint_every=5, keep=9)
-    assert (first.stopped, first.agree) == ("finished", True)
-    assert first.step == (12 if world.rank == 0 else 0)
-    if world.rank == 0:
-        assert first.summary["workers"] == max(1, world.size - 1) and first.summary["steps"] == 12
-        assert {("refresh", step) for step in (4, 5, 8, 10, 12)} == {each for each in first.log if each[0] == "refresh"}
-        assert {step for what, step in first.log if what == "read"} >= {5, 10, 12}
-        for step in (5, 10):
-            found = Checkpoint.read(mpi_tmp_path / "a" / f"checkpoint-{step:09d}.h5").vectors
-            assert np.allclose(found["parameters"], step * 0.001) and (found["optimizer/momentum"] == 2 * step).all()
-        (mpi_tmp_path / "a" / "checkpoint-000000005.h5").replace(mpi_tmp_path / "a" / "checkpoint.h5")
-    else:
-        assert not first.log and first.summary is None
-    world.Barrier()
-    second = lead(out=out, resume=out)
-    if world.rank == 0:
-        assert np.allclose(second.parameters, 0.012) and (second.state == 24).all()
-        assert [line["step"] for line in lines(mpi_tmp_path / "a") if "test_loss" not in line] == list(range(1, 13))
-
-
-@pytest.mark.parametrize("reason", ["signal", "time limit", "patience"])
-def test_steps_that_are_under_way_are_ended_before_a_run_stops(reason, lead, world, monkeypatch, mpi_tmp_path):
-    monkeypatch.setattr(signals, "received", [])
-    options = {"epochs": 1000, "out": str(mpi_tmp_path / "a")}
-    if reason == "patience":
-        options |= {"patience": 1, "validation": 0.2}
-    if reason == "time limit":
-        options["time_limit"] = 1e-9
-    told, over = [], []
-
-    def at_step(run):
-        run.every = 1
-        if run.step == 3 and reason == "signal":
-            signals.received.append("SIGTERM")
-        if run.stopping is not None:
-            told.append(run.step)
-
-    run = lead(horizon=lambda: 14, at_step=at_step, refreshing=lambda run: over.append((run.step, run.over)), **options)
-    assert run.stopped == reason  # on all ranks
-    if world.rank == 0:
-        assert run.step == 14 and told[-1] == 14 and Checkpoint.read(mpi_tmp_path / "a").attributes["step"] == 14
-        assert "test_loss" in lines(mpi_tmp_path / "a")[-1] and lines(mpi_tmp_path / "a")[-1]["step"] == 14
-        assert all(ended == (step == 14) for step, ended in over)  # not before: what is over applies what was delayed
-
-
-def test_what_a_boundary_sends_and_waits_for_is_no_part_of_the_steps(lead, world):
-    def refreshing(run):
-        traffic = run.comm.traffic["wait"]
-        traffic.seconds, traffic.blocked_seconds = traffic.seconds + 1000, traffic.blocked_seconds + 1000
-
-    run = lead(refreshing=refreshing)
-    for rank in world.allgather(run.measurements()):
-        assert rank["compute_seconds_per_rank"] >= 0
-        assert 0 <= rank["idle_seconds_per_rank"] <= rank["communication_seconds_per_rank"] < 1000
-    if world.rank == 0:
-        assert run.paused_seconds > 0
-
-
-def test_an_excused_wait_is_taken_off_and_fetching_counts_as_data(lead, monkeypatch):
-    run = lead()
-    before = run.loop_seconds, run.talked_seconds, run.blocked_seconds, run.data_seconds
-    now = iter(range(0, 10**12, 10**9))
-    monkeypatch.setattr("hpcdl.runs.run.time", SimpleNamespace(perf_counter_ns=lambda: next(now)))
-    counters = run.comm.traffic["wait"]
-    with run.timed():  # at second 0
-        counters.seconds, counters.blocked_seconds = counters.seconds + 0.75, counters.blocked_seconds + 0.5
-        run.excuse(0.25)
-        with run.fetching():  # from 1 to 2
-            counters.seconds, counters.blocked_seconds = counters.seconds + 7, counters.blocked_seconds + 7
-    after = run.loop_seconds, run.talked_seconds, run.blocked_seconds, run.data_seconds
-    assert np.allclose(np.subtract(after, before), [2 - 0.25, 0.75 - 0.25, 0.5 - 0.25, 1])

@@ -8,7 +8,8 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.runs import Options
-from hpcdl.runs.straggler import parse, slowed, unslowed
+from hpcdl.runs.straggler import parse, slowed
+from hpcdl.runs.wrapped import plain
 
 
 def test_who_is_slow():
@@ -60,9 +61,9 @@ def test_how_long(slept):
         None, None, gradient
     )
     assert slept.slept == [0.015, 0.040]
-    plain = Model(slept)
-    assert slowed(plain, Options(), 0, range(2)) is plain
-    assert unslowed(slowed(plain, Options(pretend_compute=1), 0, range(2))) is plain is unslowed(plain)
+    model = Model(slept)
+    assert slowed(model, Options(), 0, range(2)) is model
+    assert plain(slowed(model, Options(pretend_compute=1), 0, range(2))) is model is plain(model)
 
 
 def test_random_ones_strike_as_often_as_they_should_and_again_the_same(slept):

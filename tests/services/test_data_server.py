@@ -375,7 +375,7 @@ def trained(bare, data):
     comm, model = Communicator(bare, "ring"), make_model("mlp:5", data.features, data.classes, "float64")
     path = []
     with Run(comm, options) as run:
-        run.observe(lambda run, loss: path.append(run.parameters.copy()))
+        run.observe(lambda run, loss, total: path.append(run.parameters.copy()))
         train(comm, model, data, run.make_optimizer(model, data), run)
     return np.array(path)
 

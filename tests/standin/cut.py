@@ -30,7 +30,7 @@ def watched(run):
     """The run, which keeps this rank's losses."""
     run.losses = []
 
-    def keep(run, loss):
+    def keep(run, loss, total):
         assert run.device.holds(run.parameters)
         run.losses.append(loss)
 

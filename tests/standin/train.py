@@ -37,7 +37,7 @@ def watched(run):
     """The run, which keeps the parameters and this rank's loss after every update."""
     run.path, run.losses = [], []
 
-    def keep(run, loss):
+    def keep(run, loss, total):
         assert run.device.holds(run.parameters)
         run.path.append(run.device.host(run.parameters).copy())
         run.losses.append(loss)

@@ -22,7 +22,7 @@ def watched(run):
     """The run, which keeps the parameters, and this rank's replica, after every update, and its sums of losses."""
     run.path, run.own_path, run.own_losses = [], [], []
 
-    def keep(run, loss):
+    def keep(run, loss, total):
         run.held.refresh()  # where parameters live elsewhere
         run.path.append(run.parameters.copy())
         if isinstance(run.held, Replicas):

@@ -10,6 +10,7 @@ from hpcdl.comm import node
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import TrainingError
+from hpcdl.runs.wrapped import plain
 from hpcdl.strategies import all_reduce, sequential
 
 OPTIMIZERS = ["sgd", "momentum", "nesterov", "adam", "adamw"]
@@ -164,8 +165,8 @@ def test_digits_are_learned_as_well_in_16_bits(kind, follow, world):
         return run
 
     exact, rounded = final({}), final({"compress": kind})
-    assert exact.train_loss < 0.25
-    assert abs(rounded.train_loss - exact.train_loss) < 0.005
+    assert exact.metrics.train_loss < 0.25
+    assert abs(rounded.metrics.train_loss - exact.metrics.train_loss) < 0.005
     assert abs(rounded.scores["test_loss"] - exact.scores["test_loss"]) < 0.01
 
 
@@ -193,9 +194,9 @@ def test_overlapped_step_by_step_for_every_algorithm_and_size_of_bucket(name, fo
             run = follow(comm, all_reduce.train, own=overlapped(size), **options)
             agree(run, reference, 1e-10)
             assert all(np.array_equal(run.parameters, other) for other in comm.allgather(run.parameters))
-            assert run.extra["overlap"]["buckets"] == count
+            assert run.reported["overlap"]["buckets"] == count
             assert run.comm.traffic["all_reduce"].calls == count * len(run.path)
-            hidden = run.extra["hidden_fraction"]
+            hidden = run.reported["hidden_fraction"]
             assert hidden is None if comm.size == 1 else 0 <= hidden <= 1
 
     each_group(body)
@@ -237,7 +238,7 @@ def test_overlapped_in_16_bits(kind, tolerance, size, follow, each_group):
         run = follow(comm, all_reduce.train, model="mlp:7,5", own=overlapped(size, compress=kind))
         agree(run, reference, tolerance if comm.size > 1 else 1e-10)
         assert all(np.array_equal(run.parameters, other) for other in comm.allgather(run.parameters))
-        residual = run.owned["residual"]
+        residual = run.state.tracked["residual"].array
         assert residual.size == run.model.layout.size
         assert comm.size == 1 or all(residual[part].any() for _, part in run.model.layout.layer_slices)
         sent = comm.allreduce(run.comm.traffic["all_reduce"].bytes)
@@ -255,7 +256,9 @@ def test_overlapped_resumed_is_never_stopped_to_the_bit(compress, follow, world,
     more = options | {"steps": 11, "resume": str(folder / "a")}
     again = follow(world, all_reduce.train, own=own, **more)
     assert np.array_equal(again.path, whole.path[4:])
-    assert compress == "none" or np.array_equal(again.owned["residual"], whole.owned["residual"])
+    assert compress == "none" or np.array_equal(
+        again.state.tracked["residual"].array, whole.state.tracked["residual"].array
+    )
     for other in (overlapped(200, compress=compress), {"compress": compress}):  # goes on, to rounding
         agree(follow(world, all_reduce.train, own=other, **more), again, 1e-4 if compress == "none" else 2e-2)
 
@@ -265,7 +268,8 @@ def test_overlapped_buckets_start_while_the_last_part_is_computed(follow, each_g
         started = []
 
         def train(comm, model, *arguments, **own):
-            compute, counted = model.loss_and_gradient, comm.traffic["all_reduce"]
+            inner, counted = plain(model), comm.traffic["all_reduce"]
+            compute = inner.loss_and_gradient
 
             def watched(*arguments):
                 before = counted.calls
@@ -273,7 +277,7 @@ def test_overlapped_buckets_start_while_the_last_part_is_computed(follow, each_g
                 started.append(counted.calls - before)
                 return loss
 
-            model.loss_and_gradient = watched
+            inner.loss_and_gradient = watched
             return all_reduce.train(comm, model, *arguments, **own)
 
         run = follow(bare, train, model="mlp:7,5", own=overlapped(1), accumulate=3, epochs=1, allreduce="ring")

@@ -1,0 +1,71 @@
+"""What ranks agree on between steps: the sums of losses, any signal, rank 0's clock, and when to meet again."""
+
+import numpy as np
+import pytest
+
+from hpcdl.comm import Communicator
+from hpcdl.runs import agreement
+from hpcdl.runs.agreement import Agreement, NotFinite, Step
+
+
+@pytest.fixture
+def meeting(world):
+    comm = Communicator(world, "tree")
+    yield Agreement(comm, step=4)
+    comm.free()
+
+
+def done(rank, count):
+    return [Step(10.0 * rank + step, 6, float(step)) for step in range(count)]
+
+
+def test_losses_are_summed_and_the_rest_is_each_ranks_own(meeting, world):
+    meeting.steps_done = done(world.rank, 3)
+    steps, signalled, late = meeting.meet(0, 0)
+    ranks = world.size
+    assert [step.loss for step in steps] == [10 * ranks * (ranks - 1) / 2 + ranks * step for step in range(3)]
+    assert [(step.total, step.seconds) for step in steps] == [(6, 0.0), (6, 1.0), (6, 2.0)]
+    assert (signalled, late, meeting.step, meeting.steps_done) == (False, False, 7, [])
+
+
+def test_a_signal_on_any_rank_and_the_clock_of_rank_0(meeting, world):
+    meeting.steps_done = done(0, 1)
+    last = world.size - 1
+    assert meeting.meet(2 * (world.rank == last), 0).signalled
+    meeting.begun -= 100.0 * (world.rank == 0)
+    meeting.steps_done = done(0, 1)
+    assert meeting.meet(0, 50.0).late
+    meeting.begun += 100.0 if world.rank == 0 else -100.0  # the clocks of others do not count
+    meeting.steps_done = done(0, 1)
+    assert not meeting.meet(0, 50.0).late
+
+
+@pytest.mark.parametrize("taken, interval", [(0.5, 1), (0.1, 1), (0.03, 3), (1e-9, agreement.MOST)])
+def test_when_to_meet_again_follows_how_long_a_step_takes_on_rank_0(meeting, world, monkeypatch, taken, interval):
+    now = [0.0]
+    monkeypatch.setattr(agreement.time, "perf_counter", lambda: now[0])
+    meeting.start()
+    now[0] = 2 * taken if world.rank == 0 else 1e3
+    meeting.steps_done = done(0, 2)
+    meeting.meet(0, 0)
+    assert meeting.interval == interval
+    assert [meeting.due(meeting.step + steps) for steps in (interval - 1, interval)] == [False, True]
+
+
+def test_fewer_meetings_where_they_cost_too_much(meeting):
+    meeting.fewest = 8
+    meeting.met -= 100
+    meeting.steps_done = done(0, 1)
+    meeting.meet(0, 0)
+    assert meeting.interval == 8
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_the_first_loss_that_is_no_number_is_named_with_its_rank(meeting, world, wrong):
+    last = world.size - 1
+    meeting.steps_done = [
+        Step(wrong if (world.rank, step) in ((last, 2), (0, 3)) else 1.0, 6, 0.0) for step in range(5)
+    ]
+    with pytest.raises(NotFinite) as found:
+        meeting.meet(0, 0)
+    assert (found.value.step, found.value.rank) == (4 + 3, last)

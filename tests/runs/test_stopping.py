@@ -1,0 +1,86 @@
+"""When a run ends and why: pure decisions, without ranks."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcdl.runs.stopping import Stopping
+
+
+def stopping(steps=10, **settings):
+    made = Stopping(**settings)
+    made.steps = steps
+    return made
+
+
+def test_all_steps_are_done():
+    run = stopping(steps=3)
+    assert [run.over(step) for step in (0, 2, 3, 4)] == [False, False, True, True]
+    run.end()
+    assert run.reason == "finished"
+
+
+@pytest.mark.parametrize("told, reason", [((True, True), "signal"), ((False, True), "time limit"), ((0, 0), None)])
+def test_a_limit_or_a_signal(told, reason):
+    run = stopping()
+    run.told(4, *told)
+    assert run.reason == reason and run.over(4) == (reason is not None)
+    at_its_end = stopping(steps=4)
+    at_its_end.told(4, *told)  # nothing is left that could be stopped
+    at_its_end.end()
+    assert at_its_end.reason == "finished"
+
+
+def test_steps_under_way_are_ended_first():
+    run = stopping()
+    run.told(4, signalled=True, late=False)
+    run.extend(4, 6)
+    assert run.reason is None and run.steps == 6 and not run.over(5)
+    run.told(5, signalled=False, late=True)  # what it ends for is settled
+    run.extend(6, 6)
+    assert run.over(6)
+    run.end()
+    assert run.reason == "signal"
+
+
+def test_a_run_that_goes_on_is_not_extended():
+    run = stopping()
+    run.extend(4, 6)
+    assert run.steps == 10 and run.pending is None
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=30), st.integers(0, 5))
+def test_patience_ends_after_so_many_evaluations_without_a_better_loss(losses, patience):
+    run, best, since = stopping(patience=patience), math.inf, 0
+    for loss in losses:
+        run.judge(loss, None)
+        since = 0 if loss < best else since + 1
+        best = min(best, loss)
+        assert (run.best, run.evaluations_since_best, run.improved) == (best, since, since == 0)
+        assert run.reason == ("patience" if patience and since >= patience else None)
+        if run.reason:
+            break
+
+
+def test_a_goal_is_reached():
+    run = stopping()
+    run.judge(1.0, 0.99)
+    assert run.reason is None  # without one
+    run.goal = 0.9
+    run.judge(1.0, None)
+    run.judge(1.0, 0.89)
+    assert run.reason is None
+    run.judge(1.0, 0.9)
+    assert run.reason == "accuracy"
+
+
+def test_what_ended_it_first_stays():
+    run = stopping(patience=1)
+    run.goal = 0.5
+    run.told(1, signalled=True, late=False)
+    run.judge(1.0, 0.9)
+    run.judge(1.0, 0.9)
+    run.end()
+    assert run.reason == "signal"
