@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hpcdl.data import Batch
+from hpcdl.errors import AgreedError
 from hpcdl.runs.wrapped import Wrapped
 
 NOTHING = slice(0, 0)
@@ -51,3 +52,11 @@ def accumulated(model, parts: int):
 def accumulation(model) -> int:
     """The parts in which this model accumulates its gradient."""
     return getattr(model, "parts", 1)
+
+
+def refuse_another_accumulation(model, parts: int) -> None:
+    """Raise AgreedError, on all ranks alike, where the options ask for so many parts and the model has others."""
+    if accumulation(model) != parts:
+        raise AgreedError(
+            f"accumulate={parts}: that is the model's to do; give the strategy hpcdl.runs.Accumulated(model, {parts})"
+        )

@@ -19,7 +19,7 @@ from hpcdl.comm.operations import SUM
 from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU
 from hpcdl.memory import Memory
-from hpcdl.runs.evaluation import evaluate
+from hpcdl.runs.evaluation import evaluate, scores
 from hpcdl.runs.state import Same, Tracked
 from hpcdl.runs.wrapped import plain
 
@@ -65,9 +65,13 @@ class Held:
         self.peers.all_reduce(sums)
         return sums
 
-    def more_scores(self) -> dict:
-        """Scores of an evaluation beside those of the model; collective over the peers."""
-        return {}
+    def scores(self, data) -> dict:
+        """The scores of an evaluation by name, on the test part and the validation part; collective over the peers."""
+        found: dict = {}
+        for name, split in (("test", data.test), ("validation", data.validation)):
+            if split is not None:
+                found |= scores(self.evaluate(split, data.classes), data.classes).named(name)
+        return found
 
     def last_scores(self, data) -> dict:
         """Scores that only the last evaluation has, beside those; collective over the peers."""

@@ -18,6 +18,9 @@ from typing import Literal
 import yaml
 
 from hpcdl.errors import UsageError
+from hpcdl.kernels.device import CPU
+from hpcdl.optim import make_optimizer, make_schedule
+from hpcdl.optim.optimizer import Optimizer
 
 INSTEAD = {
     "epochs": "steps",
@@ -115,6 +118,16 @@ class Options:
         batch = self.global_batch(ranks, data.examples)
         per_epoch = data.steps_per_epoch(batch)
         return batch, per_epoch, self.steps or self.epochs * per_epoch
+
+    def make_optimizer(self, model, plan: tuple[int, int, int], size: int | None = None) -> Optimizer:
+        """The optimizer for `size` parameters (default: all of the model's), where `plan` is what `plan` returns."""
+        batch, per_epoch, steps = plan
+        schedule = make_schedule(self.rate_schedule, self.lr, steps, per_epoch, batch)
+        size = model.layout.size if size is None else size
+        device = getattr(model, "device", CPU)
+        return make_optimizer(
+            self.optimizer, size, model.layout.dtype, schedule, self.weight_decay, self.clip_norm, device
+        )
 
     def global_batch(self, ranks: int, examples: int) -> int:
         """Examples per update, all ranks together."""

@@ -1,13 +1,15 @@
-"""How far a run is, as a checkpoint says it beside its vectors; and how another run goes on from there."""
+"""How far a run is, as a checkpoint says it beside its vectors; checkpoints written, and gone on from."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from hpcdl.comm import agreement
 from hpcdl.comm.watchdog import activity
-from hpcdl.errors import UsageError
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.errors import TrainingError, UsageError
+from hpcdl.runs.checkpoint import Checkpoint, rotate
 from hpcdl.runs.folder import Folder, absolute, automatic, check
+from hpcdl.runs.state import NOT_FINITE
 
 ALIKE = ("optimizer", "seed", "batch")
 
@@ -103,3 +105,25 @@ def open_folder(run) -> Folder:
             folder.create(run.options)
     folder.open(run.step)
     return folder
+
+
+def save_last(run) -> None:
+    """Write checkpoint.h5, and keep as many older ones as the options say; collective over the ranks that agree."""
+    save(run, lambda found: rotate(run.folder.path, run.options.keep, found, run.saved))
+    run.saved = run.step
+
+
+def save_best(run) -> None:
+    """Write best.h5; collective over the ranks that agree."""
+    save(run, lambda found: found.write(run.folder.path / "best.h5"))
+
+
+def save(run, write: Callable[[Checkpoint], None]) -> None:
+    """Write a checkpoint of the run as it stands, where it has a folder. Raises TrainingError where that fails."""
+    if run.folder.path is None:
+        return
+    problem = run.state.write(run.held.peers, position(run), write)
+    if problem == NOT_FINITE:
+        raise TrainingError(f"the parameters after step {run.step} are not finite; {run.folder.kept()}")
+    if problem:
+        raise TrainingError(f"the checkpoint of step {run.step} cannot be written: {problem}")

@@ -41,8 +41,8 @@ class Replicas(Held):
         self.parameters[:] = self.replica
         self.everyone.all_reduce(self.parameters, op="mean")
 
-    def more_scores(self) -> dict:
-        return {"consensus_distance": self.distance()}
+    def scores(self, data) -> dict:
+        return super().scores(data) | {"consensus_distance": self.distance()}
 
     def last_scores(self, data) -> dict:
         return {"replica_test_accuracy": self.accuracies(data)}

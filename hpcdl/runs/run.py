@@ -23,27 +23,24 @@ from threadpoolctl import threadpool_limits
 
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch
-from hpcdl.errors import AgreedError, TrainingError
+from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import CPU
 from hpcdl.machine.threads import threads
 from hpcdl.memory import KINDS, Memory
-from hpcdl.optim import make_optimizer, make_schedule
 from hpcdl.random import Random
 from hpcdl.runs import signals, stopwatch
-from hpcdl.runs.accumulated import accumulation
+from hpcdl.runs.accumulated import refuse_another_accumulation
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
-from hpcdl.runs.checkpoint import Checkpoint, rotate
-from hpcdl.runs.evaluation import scores
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.held import Held, warm_up
 from hpcdl.runs.metrics import Metrics
 from hpcdl.runs.options import Options
-from hpcdl.runs.position import open_folder, position
+from hpcdl.runs.position import open_folder, save_best, save_last
 from hpcdl.runs.progress import Display
-from hpcdl.runs.state import NOT_FINITE, Same, State, Tracked
+from hpcdl.runs.state import Same, State, Tracked
 from hpcdl.runs.stopping import Stopping
 from hpcdl.runs.stopwatch import Stopwatch
-from hpcdl.runs.summary import conclude, measured, summarize
+from hpcdl.runs.summary import finish, measured
 
 log = logging.getLogger("hpcdl")
 ADVICE = "a smaller --lr or a --clip-norm may help"
@@ -63,17 +60,12 @@ class Run:
     fixed: dict  # of `reported`, what a run that goes on must have as it was
     agreement: Agreement
 
-    def __init__(
-        self,
-        comm: Communicator,
-        options: Options | None = None,
-        everyone: Communicator | None = None,
-        workers: int | None = None,
-    ):
+    def __init__(self, comm: Communicator, options: Options | None = None, everyone=None, workers: int | None = None):
         self.comm, self.options, self.everyone = comm, options or Options(), everyone or comm
         self.workers = workers or comm.size
-        # Exact counts, the same bits on all ranks, few steps:
-        self.bookkeeping = comm.duplicate("run", allreduce="tree")
+        self.bookkeeping = comm.duplicate(
+            "run", allreduce="tree"
+        )  # exact counts, the same bits on all ranks, few steps
         self.random = Random(self.options.seed)
         self.display = Display(self.options.progress, comm.rank)
         self.stopwatch, self.memory = Stopwatch(comm.traffic, comm.timeline), Memory()
@@ -98,11 +90,7 @@ class Run:
 
     def make_optimizer(self, model, data, size: int | None = None):
         """The optimizer that the options name, for `size` parameters (default: all of the model's)."""
-        options, (batch, per_epoch, steps) = self.options, self.plan(data)
-        schedule = make_schedule(options.rate_schedule, options.lr, steps, per_epoch, batch)
-        size = model.layout.size if size is None else size
-        device, decay, norm = getattr(model, "device", CPU), options.weight_decay, options.clip_norm
-        return make_optimizer(options.optimizer, size, model.layout.dtype, schedule, decay, norm, device)
+        return self.options.make_optimizer(model, self.plan(data), size)
 
     def until_end(self, group):
         """A group of ranks, or None, that is freed when the run ends: MPI has no more than some thousands at once."""
@@ -137,11 +125,7 @@ class Run:
         self.strategy, self.held, self.data = strategy, held, data
         self.model, self.optimizer = held.model, held.optimizer
         self.fixed = {name: self.reported[name] for name in fixed}
-        if accumulation(held.model) != self.options.accumulate:
-            parts = self.options.accumulate
-            raise AgreedError(
-                f"accumulate={parts}: the model is to do that; train hpcdl.runs.Accumulated(model, {parts})"
-            )
+        refuse_another_accumulation(held.model, self.options.accumulate)
         self.device = held.device
         data.to(self.device)
         self.batch, self.per_epoch, self.stopping.steps = self.plan(data)
@@ -279,20 +263,16 @@ class Run:
             with self.comm.timeline.span("evaluate"), self.comm.traffic.uncounted():
                 self._evaluate()
             if self.stopping.improved:
-                self._write(lambda found: found.write(self.folder.path / "best.h5"))
+                save_best(self)
             self.stopping.extend(self.step, self.held.horizon(self.step))
         if saving or ends or self.stopped is not None:
             self.held.refresh()
             with self.comm.timeline.span("checkpoint"):
-                self.save()
+                save_last(self)
 
     def _evaluate(self) -> None:
         """Score the model on the test part and the validation part, all ranks together."""
-        found, classes = {}, self.data.classes
-        for name, split in (("test", self.data.test), ("validation", self.data.validation)):
-            if split is not None:
-                found |= scores(self.held.evaluate(split, classes), classes).named(name)
-        found |= self.held.more_scores()
+        found = self.held.scores(self.data)
         for name, value in found.items():
             if not math.isfinite(value):  # on all ranks alike: the sums are the same
                 what = f"the {name.replace('_', ' ')} after step {self.step} is not finite"
@@ -302,45 +282,12 @@ class Run:
         self.metrics.scores = found | (self.held.last_scores(self.data) if self.over else {})
         self.metrics.evaluated(self.step, self.steps, found, self.seconds, self.rate)
 
-    def save(self) -> None:
-        """Write checkpoint.h5, and keep as many older ones as the options say; collective over those that agree."""
-        self._write(lambda found: rotate(self.folder.path, self.options.keep, found, self.saved))
-        self.saved = self.step
-
-    def _write(self, write: Callable[[Checkpoint], None]) -> None:
-        if self.folder.path is None:
-            return
-        problem = self.state.write(self.held.peers, position(self), write)
-        if problem == NOT_FINITE:
-            raise TrainingError(f"the parameters after step {self.step} are not finite; {self.folder.kept()}")
-        if problem:
-            raise TrainingError(f"the checkpoint of step {self.step} cannot be written: {problem}")
-
     # -- after the loop ----------------------------------------------------------------------------------------------
 
     def measurements(self) -> dict:
         """What this run cost this rank, in the names of summary.json."""
         held = {kind: self.memory.peak[kind] for kind in KINDS} if self.memory.peak["gradients"] else None
         return measured(self.comm.traffic, self.bookkeeping.traffic.bytes, self.stopwatch, self.device, held)
-
-    def finish(self) -> dict | None:
-        """Write trace and summary and print the table; if a signal stopped the run, say how to go on."""
-        trace = self.folder.path and self.folder.path / "trace.json"
-        leads = self.comm.rank == 0
-        ranks, self.stopping.reason = conclude(self.everyone, self.measurements(), leads, trace, self.stopped)
-        if self.stopped == "signal":
-            where = f"go on with --resume {self.folder.path}" if self.folder.path else "nothing was saved (no --out)"
-            self.display.line(f"stopped by a signal after step {self.step} of {self.steps}; {where}")
-        else:
-            self.agree = self.held.agree(self.bookkeeping)
-            if ranks is not None:
-                self.summary = summarize(self, ranks, self.agree)
-                self.folder.write("summary.json", self.summary)
-        log.info("ended after step %d: %s", self.step, self.stopped)
-        self.folder.close()
-        if self.agree is False:
-            raise TrainingError("the replicas do not agree: the ranks hold different parameters, which must not be")
-        return self.summary
 
     def __enter__(self) -> "Run":
         self.threads = threadpool_limits(threads(self.bookkeeping.mpi))
@@ -352,7 +299,7 @@ class Run:
         np.seterr(**self.warnings)
         self.display.stop()
         if kind is None:
-            self.finish()
+            finish(self)
         else:
             self.folder.close()
         if kind is None or issubclass(kind, TrainingError):  # what all ranks know; to free is a collective call

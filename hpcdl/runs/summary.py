@@ -1,6 +1,7 @@
 """summary.json: what a run was, what it reached, what it cost each rank; and the table printed at its end."""
 
 import dataclasses
+import logging
 import resource
 from pathlib import Path
 
@@ -8,11 +9,13 @@ from mpi4py import MPI
 from rich.table import Table
 
 from hpcdl.comm.watchdog import activity
+from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import CPU
 from hpcdl.memory import KINDS
 from hpcdl.runs.folder import environment
 from hpcdl.runs.stopwatch import Stopwatch
 
+log = logging.getLogger("hpcdl")
 SCHEMA_VERSION = 1
 
 
@@ -40,8 +43,8 @@ def measured(traffic, bookkeeping: int, stopwatch: Stopwatch, device=CPU, memory
 def conclude(everyone, measurements: dict, leads=False, trace: Path | None = None, stopped=None) -> tuple:
     """Gather what the run cost each rank on the rank that leads, and write the trace there; collective over all ranks.
 
-    Returns what was gathered (None elsewhere), and why the run has ended, as the rank that leads knows it. A run's
-    `finish` calls it, and so does a rank that only served the run.
+    Returns what was gathered (None elsewhere), and why the run has ended, as the rank that leads knows it. `finish`
+    calls it, and so does a rank that only served the run.
     """
     with activity.inside("gather the summary"):
         root = everyone.mpi.allreduce(everyone.rank if leads else everyone.size, MPI.MIN)
@@ -50,6 +53,28 @@ def conclude(everyone, measurements: dict, leads=False, trace: Path | None = Non
     if everyone.timeline.limit:
         everyone.timeline.write(trace, root)
     return ranks, stopped
+
+
+def finish(run) -> None:
+    """End a run whose loop has ended: write trace and summary and print the table; collective over all ranks.
+
+    If a signal stopped the run it says how to go on instead. Raises TrainingError where ranks that must hold the same
+    do not.
+    """
+    trace = run.folder.path and run.folder.path / "trace.json"
+    ranks, run.stopping.reason = conclude(run.everyone, run.measurements(), run.comm.rank == 0, trace, run.stopped)
+    if run.stopped == "signal":
+        where = f"go on with --resume {run.folder.path}" if run.folder.path else "nothing was saved (no --out)"
+        run.display.line(f"stopped by a signal after step {run.step} of {run.steps}; {where}")
+    else:
+        run.agree = run.held.agree(run.bookkeeping)
+        if ranks is not None:
+            run.summary = summarize(run, ranks, run.agree)
+            run.folder.write("summary.json", run.summary)
+    log.info("ended after step %d: %s", run.step, run.stopped)
+    run.folder.close()
+    if run.agree is False:
+        raise TrainingError("the replicas do not agree: the ranks hold different parameters, which must not be")
 
 
 def summarize(run, ranks: list[dict], agree: bool | None) -> dict:

@@ -174,7 +174,9 @@ def test_digits_are_learned_as_well_in_16_bits(kind, follow, world):
 def test_float16_ends_at_65504_and_says_so_where_bfloat16_goes_on(follow, world):
     data = from_arrays(np.full((8, 2), 1e4), np.full(8, 100.0), dtype="float32")
     settings = {"model": "linear", "dtype": "float32", "lr": 1e-12, "optimizer": "sgd", "batch_size": 8, "epochs": 3}
-    assert np.isfinite(follow(world, all_reduce.train, data, own={"compress": "bfloat16"}, **settings).train_loss)
+    assert np.isfinite(
+        follow(world, all_reduce.train, data, own={"compress": "bfloat16"}, **settings).metrics.train_loss
+    )
     with pytest.raises(TrainingError, match="not finite"):
         follow(world, all_reduce.train, data, own={"compress": "float16"}, **settings)
 
