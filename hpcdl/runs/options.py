@@ -18,9 +18,6 @@ from typing import Literal
 import yaml
 
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import CPU
-from hpcdl.optim import make_optimizer, make_schedule
-from hpcdl.optim.optimizer import Optimizer
 
 INSTEAD = {
     "epochs": "steps",
@@ -119,8 +116,11 @@ class Options:
         per_epoch = data.steps_per_epoch(batch)
         return batch, per_epoch, self.steps or self.epochs * per_epoch
 
-    def make_optimizer(self, model, plan: tuple[int, int, int], size: int | None = None) -> Optimizer:
+    def make_optimizer(self, model, plan: tuple[int, int, int], size: int | None = None):
         """The optimizer for `size` parameters (default: all of the model's), where `plan` is what `plan` returns."""
+        from hpcdl.kernels.device import CPU  # here: who only reads options needs no kernels
+        from hpcdl.optim import make_optimizer, make_schedule
+
         batch, per_epoch, steps = plan
         schedule = make_schedule(self.rate_schedule, self.lr, steps, per_epoch, batch)
         size = model.layout.size if size is None else size
