@@ -75,3 +75,25 @@ def test_the_rooms_are_all_packaged():
     folders = {path.parent for path in files() if path.name == "__init__.py"}
     names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
     assert packaged == {name if name.startswith("hpcdl") else f"hpcdl.{name}" for name in names}
+
+
+LONGEST = 420  # lines of a file
+SCREEN = 80  # lines of a strategy's `train`, its docstring and its signature apart
+
+
+@pytest.mark.parametrize("path", list(files()), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_short(path):
+    assert len(path.read_text().splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "hpcdl/strategies").glob("*.py")), ids=lambda path: path.stem)
+def test_a_strategy_fits_on_a_screen(path):
+    """From the first statement after the docstring to the end of `train`, comments and blank lines included."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "train":
+            first = node.body[1] if ast.get_docstring(node) else node.body[0]
+            assert node.end_lineno - first.lineno < SCREEN
+
+
+def test_the_run_composes_and_no_more():
+    assert len((ROOT / "hpcdl/runs/run.py").read_text().splitlines()) <= 310
