@@ -41,29 +41,9 @@ pipedream: Narayanan et al., "PipeDream", SOSP 2019. 1f1b, there PipeDream-Flush
 
 from collections.abc import Iterable, Iterator
 from itertools import count, islice
-from typing import NamedTuple
 
 from hpcdl.errors import UsageError, unknown
-
-
-class Step(NamedTuple):
-    """The forward ("F") or backward ("B") of one micro-batch through one chunk of a stage."""
-
-    kind: str
-    microbatch: int
-    chunk: int = 0
-
-    def __str__(self):
-        return f"{self.kind}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
-
-
-class Span(NamedTuple):
-    """A step and when it was done: start and stop, in any unit of time."""
-
-    step: Step
-    start: float
-    stop: float
-
+from hpcdl.parallel.timetable import Span, Step
 
 # -- the schedules: what one stage does, in order -------------------------------------------------------------------
 
@@ -237,7 +217,7 @@ def idle_share(spans: list[list[Span]]) -> float:
     return (whole - busy) / whole if whole else 0.0
 
 
-def in_flight(steps: Iterable[Step]) -> int:
+def most_in_flight(steps: Iterable[Step]) -> int:
     """How many micro-batches (times chunks) one stage has at most been through forwards and not yet backwards."""
     now = most = 0
     for step in steps:
@@ -270,14 +250,14 @@ def chart(spans: list[list[Span]], width: int = 120, unit: str = "") -> str:
     return "\n".join([*picture, _legend(spans, short, unit)])
 
 
-def pictures(name: str, stages: int, microbatches: int, chunks: int, measured: list[list[tuple]] | None) -> str:
+def pictures(name: str, stages: int, microbatches: int, chunks: int, measured: list[list[Span]] | None) -> str:
     """Charts of a schedule as planned, and of a step as it was; "" where there is none (measured: None).
 
-    measured: for each stage (kind, micro-batch, chunk, start, stop), in seconds from the first start.
+    measured: the spans of each stage, in seconds from the first start.
     """
     if measured is None:
         return ""
-    spans = [[Span(Step(*step), 1e3 * start, 1e3 * stop) for *step, start, stop in each] for each in measured]
+    spans = [[Span(step, 1e3 * start, 1e3 * stop) for step, start, stop in each] for each in measured]
     number = max((step.microbatch for each in spans for step, *_ in each), default=0) + 1
     planned = chart(plan(name, stages, number if name == "pipedream" else microbatches, chunks))
     real = chart(spans, unit="ms")
