@@ -16,8 +16,8 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.models.pool import Pool
-from hpcdl.random import Random
 from hpcdl.parallel.stage import Stage
+from hpcdl.random import Random
 from hpcdl.strategies.pipeline_schedules import steps_of
 
 SCHEDULES = "naive", "gpipe", "1f1b", "interleaved", "pipedream"
@@ -39,14 +39,14 @@ class Arithmetic:
     def targets(self, batch):
         return batch.number
 
-    def forward(self, store, x, layers, targets, keep=True):
+    def forward(self, weights, x, layers, targets, keep=True):
         self.nap()
         y = self.pool.take(*x.shape)
         y[...] = x + 1
         last = self.comm.rank == self.comm.size - 1 and layers.start == len(self.chunks) - 1
         return (float(y.sum()), 0) if last else y, [(y, targets)]
 
-    def backward(self, store, kept, dy, layers):
+    def backward(self, weights, kept, dy, layers):
         self.nap()
         y, number = kept.pop()
         dx = self.pool.take(*y.shape)
@@ -99,7 +99,7 @@ def case(comm, seed: int, i: int) -> str:
             for k, dx in zip(order, part.arrived.values(), strict=True):
                 assert dx.shape == (rows[k], width) and (dx == (k + 1) * 3 ** (places - 1)).all(), (i, what, k)
             part.arrived.clear()
-        assert not stage.flying and not stage.leaving, (i, what)
+        assert not stage.in_flight and not stage.leaving, (i, what)
     assert not group.mpi.Iprobe(), f"{i}, {what}: a message is left"
     group.free()
     return what
