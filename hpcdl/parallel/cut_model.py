@@ -8,6 +8,7 @@ parts hold, too, and of the squares of the whole gradient.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -90,7 +91,7 @@ class CutModel(Held):
         model,
         shards: Shards,
         computing: Computing | None = None,
-        summed: list[tuple[Communicator | None, list[slice]]] = (),
+        summed: Sequence[tuple[Communicator | None, list[slice]]] = (),
         reports_loss: bool = True,
         ahead: int = 0,
     ):

@@ -7,7 +7,7 @@
                 tensor      work on each layer together (None: each layer is on one rank)    this stage's ranks
                 ends        add up gradients of weights that both ends use (tied)            first and last stage
 
-The groups are those of a grid (hpcdl/comm/grid.py), or of one `Line` of ranks.
+The groups are those of a grid (hpcdl/comm/grid.py), or of one `OnePipeline` of all ranks.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from hpcdl.parallel.zero import Shards
 from hpcdl.runs.wrapped import plain
 
 
-class Line:
+class OnePipeline:
     """The groups of a pipeline of all ranks of `comm`. Making and freeing it are collective calls."""
 
     tensor = None
@@ -47,7 +47,7 @@ def pipelined(
     model,
     data,
     optimizer,
-    groups: Grid | Line,
+    groups: Grid | OnePipeline,
     chunks: int = 1,
     balance: str = "parameters",
     recompute: bool = False,

@@ -25,7 +25,7 @@ from hpcdl.comm.node import ranks_of_node
 from hpcdl.comm.trace import clock_offset
 from hpcdl.comm.watchdog import activity
 from hpcdl.data import Batch
-from hpcdl.parallel.timetable import Span, Step
+from hpcdl.parallel.timetable import Action, Span
 from hpcdl.runs.straggler import stretched
 
 KINDS = "FBS"  # forward, backward, score
@@ -74,14 +74,14 @@ class Stage:
         if self.spans:
             self.done.append((self.started, self.spans[-1].stop - apart_seconds, self.busy))
 
-    def run(self, steps: Iterable[Step], batches) -> float:
+    def run(self, actions: Iterable[Action], batches) -> float:
         """Take micro-batches through this stage as the schedule says; returns their sum of losses, 0 where it is not.
 
         batches: the micro-batches, on every stage.
         """
         self.begin()
         loss = 0.0
-        for kind, number, chunk in steps:
+        for kind, number, chunk in actions:
             if kind == "F":
                 loss += self.forward(number, chunk, batches[number])
             else:
@@ -92,7 +92,7 @@ class Stage:
     def forward_backward(self, batch: Batch) -> float:
         """Both, of one batch that no other accompanies."""
         chunks = range(self.chunks)
-        return self.run([*(Step("F", 0, c) for c in chunks), *(Step("B", 0, c) for c in reversed(chunks))], [batch])
+        return self.run([*(Action("F", 0, c) for c in chunks), *(Action("B", 0, c) for c in reversed(chunks))], [batch])
 
     def warm_up(self, batch: Batch) -> None:
         """The same, and no part of what was done."""
@@ -104,7 +104,7 @@ class Stage:
         first, last = self._first(chunk), self._last(chunk)
         shape = None if first else self.part.input_shape(chunk, len(batch.y))
         x = batch.x if first else self._receive(shape, self.before, self._tag("F", number, chunk))
-        with self._computing(Step("F", number, chunk), 1 / 3):
+        with self._computing(Action("F", number, chunk), 1 / 3):
             y, kept = self._forward(self.weights, x, chunk, batch)
         if last:
             loss, shape, sent = y[0], None, None
@@ -127,7 +127,7 @@ class Stage:
             dy = self._receive(shape, self.after, self._tag("B", number, chunk))
             sent.wait()  # it has arrived, or there were no answer
         self._sweep()
-        with self._computing(Step("B", number, chunk), 2 / 3 + (1 / 3 if kept is None else 0)):
+        with self._computing(Action("B", number, chunk), 2 / 3 + (1 / 3 if kept is None else 0)):
             if kept is None:
                 _, kept = self._forward(weights, x, chunk, batch)
             dx = self.part.backward(weights, kept, dy, self.part.numbers[chunk])
@@ -236,15 +236,15 @@ class Stage:
         self.leaving = still
 
     @contextlib.contextmanager
-    def _computing(self, step: Step, fraction: float):
+    def _computing(self, action: Action, fraction: float):
         """A span of the picture; as long as the run pretends."""
         begun = time.perf_counter_ns()
         with stretched(self.model, fraction / self.chunks, self.comm.traffic):
             yield
         ended = time.perf_counter_ns()
-        span = Span(step, begun / 1e9, ended / 1e9)
+        span = Span(action, begun / 1e9, ended / 1e9)
         self.spans.append(span)
         self.busy += span.stop - span.start
         self.started = span.start if self.started is None else self.started
-        name = {"F": "forward", "B": "backward"}[step.kind]
-        self.comm.timeline.add(name, begun, ended, **{"micro-batch": step.microbatch, "chunk": step.chunk})
+        name = {"F": "forward", "B": "backward"}[action.kind]
+        self.comm.timeline.add(name, begun, ended, **{"micro-batch": action.microbatch, "chunk": action.chunk})

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Step(NamedTuple):
+class Action(NamedTuple):
     """The forward ("F") or backward ("B") of one micro-batch through one chunk of a stage."""
 
     kind: str
@@ -15,8 +15,8 @@ class Step(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A step and when it was done: start and stop, in any unit of time."""
+    """An action and when it was done: start and stop, in any unit of time."""
 
-    step: Step
+    action: Action
     start: float
     stop: float

@@ -18,7 +18,7 @@ same for all of them. stage: of ZeRO, along the data axis (hpcdl/parallel/zero.p
 
 from hpcdl.comm.grid import AXES, Grid
 from hpcdl.parallel.pipelined import pipelined
-from hpcdl.strategies.pipeline_schedules import pictures, steps_of
+from hpcdl.strategies.pipeline_schedules import actions_of, pictures
 
 
 def train(
@@ -49,7 +49,7 @@ def train(
 
     for batch in run.batches(data, held.share):
         held.zero_gradient()
-        loss = layers.run(steps_of(schedule, stages, p, microbatches, chunks), batch.split(microbatches))
+        loss = layers.run(actions_of(schedule, stages, p, microbatches, chunks), batch.split(microbatches))
         held.update(batch.total)
         run.record(loss if held.reports_loss else 0.0, batch.total)
         run.boundary()

@@ -12,13 +12,13 @@ balance: the layers are cut so that the most expensive rank has as little as can
 that they were measured to take (hpcdl/models/balance.py).
 """
 
-from hpcdl.parallel.pipelined import Line, pipelined
+from hpcdl.parallel.pipelined import OnePipeline, pipelined
 
 
 def train(comm, model, data, optimizer, run, balance="parameters"):
     """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
-    line = run.until_end(Line(comm))
-    held, stage = pipelined(run, model, data, optimizer, line, balance=balance)
+    groups = run.until_end(OnePipeline(comm))
+    held, stage = pipelined(run, model, data, optimizer, groups, balance=balance)
     run.begin("model_parallel", held, data)
 
     for batch in run.batches(data, held.share):

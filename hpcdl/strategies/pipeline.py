@@ -32,9 +32,9 @@ import dataclasses
 
 from hpcdl.comm.watchdog import activity
 from hpcdl.errors import UsageError
-from hpcdl.parallel.pipelined import Line, pipelined
+from hpcdl.parallel.pipelined import OnePipeline, pipelined
 from hpcdl.parallel.stash import Stash
-from hpcdl.strategies.pipeline_schedules import pictures, steps_of
+from hpcdl.strategies.pipeline_schedules import actions_of, pictures
 
 SHOWN = 24  # steps of PipeDream that are drawn
 MEET = 8  # all stages meet after so many micro-batches for each stage, for that empties the pipeline
@@ -54,8 +54,8 @@ def train(
     draw=False,
 ):
     """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
-    line, ahead = run.until_end(Line(comm)), comm.size - 1 if schedule == "pipedream" else 0
-    held, stage = pipelined(run, model, data, optimizer, line, chunks, balance, recompute, ahead=ahead)
+    groups, ahead = run.until_end(OnePipeline(comm)), comm.size - 1 if schedule == "pipedream" else 0
+    held, stage = pipelined(run, model, data, optimizer, groups, chunks, balance, recompute, ahead=ahead)
     run.report(schedule=schedule, microbatches=microbatches, chunks=chunks, recompute=recompute)
     run.begin("pipeline", held, data)
 
@@ -64,8 +64,8 @@ def train(
     else:
         for batch in run.batches(data, held.share):
             held.zero_gradient()
-            steps = steps_of(schedule, comm.size, comm.rank, microbatches, chunks)
-            loss = stage.run(steps, batch.split(microbatches))
+            actions = actions_of(schedule, comm.size, comm.rank, microbatches, chunks)
+            loss = stage.run(actions, batch.split(microbatches))
             held.update(batch.total)
             run.record(loss, batch.total)
             run.boundary()
@@ -83,7 +83,7 @@ def pipedream(comm, data, run, held, stage):
     run.agree_seldom(MEET * comm.size)
     run.start()
     stage.begin(SHOWN)  # all of it is one step
-    for kind, k, _ in steps_of("pipedream", comm.size, comm.rank, max(1, run.steps - first)):
+    for kind, k, _ in actions_of("pipedream", comm.size, comm.rank, max(1, run.steps - first)):
         if run.over:
             break
         if first + k >= run.steps:  # told to stop, it was not begun
@@ -116,7 +116,7 @@ def kept(batch):
 
 def check_schedule(schedule: str, microbatches: int, chunks: int, stages: int, model, options) -> None:
     """Raise UsageError where stages, model and options do not go with the schedule."""
-    steps_of(schedule, stages, 0, None if schedule == "pipedream" else microbatches, chunks)
+    actions_of(schedule, stages, 0, None if schedule == "pipedream" else microbatches, chunks)
     if options.accumulate > 1:
         raise UsageError("--accumulate: a pipeline cuts its batches by --microbatches; leave it out")
     if schedule == "pipedream":

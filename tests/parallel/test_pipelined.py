@@ -8,7 +8,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.grid import Grid
 from hpcdl.data import from_arrays
 from hpcdl.models import make_model
-from hpcdl.parallel.pipelined import Line, pipelined, place_layers
+from hpcdl.parallel.pipelined import OnePipeline, pipelined, place_layers
 from hpcdl.runs import Options, Run
 
 FEATURES, CLASSES = 5, 3
@@ -31,17 +31,17 @@ def examples(features=FEATURES, classes=CLASSES):
     return from_arrays(x, np.arange(20) % classes, classes=classes, dtype="float64")
 
 
-def test_a_line_is_one_pipeline_whose_ends_share_a_group(each_group):
+def test_one_pipeline_of_all_ranks_whose_ends_share_a_group(each_group):
     def body(bare):
         comm = Communicator(bare, "ring")
-        line = Line(comm)
-        assert line.pipeline is comm and line.tensor is None and (line.data.rank, line.data.size) == (0, 1)
+        groups = OnePipeline(comm)
+        assert groups.pipeline is comm and groups.tensor is None and (groups.data.rank, groups.data.size) == (0, 1)
         if comm.size == 1 or 0 < comm.rank < comm.size - 1:
-            assert line.ends is None
+            assert groups.ends is None
         else:
-            assert (line.ends.size, line.ends.rank) == (2, int(comm.rank > 0))
-        line.free()
-        assert line.data.mpi == MPI.COMM_NULL and (line.ends is None or line.ends.mpi == MPI.COMM_NULL)
+            assert (groups.ends.size, groups.ends.rank) == (2, int(comm.rank > 0))
+        groups.free()
+        assert groups.data.mpi == MPI.COMM_NULL and (groups.ends is None or groups.ends.mpi == MPI.COMM_NULL)
         assert comm.mpi != MPI.COMM_NULL
         comm.free()
 
@@ -61,18 +61,18 @@ def test_layers_of_stages_are_the_same_on_all_ranks(balance, run, world):
     assert run.reported["layers_of_stages"] == names
 
 
-@pytest.mark.parametrize("axis", ["line", "pipeline", "tensor", "data"])
+@pytest.mark.parametrize("axis", ["one", "pipeline", "tensor", "data"])
 @pytest.mark.parametrize("sequence", [False, True])
 def test_who_reports_losses_and_what_is_summed(axis, sequence, run, world):
     """One rank of each copy reports. Both ends sum the tied table, and, with sequence parallelism, those that share
     layers what each of them has whole."""
-    if axis == "line" and sequence:
+    if axis == "one" and sequence:
         pytest.skip("no layer is shared")
     model, data, p = make_model(GPT, (12,), 7, "float64"), examples(12, 7), world.size
-    groups = Line(run.comm) if axis == "line" else Grid(run.comm, **{axis: p})
+    groups = OnePipeline(run.comm) if axis == "one" else Grid(run.comm, **{axis: p})
     held, stage = pipelined(run, model, data, run.make_optimizer(model, data, 0), groups, sequence=sequence, zero=1)
     assert world.allgather(held.reports_loss) == {
-        "line": [rank == p - 1 for rank in range(p)],
+        "one": [rank == p - 1 for rank in range(p)],
         "pipeline": [rank == p - 1 for rank in range(p)],
         "tensor": [rank == 0 for rank in range(p)],
         "data": [True] * p,

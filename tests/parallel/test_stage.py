@@ -14,9 +14,9 @@ from hpcdl.models import make_model
 from hpcdl.models.layered import FlatWeights
 from hpcdl.models.part import Part
 from hpcdl.parallel.stage import TAGS, Stage
-from hpcdl.parallel.timetable import Step
+from hpcdl.parallel.timetable import Action
 from hpcdl.random import Random
-from hpcdl.strategies.pipeline_schedules import SCHEDULES, steps_of
+from hpcdl.strategies.pipeline_schedules import SCHEDULES, actions_of
 
 FEATURES, CLASSES = 5, 3
 DEEP = "mlp:4,6,5,4,7,6,5"  # 8 layers
@@ -71,10 +71,10 @@ def test_the_stages_together_are_the_model(schedule, recompute, each_group):
         parts = 2 if schedule == "interleaved" else 1
         pipeline, batch, m = Pipeline(comm, recompute, parts), rows(13), 2 * comm.size
         for _ in range(2):
-            steps = list(steps_of(schedule, comm.size, comm.rank, m, parts))
-            pipeline.check(pipeline.stage.run(steps, batch.split(m)), batch)
+            actions = list(actions_of(schedule, comm.size, comm.rank, m, parts))
+            pipeline.check(pipeline.stage.run(actions, batch.split(m)), batch)
         spans = pipeline.stage.spans
-        assert [span.step for span in spans] == steps
+        assert [span.action for span in spans] == actions
         assert all(a.start <= a.stop <= b.start for a, b in itertools.pairwise(spans))
         pipeline.comm.free()
 
@@ -104,8 +104,8 @@ def test_micro_batches_of_numbers_beyond_all_tags(each_group):
         pipeline, batch = Pipeline(comm), rows(6)
         for first in (TAGS // 3 - 1, TAGS - 1, 10**9):
             numbers = [first + k for k in range(3)]
-            steps = [Step("F", k) for k in numbers] + [Step("B", k) for k in numbers]
-            pipeline.check(pipeline.stage.run(steps, dict(zip(numbers, batch.split(3), strict=True))), batch)
+            actions = [Action("F", k) for k in numbers] + [Action("B", k) for k in numbers]
+            pipeline.check(pipeline.stage.run(actions, dict(zip(numbers, batch.split(3), strict=True))), batch)
         pipeline.check(pipeline.stage.forward_backward(batch), batch)
         assert pipeline.stage.most_in_flight == 3  # at most, though but one was last
         pipeline.comm.free()
@@ -133,12 +133,12 @@ def test_a_version_that_is_held_serves_the_backward(each_group):
 
 def test_spans_of_all_stages_on_one_clock(world):
     pipeline, batch = Pipeline(world), rows(6)
-    pipeline.stage.run(list(steps_of("1f1b", world.size, world.rank, 2)), batch.split(2))
+    pipeline.stage.run(list(actions_of("1f1b", world.size, world.rank, 2)), batch.split(2))
     spans = pipeline.stage.gather_spans()
     assert (spans is None) == (world.rank > 0)
     if spans:
         assert len(spans) == world.size and min(span.start for each in spans for span in each) == 0
-        when = {(s, span.step.kind, span.step.microbatch): span for s, each in enumerate(spans) for span in each}
+        when = {(s, span.action.kind, span.action.microbatch): span for s, each in enumerate(spans) for span in each}
         for s, k in ((s, k) for s in range(1, world.size) for k in range(2)):
             assert when[s - 1, "F", k].stop <= when[s, "F", k].start  # on one node, to the clock's resolution
             assert when[s, "B", k].stop <= when[s - 1, "B", k].start
@@ -155,7 +155,7 @@ def test_what_was_done_when(each_group):
         stage.warm_up(batch)
         assert stage.done == [] and pipeline.gradient.any()
         for m in (2, 3):
-            stage.run(steps_of("1f1b", comm.size, comm.rank, m), batch.split(m))
+            stage.run(actions_of("1f1b", comm.size, comm.rank, m), batch.split(m))
             (first, last, busy), spans = stage.done[-1], list(stage.spans)
             assert (first, last, len(spans)) == (spans[0].start, spans[-1].stop, 2 * m)
             assert busy == pytest.approx(sum(span.stop - span.start for span in spans))
@@ -165,7 +165,7 @@ def test_what_was_done_when(each_group):
             stage.backward(number, 0)
         stage.end(apart_seconds=1.0)
         (first, last, _), spans = stage.done[-1], list(stage.spans)
-        assert [span.step for span in spans] == [Step("F", 2), Step("B", 2)]
+        assert [span.action for span in spans] == [Action("F", 2), Action("B", 2)]
         assert first < spans[0].start and last == spans[-1].stop - 1.0 and len(stage.done) == 3
         stage.begin()
         stage.end()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcdl.parallel.stash import Stash
-from hpcdl.strategies.pipeline_schedules import steps_of
+from hpcdl.strategies.pipeline_schedules import actions_of
 
 
 class Stage:
@@ -27,7 +27,7 @@ def test_backward_finds_the_version_of_its_forward(versions, hold):
     assert shards.memory.now["parameters"] == held + versions * shards.parameters.nbytes
     rooms = {id(weights) for weights in stash.free}
     shards.parameters[:] = 0
-    for kind, k, _ in steps_of("pipedream", stages, 0, 9):
+    for kind, k, _ in actions_of("pipedream", stages, 0, 9):
         if kind == "F":
             taken[k] = updates
             stash.forward(k)

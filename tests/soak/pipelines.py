@@ -18,7 +18,7 @@ from hpcdl.comm import Communicator
 from hpcdl.models.pool import Pool
 from hpcdl.parallel.stage import Stage
 from hpcdl.random import Random
-from hpcdl.strategies.pipeline_schedules import steps_of
+from hpcdl.strategies.pipeline_schedules import actions_of
 
 SCHEDULES = "naive", "gpipe", "1f1b", "interleaved", "pipedream"
 WIDTHS = 1, 30, 1000, 10_000
@@ -90,12 +90,12 @@ def case(comm, seed: int, i: int) -> str:
     for _ in range(2):  # the second batch follows without a pause
         x = [np.full((n, width), k, np.float64) for k, n in enumerate(rows)]
         batches = [SimpleNamespace(x=x[k], y=np.zeros(n), number=k) for k, n in enumerate(rows)]
-        steps = list(steps_of(schedule, stages, group.rank, microbatches, chunks))
-        loss = stage.run(steps, batches)
+        actions = list(actions_of(schedule, stages, group.rank, microbatches, chunks))
+        loss = stage.run(actions, batches)
         if group.rank == stages - 1:
             assert loss == sum(n * width * (k + places) for k, n in enumerate(rows)), (i, what, loss)
         if group.rank == 0:
-            order = [step.microbatch for step in steps if step.kind == "B" and step.chunk == 0]
+            order = [each.microbatch for each in actions if each.kind == "B" and each.chunk == 0]
             for k, dx in zip(order, part.arrived.values(), strict=True):
                 assert dx.shape == (rows[k], width) and (dx == (k + 1) * 3 ** (places - 1)).all(), (i, what, k)
             part.arrived.clear()
