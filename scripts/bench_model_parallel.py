@@ -92,7 +92,7 @@ def compared(options: ModelBench, size: int) -> dict:
         for schedule in ("naive", "gpipe", "1f1b", "interleaved"):
             chunks = CHUNKS if schedule == "interleaved" else 1
             for m in options.microbatches:
-                pipeline_schedules.steps_of(schedule, size, 0, m, chunks)
+                pipeline_schedules.actions_of(schedule, size, 0, m, chunks)
                 how = {"schedule": schedule, "microbatches": m, "chunks": chunks}
                 found[f"{schedule}, m = {m}"] = size, partial(pipeline.train, **how)
         return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hpcdl.comm.grid import parse_grid
 from hpcdl.errors import UsageError
-from hpcdl.parallel.holding import check_rows
+from hpcdl.parallel.cut_model import check_same_rows
 from hpcdl.runs.options import option
 from hpcdl.scripts.train_pipeline import PipelineOptions, check_pipeline
 from hpcdl.scripts.train_tensor_parallel import check_tensor
@@ -40,7 +40,7 @@ def main(arguments=None):
 
     def fits(options, ranks, model):
         grid = parse_grid(options.grid, ranks)
-        check_rows(options, grid["pipeline"] * grid["tensor"])
+        check_same_rows(options, grid["pipeline"] * grid["tensor"])
         check_pipeline(options, grid["pipeline"], model)
         check_tensor(model, grid["tensor"], options.sequence_parallel)
 

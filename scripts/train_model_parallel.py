@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcdl.models.balance import cut_layers
-from hpcdl.parallel.holding import check_rows
+from hpcdl.parallel.cut_model import check_same_rows
 from hpcdl.runs.options import Options, option
 from hpcdl.strategies.model_parallel import train
 
@@ -27,7 +27,7 @@ def main(arguments=None):
         train(comm, model, data, optimizer, run, run.options.balance)
 
     def fits(options, ranks, model):
-        check_rows(options, ranks)
+        check_same_rows(options, ranks)
         cut_layers(model, ranks)
 
     training("train-model-parallel", ModelOptions, __doc__, arguments, start, check=fits, cut=True)

@@ -11,9 +11,9 @@ from typing import Literal
 
 from hpcdl.errors import UsageError
 from hpcdl.models.balance import cut_layers
-from hpcdl.parallel.holding import check_rows
+from hpcdl.parallel.cut_model import check_same_rows
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.pipeline import check, train
+from hpcdl.strategies.pipeline import check_schedule, train
 from hpcdl.strategies.pipeline_schedules import SCHEDULES
 
 
@@ -45,7 +45,7 @@ class PipelineOptions(Options):
 
 def check_pipeline(options, stages, model):
     """Raise UsageError where schedule, stages and model do not go together."""
-    check(options.schedule, options.microbatches, options.chunks, stages, model, options)
+    check_schedule(options.schedule, options.microbatches, options.chunks, stages, model, options)
     cut_layers(model, stages * options.chunks)
 
 
@@ -55,7 +55,7 @@ def main(arguments=None):
         train(comm, model, data, optimizer, run, **{name: getattr(run.options, name) for name in names})
 
     def fits(options, ranks, model):
-        check_rows(options, ranks)
+        check_same_rows(options, ranks)
         check_pipeline(options, ranks, model)
 
     training("train-pipeline", PipelineOptions, __doc__, arguments, start, check=fits, cut=True)

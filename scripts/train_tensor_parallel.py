@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpcdl.models.group import Alone
 from hpcdl.models.part import Part
-from hpcdl.parallel.holding import check_rows
+from hpcdl.parallel.cut_model import check_same_rows
 from hpcdl.runs.options import Options, option
 from hpcdl.strategies.tensor_parallel import train
 
@@ -29,7 +29,7 @@ def main(arguments=None):
         train(comm, model, data, optimizer, run, run.options.sequence_parallel)
 
     def fits(options, ranks, model):
-        check_rows(options, ranks)
+        check_same_rows(options, ranks)
         check_tensor(model, ranks, options.sequence_parallel)
 
     training("train-tensor-parallel", TensorOptions, __doc__, arguments, start, check=fits, cut=True)

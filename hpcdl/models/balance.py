@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from hpcdl.errors import UsageError
-from hpcdl.models.layered import Vectors
+from hpcdl.models.layered import FlatWeights
 from hpcdl.models.part import Part, require_layers
 from hpcdl.random import Random
 
@@ -67,17 +67,17 @@ def measured_costs(model, batch) -> list[float]:
     for i in range(last):
         part = Part(model, [range(i, i + 1 if i + 1 < last else last + 1)])
         w = part.initialize(Random(0))
-        store, layers = Vectors(part, w, model.device.zeros(part.size, part.dtype)), part.numbers[0]
+        weights, layers = FlatWeights(part, w, model.device.zeros(part.size, part.dtype)), part.numbers[0]
         x = batch.x if i == 0 else model.device.zeros(part.input_shape(0, len(batch.y)), part.dtype)
         seconds = []
         for _ in range(REPEATS):
             begun = time.perf_counter()
-            y, kept = part.forward(store, x, layers, part.targets(batch))
+            y, kept = part.forward(weights, x, layers, part.targets(batch))
             dy = None
             if i + 1 < last:
                 dy = model.pool.take(*y.shape)
                 dy[...] = 0
-            dx = part.backward(store, kept, dy, layers)
+            dx = part.backward(weights, kept, dy, layers)
             model.device.synchronize()
             seconds.append(time.perf_counter() - begun)
             if dx is not None:

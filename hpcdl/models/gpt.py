@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
-from hpcdl.models.layered import Layered, Vectors
+from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.losses import SoftmaxCrossEntropy
 from hpcdl.models.pool import Pool
 from hpcdl.models.transformer import Attention, Embedding, FeedForward, Head, Norm
@@ -84,7 +84,7 @@ class GPT(Layered):
         """
         device, tokens = self.device, list(prompt) or [0]
         start = len(tokens)
-        w = Vectors(self, parameters)
+        w = FlatWeights(self, parameters)
         for _ in range(count):
             seen = tokens[-self.features :]
             x = np.zeros((1, self.features), self.dtype)

@@ -6,13 +6,14 @@
 Sums over the rows of a batch, never means: a batch cut into parts of any size, empty ones too, gives the same loss and
 the same gradient.
 
-Where a layer finds its tensors is the affair of a store: `Vectors` has all of them, in flat vectors. One that fetches
-them layer by layer is told which layer comes next:
+Where a layer finds its tensors is the affair of `weights`: those of `FlatWeights` are all there, in flat vectors. One
+that gathers them layer by layer (hpcdl/parallel/sharded_weights.py) is told which layer comes next:
 
-    w = store.open(i, following)        the tensors of layer i, for forward or backward; `following` is opened next
-    store.close(i)                      forward is through with them
-    g = store.gradient(i)               where backward adds the gradient
-    store.ready(i)                      backward is through with both, and layer i adds nothing more to it
+    w = weights.open(i, following)      the tensors of layer i, for forward or backward; `following` is opened next
+    weights.close(i)                    forward is through with them
+    g = weights.gradient(i)             where backward adds the gradient
+    weights.ready(i)                    backward is through with both, and layer i adds nothing more to it
+    weights.finish()                    no layer follows: what is under way arrives, what was lent is given up
 """
 
 from collections.abc import Callable
@@ -28,8 +29,8 @@ from hpcdl.models.pool import Pool
 from hpcdl.random import Random
 
 
-class Vectors:
-    """The store of a model whose parameters, and gradient, are flat vectors here."""
+class FlatWeights:
+    """The weights of a model whose parameters, and gradient, are flat vectors here."""
 
     def __init__(self, model: "Layered", parameters, gradient=None, on_ready: Callable[[slice], None] | None = None):
         self.parameters, self.slices, self.on_ready = parameters, model.slices, on_ready
@@ -50,6 +51,9 @@ class Vectors:
         """Tell whom it concerns that a slice is final."""
         if self.on_ready and self.slices[i]:
             self.on_ready(self.slices[i])
+
+    def finish(self):
+        """All is there already."""
 
 
 class Layered:
@@ -96,38 +100,38 @@ class Layered:
         zero rows are allowed. on_ready(slice): called as soon as that slice of the gradient is final, last layer first.
         Raises UsageError where an array does not fit the model or a label is not a class.
         """
-        self.check(batch.x, batch.y, parameters, gradient)
-        return self.descend(Vectors(self, parameters, gradient, on_ready), batch)
+        self.check_arrays(batch.x, batch.y, parameters, gradient)
+        return self.forward_backward(FlatWeights(self, parameters, gradient, on_ready), batch)
 
     def evaluate(self, parameters: np.ndarray, batch) -> tuple[float, float]:
         """(sum of losses, number of rows predicted correctly); for regression, sum of squared errors instead."""
-        self.check(batch.x, batch.y, parameters)
-        return self.score(Vectors(self, parameters), batch)
+        self.check_arrays(batch.x, batch.y, parameters)
+        return self.score(FlatWeights(self, parameters), batch)
 
     def predict(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
         """What the loss predicts for x (rows, features): class probabilities, probability of class 1, or values."""
-        self.check(x, None, parameters)
-        z, kept = self.forward(Vectors(self, parameters), x, range(len(self.layers) - 1), keep=False)
+        self.check_arrays(x, None, parameters)
+        z, kept = self.forward(FlatWeights(self, parameters), x, range(len(self.layers) - 1), keep=False)
         prediction = self.layers[-1].predict(self.last_rows(z))
         self.release(kept)
         return prediction
 
-    # -- the same with the parameters in a store ---------------------------------------------------------------------
+    # -- the same with weights that lie anywhere ----------------------------------------------------------------------
 
-    def descend(self, store, batch) -> float:
+    def forward_backward(self, weights, batch) -> float:
         """Forward and backward through all layers; returns the sum of losses."""
         layers = range(len(self.layers))
-        (loss, _), kept = self.forward(store, batch.x, layers, self.targets(batch))
-        self.backward(store, kept, None, layers)
+        (loss, _), kept = self.forward(weights, batch.x, layers, self.targets(batch))
+        self.backward(weights, kept, None, layers)
         return loss
 
-    def score(self, store, batch) -> tuple[float, float]:
+    def score(self, weights, batch) -> tuple[float, float]:
         """(sum of losses, score), in one pass forward that keeps nothing."""
-        result, kept = self.forward(store, batch.x, range(len(self.layers)), self.targets(batch), keep=False)
+        result, kept = self.forward(weights, batch.x, range(len(self.layers)), self.targets(batch), keep=False)
         self.release(kept)
         return result
 
-    def forward(self, store, x, layers: range, targets=None, keep=True):
+    def forward(self, weights, x, layers: range, targets=None, keep=True):
         """What the last of `layers` makes of x, and what the layers have kept for backward, as (layer, saved).
 
         Where the loss is among them, that is (sum of losses, score). keep: without it all is released but what the
@@ -136,29 +140,29 @@ class Layered:
         kept = []
         for i in layers:
             layer = self.layers[i]
-            w = store.open(i, i + 1 if i + 1 < layers.stop else None)
+            w = weights.open(i, i + 1 if i + 1 < layers.stop else None)
             more = (targets,) if isinstance(layer, Loss) else ()
             x, saved = layer.forward(w, x, self.group, *more)
-            store.close(i)
+            weights.close(i)
             if not keep:
                 self.release(kept)
                 kept = []
             kept.append((layer, saved))
         return x, kept
 
-    def backward(self, store, kept, dy, layers: range):
+    def backward(self, weights, kept, dy, layers: range):
         """The gradient by the input of `layers`, from that by their output (None for the loss); uses `kept` and dy up.
 
         It is None where the first layer is that of the model.
         """
         for i in reversed(layers):
             layer, saved = kept.pop()
-            w = store.open(i, i - 1 if i > layers.start else None)
-            dx = layer.backward(w, saved, dy, store.gradient(i), self.group)
+            w = weights.open(i, i - 1 if i > layers.start else None)
+            dx = layer.backward(w, saved, dy, weights.gradient(i), self.group)
             if dy is not None:
                 self.pool.give(dy)
             dy = dx
-            store.ready(i)
+            weights.ready(i)
         return dy
 
     def release(self, kept):
@@ -174,7 +178,7 @@ class Layered:
         """The rows of the loss's input that a prediction is made from."""
         return z
 
-    def check(self, x, y, *vectors):
+    def check_arrays(self, x, y, *vectors):
         """Raise UsageError where an array does not fit the model: compiled loops would read past its end."""
         device = self.device
         for name, array in (("x", x), ("y", y), *(("a vector", vector) for vector in vectors)):

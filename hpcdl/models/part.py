@@ -104,8 +104,8 @@ class Part(Layered):
                 cut += slices if apart else [slice(slices[0].start, slices[-1].stop)]
         return cut
 
-    def shared_alike(self) -> list[slice]:
-        """The tensors that every rank that shares the layers has whole, as slices of this part's vector."""
+    def replicated(self) -> list[slice]:
+        """The tensors that each of the ranks that share the layers has whole, as slices of this part's vector."""
         return [tensor.slice for name, tensor in self.layout.tensors.items() if self.axes[name] is None]
 
     def tied(self) -> list[slice]:

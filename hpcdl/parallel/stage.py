@@ -15,183 +15,165 @@ blocks, and that is all the time that a stage idles.
 """
 
 import contextlib
-import itertools
 import time
+from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
+from hpcdl.comm import Communicator
 from hpcdl.comm.node import ranks_of_node
 from hpcdl.comm.trace import clock_offset
 from hpcdl.comm.watchdog import activity
 from hpcdl.data import Batch
-from hpcdl.models.balance import cut_layers, measured_costs
-from hpcdl.runs.straggler import stretched, unslowed
+from hpcdl.parallel.timetable import Action, Span
+from hpcdl.runs.straggler import stretched
 
 KINDS = "FBS"  # forward, backward, score
 TAGS = 32768 // len(KINDS) * len(KINDS)  # of those that MPI guarantees
 
 
-def place_layers(run, model, data, comm, chunks: int = 1, balance: str = "parameters") -> list[range]:
-    """The layers of this rank: `chunks` ranges of their numbers, the chunks of all ranks lying in turns; collective.
-
-    balance: "parameters" or "measured", by the seconds that rank 0 takes for a batch's layers, one after the other.
-    """
-    costs = None
-    if balance == "measured":
-        model = unslowed(model)
-        costs = np.empty(len(model.layers) - 1)
-        if run.comm.rank == 0:
-            x, y = (model.device.array(each) for each in data.train.rows(0, min(data.examples, run.plan(data)[0])))
-            few = Batch(x, y, len(x), epoch=0, step=0, index=np.arange(len(x)))
-            costs[:] = measured_costs(model, few)
-        run.own.broadcast(costs)
-        costs = costs.tolist()
-    ranges = cut_layers(model, comm.size * chunks, costs)
-    names = [[layer.name for layer in model.layers[each.start : each.stop]] for each in ranges]
-    run.extra["layers_of_stages"] = [list(itertools.chain(*names[s :: comm.size])) for s in range(comm.size)]
-    return ranges[comm.rank :: comm.size]
-
-
-class Flying(NamedTuple):
+class InFlight(NamedTuple):
     """A micro-batch between its forward and its backward; kept: None where it is made anew; shape: of y."""
 
-    batch: object
+    batch: Batch
     x: object
     kept: list | None
-    shape: tuple
+    shape: tuple | None
     sent: object
-    store: object
-
-
-class Span(NamedTuple):
-    """What a stage computed, and when: kind F or B, start and stop in seconds of `time.perf_counter`."""
-
-    kind: str
-    microbatch: int
-    chunk: int
-    start: float
-    stop: float
+    weights: object
 
 
 class Stage:
     """The layers of `part`, whose chunks are this rank's of those that the ranks of `comm` have in turns.
 
-    store: where the layers find their tensors (hpcdl/models/layered.py). model: the one that the part is of, slowed or
-    not (hpcdl/runs/straggler.py): a micro-batch takes one stage as long as a gradient takes that. `flew`: most
-    micro-batches, times chunks, that were in flight at once; `spans`: of the last `run`; `done`: of each of them first
-    start, last stop and seconds computing, for `costs`.
+    weights: where the layers find their tensors (hpcdl/models/layered.py). model: the one that the part is of, slowed
+    or not (hpcdl/runs/straggler.py): a micro-batch takes one stage as long as a gradient takes that. `most_in_flight`:
+    micro-batches, times chunks, at once; `spans`: what was done since `begin`; `done`: from each `begin` to its `end`
+    first start, last stop and seconds computing, for `costs`.
     """
 
-    def __init__(self, comm, part, store, model, recompute: bool = False):
-        self.comm, self.part, self.store, self.model, self.recompute = comm, part, store, model, recompute
+    def __init__(self, comm: Communicator, part, weights, model, recompute: bool = False):
+        self.comm, self.part, self.weights, self.model, self.recompute = comm, part, weights, model, recompute
         self.stages, self.chunks, self.pool = comm.size, len(part.chunks), part.pool
         self.before, self.after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-        self.flying, self.leaving, self.spans = {}, [], []
-        self.loss, self.flew, self.done = 0.0, 0, []
+        self.in_flight, self.leaving = {}, []
+        self.most_in_flight, self.done = 0, []
+        self.begin()
 
-    def run(self, steps, batches) -> float:
+    def begin(self, shown: int | None = None) -> None:
+        """What follows is one step; of its spans the last so many are kept, or all."""
+        self.spans, self.started, self.busy = deque(maxlen=shown), None, 0.0
+
+    def end(self, apart_seconds: float = 0.0) -> None:
+        """The step ends when all that was sent has left; so many seconds of it were spent apart from it."""
+        for request, give in self.leaving:
+            if request is not None:
+                request.wait()
+            give()
+        self.leaving = []
+        if self.spans:
+            self.done.append((self.started, self.spans[-1].stop - apart_seconds, self.busy))
+
+    def run(self, actions: Iterable[Action], batches) -> float:
         """Take micro-batches through this stage as the schedule says; returns their sum of losses, 0 where it is not.
 
-        steps: (kind, micro-batch, chunk) in order. batches: the micro-batches, on every stage.
+        batches: the micro-batches, on every stage.
         """
-        self.loss, self.spans = 0.0, []
-        for kind, number, chunk in steps:
+        self.begin()
+        loss = 0.0
+        for kind, number, chunk in actions:
             if kind == "F":
-                self.forward(number, chunk, batches[number])
+                loss += self.forward(number, chunk, batches[number])
             else:
                 self.backward(number, chunk)
-        self.settle()
-        busy = sum(span.stop - span.start for span in self.spans)
-        self.done.append((self.spans[0].start, self.spans[-1].stop, busy) if self.spans else (0.0, 0.0, 0.0))
-        return self.loss
+        self.end()
+        return loss
 
-    def descend(self, batch) -> float:
-        """Forward and backward of one batch, which no other accompanies."""
+    def forward_backward(self, batch: Batch) -> float:
+        """Both, of one batch that no other accompanies."""
         chunks = range(self.chunks)
-        return self.run([*(("F", 0, c) for c in chunks), *(("B", 0, c) for c in reversed(chunks))], [batch])
+        return self.run([*(Action("F", 0, c) for c in chunks), *(Action("B", 0, c) for c in reversed(chunks))], [batch])
 
-    def forward(self, number: int, chunk: int, batch, store=None) -> None:
-        """Forward of a micro-batch; store: another one than this stage's."""
-        store, first, last = store or self.store, self._first(chunk), self._last(chunk)
+    def warm_up(self, batch: Batch) -> None:
+        """The same, and no part of what was done."""
+        self.forward_backward(batch)
+        self.done.clear()
+
+    def forward(self, number: int, chunk: int, batch: Batch) -> float:
+        """Forward of a micro-batch; returns its sum of losses, 0 where it is not."""
+        first, last = self._first(chunk), self._last(chunk)
         shape = None if first else self.part.input_shape(chunk, len(batch.y))
         x = batch.x if first else self._receive(shape, self.before, self._tag("F", number, chunk))
-        with self._computing("F", number, chunk, 1 / 3):
-            y, kept = self._forward(store, x, chunk, batch)
+        with self._computing(Action("F", number, chunk), 1 / 3):
+            y, kept = self._forward(self.weights, x, chunk, batch)
         if last:
-            self.loss, shape, sent = self.loss + y[0], None, None
+            loss, shape, sent = y[0], None, None
         else:
-            sent, shape = self._send(y, self.after, "F", number, chunk + (self.comm.rank == self.stages - 1)), y.shape
+            loss, shape, sent = 0.0, y.shape, self._send_on(y, "F", number, chunk)
         if self.recompute:
             self.part.release(kept[:-1])
             self.leaving.append((sent, lambda: self.part.release(kept[-1:])))  # y stays until it has left
-        self.flying[number, chunk] = Flying(batch, x, None if self.recompute else kept, shape, sent, store)
-        self.flew = max(self.flew, len(self.flying))
+        own = None if self.recompute else kept
+        self.in_flight[number, chunk] = InFlight(batch, x, own, shape, sent, self.weights)
+        self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
         self._sweep()
+        return loss
 
     def backward(self, number: int, chunk: int) -> None:
         """Backward of a micro-batch."""
-        batch, x, kept, shape, sent, store = self.flying.pop((number, chunk))
+        batch, x, kept, shape, sent, weights = self.in_flight.pop((number, chunk))
         dy = None
         if not self._last(chunk):
             dy = self._receive(shape, self.after, self._tag("B", number, chunk))
             sent.wait()  # it has arrived, or there were no answer
         self._sweep()
-        with self._computing("B", number, chunk, 2 / 3 + (1 / 3 if kept is None else 0)):
+        with self._computing(Action("B", number, chunk), 2 / 3 + (1 / 3 if kept is None else 0)):
             if kept is None:
-                _, kept = self._forward(store, x, chunk, batch)
-            dx = self.part.backward(store, kept, dy, self.part.numbers[chunk])
+                _, kept = self._forward(weights, x, chunk, batch)
+            dx = self.part.backward(weights, kept, dy, self.part.numbers[chunk])
         if not self._first(chunk):
             self.pool.give(x)
             to = self._send(dx, self.before, "B", number, chunk - (self.comm.rank == 0))
             self.leaving.append((to, lambda: self.pool.give(dx)))
 
-    def hold(self, number: int, store) -> None:
-        """Let the backward of a micro-batch in flight find its tensors in another store."""
-        self.flying[number, 0] = self.flying[number, 0]._replace(store=store)
+    def use(self, number: int, weights) -> None:
+        """Let the backward of a micro-batch in flight find its tensors elsewhere."""
+        self.in_flight[number, 0] = self.in_flight[number, 0]._replace(weights=weights)
 
-    def score(self, batch) -> tuple[float, float]:
+    def score(self, batch: Batch) -> tuple[float, float]:
         """(sum of losses, score) of a batch where the loss is, zeros elsewhere; all stages take the same batches."""
         result = 0.0, 0.0
         for chunk in range(self.chunks):
             first, last = self._first(chunk), self._last(chunk)
             shape = None if first else self.part.input_shape(chunk, len(batch.y))
             x = batch.x if first else self._receive(shape, self.before, self._tag("S", 0, chunk))
-            y, kept = self._forward(self.store, x, chunk, batch, keep=False)
+            y, kept = self._forward(self.weights, x, chunk, batch, keep=False)
             if last:
                 result = y
-                self.part.release(kept)
             else:
-                self._send(y, self.after, "S", 0, chunk + (self.comm.rank == self.stages - 1)).wait()
-                self.part.release(kept)
+                self._send_on(y, "S", 0, chunk).wait()
+            self.part.release(kept)
             if not first:
                 self.pool.give(x)
         return result
 
-    def settle(self) -> None:
-        """Wait until all that was sent has left."""
-        for request, give in self.leaving:
-            if request is not None:
-                request.wait()
-            give()
-        self.leaving = []
-
-    def costs(self, run) -> dict:
+    def costs(self, bookkeeping: Communicator) -> dict:
         """What a summary says of it: the idle share of the stages, and the most micro-batches in flight on each rank.
 
         Idle is what a stage does not compute between the first start and the last end of a step on any stage: waiting,
-        and handling messages. Over all steps; None where there were none. A collective call of all ranks.
+        and handling messages. Over all steps; None where there were none. bookkeeping: a communicator of all ranks, for
+        which this is a collective call.
         """
         offset = self._clock_offset()
         mine = [(first + offset, last + offset, busy) for first, last, busy in self.done]
         with activity.inside("gather what the stages did"):
             steps = list(zip(*self.comm.mpi.allgather(mine), strict=True))
-            flew = run.own.mpi.allgather(self.flew)
+            most = bookkeeping.mpi.allgather(self.most_in_flight)
         whole = self.stages * sum(
             max(last) - min(first) for first, last, _ in (zip(*step, strict=True) for step in steps)
         )
         busy = sum(busy for step in steps for _, _, busy in step)
-        return {"idle_share": 1 - busy / whole if whole else None, "in_flight_per_rank": flew}
+        return {"idle_share": 1 - busy / whole if whole else None, "in_flight_per_rank": most}
 
     def _clock_offset(self) -> float:
         """Seconds to add to this rank's clock to have that of the first stage; collective."""
@@ -202,7 +184,7 @@ class Stage:
         return offset
 
     def gather_spans(self) -> list[list[Span]] | None:
-        """The spans of the last run of all stages on rank 0, in seconds from the first; None elsewhere. Collective."""
+        """The spans of the last step of all stages on rank 0, in seconds from the first; None elsewhere. Collective."""
         offset = self._clock_offset()
         with activity.inside("gather the spans"):
             spans = self.comm.mpi.gather(
@@ -223,9 +205,9 @@ class Stage:
     def _last(self, chunk):
         return self.comm.rank == self.stages - 1 and chunk == self.chunks - 1
 
-    def _forward(self, store, x, chunk, batch, keep=True):
+    def _forward(self, weights, x, chunk, batch, keep=True):
         targets = self.part.targets(batch) if self._last(chunk) else None
-        return self.part.forward(store, x, self.part.numbers[chunk], targets, keep)
+        return self.part.forward(weights, x, self.part.numbers[chunk], targets, keep)
 
     def _tag(self, kind, number, chunk):
         """Of a message to this chunk of the stage that receives it."""
@@ -239,6 +221,10 @@ class Stage:
     def _send(self, array, to, kind, number, chunk):
         return self.comm.ipush(array, to, self._tag(kind, number, chunk))
 
+    def _send_on(self, y, kind, number, chunk):
+        """To the stage after, whose chunk is the next one where this is the last stage."""
+        return self._send(y, self.after, kind, number, chunk + (self.comm.rank == self.stages - 1))
+
     def _sweep(self):
         """Give back what has left."""
         still = []
@@ -250,12 +236,15 @@ class Stage:
         self.leaving = still
 
     @contextlib.contextmanager
-    def _computing(self, kind, number, chunk, fraction):
+    def _computing(self, action: Action, fraction: float):
         """A span of the picture; as long as the run pretends."""
         begun = time.perf_counter_ns()
         with stretched(self.model, fraction / self.chunks, self.comm.traffic):
             yield
         ended = time.perf_counter_ns()
-        self.spans.append(Span(kind, number, chunk, begun / 1e9, ended / 1e9))
-        name = {"F": "forward", "B": "backward"}[kind]
-        self.comm.timeline.add(name, begun, ended, **{"micro-batch": number, "chunk": chunk})
+        span = Span(action, begun / 1e9, ended / 1e9)
+        self.spans.append(span)
+        self.busy += span.stop - span.start
+        self.started = span.start if self.started is None else self.started
+        name = {"F": "forward", "B": "backward"}[action.kind]
+        self.comm.timeline.add(name, begun, ended, **{"micro-batch": action.microbatch, "chunk": action.chunk})

@@ -1,6 +1,7 @@
 """Scores of a model on a set of examples: the mean loss, and the accuracy (classes) or the root mean squared error."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,28 +27,38 @@ class Scores(NamedTuple):
         return {f"{prefix}_{name}": value for name, value in ({"loss": self.loss} | second).items()}
 
 
-def evaluate(model, parameters, split, classes: int, share=(0, 1)) -> np.ndarray:
+def evaluate(model, parameters, split, classes: int, share: tuple[int, int] = (0, 1)) -> np.ndarray:
     """Sums over this rank's share of the split: [losses, right answers or squared errors, examples].
 
     A model with a member `evaluate` computes them in one forward pass; for any other the loss is taken from
-    `loss_and_gradient`, whose gradient is thrown away, and the score from `predict`. All ranks take the same number of
-    turns, for ranks that share a model score together; some turns may have no rows. Of such ranks one `counts`.
+    `loss_and_gradient`, whose gradient is thrown away, and the score from `predict`.
+    """
+    device = getattr(model, "device", CPU)
+    scratch = None if hasattr(model, "evaluate") else device.zeros(parameters.shape, parameters.dtype)
+
+    def score(batch: Batch) -> tuple[float, float]:
+        if scratch is None:
+            return model.evaluate(parameters, batch)
+        loss = model.loss_and_gradient(parameters, batch, scratch)
+        return loss, count(device.host(model.predict(parameters, batch.x)), device.host(batch.y), classes)
+
+    return summed_scores(score, split, share, getattr(model, "rows_at_once", ROWS), device)
+
+
+def summed_scores(
+    score: Callable[[Batch], tuple[float, float]], split, share: tuple[int, int], rows_at_once: int, device=CPU
+) -> np.ndarray:
+    """[losses, scores, examples] summed over this rank's share of the split; score(batch) -> (sum of losses, score).
+
+    All ranks take the same number of turns, for ranks that share a model score together; some turns may have no rows.
     """
     rank, size = share
-    rows, sums, device = chunk(split.examples, size, rank), np.zeros(3), getattr(model, "device", CPU)
-    scratch = None if hasattr(model, "evaluate") else device.zeros(parameters.shape, parameters.dtype)
-    most = chunk(split.examples, size, 0)
-    turns = -(-(most.stop - most.start) // getattr(model, "rows_at_once", ROWS))
-    for part in chunks(rows.stop - rows.start, turns):
+    rows, most, sums = chunk(split.examples, size, rank), chunk(split.examples, size, 0), np.zeros(3)
+    for part in chunks(rows.stop - rows.start, -(-(most.stop - most.start) // rows_at_once)):
         start, stop = rows.start + part.start, rows.start + part.stop
         x, y = split.rows(start, stop)
         batch = Batch(device.array(x), device.array(y), stop - start, epoch=0, step=0, index=np.arange(start, stop))
-        if scratch is None:
-            loss, score = model.evaluate(parameters, batch)
-        else:
-            loss = model.loss_and_gradient(parameters, batch, scratch)
-            score = count(device.host(model.predict(parameters, batch.x)), y, classes)
-        sums += loss, score, (stop - start) * getattr(model, "counts", True)
+        sums += *score(batch), stop - start
     return sums
 
 

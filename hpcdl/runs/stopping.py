@@ -35,7 +35,8 @@ class Stopping:
             self.reason = "signal" if signalled else "time limit" if late else None
 
     def extend(self, step: int, horizon: int) -> None:
-        """Told to stop after `step`, go on to the horizon where that is later."""
+        """Told to stop after `step`, go on to the horizon where that is later, but never beyond the last step."""
+        horizon = min(horizon, self.steps)
         if self.reason is not None and step < horizon:
             self.pending, self.reason, self.steps = self.reason, None, horizon
 

@@ -7,8 +7,8 @@
         update      1/N of the parameters, by 1/N of the gradient and of the optimizer's state
 
 That is stage 3. At stage 2 parameters stay whole, and are all-gathered after the update; at stage 1 the gradient does,
-too. What is held and what is sent stands in hpcdl/parallel/holding.py, which does it. In bytes for each parameter, in
-float32 with Adam (parameter 4, gradient 4, moments 8):
+too. What is held and what is sent stands in hpcdl/parallel/zero.py, what happens layer by layer in sharded_weights.py
+beside it. In bytes for each parameter, in float32 with Adam (parameter 4, gradient 4, moments 8):
 
     stage     0     1             2              3
     bytes    16     8 + 8 / N     4 + 12 / N     16 / N
@@ -21,19 +21,25 @@ The steps are those of all-reduce SGD. (Rajbhandari et al., "ZeRO", SC 2020; Zha
 """
 
 from hpcdl.models.part import Part
-from hpcdl.runs.straggler import unslowed
-from hpcdl.parallel.holding import Holding
+from hpcdl.parallel.cut_model import CutModel
+from hpcdl.parallel.zero import Shards
+from hpcdl.runs.wrapped import plain
 
 
 def train(comm, model, data, optimizer, run, stage=3, gather="all-gather"):
     """Train on all ranks of `comm`; returns the parameters that this rank holds."""
-    held = Holding(run, Part(unslowed(model)), optimizer, comm, stage=stage, owners=gather == "broadcast")
-    run.extra |= {"stage": stage, "gather": gather}
-    run.begin("fully_sharded", model, held.parameters, held.optimizer, data, part=held)
+    shards = Shards(run, Part(plain(model)), optimizer, comm, stage, owners=gather == "broadcast")
+    held = CutModel(comm, model, shards)
+    run.report(stage=stage, gather=gather)
+    run.begin("fully_sharded", held, data)
 
     for batch in run.batches(data, held.share):
-        loss = held.backward(batch)
-        held.update(batch.total)
-        run.record(loss, batch)
+        held.zero_gradient()
+        # Stage 3 all-gathers a layer when its turn comes; 2 and 3 reduce-scatter its gradient when that is final.
+        loss = held.forward_backward(batch)
+        held.reduce_scatter()
+        held.step(batch.total)
+        held.all_gather()
+        run.record(loss, batch.total)
         run.boundary()
     return held.parameters

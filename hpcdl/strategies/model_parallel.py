@@ -12,28 +12,20 @@ balance: the layers are cut so that the most expensive rank has as little as can
 that they were measured to take (hpcdl/models/balance.py).
 """
 
-from hpcdl.comm.grid import two_ends
-from hpcdl.models.part import Part
-from hpcdl.runs.straggler import unslowed
-from hpcdl.parallel.holding import Holding
-from hpcdl.parallel.stage import Stage, place_layers
+from hpcdl.parallel.pipelined import OnePipeline, pipelined
 
 
 def train(comm, model, data, optimizer, run, balance="parameters"):
     """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
-    part = Part(unslowed(model), place_layers(run, model, data, comm, balance=balance))
-    alone, ends = run.until_end(comm.split(comm.rank, name="data")), run.until_end(two_ends(comm))
-    held = Holding(run, part, optimizer, alone, [(ends, part.tied())], counts=comm.rank == comm.size - 1)
-    stage = Stage(comm, part, held.store(), model)
-    held.descend, held.score = stage.descend, stage.score
-    run.begin("model_parallel", model, held.parameters, held.optimizer, data, part=held)
-    stage.done.clear()  # what was tried out
+    groups = run.until_end(OnePipeline(comm))
+    held, stage = pipelined(run, model, data, optimizer, groups, balance=balance)
+    run.begin("model_parallel", held, data)
 
     for batch in run.batches(data, held.share):
-        held.zero()
-        loss = sum(map(stage.descend, batch.split(run.options.accumulate)))  # which knows what stragglers take
+        held.zero_gradient()
+        loss = held.forward_backward(batch)
         held.update(batch.total)
-        run.record(loss, batch)
+        run.record(loss, batch.total)
         run.boundary()
-    run.extra |= stage.costs(run)
+    run.report(**stage.costs(run.bookkeeping))
     return held.parameters

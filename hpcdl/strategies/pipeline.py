@@ -30,14 +30,11 @@ language model training on GPU clusters using Megatron-LM", SC 2021)
 
 import dataclasses
 
-from hpcdl.comm.grid import two_ends
 from hpcdl.comm.watchdog import activity
 from hpcdl.errors import UsageError
-from hpcdl.models.part import Part
-from hpcdl.runs.straggler import unslowed
-from hpcdl.parallel.holding import Holding
-from hpcdl.parallel.stage import Stage, place_layers
-from hpcdl.strategies.pipeline_schedules import pictures, steps_of
+from hpcdl.parallel.pipelined import OnePipeline, pipelined
+from hpcdl.parallel.stash import Stash
+from hpcdl.strategies.pipeline_schedules import actions_of, pictures
 
 SHOWN = 24  # steps of PipeDream that are drawn
 MEET = 8  # all stages meet after so many micro-batches for each stage, for that empties the pipeline
@@ -57,27 +54,22 @@ def train(
     draw=False,
 ):
     """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
-    part = Part(unslowed(model), place_layers(run, model, data, comm, chunks, balance))
-    alone, ends = run.until_end(comm.split(comm.rank, name="data")), run.until_end(two_ends(comm))
-    held = Holding(run, part, optimizer, alone, [(ends, part.tied())], counts=comm.rank == comm.size - 1)
-    stage = Stage(comm, part, held.store(), model, recompute)
-    held.descend, held.score = stage.descend, stage.score
-    run.extra |= {"schedule": schedule, "microbatches": microbatches, "chunks": chunks, "recompute": recompute}
-    horizon = (lambda: min(run.step + comm.size - 1, run.steps)) if schedule == "pipedream" else None
-    run.begin("pipeline", model, held.parameters, held.optimizer, data, part=held, horizon=horizon)
-    stage.done.clear()  # what was tried out
+    groups, ahead = run.until_end(OnePipeline(comm)), comm.size - 1 if schedule == "pipedream" else 0
+    held, stage = pipelined(run, model, data, optimizer, groups, chunks, balance, recompute, ahead=ahead)
+    run.report(schedule=schedule, microbatches=microbatches, chunks=chunks, recompute=recompute)
+    run.begin("pipeline", held, data)
 
     if schedule == "pipedream":
         pipedream(comm, data, run, held, stage)
     else:
         for batch in run.batches(data, held.share):
-            held.zero()
-            steps = steps_of(schedule, comm.size, comm.rank, microbatches, chunks)
-            loss = stage.run(steps, batch.split(microbatches))
+            held.zero_gradient()
+            actions = actions_of(schedule, comm.size, comm.rank, microbatches, chunks)
+            loss = stage.run(actions, batch.split(microbatches))
             held.update(batch.total)
-            run.record(loss, batch)
+            run.record(loss, batch.total)
             run.boundary()
-    run.extra |= stage.costs(run)
+    run.report(**stage.costs(run.bookkeeping))
     if draw:
         run.show(pictures(schedule, comm.size, microbatches, chunks, stage.gather_spans()))
     return held.parameters
@@ -85,48 +77,36 @@ def train(
 
 def pipedream(comm, data, run, held, stage):
     """The loop of PipeDream: a step of the run is the backward, and the update, of one micro-batch."""
-    first, stash = run.step, [held.stash() for _ in range(comm.size - 1 - comm.rank)]
-    batches, ages, stashed = {}, {}, {}  # of the micro-batches in flight; age: the updates before forward
-    oldest, untouched, busy = 0, [], 0.0  # untouched: those in flight whose weights are still the current ones
-    cursor, begun = data.cursor(run.batch, held.share, ahead=False), None
+    stash = Stash(stage, held.shards, versions=comm.size - 1 - comm.rank)
+    first, in_flight, oldest = run.step, {}, 0  # in flight: examples, updates before forward, loss; by micro-batch
+    cursor = data.cursor(run.batch, held.share, ahead=False)
     run.agree_seldom(MEET * comm.size)
     run.start()
-    for kind, k, _ in steps_of("pipedream", comm.size, comm.rank, max(1, run.steps - first)):
+    stage.begin(SHOWN)  # all of it is one step
+    for kind, k, _ in actions_of("pipedream", comm.size, comm.rank, max(1, run.steps - first)):
         if run.over:
             break
         if first + k >= run.steps:  # told to stop, it was not begun
             continue
-        with run.timed():
+        with run.stopwatch.step():
             if kind == "F":
-                with run.fetching():
-                    batches[k] = kept(cursor.take(*divmod(first + k, run.per_epoch)))
-                ages[k], stage.loss, stage.spans = run.step, 0.0, stage.spans[-SHOWN:]
-                untouched.append(k)
-                stage.forward(k, 0, batches[k])
+                with run.stopwatch.fetching():
+                    batch = kept(cursor.take(*divmod(first + k, run.per_epoch)))
+                in_flight[k] = batch.total, run.step, stage.forward(k, 0, batch)
+                stash.forward(k)
             else:
-                batch = batches.pop(k)
-                oldest = max(oldest, run.step - ages.pop(k))
-                held.zero()
+                held.zero_gradient()
                 stage.backward(k, 0)
-                if k in stashed:
-                    stash.append(stashed.pop(k))
-                for each in untouched:
-                    if each != k:
-                        store = stashed[each] = stash.pop()
-                        store.parameters[:] = held.parameters
-                        stage.hold(each, store)
-                untouched.clear()
-                held.update(batch.total)
-                run.record(stage.loss, batch)
+                stash.backward(k)
+                total, updates, loss = in_flight.pop(k)
+                oldest = max(oldest, run.step - updates)
+                held.update(total)
+                run.record(loss, total)
                 run.boundary()
-        begun, ended = begun or stage.spans[-1].start, stage.spans[-1].stop
-        busy += ended - stage.spans[-1].start
-    stage.settle()
-    if busy:
-        stage.done.append((begun, ended - run.paused_seconds, busy))  # all of it is one step
+    stage.end(run.stopwatch.apart_seconds)
     run.end()
     with activity.inside("gather the ages"):
-        run.extra["weights_updates_old"] = run.own.mpi.allgather(oldest)
+        run.report(weights_updates_old=run.bookkeeping.mpi.allgather(oldest))
 
 
 def kept(batch):
@@ -134,9 +114,9 @@ def kept(batch):
     return dataclasses.replace(batch, x=batch.x.copy(), y=batch.y.copy())
 
 
-def check(schedule: str, microbatches: int, chunks: int, stages: int, model, options) -> None:
-    """Raise UsageError where these do not go together."""
-    steps_of(schedule, stages, 0, None if schedule == "pipedream" else microbatches, chunks)
+def check_schedule(schedule: str, microbatches: int, chunks: int, stages: int, model, options) -> None:
+    """Raise UsageError where stages, model and options do not go with the schedule."""
+    actions_of(schedule, stages, 0, None if schedule == "pipedream" else microbatches, chunks)
     if options.accumulate > 1:
         raise UsageError("--accumulate: a pipeline cuts its batches by --microbatches; leave it out")
     if schedule == "pipedream":

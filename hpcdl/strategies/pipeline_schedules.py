@@ -41,78 +41,60 @@ pipedream: Narayanan et al., "PipeDream", SOSP 2019. 1f1b, there PipeDream-Flush
 
 from collections.abc import Iterable, Iterator
 from itertools import count, islice
-from typing import NamedTuple
 
 from hpcdl.errors import UsageError, unknown
-
-
-class Step(NamedTuple):
-    """The forward ("F") or backward ("B") of one micro-batch through one chunk of a stage."""
-
-    kind: str
-    microbatch: int
-    chunk: int = 0
-
-    def __str__(self):
-        return f"{self.kind}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
-
-
-class Span(NamedTuple):
-    """A step and when it was done: start and stop, in any unit of time."""
-
-    step: Step
-    start: float
-    stop: float
-
+from hpcdl.parallel.timetable import Action, Span
 
 # -- the schedules: what one stage does, in order -------------------------------------------------------------------
 
 
-def naive(stages: int, stage: int, microbatches: int) -> Iterator[Step]:
+def naive(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
     """One micro-batch at a time, there and back: no two stages ever work at once."""
     for k in range(microbatches):
-        yield Step("F", k)
-        yield Step("B", k)
+        yield Action("F", k)
+        yield Action("B", k)
 
 
-def gpipe(stages: int, stage: int, microbatches: int) -> Iterator[Step]:
+def gpipe(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
     """All forwards, then all backwards; the last micro-batch turns round first, for it is there already."""
     for k in range(microbatches):
-        yield Step("F", k)
+        yield Action("F", k)
     for k in reversed(range(microbatches)):
-        yield Step("B", k)
+        yield Action("B", k)
 
 
-def one_f_one_b(stages: int, stage: int, microbatches: int) -> Iterator[Step]:
+def one_f_one_b(stages: int, stage: int, microbatches: int) -> Iterator[Action]:
     """As many forwards ahead as there are stages behind, then one forward and one backward in turn."""
-    yield from _in_turn(_steps("F", range(microbatches)), _steps("B", range(microbatches)), stages - 1 - stage)
+    yield from _in_turn(_actions("F", range(microbatches)), _actions("B", range(microbatches)), stages - 1 - stage)
 
 
-def interleaved(stages: int, stage: int, microbatches: int, chunks: int) -> Iterator[Step]:
+def interleaved(stages: int, stage: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """1F1B with `chunks` chunks per stage: p micro-batches through chunk 0, the same p through chunk 1, and so on."""
     _check_groups(stages, microbatches)
     groups = [range(first, first + stages) for first in range(0, microbatches, stages)]
-    forwards = (step for group in groups for chunk in range(chunks) for step in _steps("F", group, chunk))
-    backwards = (step for group in groups for chunk in reversed(range(chunks)) for step in _steps("B", group, chunk))
+    forwards = (action for group in groups for chunk in range(chunks) for action in _actions("F", group, chunk))
+    backwards = (
+        action for group in groups for chunk in reversed(range(chunks)) for action in _actions("B", group, chunk)
+    )
     yield from _in_turn(forwards, backwards, 2 * (stages - 1 - stage) + (chunks - 1) * stages)
 
 
-def pipedream(stages: int, stage: int, microbatches: int | None = None) -> Iterator[Step]:
+def pipedream(stages: int, stage: int, microbatches: int | None = None) -> Iterator[Action]:
     """1F1B over the micro-batches of a whole run, or endless: the stages fill up once."""
     numbers = range(microbatches) if microbatches is not None else None
-    yield from _in_turn(_steps("F", numbers), _steps("B", numbers), stages - 1 - stage)
+    yield from _in_turn(_actions("F", numbers), _actions("B", numbers), stages - 1 - stage)
 
 
-def _steps(kind: str, numbers: range | None, chunk: int = 0) -> Iterator[Step]:
-    """One step for each micro-batch; None: for 0, 1, 2, ... without end."""
-    return (Step(kind, k, chunk) for k in (count() if numbers is None else numbers))
+def _actions(kind: str, numbers: range | None, chunk: int = 0) -> Iterator[Action]:
+    """One action for each micro-batch; None: for 0, 1, 2, ... without end."""
+    return (Action(kind, k, chunk) for k in (count() if numbers is None else numbers))
 
 
-def _in_turn(forwards: Iterator[Step], backwards: Iterator[Step], ahead: int) -> Iterator[Step]:
+def _in_turn(forwards: Iterator[Action], backwards: Iterator[Action], ahead: int) -> Iterator[Action]:
     """`ahead` forwards (warm-up), one forward and one backward in turn (steady), the backwards left (cool-down)."""
     yield from islice(forwards, ahead)
-    for step in forwards:
-        yield step
+    for action in forwards:
+        yield action
         yield next(backwards)
     yield from backwards
 
@@ -126,7 +108,7 @@ SCHEDULES = {
 }
 
 
-def steps_of(name: str, stages: int, stage: int, microbatches: int | None, chunks: int = 1) -> Iterator[Step]:
+def actions_of(name: str, stages: int, stage: int, microbatches: int | None, chunks: int = 1) -> Iterator[Action]:
     """What `stage` of `stages` does, in order, under the schedule of that name.
 
     microbatches: of a batch; for pipedream of the whole run, or None: endless. chunks: of the model on each stage, for
@@ -163,7 +145,7 @@ def _check_groups(stages: int, microbatches: int) -> None:
         )
 
 
-# -- when each step is done ------------------------------------------------------------------------------------------
+# -- when each action is done ----------------------------------------------------------------------------------------
 
 
 def plan(
@@ -182,49 +164,49 @@ def plan(
     """
     if microbatches is None:
         raise UsageError("a plan ends: say how many micro-batches it has")
-    orders = [list(steps_of(name, stages, stage, microbatches, chunks)) for stage in range(stages)]
+    orders = [list(actions_of(name, stages, stage, microbatches, chunks)) for stage in range(stages)]
     return simulate(orders, {"F": forward / chunks, "B": backward / chunks}, message)
 
 
-def simulate(orders: list[list[Step]], durations: dict[str, float], message: float = 0) -> list[list[Span]]:
-    """The spans of stages that do their `orders` strictly in order, and wait for what each step needs.
+def simulate(orders: list[list[Action]], durations: dict[str, float], message: float = 0) -> list[list[Span]]:
+    """The spans of stages that do their `orders` strictly in order, and wait for what each action needs.
 
-    durations: of a step, by kind. Raises RuntimeError, with the steps that wait, where the stages wait for each other.
+    durations: of an action, by kind. Raises RuntimeError, with the actions that wait, where stages wait for each other.
     """
     stages = len(orders)
-    last = max((step.chunk for order in orders for step in order), default=0) * stages + stages - 1
+    last = max((action.chunk for order in orders for action in order), default=0) * stages + stages - 1
     done, plans, clocks = {}, [[] for _ in orders], [0] * stages
     waiting = {stage: order[0] for stage, order in enumerate(orders) if order}
     while waiting:
         before = len(done)
         for stage in list(waiting):
             while stage in waiting:
-                step = waiting[stage]
-                needed = needs(step, stage, stages, last)
+                action = waiting[stage]
+                needed = needs(action, stage, stages, last)
                 if not all(each in done for each in needed):
                     break
                 arrivals = [done[each] + (message if each[2] % stages != stage else 0) for each in needed]
                 start = max([clocks[stage], *arrivals])
-                stop = clocks[stage] = start + durations[step.kind]
-                done[step.kind, step.microbatch, step.chunk * stages + stage] = stop
-                plans[stage].append(Span(step, start, stop))
+                stop = clocks[stage] = start + durations[action.kind]
+                done[action.kind, action.microbatch, action.chunk * stages + stage] = stop
+                plans[stage].append(Span(action, start, stop))
                 if len(plans[stage]) == len(orders[stage]):
                     del waiting[stage]
                 else:
                     waiting[stage] = orders[stage][len(plans[stage])]
         if len(done) == before:
-            stuck = ", ".join(f"stage {stage} for what {step} needs" for stage, step in waiting.items())
+            stuck = ", ".join(f"stage {stage} for what {action} needs" for stage, action in waiting.items())
             raise RuntimeError(f"deadlock: the stages wait for each other: {stuck}")
     return plans
 
 
-def needs(step: Step, stage: int, stages: int, last: int) -> list[tuple[str, int, int]]:
+def needs(action: Action, stage: int, stages: int, last: int) -> list[tuple[str, int, int]]:
     """What must be done before: (kind, micro-batch, virtual stage) each; last: the number of the last virtual stage."""
-    virtual = step.chunk * stages + stage
-    if step.kind == "F":
-        return [("F", step.microbatch, virtual - 1)] if virtual > 0 else []
-    behind = [("B", step.microbatch, virtual + 1)] if virtual < last else []
-    return [("F", step.microbatch, virtual), *behind]
+    virtual = action.chunk * stages + stage
+    if action.kind == "F":
+        return [("F", action.microbatch, virtual - 1)] if virtual > 0 else []
+    behind = [("B", action.microbatch, virtual + 1)] if virtual < last else []
+    return [("F", action.microbatch, virtual), *behind]
 
 
 # -- what a plan, or a measured run, shows ----------------------------------------------------------------------------
@@ -237,11 +219,11 @@ def idle_share(spans: list[list[Span]]) -> float:
     return (whole - busy) / whole if whole else 0.0
 
 
-def in_flight(steps: Iterable[Step]) -> int:
+def most_in_flight(actions: Iterable[Action]) -> int:
     """How many micro-batches (times chunks) one stage has at most been through forwards and not yet backwards."""
     now = most = 0
-    for step in steps:
-        now += 1 if step.kind == "F" else -1
+    for action in actions:
+        now += 1 if action.kind == "F" else -1
         most = max(most, now)
     return most
 
@@ -251,41 +233,41 @@ def chart(spans: list[list[Span]], width: int = 120, unit: str = "") -> str:
 
     A cell begins with its label: F0 is the forward of micro-batch 0, B0 its backward, F0.1 that through chunk 1. Where
     more than a tenth of the labels find no room, A is the forward of micro-batch 0, B that of micro-batch 1, and a, b
-    are their backwards. A step has at least one column, even if it then covers the end of the step before. unit: of
+    are their backwards. An action has at least one column, even if it then covers the end of that before. unit: of
     time, for the last line, which explains the picture.
     """
     number = len(str(max(len(spans) - 1, 0)))
     scale = _scale(spans, width - number - 2)
     columns = max(1, round(_end(spans) * scale))
-    cells = []  # (stage, step, first column, number of columns)
+    cells = []  # (stage, action, first column, number of columns)
     for stage, each in enumerate(spans):
-        for step, start, stop in each:
+        for action, start, stop in each:
             left = min(round(start * scale), columns - 1)
-            cells.append((stage, step, left, max(1, round(stop * scale) - left)))
-    short = 10 * sum(len(str(step)) > length for _, step, _, length in cells) > len(cells)
+            cells.append((stage, action, left, max(1, round(stop * scale) - left)))
+    short = 10 * sum(len(str(action)) > length for _, action, _, length in cells) > len(cells)
     lines = [["."] * columns for _ in spans]
-    for stage, step, left, length in cells:
-        lines[stage][left : left + length] = _cell(step, length, short)
+    for stage, action, left, length in cells:
+        lines[stage][left : left + length] = _cell(action, length, short)
     picture = [f"{stage:{number}} |{''.join(line)}" for stage, line in enumerate(lines)]
     return "\n".join([*picture, _legend(spans, short, unit)])
 
 
-def pictures(name: str, stages: int, microbatches: int, chunks: int, measured: list[list[tuple]] | None) -> str:
+def pictures(name: str, stages: int, microbatches: int, chunks: int, measured: list[list[Span]] | None) -> str:
     """Charts of a schedule as planned, and of a step as it was; "" where there is none (measured: None).
 
-    measured: for each stage (kind, micro-batch, chunk, start, stop), in seconds from the first start.
+    measured: the spans of each stage, in seconds from the first start.
     """
     if measured is None:
         return ""
-    spans = [[Span(Step(*step), 1e3 * start, 1e3 * stop) for *step, start, stop in each] for each in measured]
-    number = max((step.microbatch for each in spans for step, *_ in each), default=0) + 1
+    spans = [[Span(action, 1e3 * start, 1e3 * stop) for action, start, stop in each] for each in measured]
+    number = max((action.microbatch for each in spans for action, *_ in each), default=0) + 1
     planned = chart(plan(name, stages, number if name == "pipedream" else microbatches, chunks))
     real = chart(spans, unit="ms")
     return f"{name}, as planned, a backward taking twice a forward:\n{planned}\n\nas the last step was:\n{real}"
 
 
 def _scale(spans: list[list[Span]], room: int) -> float:
-    """Columns for a unit of time: as many as there is room for, but whole columns for all steps where that can be."""
+    """Columns for a unit of time: as many as there is room for, but whole columns for all actions where that can be."""
     end = _end(spans)
     if not end:
         return 0.0
@@ -295,19 +277,19 @@ def _scale(spans: list[list[Span]], room: int) -> float:
     return scale if scale and all(abs(edge - round(edge)) < 1e-6 for edge in edges) else room / end
 
 
-def _cell(step: Step, length: int, short: bool) -> str:
-    """The label of a step, or as much of it as is not misleading, drawn out to its length."""
-    fill, label = "-" if step.kind == "F" else "=", str(step)
+def _cell(action: Action, length: int, short: bool) -> str:
+    """The label of an action, or as much of it as is not misleading, drawn out to its length."""
+    fill, label = "-" if action.kind == "F" else "=", str(action)
     if short:
-        sign = chr(ord("A" if step.kind == "F" else "a") + step.microbatch % 26)
-        label = f"{sign}{step.chunk or ''}"
+        sign = chr(ord("A" if action.kind == "F" else "a") + action.microbatch % 26)
+        label = f"{sign}{action.chunk or ''}"
     else:
-        sign = step.kind
+        sign = action.kind
     return (label if len(label) <= length else sign).ljust(length, fill)
 
 
 def _legend(spans: list[list[Span]], short: bool, unit: str) -> str:
-    chunked = any(step.chunk for each in spans for step, *_ in each)
+    chunked = any(action.chunk for each in spans for action, *_ in each)
     if short:
         meaning = "A B C... forward of micro-batch 0 1 2..., a b c... backward" + ", A1: chunk 1" * chunked
     else:

@@ -28,22 +28,24 @@ Korthikanti et al., "Reducing activation recomputation in large transformer mode
 
 from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.models.part import Part
-from hpcdl.runs.straggler import unslowed
-from hpcdl.parallel.holding import Holding
+from hpcdl.parallel.cut_model import CutModel
+from hpcdl.parallel.zero import Shards
+from hpcdl.runs.wrapped import plain
 
 
 def train(comm, model, data, optimizer, run, sequence=False):
     """Train on all ranks of `comm`; returns the parameters of this rank's part."""
-    part = Part(unslowed(model), share=(comm.rank, comm.size), group=TensorGroup(comm, sequence))
-    alone = run.until_end(comm.split(comm.rank, name="data"))
-    alike = [(comm, part.shared_alike())] if sequence else []
-    held = Holding(run, part, optimizer, alone, alike, counts=comm.rank == 0)
-    run.extra |= {"sequence_parallel": sequence}
-    run.begin("tensor_parallel", model, held.parameters, held.optimizer, data, part=held)
+    part = Part(plain(model), share=(comm.rank, comm.size), group=TensorGroup(comm, sequence))
+    copies = run.until_end(comm.split(comm.rank, name="data"))  # of this part: there is one
+    summed = [(comm, part.replicated())] if sequence else []
+    held = CutModel(comm, model, Shards(run, part, optimizer, copies), summed=summed, reports_loss=comm.rank == 0)
+    run.report(sequence_parallel=sequence)
+    run.begin("tensor_parallel", held, data)
 
     for batch in run.batches(data, held.share):
-        loss = held.backward(batch)
+        held.zero_gradient()
+        loss = held.forward_backward(batch)
         held.update(batch.total)
-        run.record(loss, batch)
+        run.record(loss, batch.total)
         run.boundary()
     return held.parameters

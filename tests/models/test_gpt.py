@@ -12,7 +12,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
-from hpcdl.models.layered import Vectors
+from hpcdl.models.layered import FlatWeights
 from hpcdl.random import Random
 
 LENGTH, VOCABULARY = 5, 7
@@ -36,7 +36,7 @@ def text(make_batch):
 
 def outputs(model, parameters, x):
     """The z of every token, (rows, length, vocabulary)."""
-    z, kept = model.forward(Vectors(model, parameters), x, range(len(model.layers) - 1))
+    z, kept = model.forward(FlatWeights(model, parameters), x, range(len(model.layers) - 1))
     z = z.reshape(len(x), -1, z.shape[1]).copy()
     model.release(kept)
     return z

@@ -12,7 +12,7 @@ import pytest
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.models.balance import cut_layers
-from hpcdl.models.layered import Vectors
+from hpcdl.models.layered import FlatWeights
 from hpcdl.models.part import Part
 from hpcdl.random import Random
 
@@ -151,20 +151,20 @@ def chain(model, parameters, batch, stages, chunks, share=(0, 1), group=None):
     """Forward through all parts and back; the loss, and (part, its gradient) of each."""
     parts, order = stages_of(model, stages, chunks, share, group)
     gradients = [np.zeros(part.size) for part in parts]
-    stores = {
-        id(part): Vectors(part, own(part, parameters), gradient)
+    weights = {
+        id(part): FlatWeights(part, own(part, parameters), gradient)
         for part, gradient in zip(parts, gradients, strict=True)
     }
-    x, flying = batch.x, []
+    x, in_flight = batch.x, []
     for number, (part, chunk) in enumerate(order):
         if number > 0:
             assert x.shape == part.input_shape(chunk, len(batch.y))
         targets = part.targets(batch) if number == len(order) - 1 else None
-        x, kept = part.forward(stores[id(part)], x, part.numbers[chunk], targets)
-        flying.append(kept)
+        x, kept = part.forward(weights[id(part)], x, part.numbers[chunk], targets)
+        in_flight.append(kept)
     (loss, _), dy = x, None
     for part, chunk in reversed(order):
-        dy = part.backward(stores[id(part)], flying.pop(), dy, part.numbers[chunk])
+        dy = part.backward(weights[id(part)], in_flight.pop(), dy, part.numbers[chunk])
     assert dy is None
     assert sum(map(len, model.pool.free.values())) == len(model.pool.whole)  # nothing is lent any more
     return loss, list(zip(parts, gradients, strict=True))
@@ -236,7 +236,7 @@ def test_within_layers(spec, parts, sequence, rows, batch_for):
     assert losses[0] == pytest.approx(expected, rel=1e-12)
     assert scores[0] == pytest.approx(model.evaluate(parameters, batch), rel=1e-12)
     assert_close(added_up(model.size, gradients, sequence), gradient)
-    for where in gradients[0][0][0].shared_alike() if not sequence else ():
+    for where in gradients[0][0][0].replicated() if not sequence else ():
         name = next(t.name for t in gradients[0][0][0].layout.tensors.values() if t.slice == where)
         alike = [part.layout.view(vector, name) for ((part, vector),) in gradients]
         assert all((each == alike[0]).all() for each in alike), name  # to the bit, so that no message keeps them so
@@ -360,18 +360,18 @@ def test_input_shapes(spec, sequence):
     def body(rank, group):
         model, parameters = build(spec)
         part = Part(model, [range(i, i + 1) for i in range(len(model.layers))], (rank, 2), group)
-        store, x = Vectors(part, own(part, parameters)), np.zeros((3, LENGTH))
+        weights, x = FlatWeights(part, own(part, parameters)), np.zeros((3, LENGTH))
         for i in range(len(model.layers) - 1):
-            x, _ = part.forward(store, x, part.numbers[i])
+            x, _ = part.forward(weights, x, part.numbers[i])
             assert part.input_shape(i + 1, 3) == x.shape
 
     together(2, sequence, body)
 
 
-def test_shared_alike():
+def test_replicated():
     model, _ = build("gpt:layers=1,width=8,heads=4,context=9")
     part = Part(model, share=(2, 4))
-    names = [t.name for t in part.layout.tensors.values() if t.slice in part.shared_alike()]
+    names = [t.name for t in part.layout.tensors.values() if t.slice in part.replicated()]
     ends = ("position", "norm.gain", "norm.bias", "out.bias", "down.bias")
     assert names == [name for name in model.layout.tensors if name.endswith(ends)]
     assert {name: part.axes[name] for name in part.axes if name not in names} == {

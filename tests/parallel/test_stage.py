@@ -7,17 +7,16 @@ import pytest
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
-from hpcdl.comm.grid import two_ends
 from hpcdl.comm.watchdog import activity
-from hpcdl.data import Batch, from_arrays
+from hpcdl.data import Batch
 from hpcdl.memory import Memory
 from hpcdl.models import make_model
-from hpcdl.models.layered import Vectors
+from hpcdl.models.layered import FlatWeights
 from hpcdl.models.part import Part
+from hpcdl.parallel.stage import TAGS, Stage
+from hpcdl.parallel.timetable import Action
 from hpcdl.random import Random
-from hpcdl.runs import Options, Run
-from hpcdl.parallel.stage import TAGS, Stage, place_layers
-from hpcdl.strategies.pipeline_schedules import SCHEDULES, steps_of
+from hpcdl.strategies.pipeline_schedules import SCHEDULES, actions_of
 
 FEATURES, CLASSES = 5, 3
 DEEP = "mlp:4,6,5,4,7,6,5"  # 8 layers
@@ -41,7 +40,7 @@ class Pipeline:
         self.part.pool.memory = self.memory = Memory()
         self.parameters, self.gradient = self.part.initialize(Random(0)), np.zeros(self.part.size)
         self.stage = Stage(
-            self.comm, self.part, Vectors(self.part, self.parameters, self.gradient), self.model, recompute
+            self.comm, self.part, FlatWeights(self.part, self.parameters, self.gradient), self.model, recompute
         )
 
     def wanted(self, batch):
@@ -58,7 +57,7 @@ class Pipeline:
         last = self.comm.rank == self.comm.size - 1
         assert loss == (pytest.approx(wanted, rel=1e-12) if last else 0)
         assert np.abs(self.gradient - gradient).max(initial=0) < 1e-12
-        assert not self.stage.flying and not self.stage.leaving and not activity.in_flight
+        assert not self.stage.in_flight and not self.stage.leaving and not activity.in_flight
         assert self.memory.now["activations"] == 0
         self.gradient[:] = 0
 
@@ -72,10 +71,10 @@ def test_the_stages_together_are_the_model(schedule, recompute, each_group):
         parts = 2 if schedule == "interleaved" else 1
         pipeline, batch, m = Pipeline(comm, recompute, parts), rows(13), 2 * comm.size
         for _ in range(2):
-            steps = list(steps_of(schedule, comm.size, comm.rank, m, parts))
-            pipeline.check(pipeline.stage.run(steps, batch.split(m)), batch)
+            actions = list(actions_of(schedule, comm.size, comm.rank, m, parts))
+            pipeline.check(pipeline.stage.run(actions, batch.split(m)), batch)
         spans = pipeline.stage.spans
-        assert [(span.kind, span.microbatch, span.chunk) for span in spans] == [tuple(step) for step in steps]
+        assert [span.action for span in spans] == actions
         assert all(a.start <= a.stop <= b.start for a, b in itertools.pairwise(spans))
         pipeline.comm.free()
 
@@ -87,8 +86,8 @@ def test_one_batch_that_no_other_accompanies(count, each_group):
     def body(comm):
         for parts in (1, 2) if comm.size > 1 else (1,):
             pipeline, batch = Pipeline(comm, parts=parts), rows(count)
-            pipeline.check(pipeline.stage.descend(batch), batch)
-            assert pipeline.stage.flew == parts
+            pipeline.check(pipeline.stage.forward_backward(batch), batch)
+            assert pipeline.stage.most_in_flight == parts
             score = pipeline.stage.score(batch)
             wanted = pipeline.model.evaluate(pipeline.model.initialize(Random(0)), batch)
             assert score == (pytest.approx(wanted, rel=1e-12) if comm.rank == comm.size - 1 else (0.0, 0.0))
@@ -105,10 +104,10 @@ def test_micro_batches_of_numbers_beyond_all_tags(each_group):
         pipeline, batch = Pipeline(comm), rows(6)
         for first in (TAGS // 3 - 1, TAGS - 1, 10**9):
             numbers = [first + k for k in range(3)]
-            steps = [("F", k, 0) for k in numbers] + [("B", k, 0) for k in numbers]
-            pipeline.check(pipeline.stage.run(steps, dict(zip(numbers, batch.split(3), strict=True))), batch)
-        pipeline.check(pipeline.stage.descend(batch), batch)
-        assert pipeline.stage.flew == 3  # at most, though but one flew last
+            actions = [Action("F", k) for k in numbers] + [Action("B", k) for k in numbers]
+            pipeline.check(pipeline.stage.run(actions, dict(zip(numbers, batch.split(3), strict=True))), batch)
+        pipeline.check(pipeline.stage.forward_backward(batch), batch)
+        assert pipeline.stage.most_in_flight == 3  # at most, though but one was last
         pipeline.comm.free()
 
     each_group(body)
@@ -119,14 +118,14 @@ def test_a_version_that_is_held_serves_the_backward(each_group):
 
     def body(comm):
         pipeline, batch = Pipeline(comm), rows(6)
-        stage, old = pipeline.stage, Vectors(pipeline.part, pipeline.parameters.copy(), pipeline.gradient)
-        stage.loss = 0.0
-        stage.forward(0, 0, batch)
-        stage.hold(0, old)
+        stage, old = pipeline.stage, FlatWeights(pipeline.part, pipeline.parameters.copy(), pipeline.gradient)
+        stage.begin()
+        loss = stage.forward(0, 0, batch)
+        stage.use(0, old)
         pipeline.parameters[:] = np.nan
         stage.backward(0, 0)
-        stage.settle()
-        pipeline.check(stage.loss, batch)
+        stage.end()
+        pipeline.check(loss, batch)
         pipeline.comm.free()
 
     each_group(body)
@@ -134,45 +133,57 @@ def test_a_version_that_is_held_serves_the_backward(each_group):
 
 def test_spans_of_all_stages_on_one_clock(world):
     pipeline, batch = Pipeline(world), rows(6)
-    pipeline.stage.run(list(steps_of("1f1b", world.size, world.rank, 2)), batch.split(2))
+    pipeline.stage.run(list(actions_of("1f1b", world.size, world.rank, 2)), batch.split(2))
     spans = pipeline.stage.gather_spans()
     assert (spans is None) == (world.rank > 0)
     if spans:
         assert len(spans) == world.size and min(span.start for each in spans for span in each) == 0
-        when = {(s, span.kind, span.microbatch): span for s, each in enumerate(spans) for span in each}
+        when = {(s, span.action.kind, span.action.microbatch): span for s, each in enumerate(spans) for span in each}
         for s, k in ((s, k) for s in range(1, world.size) for k in range(2)):
             assert when[s - 1, "F", k].stop <= when[s, "F", k].start  # on one node, to the clock's resolution
             assert when[s, "B", k].stop <= when[s - 1, "B", k].start
     pipeline.comm.free()
 
 
-def test_first_and_last_stage_share_a_group(each_group):
-    def body(bare):
-        comm = Communicator(bare, "ring")
-        ends = two_ends(comm)
-        if comm.size == 1 or 0 < comm.rank < comm.size - 1:
-            assert ends is None
-        else:
-            assert (ends.size, ends.rank) == (2, int(comm.rank > 0))
-            ends.free()
-        comm.free()
+def test_what_was_done_when(each_group):
+    """From each step its first start, last end and seconds computing; what warms up is no step, and of a long one the
+    last spans are kept."""
+
+    def body(comm):
+        pipeline, batch = Pipeline(comm), rows(6)
+        stage = pipeline.stage
+        stage.warm_up(batch)
+        assert stage.done == [] and pipeline.gradient.any()
+        for m in (2, 3):
+            stage.run(actions_of("1f1b", comm.size, comm.rank, m), batch.split(m))
+            (first, last, busy), spans = stage.done[-1], list(stage.spans)
+            assert (first, last, len(spans)) == (spans[0].start, spans[-1].stop, 2 * m)
+            assert busy == pytest.approx(sum(span.stop - span.start for span in spans))
+        stage.begin(shown=2)
+        for number in range(3):
+            stage.forward(number, 0, batch)
+            stage.backward(number, 0)
+        stage.end(apart_seconds=1.0)
+        (first, last, _), spans = stage.done[-1], list(stage.spans)
+        assert [span.action for span in spans] == [Action("F", 2), Action("B", 2)]
+        assert first < spans[0].start and last == spans[-1].stop - 1.0 and len(stage.done) == 3
+        stage.begin()
+        stage.end()
+        assert len(stage.done) == 3  # in which nothing was done
+        pipeline.comm.free()
 
     each_group(body)
 
 
-@pytest.mark.parametrize("balance", ["parameters", "measured"])
-def test_layers_of_stages_are_the_same_on_all_ranks(balance, world):
-    comm, x = Communicator(world, "ring"), np.zeros((20, FEATURES))
-    data = from_arrays(x, np.arange(20) % CLASSES, classes=CLASSES, dtype="float64")
-    with Run(comm, Options(dtype="float64", progress="none", steps=1)) as run:
-        run.finish = lambda: None  # it trains nothing
-        model = make_model(DEEP, (FEATURES,), CLASSES, "float64")
-        parts = 2 if world.size > 1 else 1
-        ranges = place_layers(run, model, data, comm, parts, balance)
-        assert len(ranges) == parts and all(len(each) for each in ranges)
-        dealt = world.allgather(ranges)
-        in_turns = [each for turn in zip(*dealt, strict=True) for each in turn]
-        assert [layer for each in in_turns for layer in each] == list(range(9))
-        names = [[model.layers[i].name for each in ranges for i in each] for ranges in dealt]
-        assert run.extra["layers_of_stages"] == names
-    comm.free()
+def test_idle_share_and_most_in_flight(world):
+    """Of all stages' time between the first start and the last end of a step, what was not spent computing."""
+    pipeline = Pipeline(world)
+    assert pipeline.stage.costs(pipeline.comm) == {"idle_share": None, "in_flight_per_rank": [0] * world.size}
+    pipeline.stage._clock_offset = lambda: 0.0
+    pipeline.stage.done = [(10.0 + world.rank, 14.0 + world.rank, 3.0), (20.0, 21.0, 0.5)]
+    pipeline.stage.most_in_flight = world.rank
+    p = world.size
+    found = pipeline.stage.costs(pipeline.comm)
+    assert found["idle_share"] == pytest.approx(1 - 3.5 * p / (p * (4 + p - 1 + 1)))
+    assert found["in_flight_per_rank"] == list(range(p))
+    pipeline.comm.free()

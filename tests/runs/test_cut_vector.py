@@ -49,16 +49,17 @@ def test_gather_and_scatter(each_group, dtype):
             if not speaks:  # what those say who do not speak is not asked for
                 assert name == "alike"
                 mine[each.local : each.local + each.size] = -1
-        vector = CutVector(wrapped, mine, pieces)
+        vector = CutVector(wrapped, mine, pieces, size)
         kept = mine.copy()
-        gathered = vector.gather(size)
+        assert vector.stored("parameters") == "parameters"
+        gathered = vector.gather(wrapped)
         if comm.rank == 0:
             np.testing.assert_array_equal(gathered, whole)
             assert gathered.dtype == dtype
         else:
             assert gathered is None
         np.testing.assert_array_equal(mine, kept)
-        vector.scatter(3 * gathered if comm.rank == 0 else None)
+        vector.scatter(wrapped, 3 * gathered if comm.rank == 0 else None)
         np.testing.assert_array_equal(mine, 3 * whole[numbers])  # and those who did not speak have it, too
         wrapped.free()
 
@@ -71,15 +72,15 @@ def test_from_one_cut_to_another(each_group):
     def body(comm):
         wrapped, size = Communicator(comm), laid_out(SHAPES).size
         pieces, numbers = cut(comm.rank, comm.size)
-        whole = CutVector(wrapped, numbers.astype("float64"), pieces).gather(size)
+        whole = CutVector(wrapped, numbers.astype("float64"), pieces, size).gather(wrapped)
         others = max(1, comm.size - 1)
         where = chunk(size, others, others - 1 - comm.rank) if comm.rank < others else slice(0, 0)
         length = where.stop - where.start
         mine = np.full(length, -1.0)
-        other = CutVector(wrapped, mine, [(Piece(0, where.start, 1, length, length), True)] if length else [])
-        other.scatter(whole)
+        other = CutVector(wrapped, mine, [(Piece(0, where.start, 1, length, length), True)] if length else [], size)
+        other.scatter(wrapped, whole)
         np.testing.assert_array_equal(mine, np.arange(size)[where])
-        again = other.gather(size)
+        again = other.gather(wrapped)
         if comm.rank == 0:
             np.testing.assert_array_equal(again, np.arange(size))
         wrapped.free()
@@ -90,10 +91,10 @@ def test_from_one_cut_to_another(each_group):
 def test_an_empty_vector(each_group):
     def body(comm):
         wrapped = Communicator(comm)
-        vector = CutVector(wrapped, np.empty(0), [(Piece(0, 0, 3, 0, 5), True)])
-        gathered = vector.gather(0)
+        vector = CutVector(wrapped, np.empty(0), [(Piece(0, 0, 3, 0, 5), True)], 0)
+        gathered = vector.gather(wrapped)
         assert gathered is None or gathered.shape == (0,)
-        vector.scatter(gathered)
+        vector.scatter(wrapped, gathered)
         wrapped.free()
 
     each_group(body)
@@ -103,11 +104,11 @@ def test_what_the_whole_takes_in_messages(world):
     """Each rank sends what it speaks for, and is sent all that it has, in one message."""
     wrapped, size = Communicator(world), laid_out(SHAPES).size
     pieces, numbers = cut(world.rank, world.size)
-    vector = CutVector(wrapped, numbers.astype("float64"), pieces)
-    whole, sent = vector.gather(size), wrapped.traffic["push"].bytes
+    vector = CutVector(wrapped, numbers.astype("float64"), pieces, size)
+    whole, sent = vector.gather(wrapped), wrapped.traffic["push"].bytes
     spoken = sum(each.size for each, speaks in pieces if speaks)
     assert sent == (8 * spoken if world.rank > 0 else 0)
-    vector.scatter(whole)
+    vector.scatter(wrapped, whole)
     held = world.allgather(len(numbers))
     assert wrapped.traffic["push"].bytes - sent == (8 * sum(held[1:]) if world.rank == 0 else 0)
     wrapped.free()
@@ -118,11 +119,11 @@ def test_on_a_device(gpu, world):
     wrapped, whole = Communicator(world), np.arange(laid_out(SHAPES).size, dtype="float64")
     pieces, numbers = cut(world.rank, world.size)
     mine = gpu.array(whole[numbers])
-    vector = CutVector(wrapped, mine, pieces)
-    gathered = vector.gather(whole.size)
+    vector = CutVector(wrapped, mine, pieces, whole.size)
+    gathered = vector.gather(wrapped)
     if world.rank == 0:
         assert isinstance(gathered, np.ndarray)
         np.testing.assert_array_equal(gathered, whole)
-    vector.scatter(-whole if world.rank == 0 else None)
+    vector.scatter(wrapped, -whole if world.rank == 0 else None)
     np.testing.assert_array_equal(gpu.host(mine), -whole[numbers])
     wrapped.free()

@@ -16,9 +16,9 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.models.pool import Pool
-from hpcdl.random import Random
 from hpcdl.parallel.stage import Stage
-from hpcdl.strategies.pipeline_schedules import steps_of
+from hpcdl.random import Random
+from hpcdl.strategies.pipeline_schedules import actions_of
 
 SCHEDULES = "naive", "gpipe", "1f1b", "interleaved", "pipedream"
 WIDTHS = 1, 30, 1000, 10_000
@@ -39,14 +39,14 @@ class Arithmetic:
     def targets(self, batch):
         return batch.number
 
-    def forward(self, store, x, layers, targets, keep=True):
+    def forward(self, weights, x, layers, targets, keep=True):
         self.nap()
         y = self.pool.take(*x.shape)
         y[...] = x + 1
         last = self.comm.rank == self.comm.size - 1 and layers.start == len(self.chunks) - 1
         return (float(y.sum()), 0) if last else y, [(y, targets)]
 
-    def backward(self, store, kept, dy, layers):
+    def backward(self, weights, kept, dy, layers):
         self.nap()
         y, number = kept.pop()
         dx = self.pool.take(*y.shape)
@@ -90,16 +90,16 @@ def case(comm, seed: int, i: int) -> str:
     for _ in range(2):  # the second batch follows without a pause
         x = [np.full((n, width), k, np.float64) for k, n in enumerate(rows)]
         batches = [SimpleNamespace(x=x[k], y=np.zeros(n), number=k) for k, n in enumerate(rows)]
-        steps = list(steps_of(schedule, stages, group.rank, microbatches, chunks))
-        loss = stage.run(steps, batches)
+        actions = list(actions_of(schedule, stages, group.rank, microbatches, chunks))
+        loss = stage.run(actions, batches)
         if group.rank == stages - 1:
             assert loss == sum(n * width * (k + places) for k, n in enumerate(rows)), (i, what, loss)
         if group.rank == 0:
-            order = [step.microbatch for step in steps if step.kind == "B" and step.chunk == 0]
+            order = [each.microbatch for each in actions if each.kind == "B" and each.chunk == 0]
             for k, dx in zip(order, part.arrived.values(), strict=True):
                 assert dx.shape == (rows[k], width) and (dx == (k + 1) * 3 ** (places - 1)).all(), (i, what, k)
             part.arrived.clear()
-        assert not stage.flying and not stage.leaving, (i, what)
+        assert not stage.in_flight and not stage.leaving, (i, what)
     assert not group.mpi.Iprobe(), f"{i}, {what}: a message is left"
     group.free()
     return what

@@ -141,7 +141,7 @@ def cut(follow, references):
         losses = np.sum(bare.allgather(found.own_losses), axis=0)
         assert losses == pytest.approx(wanted.losses, rel=tolerance)
         for step, (mine, whole) in enumerate(zip(found.path, wanted.path, strict=True)):
-            for piece, _ in found.held.parameter_pieces:  # also of those that another rank speaks for
+            for piece, _ in found.held.shards.parameter_pieces:  # also of those that another rank speaks for
                 apart = mine[piece.local : piece.local + piece.size] - whole[places(piece)]
                 assert np.abs(apart).max(initial=0) <= tolerance * max(1, np.abs(whole).max()), f"step {step}"
         assert found.scores == pytest.approx(wanted.scores, rel=tolerance)
@@ -152,8 +152,9 @@ def cut(follow, references):
 
     def state(run, bare):
         """All that a run holds, parameters and optimizer state, as whole vectors by name."""
-        held = {"parameters": (run.parameters, run.held.parameter_pieces)}
-        held |= {f"optimizer/{name}": (vector, run.held.pieces) for name, vector in run.held.optimizer.state.items()}
+        shards = run.held.shards
+        held = {"parameters": (run.parameters, shards.parameter_pieces)}
+        held |= {f"optimizer/{name}": (vector, shards.pieces) for name, vector in shards.optimizer.state.items()}
         return {name: whole(bare, *each, run.model.layout.size) for name, each in held.items()}
 
     def micro_batches(parts):

@@ -134,7 +134,7 @@ def test_replicas_are_compared_where_there_are_any(cut, world):
     for stage in STAGES:
         run = cut(world, fully_sharded.train, {"stage": stage}, MLP)
         assert run.agree is (True if stage < 3 and world.size > 1 else None)
-        assert run.extra["stage"] == stage
+        assert run.reported["stage"] == stage
 
 
 @pytest.mark.parametrize("stage, gather", [(1, "all-gather"), (2, "all-gather"), (3, "all-gather"), (3, "broadcast")])

@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
+from hpcdl.parallel.cut_model import CutModel
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.strategies import all_reduce, fully_sharded, grid, model_parallel, pipeline, sequential, tensor_parallel
 
@@ -56,11 +57,11 @@ def test_steps_are_those_of_sequential_sgd(number, cut, world):
         shapes = [shapes[(number + i) % len(shapes)] for i in (0, 1, 3)]
     for shape in shapes:
         run = cut(world, grid.train, fit(own, shape), model, **options)
-        assert run.extra["grid"] == shape and run.extra["stage"] == own["stage"]
-        part, shard = run.part.part.size, run.part.units.size
+        assert run.reported["grid"] == shape and run.reported["stage"] == own["stage"]
+        part, shard = run.held.part.size, run.held.shards.units.size
         held = {0: (part, part), 1: (part, part), 2: (part, shard), 3: (shard, shard)}[own["stage"]]
         assert (run.memory.now["parameters"] // 8, run.memory.now["gradients"] // 8) == held
-        assert own["stage"] == 0 or abs(shard - part / shape["data"]) < len(run.part.units.units)
+        assert own["stage"] == 0 or abs(shard - part / shape["data"]) < len(run.held.shards.units.units)
 
 
 def test_float32_to_rounding(cut, world):
@@ -97,7 +98,7 @@ def test_gathers_along_the_data_axis_for_each_micro_batch(cut, ring, each_group)
         for recompute in (False, True):
             own = {"grid": {"data": comm.size}, "stage": 3, "microbatches": 3, "recompute": recompute}
             run = cut(comm, grid.train, own, MLP, epochs=1)
-            lengths = [each.stop - each.start for each in run.part.units.units]
+            lengths = [each.stop - each.start for each in run.held.shards.units.units]
             traffic, where = run.comm.traffic, (comm.rank, comm.size)
             gathered, scattered = (
                 sum(each(n, *where) for n in lengths) for each in (ring.all_gather, ring.reduce_scatter)
@@ -154,14 +155,14 @@ def test_each_strategy_goes_on_from_the_checkpoint_of_another(follow, cut, world
             if done:
                 loaded, found = start(done, resume=folder), Checkpoint.read(mpi_tmp_path / "a").vectors
                 assert loaded.path == []
-                if loaded.part is None:
-                    state = {name: loaded.tracked[name] for name in found}
-                else:
+                if isinstance(loaded.held, CutModel):
                     state = cut.state(loaded, comm)
+                else:
+                    state = {name: loaded.state.tracked[name].array for name in found}
                 assert set(state) == set(found) and len(found) == 3
                 assert all(np.array_equal(state[name], vector) for name, vector in found.items())
             run = start(done + 1, out=folder, resume=folder if done else "")
-            reached = run.parameters if run.part is None else cut.state(run, comm)["parameters"]
+            reached = cut.state(run, comm)["parameters"] if isinstance(run.held, CutModel) else run.parameters
             assert np.abs(reached - wanted[done]).max() < 1e-10
         world.Barrier()
 

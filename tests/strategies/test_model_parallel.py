@@ -37,12 +37,12 @@ def test_messages_and_what_a_rank_holds(cut, each_group):
 
     def body(comm):
         run = cut(comm, model_parallel.train, {}, DEEP, epochs=1, accumulate=2, optimizer=ADAM)
-        pushed, part = run.comm.traffic["push"], run.part.part
+        pushed, part = run.comm.traffic["push"], run.held.part
         widths = [(6, 5, 4, 6, 3)[each] for each in (part.chunks[0].start, part.chunks[0].stop) if each not in (0, 5)]
         assert len(widths) == (comm.rank > 0) + (comm.rank < comm.size - 1)
         assert pushed.messages == len(cut.micro_batches(2)) * len(widths)
         assert run.comm.traffic.bytes == pushed.bytes == 8 * 29 * sum(widths)
-        assert run.extra["in_flight_per_rank"] == [1] * comm.size
+        assert run.reported["in_flight_per_rank"] == [1] * comm.size
         peak = run.memory.peak
         assert [peak[kind] // 8 for kind in ("parameters", "gradients", "optimizer")] == [
             part.size,

@@ -16,7 +16,7 @@ from hpcdl.random import Random
 from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.strategies import pipeline
-from hpcdl.strategies.pipeline import check
+from hpcdl.strategies.pipeline import check_schedule
 
 DEEP = "mlp:5,4,6,5,4,6,5"  # 8 layers: 2 chunks on each of 4 ranks
 WIDTHS = 5, 4, 6, 5, 4, 6, 5
@@ -73,7 +73,7 @@ def test_two_messages_a_boundary_and_micro_batch(own, cut, each_group):
     def body(comm):
         mine = fit(own, comm.size)
         run = cut(comm, pipeline.train, mine, DEEP, epochs=1)
-        pushed, rows, parts = run.comm.traffic["push"], cut.micro_batches(mine["microbatches"]), run.part.part.chunks
+        pushed, rows, parts = run.comm.traffic["push"], cut.micro_batches(mine["microbatches"]), run.held.part.chunks
         widths = [WIDTHS[each.start - 1] for each in parts if each.start > 0]  # backward, to the stage before
         widths += [WIDTHS[each.stop - 1] for each in parts if each.stop < len(run.model.layers)]
         assert len(widths) == 2 * len(parts) - (comm.rank == 0) - (comm.rank == comm.size - 1)
@@ -112,11 +112,11 @@ def test_micro_batches_in_flight(m, cut, each_group):
         }
         for schedule, most in wanted.items():
             run = cut(comm, pipeline.train, {"schedule": schedule, "microbatches": m}, DEEP, epochs=1)
-            assert run.extra["in_flight_per_rank"] == most
+            assert run.reported["in_flight_per_rank"] == most
         if p > 1:
             own = {"schedule": "interleaved", "microbatches": m * p, "chunks": 2}
             run = cut(comm, pipeline.train, own, DEEP, epochs=1)
-            assert run.extra["in_flight_per_rank"] == [min(2 * m * p, 2 * (p - 1 - s) + p + 1) for s in range(p)]
+            assert run.reported["in_flight_per_rank"] == [min(2 * m * p, 2 * (p - 1 - s) + p + 1) for s in range(p)]
 
     each_group(body)
 
@@ -128,26 +128,26 @@ def test_activations_of_micro_batches_in_flight(cut, world):
         own = {"schedule": schedule, "microbatches": 6, "recompute": recompute}
         run = cut(world, pipeline.train, own, OWN, optimizer=ADAM)
         peaks[schedule, recompute] = run.memory.peak["activations"]
-        held = 8 * run.part.part.size
+        held = 8 * run.held.part.size
         assert [run.memory.peak[kind] for kind in ("parameters", "gradients", "optimizer")] == [held, held, 2 * held]
     assert peaks["gpipe", True] < peaks["gpipe", False]
     assert peaks["naive", False] < peaks["gpipe", False]
     in_flight = min(6, world.size - world.rank)
     assert (peaks["1f1b", False] < peaks["gpipe", False]) == (in_flight < 6)
     assert (peaks["1f1b", False] == peaks["naive", False]) == (in_flight == 1)
-    assert sum(world.allgather(run.part.part.size)) == run.model.layout.size
+    assert sum(world.allgather(run.held.part.size)) == run.model.layout.size
 
 
 def test_layers_lie_in_turns_and_balanced(cut, world):
     p = world.size
     run = cut(world, pipeline.train, fit("interleaved 1", p), DEEP)
-    names = [name for stage in run.extra["layers_of_stages"] for name in stage]
+    names = [name for stage in run.reported["layers_of_stages"] for name in stage]
     assert sorted(names) == sorted([f"dense{i + 1}" for i in range(8)] + ["loss"])
-    assert [layer.name for layer in run.part.part.layers] == run.extra["layers_of_stages"][world.rank]
-    assert run.extra["layers_of_stages"][0][0] == "dense1" and run.extra["layers_of_stages"][-1][-1] == "loss"
+    assert [layer.name for layer in run.held.part.layers] == run.reported["layers_of_stages"][world.rank]
+    assert run.reported["layers_of_stages"][0][0] == "dense1" and run.reported["layers_of_stages"][-1][-1] == "loss"
     if p > 1:
-        assert len(run.part.part.chunks) == 2
-        starts = world.allgather([each.start for each in run.part.part.chunks])
+        assert len(run.held.part.chunks) == 2
+        starts = world.allgather([each.start for each in run.held.part.chunks])
         assert np.all(np.diff(np.transpose(starts).reshape(-1)) > 0)  # chunk 0 of all stages, then chunk 1
 
 
@@ -219,10 +219,10 @@ def test_pipedream_uses_weights_as_old_as_the_stages_behind_are_many(model, opti
         own = DREAM | {"recompute": recompute}
         options = CONSTANT | {"optimizer": optimizer, "epochs": 3}
         run = cut(comm, pipeline.train, own, model, 1e-13, wanted, **options)
-        assert run.extra["weights_updates_old"] == list(reversed(range(p)))
-        assert run.extra["in_flight_per_rank"] == [p - s for s in range(p)]
+        assert run.reported["weights_updates_old"] == list(reversed(range(p)))
+        assert run.reported["in_flight_per_rank"] == [p - s for s in range(p)]
         versions = p - comm.rank  # those that are stashed, and the current one
-        assert run.memory.peak["parameters"] == 8 * versions * run.part.part.size
+        assert run.memory.peak["parameters"] == 8 * versions * run.held.part.size
         pushed, neighbours = run.comm.traffic["push"], (comm.rank > 0) + (comm.rank < p - 1)
         assert pushed.messages == 9 * neighbours and run.comm.traffic.bytes == pushed.bytes
         if model == OWN:
@@ -239,7 +239,7 @@ def test_a_run_that_is_shorter_than_the_pipeline_is_deep(steps, cut, world):
     data, p = cut.data(PLAIN, "float64"), world.size
     wanted = simulate(data, PLAIN, stages_of(PLAIN, data, p), steps)
     run = cut(world, pipeline.train, DREAM, PLAIN, 1e-13, wanted, steps=steps, **CONSTANT)
-    assert run.extra["weights_updates_old"] == [min(steps - 1, p - 1 - s) for s in range(p)]
+    assert run.reported["weights_updates_old"] == [min(steps - 1, p - 1 - s) for s in range(p)]
 
 
 def leftovers(comm):
@@ -253,7 +253,7 @@ def told(monkeypatch, rank, step):
     original = Run.boundary
 
     def boundary(run):
-        run.every = 1
+        run.agreement.interval = 1
         if run.step == step and run.comm.rank == rank:
             signals.received.append("SIGTERM")
         original(run)
@@ -278,9 +278,9 @@ def dream_that_ends(comm, follow, cut, **options):
     assert len(set(comm.allgather((run.stopped, run.step, len(run.path))))) == 1
     assert run.step == len(run.path)
     if not validation["validation"]:
-        wanted = simulate(data, PLAIN, run.extra["layers_of_stages"], run.step)
+        wanted = simulate(data, PLAIN, run.reported["layers_of_stages"], run.step)
         for mine, whole in zip(run.path, wanted.path, strict=True):
-            for piece, _ in run.part.parameter_pieces:
+            for piece, _ in run.held.shards.parameter_pieces:
                 mine_, there = (
                     mine[piece.local : piece.local + piece.size],
                     whole[piece.start : piece.start + piece.size],
@@ -355,7 +355,7 @@ def test_what_does_not_go_together(schedule, model, options, words, cut):
     data = cut.data(model, "float64")
     made = make_model(model, data.features, data.classes, "float64")
     with pytest.raises(UsageError, match=words) as found:
-        check(schedule, 4, 1, 3, made, Options(**options))
+        check_schedule(schedule, 4, 1, 3, made, Options(**options))
     assert "\n" not in str(found.value)
     if schedule == "pipedream":
-        check(schedule, 4, 1, 1, made, Options(**options))  # one stage: sequential SGD
+        check_schedule(schedule, 4, 1, 1, made, Options(**options))  # one stage: sequential SGD

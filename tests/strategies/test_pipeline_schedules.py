@@ -9,9 +9,10 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.errors import UsageError
+from hpcdl.parallel.timetable import Action, Span
 from hpcdl.strategies import pipeline_schedules
-from hpcdl.strategies.pipeline_schedules import SCHEDULES, Span, Step, chart, idle_share, in_flight, plan, simulate
-from hpcdl.strategies.pipeline_schedules import steps_of as steps
+from hpcdl.strategies.pipeline_schedules import SCHEDULES, chart, idle_share, most_in_flight, plan, simulate
+from hpcdl.strategies.pipeline_schedules import actions_of as actions
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions: one rank is enough")
 
@@ -34,21 +35,21 @@ def as_text(found):
 
 
 def test_orders_by_hand():
-    assert as_text(steps("naive", 3, 1, 3)) == "F0 B0 F1 B1 F2 B2"
-    assert as_text(steps("gpipe", 3, 1, 3)) == "F0 F1 F2 B2 B1 B0"
-    assert as_text(steps("1f1b", 4, 0, 5)) == "F0 F1 F2 F3 B0 F4 B1 B2 B3 B4"
-    assert as_text(steps("1f1b", 4, 2, 5)) == "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4"
-    assert as_text(steps("1f1b", 4, 3, 3)) == "F0 B0 F1 B1 F2 B2"
-    assert as_text(steps("1f1b", 4, 0, 2)) == "F0 F1 B0 B1"
+    assert as_text(actions("naive", 3, 1, 3)) == "F0 B0 F1 B1 F2 B2"
+    assert as_text(actions("gpipe", 3, 1, 3)) == "F0 F1 F2 B2 B1 B0"
+    assert as_text(actions("1f1b", 4, 0, 5)) == "F0 F1 F2 F3 B0 F4 B1 B2 B3 B4"
+    assert as_text(actions("1f1b", 4, 2, 5)) == "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4"
+    assert as_text(actions("1f1b", 4, 3, 3)) == "F0 B0 F1 B1 F2 B2"
+    assert as_text(actions("1f1b", 4, 0, 2)) == "F0 F1 B0 B1"
     first = "F0 F1 F0.1 F1.1 F2 B0.1 F3 B1.1 F2.1 B0 F3.1 B1 B2.1 B3.1 B2 B3"
     last = "F0 F1 F0.1 B0.1 F1.1 B1.1 F2 B0 F3 B1 F2.1 B2.1 F3.1 B3.1 B2 B3"
-    assert [as_text(steps("interleaved", 2, stage, 4, 2)) for stage in (0, 1)] == [first, last]
+    assert [as_text(actions("interleaved", 2, stage, 4, 2)) for stage in (0, 1)] == [first, last]
 
 
 def test_each_micro_batch_goes_through_each_chunk_once_and_forwards_first():
     for name, p, m, v in cases():
         for stage in range(p):
-            found = list(steps(name, p, stage, m, v))
+            found = list(actions(name, p, stage, m, v))
             assert len(found) == len(set(found)) == 2 * m * v
             for chunk in range(v):
                 for k in range(m):
@@ -57,8 +58,8 @@ def test_each_micro_batch_goes_through_each_chunk_once_and_forwards_first():
 
 def test_an_endless_run_begins_like_a_long_one():
     for stage in range(5):
-        endless = list(islice(steps("pipedream", 5, stage, None), 200))
-        assert endless == list(islice(steps("pipedream", 5, stage, 300), 200))
+        endless = list(islice(actions("pipedream", 5, stage, None), 200))
+        assert endless == list(islice(actions("pipedream", 5, stage, 300), 200))
         assert list(islice(pipeline_schedules.pipedream(5, stage), 200)) == endless
 
 
@@ -73,7 +74,7 @@ def test_idle_shares_are_those_of_theory():
 
 
 def test_the_idle_share_counts_all_stages_until_the_last_is_done():
-    assert idle_share([[Span(Step("F", 0), 0, 1)], [Span(Step("F", 0), 1, 4)]]) == (3 + 1) / 8
+    assert idle_share([[Span(Action("F", 0), 0, 1)], [Span(Action("F", 0), 1, 4)]]) == (3 + 1) / 8
     assert idle_share([[], []]) == 0
 
 
@@ -91,7 +92,7 @@ def test_micro_batches_in_flight():
         for s in range(p):
             ahead = 2 * (p - 1 - s) + (v - 1) * p
             wanted = {"naive": 1, "gpipe": m, "interleaved": min(m * v, ahead + 1)}.get(name, min(m, p - s))
-            assert in_flight(steps(name, p, s, m, v)) == wanted, (name, p, s, m, v)
+            assert most_in_flight(actions(name, p, s, m, v)) == wanted, (name, p, s, m, v)
 
 
 def test_pipedream_computes_with_weights_as_old_as_there_are_stages_behind():
@@ -99,7 +100,7 @@ def test_pipedream_computes_with_weights_as_old_as_there_are_stages_behind():
     for p in range(1, 8):
         for s in range(p):
             updates = 0
-            for kind, k, _ in islice(steps("pipedream", p, s, None), 300):
+            for kind, k, _ in islice(actions("pipedream", p, s, None), 300):
                 if kind == "B":
                     assert k == updates
                     updates += 1
@@ -120,10 +121,12 @@ def test_plans_of_any_durations_come_to_an_end_and_take_nothing_before_it_is_the
             m = p * random.randint(1, 3)
         forward, backward, message = (random.random() for _ in range(3))
         found = plan(name, p, m, v, forward, backward, message)
-        when = {(stage + step.chunk * p, step.kind, step.microbatch): span for stage, step, span in flattened(found)}
+        when = {
+            (stage + action.chunk * p, action.kind, action.microbatch): span for stage, action, span in flattened(found)
+        }
         assert len(when) == 2 * p * v * m
         for stage, each in enumerate(found):
-            assert [span.step for span in each] == list(steps(name, p, stage, m, v))
+            assert [span.action for span in each] == list(actions(name, p, stage, m, v))
             assert all(one.stop <= next.start for one, next in pairwise(each))
         for (virtual, kind, k), (_, start, stop) in when.items():
             assert stop - start == pytest.approx((forward if kind == "F" else backward) / v)
@@ -134,15 +137,15 @@ def test_plans_of_any_durations_come_to_an_end_and_take_nothing_before_it_is_the
 
 
 def flattened(spans):
-    return [(stage, span.step, span) for stage, each in enumerate(spans) for span in each]
+    return [(stage, span.action, span) for stage, each in enumerate(spans) for span in each]
 
 
 def test_stages_that_wait_for_each_other_are_named():
-    first, second = [Step("F", 0), Step("B", 0), Step("F", 1), Step("B", 1)], [Step("F", 1), Step("F", 0)]
+    first, second = [Action("F", 0), Action("B", 0), Action("F", 1), Action("B", 1)], [Action("F", 1), Action("F", 0)]
     with pytest.raises(RuntimeError, match=r"deadlock.* stage 0 for what B0 needs, stage 1 for what F1 needs"):
         simulate([first, second], {"F": 1, "B": 1})
     with pytest.raises(RuntimeError, match="stage 0 for what B0 needs"):
-        simulate([[Step("B", 0), Step("F", 0)]], {"F": 1, "B": 1})
+        simulate([[Action("B", 0), Action("F", 0)]], {"F": 1, "B": 1})
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -168,7 +171,7 @@ def test_stages_that_wait_for_each_other_are_named():
 )
 def test_refusals(arguments, words):
     with pytest.raises(UsageError, match=words) as caught:
-        steps(*arguments)  # at once, not when the first step is asked for
+        actions(*arguments)  # at once, not when the first action is asked for
     assert "\n" not in str(caught.value)
 
 
@@ -204,15 +207,15 @@ F0 forward of micro-batch 0, B0 backward, F0.1: chunk 1; . idle, 20.0 %; 7.5 in 
 
 
 def test_chart_of_measured_spans():
-    """Gaps, uneven lengths, labels that find no room, a step that is over at once, a stage that did nothing."""
-    steps = [("F0", 0.1, 0.3), ("F1", 0.32, 0.5), ("B0", 0.7, 1.2), ("F10", 1.2, 1.3), ("B1", 1.3, 1.9), ("F9", 2, 2)]
-    uneven = [Span(Step(label[0], int(label[1:])), start, stop) for label, start, stop in steps]
+    """Gaps, uneven lengths, labels that find no room, an action that is over at once, a stage that did nothing."""
+    actions = [("F0", 0.1, 0.3), ("F1", 0.32, 0.5), ("B0", 0.7, 1.2), ("F10", 1.2, 1.3), ("B1", 1.3, 1.9), ("F9", 2, 2)]
+    uneven = [Span(Action(label[0], int(label[1:])), start, stop) for label, start, stop in actions]
     wanted = """\
 0 |..A---B---....a=========K-b===========.J
 1 |........................................
 A B C... forward of micro-batch 0 1 2..., a b c... backward; . idle, 60.5 %; 2 s in all"""
     assert chart([uneven, []], width=43, unit="s") == wanted
-    even = [Span(Step("B", k % 10), k / 10, (k + 1) / 10) for k in range(20)]
+    even = [Span(Action("B", k % 10), k / 10, (k + 1) / 10) for k in range(20)]
     wanted = """\
 0 |..F0--F1--....B0========F-B1==========.F
 1 |........................................
@@ -232,7 +235,7 @@ def test_charts_fit_their_width_and_show_every_step():
                     assert line.count(letter) == chunks
     assert chart(plan("gpipe", 1, 28), width=87).startswith("0 |ABCDEFGHIJKLMNOPQRSTUVWXYZABb=a=z=y=")
     tenths, whole = (chart(plan("gpipe", 3, 4, 1, t, 2 * t), width=39).splitlines() for t in (0.1, 1))
-    assert tenths[:3] == whole[:3]  # columns of equal steps are equal, whatever is rounded
+    assert tenths[:3] == whole[:3]  # columns of equal actions are equal, whatever is rounded
     assert chart([[], []]).splitlines()[:2] == ["0 |.", "1 |."]
 
 

@@ -122,7 +122,7 @@ def test_what_all_ranks_have_is_the_same_on_all_of_them(cut, world):
     for own in ({}, SEQUENCE):
         run = cut(world, tensor_parallel.train, own, GPT)
         assert run.agree is (True if world.size > 1 else None)
-        assert run.extra["sequence_parallel"] is bool(own)
+        assert run.reported["sequence_parallel"] is bool(own)
 
 
 @pytest.mark.parametrize("stop, own, optimizer", [(4, {}, "adam"), (5, SEQUENCE, "momentum")], ids=str)

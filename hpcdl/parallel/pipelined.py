@@ -1,0 +1,93 @@
+"""The set-up of a model whose layers lie on consecutive ranks: who has which layers, in which groups, what computes.
+
+    layers      chunk 0 of rank 0 | chunk 0 of rank 1 | ... | chunk 1 of rank 0 | chunk 1 of rank 1 | ...
+
+    groups      pipeline    hand on activations, and gradients by them                       the stages
+                data        add up gradients; the stages of ZeRO                             copies of this stage
+                tensor      work on each layer together (None: each layer is on one rank)    this stage's ranks
+                ends        add up gradients of weights that both ends use (tied)            first and last stage
+
+The groups are those of a grid (hpcdl/comm/grid.py), or of one `OnePipeline` of all ranks.
+"""
+
+import itertools
+
+import numpy as np
+
+from hpcdl.comm import Communicator
+from hpcdl.comm.grid import Grid, two_ends
+from hpcdl.comm.tensor_group import TensorGroup
+from hpcdl.data import Batch
+from hpcdl.models.balance import cut_layers, measured_costs
+from hpcdl.models.part import Part
+from hpcdl.parallel.cut_model import CutModel
+from hpcdl.parallel.sharded_weights import weights_of
+from hpcdl.parallel.stage import Stage
+from hpcdl.parallel.zero import Shards
+from hpcdl.runs.wrapped import plain
+
+
+class OnePipeline:
+    """The groups of a pipeline of all ranks of `comm`. Making and freeing it are collective calls."""
+
+    tensor = None
+
+    def __init__(self, comm: Communicator):
+        self.pipeline, self.data, self.ends = comm, comm.split(comm.rank, name="data"), two_ends(comm)
+
+    def free(self) -> None:
+        """Give back the groups; `comm` stays."""
+        for group in (self.data, self.ends):
+            if group is not None:
+                group.free()
+
+
+def pipelined(
+    run,
+    model,
+    data,
+    optimizer,
+    groups: Grid | OnePipeline,
+    chunks: int = 1,
+    balance: str = "parameters",
+    recompute: bool = False,
+    sequence: bool = False,
+    zero: int = 0,
+    ahead: int = 0,
+) -> tuple[CutModel, Stage]:
+    """What this rank holds, and the stage of the pipeline that computes with it; collective.
+
+    chunks, balance: see `place_layers`. recompute: see stage.py. sequence: sequence parallelism within `groups.tensor`.
+    zero: the stage of ZeRO along `groups.data`. ahead: steps that are under way when one is done.
+    """
+    layers = place_layers(run, model, data, groups.pipeline, chunks, balance)
+    tensor = None if groups.tensor is None else TensorGroup(groups.tensor, sequence)
+    share = (0, 1) if tensor is None else (tensor.rank, tensor.size)
+    part = Part(plain(model), layers, share, tensor)
+    summed = [(groups.tensor, part.replicated())] if sequence else []
+    summed.append((groups.ends, part.tied()))
+    shards = Shards(run, part, optimizer, groups.data, zero)
+    stage = Stage(groups.pipeline, part, weights_of(shards), model, recompute)
+    reports_loss = groups.pipeline.rank == groups.pipeline.size - 1 and share[0] == 0
+    return CutModel(run.comm, model, shards, stage, summed, reports_loss, ahead), stage
+
+
+def place_layers(run, model, data, comm: Communicator, chunks: int = 1, balance: str = "parameters") -> list[range]:
+    """The layers of this rank: `chunks` ranges of their numbers, the chunks of all ranks lying in turns; collective.
+
+    balance: "parameters" or "measured", by the seconds that rank 0 takes for a batch's layers, one after the other.
+    """
+    costs = None
+    if balance == "measured":
+        model = plain(model)
+        costs = np.empty(len(model.layers) - 1)
+        if run.comm.rank == 0:
+            x, y = (model.device.array(each) for each in data.train.rows(0, min(data.examples, run.plan(data)[0])))
+            few = Batch(x, y, len(x), epoch=0, step=0, index=np.arange(len(x)))
+            costs[:] = measured_costs(model, few)
+        run.bookkeeping.broadcast(costs)
+        costs = costs.tolist()
+    ranges = cut_layers(model, comm.size * chunks, costs)
+    names = [[layer.name for layer in model.layers[each.start : each.stop]] for each in ranges]
+    run.report(layers_of_stages=[list(itertools.chain(*names[s :: comm.size])) for s in range(comm.size)])
+    return ranges[comm.rank :: comm.size]

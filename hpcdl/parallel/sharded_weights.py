@@ -1,0 +1,143 @@
+"""Layers gathered one by one: weights of which each rank holds a shard, and the gradient of one layer at a time.
+
+    forward     | gather 1 | layer 1 | layer 2 | layer 3 |           each while the layer before is computed:
+                           | gather 2| gather 3|                     two layers are there at once, no more
+    backward    | gather 3 | layer 3 | layer 2 | layer 1 |
+                           | gather 2| gather 1, scatter 3 | ...     before layer 2 makes a gradient, that of 3 is gone
+
+From stage 2 of ZeRO on (zero.py) a layer's gradient lies in a buffer of its own, is summed over the ranks as soon as it
+is final, and what of it this rank owns is added to its shard. At stage 3 a layer's parameters are gathered when forward
+and when backward come to it, the next layer's while it is computed, and freed when used.
+
+(Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023)
+"""
+
+import dataclasses
+
+from hpcdl.kernels.reduce import add_into
+from hpcdl.models.layered import FlatWeights
+from hpcdl.parallel.zero import Shards
+
+
+def weights_of(shards: Shards):
+    """Where the layers of the part find their tensors (hpcdl/models/layered.py)."""
+    if shards.stage >= 2:
+        return ShardedWeights(shards)
+    return FlatWeights(shards.part, shards.parameters, shards.gradient)
+
+
+class ShardedWeights:
+    """The weights of a part whose gradients (from stage 2 on) and parameters (at stage 3) are whole layer by layer.
+
+    Gathered parameters take no more room than the two largest layers, the gradient no more than the largest; `finish`
+    gives it up, so that between steps there is only what this rank owns.
+    """
+
+    def __init__(self, shards: Shards):
+        self.shards, part, units = shards, shards.part, shards.units
+        self.w = part.views(shards.parameters) if shards.stage < 3 else None
+        self.places, self.tensors = [], []  # of each layer: where its units, and its tensors, lie in a buffer
+        for tensors in part.tensors:
+            of = [units.unit_of(tensor.slice) for tensor in tensors]
+            places, start = {}, 0
+            for u in dict.fromkeys(u for u in of if u is not None):
+                length = units.units[u].stop - units.units[u].start
+                places[u] = slice(start, start + length)
+                start += length
+            self.places.append(places)
+            moved = [
+                places[u].start + t.offset - units.units[u].start if u is not None else 0
+                for t, u in zip(tensors, of, strict=True)
+            ]
+            self.tensors.append([dataclasses.replace(t, offset=start) for t, start in zip(tensors, moved, strict=True)])
+        self.lengths = [max((place.stop for place in places.values()), default=0) for places in self.places]
+        sizes = sorted(self.lengths)
+        self.most = {"parameters": sum(sizes[-2:]), "gradients": sum(sizes[-1:])}  # elements, in buffers of each kind
+        self.free, self.taken = {"parameters": [], "gradients": []}, {"parameters": 0, "gradients": 0}
+        self.gathered = {}  # layer: its buffer, and the requests that fill it
+        self.open_gradient = self.leaving = None  # of the layer that backward is at; of the one before, on its way
+
+    def open(self, i, following):
+        """The parameters of layer i; those of the following one are then on their way."""
+        if self.w is not None:
+            return self.w[i]
+        for each in (i, following):
+            if each is not None and each not in self.gathered:
+                self._gather(each)
+        buffer, requests = self.gathered[i]
+        while requests:
+            requests.pop().wait()
+        return self._views(i, buffer)
+
+    def _gather(self, i):
+        """Start to gather the parameters of layer i."""
+        buffer, requests = self._take("parameters", i) if self.tensors[i] else None, []
+        for u, place in self.places[i].items():
+            buffer[place][self.shards.units.in_unit[u]] = self.shards.owned_parameters[u]
+            requests.append(self.shards.gather_unit(u, buffer[place]))
+        self.gathered[i] = buffer, requests
+
+    def close(self, i):
+        """Free what was gathered of layer i."""
+        if self.w is None:
+            buffer, _ = self.gathered.pop(i)
+            if buffer is not None:
+                self.free["parameters"].append(buffer)
+
+    def gradient(self, i):
+        """Room for the gradient of layer i, zeros."""
+        self._settle()
+        if not self.tensors[i]:
+            return ()
+        self.open_gradient = self._take("gradients", i)
+        self.open_gradient[:] = 0
+        return self._views(i, self.open_gradient)
+
+    def ready(self, i):
+        """Free the parameters of layer i, and start to sum its gradient over the ranks."""
+        self.close(i)
+        if self.tensors[i]:
+            buffer, scatter = self.open_gradient, self.shards.scatter_unit
+            requests = [(u, buffer[place], scatter(u, buffer[place])) for u, place in self.places[i].items()]
+            self.leaving = buffer, requests
+
+    def _settle(self):
+        """Add what this rank owns of the sums on their way to its gradient."""
+        if self.leaving is None:
+            return
+        buffer, requests = self.leaving
+        for u, total, request in requests:
+            request.wait()
+            own = total[self.shards.units.in_unit[u]]
+            if own.size:
+                add_into(self.shards.owned_gradients[u], own)
+        self.free["gradients"].append(buffer)
+        self.leaving = None
+
+    def finish(self):
+        """The gradient is summed; give the buffers up."""
+        self._settle()
+        for kind, buffers in self.free.items():
+            while buffers:
+                self._drop(kind)
+
+    def _take(self, kind, i):
+        """A buffer for layer i: a free one of its size, or a new one, for which others are given up where need be."""
+        free, length = self.free[kind], self.lengths[i]
+        for at, buffer in enumerate(free):
+            if buffer.size == length:
+                return free.pop(at)
+        while free and self.taken[kind] + length > self.most[kind]:
+            self._drop(kind)
+        self.taken[kind] += length
+        return self.shards.memory.hold(kind, self.shards.device.empty(length, self.shards.part.dtype))
+
+    def _drop(self, kind):
+        """Give up a free buffer."""
+        buffer = self.free[kind].pop()
+        self.taken[kind] -= buffer.size
+        self.shards.memory.add(kind, -buffer.nbytes)
+
+    def _views(self, i, buffer):
+        """The tensors of layer i in a buffer."""
+        return tuple([tensor.view(buffer) for tensor in self.tensors[i]])

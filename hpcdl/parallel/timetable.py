@@ -1,0 +1,22 @@
+"""What a stage of a pipeline does, in order, and when: forwards (F) and backwards (B) of micro-batches."""
+
+from typing import NamedTuple
+
+
+class Action(NamedTuple):
+    """The forward ("F") or backward ("B") of one micro-batch through one chunk of a stage."""
+
+    kind: str
+    microbatch: int
+    chunk: int = 0
+
+    def __str__(self):
+        return f"{self.kind}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
+
+
+class Span(NamedTuple):
+    """An action and when it was done: start and stop, in any unit of time."""
+
+    action: Action
+    start: float
+    stop: float

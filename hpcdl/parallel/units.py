@@ -1,0 +1,69 @@
+"""A vector cut into units, what is needed together, each of which all ranks own in chunks, or one rank as a whole.
+
+    units     | unit 0       | unit 1    | unit 2                |
+    chunks    | r0 | r1 | r2 | r0  r1 r2 | r0    | r1    | r2    |        hpcdl.chunks of each unit
+    owners    | r1           | r2        | r0                    |        so that all own about as much
+
+What a rank owns lies in its shard without gaps, unit after unit.
+"""
+
+import itertools
+
+from hpcdl.chunks import chunk
+
+
+class Units:
+    """Where in a vector, in its units and in this rank's shard lies what this rank owns.
+
+    units: slices of the vector. owners: each unit belongs to one rank, instead of a chunk of it to each. `owner` is
+    then each unit's, else None. Of unit u this rank owns `in_unit[u]`, which is `in_vector[u]` of the vector and
+    `in_shard[u]` of its shard of `size` elements.
+    """
+
+    def __init__(self, units: list[slice], rank: int, size: int, owners: bool = False):
+        self.units, lengths = units, [unit.stop - unit.start for unit in units]
+        self.owner = balanced_owners(lengths, size) if owners else None
+        if self.owner is not None:
+            cuts = [slice(0, n if owner == rank else 0) for n, owner in zip(lengths, self.owner, strict=True)]
+        else:
+            cuts = [chunk(n, size, rank) for n in lengths]
+        self.in_unit = cuts
+        self.in_vector = [
+            slice(unit.start + cut.start, unit.start + cut.stop) for unit, cut in zip(units, cuts, strict=True)
+        ]
+        ends = [0, *itertools.accumulate(cut.stop - cut.start for cut in cuts)]
+        self.in_shard = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        self.size = ends[-1]
+
+    def pieces(self, pieces: list) -> list:
+        """Pieces of the vector, (piece, whether this rank speaks for it), as pieces of the shard."""
+        return [
+            (each._replace(local=each.local + at.start), speaks)
+            for own, at in zip(self.in_vector, self.in_shard, strict=True)
+            for piece, speaks in pieces
+            for each in piece.within(own)
+        ]
+
+    def unit_of(self, part: slice) -> int | None:
+        """The number of the unit that this slice lies in; None for an empty one."""
+        if part.start == part.stop:
+            return None
+        return next(u for u, unit in enumerate(self.units) if unit.start <= part.start < unit.stop)
+
+    def owned_of(self, part: slice) -> list[tuple[int, slice]]:
+        """What this rank owns of a slice of the vector: (unit, slice of what it owns of that unit)."""
+        found = []
+        for u, own in enumerate(self.in_vector):
+            start, stop = max(own.start, part.start), min(own.stop, part.stop)
+            if start < stop:
+                found.append((u, slice(start - own.start, stop - own.start)))
+        return found
+
+
+def balanced_owners(lengths: list[int], ranks: int) -> list[int]:
+    """An owner for each length, so that all own about as much: the longest first, each to who has least so far."""
+    load, owners = [0] * ranks, [0] * len(lengths)
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        owners[i] = load.index(min(load))
+        load[owners[i]] += lengths[i]
+    return owners
