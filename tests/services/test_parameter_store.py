@@ -480,6 +480,32 @@ def test_a_users_update_with_a_state_and_who_leads(each_group, every):
     each_group(body)
 
 
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_lead_that_decides_nothing_changes_nothing(each_group, every):
+    """It is handed the store; steps begin without end."""
+    handed = []
+
+    class Onlooker(Lead):
+        def begin(self, store, step):
+            handed.append((store.granted, step))
+
+    def client(store):
+        values = np.empty(9)
+        for t in range(3):
+            assert store.pull(values) == 2 + t and (values == t * len(store.clients)).all()
+            store.push(np.ones(9))
+
+    def body(bare):
+        for place in places(bare.size):
+            handed.clear()
+            lead = Onlooker() if bare.rank == 0 else None
+            held, _ = use(bare, 9, client, lead=lead, start=2, broadcast_every=every, **place)
+            assert (held == 3 * (bare.size - place.get("servers", 0))).all()
+            assert handed == ([(2, 2)] if bare.rank == 0 else [])
+
+    each_group(body)
+
+
 def test_what_update_is_told(each_group):
     """In rounds the sum of all examples; else each push as it was made."""
     told = []
