@@ -46,8 +46,10 @@ from hpcdl.runs import export
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
 from hpcdl.services.consistency import Consistency
+from hpcdl.services.lead import Lead, LedStore
 from hpcdl.services.parameter_store import ParameterStore
 from hpcdl.services.roles import divide
+from hpcdl.services.store_messages import Push
 
 ROWS = 4096  # at a time
 
@@ -77,7 +79,7 @@ class KMeansOptions:
             raise UsageError(
                 f"--servers {self.servers} cannot share {self.clusters} clusters: a server holds 1 or more"
             )
-        if not self.chosen.check().in_rounds and not self.batch_size:
+        if not self.chosen.checked().in_rounds and not self.batch_size:
             raise UsageError(f"Lloyd's algorithm goes in rounds: for {self.consistency} choose a --batch-size")
         export.check("--out", self.out, (".npz",))
 
@@ -131,8 +133,6 @@ def cluster(comm, split, first: np.ndarray | None, options) -> tuple[np.ndarray,
         block=width,
         lead=lead,
     )
-    if lead is not None:
-        lead.store = store
     if store.serves:
         store.serve()
     else:
@@ -196,28 +196,26 @@ def mini_batch(centroids, counts, sums, rows) -> None:
     centroids[some] += (sums[some] - rows[some, None] * centroids[some]) / counts[some, None]
 
 
-class Rounds:
-    """On rank 0: gives out the rounds and prints the objective of each (the `lead` of a `ParameterStore`)."""
-
-    paused = granted = 0  # seconds; rounds that have been given out
+class Rounds(Lead):
+    """On rank 0: gives out the rounds and prints the objective of each."""
 
     def __init__(self, rounds: int, whole: np.ndarray):
         self.steps = self.limit = rounds
         self.whole, self.objective = whole, []
 
-    def begin(self, step: int) -> None:
-        """The first round is `step`; there is nothing to prepare."""
+    def begin(self, store: LedStore, step: int) -> None:
+        self.store = store
 
-    def done(self, distance: float, total: float) -> None:
-        """A round has been applied; after the last one fetch the centroids."""
-        self.objective.append(distance / total)
+    def admit(self, push: Push) -> None:
+        if not math.isfinite(push.loss):
+            raise LoneError(f"the distances on rank {push.client} are not finite: scale the data")
+
+    def done(self, loss: float, total: float) -> None:
+        """A round has been applied; after the last one fetch the centroids. loss: the sum of the squared distances."""
+        self.objective.append(loss / total)
         print(f"round {len(self.objective)}/{self.steps}  objective {self.objective[-1]:.6g}", flush=True)
         if len(self.objective) == self.steps:
             self.store.gather(self.whole.ravel(), needs=self.steps)
-
-    def infinite(self, push) -> Exception:
-        """The error for distances that are no number."""
-        return LoneError(f"the distances on rank {push.client} are not finite: scale the data")
 
 
 def score(comm, data, centroids) -> tuple[float, float]:

@@ -8,8 +8,8 @@ from typing import Literal
 
 from hpcdl.errors import UsageError
 from hpcdl.runs.options import Options, option
-from hpcdl.services import parameter_store
 from hpcdl.services.consistency import Consistency
+from hpcdl.services.parameter_store import check_settings
 from hpcdl.strategies.parameter_server import train
 
 
@@ -32,7 +32,7 @@ class ServerOptions(Options):
         self.servers = 0 if self.servers_on_workers else self.servers
         for name in ("broadcast_every", "fixed_delay"):
             self._refuse_negative(name)
-        Consistency(self.consistency, self.staleness).check()
+        self.chosen.checked()
         if self.consistency == "async" and (self.partition != "iid" or self.placement == "partitioned"):
             raise UsageError(
                 "async draws batches of all rows: --partition and --placement partitioned are for bsp and ssp"
@@ -49,13 +49,13 @@ class ServerOptions(Options):
         return Consistency(self.consistency, self.staleness)
 
 
-def check(options, ranks, model):
-    """Raise UsageError where the ranks cannot serve this model so."""
+def check_servers(options: ServerOptions, ranks: int, model) -> None:
+    """Raise UsageError where so many ranks cannot serve this model so."""
     sizes = ranks, model.layout.size, options.servers, options.servers_on_workers
-    parameter_store.check(*sizes, options.chosen, options.broadcast_every, options.fixed_delay)
+    check_settings(*sizes, options.chosen, options.broadcast_every, options.fixed_delay)
 
 
-def main(arguments=None):
+def main(arguments: list[str] | None = None) -> None:
     def start(comm, model, data, optimizer, run):
         options = run.options
         train(
@@ -72,7 +72,7 @@ def main(arguments=None):
             delay=options.fixed_delay,
         )
 
-    training("train-parameter-server", ServerOptions, __doc__, arguments, start, check=check)
+    training("train-parameter-server", ServerOptions, __doc__, arguments, start, check=check_servers)
 
 
 if __name__ == "__main__":

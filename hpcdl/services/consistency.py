@@ -44,7 +44,7 @@ class Consistency(NamedTuple):
         """Whether the pushes of a clock are applied together."""
         return self.bound == 0
 
-    def check(self) -> "Consistency":
+    def checked(self) -> "Consistency":
         """Itself; UsageError where it makes no sense."""
         if self.name not in NAMES:
             raise unknown("consistency", self.name, NAMES)

@@ -4,336 +4,289 @@
         wait for a request of any client
         push      take the values in; apply them by `update`, at once or with their round
         pull      keep it until the consistency allows the answer
-        answer the pulls whose time has come
+        end the steps that are complete; answer the pulls whose time has come; send to subscribers
 
-A request is a header of a few numbers, followed by the values where it is a push; an answer is a header followed by the
-slice. All messages are typed buffers. While an answer travels the slice may change, so what is sent is a copy, one for
-all that are sent the same version.
+All messages are typed buffers (store_messages.py); who may go on is decided by clocks.py. While an answer travels the
+slice may change, so what is sent is a copy, one for all that are sent the same version.
 """
 
 import math
-from collections import Counter, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from hpcdl.comm import Communicator
+from hpcdl.comm.inbox import Inbox
 from hpcdl.comm.operations import SUM
-from hpcdl.errors import UsageError
+from hpcdl.comm.requests import Request
 from hpcdl.kernels.device import CPU
 from hpcdl.runs import signals
-from hpcdl.services.consistency import Consistency
-from hpcdl.comm.inbox import Inbox
-
-
-def numbers(*names: str) -> np.dtype:
-    """A header: named numbers that travel as so many float64, which hold whole numbers up to 2^53."""
-    return np.dtype([(name, "f8") for name in names])
-
-
-# clock, seen, version: see Push. needs: the store's clock that a pull waits for. start, stop: which part of the slice.
-REQUEST = numbers(
-    *("operation", "reply", "clock", "needs", "start", "stop", "seen", "version"),
-    *("count", "total", "loss", "norm", "which", "signal"),
+from hpcdl.services.clocks import Clocks, Delay
+from hpcdl.services.store_messages import (
+    ANSWER_HEADER,
+    NO_STEP,
+    REQUEST_HEADER,
+    Operation,
+    Push,
+    Tag,
+    as_message,
+    as_request,
+    new_header,
 )
-# step: the step to compute, ENDED or NONE. seen, version: the store's clock and version. told: no step from here on.
-ANSWER = numbers("step", "seen", "version", "told", "last", "paused", "signal")
-
-PULL, PUSH, DRAW, SUBSCRIBE, LAST, FINISH, OVER = range(7)  # operations
-ASKED, VALUES, TO_CLIENT, TO_KEEPER, UNASKED = 1, 2, 3, 5, 7  # tags; an answer's values have its header's tag + 1
-ENDED, NONE = -1, -2
 
 
-def as_message(header: np.ndarray) -> np.ndarray:
-    """The header as the vector that travels."""
-    return header.reshape(1).view("f8")
+class Asked(NamedTuple):
+    """A request, and of which rank; deliver(header, values): how an answer gets to a client on this very rank."""
+
+    header: np.ndarray
+    client: int
+    deliver: Callable | None = None
 
 
-class Push(NamedTuple):
-    """What `update` is told of the values that it applies.
+class Subscription:
+    """A client that is sent the slice unasked.
 
-    step: which step they are for: the clock, under async the version. part: the elements of the slice. count: examples
-    that the values are the sum over. total: examples of the whole step. norm: of the worker's whole vector. staleness:
-    see consistency.py. clock, seen, version: the client's clock, and the store's clock and version when it had pulled.
+    sending: the message that went out last. behind: once that has arrived, it is to get the newest.
     """
 
-    client: int
-    part: slice
-    clock: int
-    seen: int
-    version: int
-    count: float
-    total: float
-    loss: float
-    norm: float
-    step: int = 0
-    staleness: int = 0
+    def __init__(self, asked: Asked):
+        self.asked, self.behind = asked, False
+        self.sending: Request | None = None
+
+    @property
+    def arrived(self) -> bool:
+        return self.sending is None or self.sending.done
 
 
 class SliceServer:
-    """Serves `values`, this server's slice, to `clients` (ranks of comm).
+    """Serves `values`, this server's slice, to the clients of `clocks` (ranks of comm).
 
-    update(values, pushed, push): applies the pushed values to the part of the slice, in place. lead: on the server that
-    gives out the steps, what decides about them (see `ParameterStore`). delay: how many versions late values are
-    applied. every: clocks (async: versions) after which subscribers are sent the slice.
+    update(values, pushed, push): applies the pushed values to the part of the slice, in place. delay: how many versions
+    late values are applied. broadcast_every: clocks (async: versions) after which subscribers are sent the slice.
+    gathered: the lead, on rank 0, may ask until it says that it is over.
     """
 
-    deliver: Callable  # (reply, header, values): how a client on this very rank is answered
-
-    def __init__(self, comm, values, clients, consistency: Consistency, update: Callable, lead=None, delay=0, every=1):
-        self.comm, self.values, self.consistency, self.update = comm, values, consistency, update
-        self.lead, self.delay, self.every = lead, delay, every
-        self.open, self.clocks = set(clients), dict.fromkeys(clients, 0)
-        self.start = self.version = self.taken = self.steps_done = self.drawn = 0
-        self.pending, self.closing = [], []  # pulls, and last pulls, that wait for their answers
-        self.round, self.delayed, self.losses = {}, deque(), {}
-        self.staleness, self.copy = Counter(), None
-        self.subscribers, self.owed, self.sent, self.answered = {}, set(), 0, []
-        self.kept = False  # whether the lead, on another server, may still ask
-        self.rooms = []  # to receive pushes in
-        self.inbox = None
-
-    def begin(self, step: int) -> None:
-        """The first step is this one; from now on requests are heard."""
-        self.start = self.version = self.taken = self.steps_done = self.drawn = self.sent = step
-        self.clocks = dict.fromkeys(self.clocks, step)
-        if self.lead is not None:
-            self.lead.begin(step)
-        heard = [rank for rank in range(self.comm.size) if rank != self.comm.rank and self._hears(rank)]
-        self.inbox = Inbox(self.comm, ASKED, heard, len(REQUEST), "f8")
+    def __init__(
+        self,
+        comm: Communicator,
+        values: np.ndarray,
+        clocks: Clocks,
+        update: Callable,
+        delay: int = 0,
+        broadcast_every: int = 1,
+        gathered: bool = False,
+    ):
+        self.comm, self.values, self.clocks, self.lead, self.update = comm, values, clocks, clocks.lead, update
+        self.delay, self.broadcast_every, self.gathered = Delay(delay), broadcast_every, gathered
+        self.waiting: list[Asked] = []  # pulls that wait for their answers
+        self.closing: list[Asked] = []  # last pulls, which wait until all clients have closed
+        self.last_answers: list[Request] = []
+        self.subscriptions: dict[int, Subscription] = {}
+        self.round: dict[int, tuple[np.ndarray, Push]] = {}  # of each client that has pushed: its buffer and its push
+        self.losses: dict[int, tuple[float, float]] = {}  # of the steps under way: the sum of losses, and the examples
+        self.snapshot: np.ndarray | None = None  # a copy of the values as they are now
+        self.buffers: list[np.ndarray] = []  # to receive pushes in
+        heard = [rank for rank in range(comm.size) if rank != comm.rank and self._may_ask(rank)]
+        self.inbox = Inbox(comm, Tag.REQUEST, heard, len(REQUEST_HEADER), "f8")
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Answer until all clients have closed, and have their last answers."""
-        while self.hears:
-            self.comm.wait_until(self.inbox.arrived, self._send_owed, patient=True)
-            self.answer()
-        for sent in self.answered:
-            if sent is not None:
-                sent.wait(doze=True)
+        while self.clocks.open or self.gathered:
+            self.comm.wait_until(self.inbox.arrived, self._catch_up, patient=True)
+            self.attend()
+        for answer in self.last_answers:
+            answer.wait(doze=True)
 
-    @property
-    def hears(self) -> bool:
-        """Whether requests may still come."""
-        return bool(self.open) or self.kept
-
-    def _hears(self, rank: int) -> bool:
-        """Whether this rank may still ask."""
-        return rank in self.open or (self.kept and rank == 0)
-
-    def answer(self) -> bool:
-        """Handle the requests that have arrived; whether there were any."""
-        any_came = self._send_owed()
+    def attend(self) -> bool:
+        """Handle the requests that have arrived; whether there was anything to do."""
+        busy = self._catch_up()
         while come := self.inbox.arrived():
-            for source in come:
-                request, room = self.inbox.take(source).view(REQUEST).reshape(()), None
-                if request["operation"] == PUSH:
-                    room = self.room()
-                    values = room[: int(request["stop"] - request["start"])]
-                    self.comm.iwait(values, source, VALUES).wait(doze=True)
-                self.handle(request, source, room)
-                if self._hears(source):
-                    self.inbox.listen(source)
-            any_came = True
-        return any_came
+            for client in come:
+                self.handle(*self._receive(client))
+                if self._may_ask(client):
+                    self.inbox.listen(client)
+            busy = True
+        return busy
 
-    def room(self) -> np.ndarray:
-        """An array as long as the slice, for the values of a push."""
-        return self.rooms.pop() if self.rooms else CPU.empty(self.values.size, self.values.dtype)
-
-    def handle(self, request, client: int, room=None) -> None:
-        """One request of a client; room: begins with the values of a push."""
-        operation = int(request["operation"])
-        if request["signal"] and self.lead is not None:
+    def handle(self, asked: Asked, buffer: np.ndarray | None = None) -> None:
+        """One request, and all that it makes possible; buffer: begins with the values of a push."""
+        if asked.header["signal"]:
             self.lead.signalled()
-        if operation == PUSH:
-            self._take(room, request, client)
-        elif operation == LAST:
-            self.open.discard(client)
-            self.subscribers.pop(client, None)
-            self.owed.discard(client)
-            self.closing.append((request, client))
-        elif operation == OVER:
-            self.kept = False
-        elif operation == SUBSCRIBE:
-            self.subscribers[client] = None
-            self._send_unasked(client)
-        else:
-            self.pending.append((request, client))
-        self._go_on()
+        self._note(asked, buffer)
+        self._end_steps()
+        self._answer_who_may_go_on()
+        self._send_to_subscribers()
+        self._answer_last_pulls()
 
-    @property
-    def progress(self) -> float:
-        """The store's clock: of the slowest client that is open; under async, how many pushes have come."""
-        if not self.consistency.clocked:
-            return self.taken
-        return min((self.clocks[client] for client in self.open), default=max(self.clocks.values()))
+    def _may_ask(self, rank: int) -> bool:
+        """Whether requests of this rank may still come."""
+        return rank in self.clocks.open or (self.gathered and rank == 0)
+
+    def _receive(self, client: int) -> tuple[Asked, np.ndarray | None]:
+        """The request of this client that has arrived, with the values where it is a push."""
+        request, buffer = as_request(self.inbox.take(client)), None
+        if request["operation"] == Operation.PUSH:
+            buffer = self.buffer()
+            values = buffer[: int(request["stop"] - request["start"])]
+            self.comm.iwait(values, client, Tag.VALUES).wait(doze=True)
+        return Asked(request, client), buffer
+
+    def buffer(self) -> np.ndarray:
+        """An array as long as the slice, for the values of a push."""
+        return self.buffers.pop() if self.buffers else CPU.empty(self.values.size, self.values.dtype)
+
+    def _note(self, asked: Asked, buffer: np.ndarray | None) -> None:
+        """Take in what a request brings, or keep it until its time has come."""
+        operation, client = asked.header["operation"], asked.client
+        if operation == Operation.PUSH:
+            self._take_in(Push.read(asked.header, client), buffer)
+        elif operation == Operation.SUBSCRIBE:
+            self.subscriptions[client] = Subscription(asked)
+            self._send_unasked(self.subscriptions[client])
+        elif operation == Operation.LAST:
+            self.clocks.closed(client)
+            self.subscriptions.pop(client, None)
+            self.closing.append(asked)
+        elif operation == Operation.OVER:
+            self.gathered = False
+        else:
+            self.waiting.append(asked)
+
+    def _end_steps(self) -> None:
+        """Apply the rounds that are complete, and tell the lead of the steps."""
+        for step in self.clocks.complete():
+            if self.round:
+                self._apply_round()
+            self.lead.done(*self.losses.pop(step))
+
+    def _answer_who_may_go_on(self) -> None:
+        for asked in list(self.waiting):
+            step = self._grant(asked)
+            if step is not None:
+                self.waiting.remove(asked)
+                self._answer(asked, step)
+
+    def _send_to_subscribers(self) -> None:
+        if self.subscriptions and self.clocks.broadcast_due(self.broadcast_every):
+            self.clocks.broadcast_at = self.clocks.of_store
+            for subscription in self.subscriptions.values():
+                self._send_unasked(subscription)
+
+    def _answer_last_pulls(self) -> None:
+        """When the last client has closed: apply what is delayed, and answer them all."""
+        if self.clocks.open or not self.closing:
+            return
+        self.apply_delayed()
+        sent = [self._answer(asked, NO_STEP, last=True) for asked in self.closing]
+        self.last_answers, self.closing = [each for each in sent if each is not None], []
 
     # -- pushes ------------------------------------------------------------------------------------------------------
 
-    def _take(self, room, request, client: int) -> None:
-        field = {name: int(request[name]) for name in ("clock", "seen", "version", "start", "stop")}
-        part = slice(field.pop("start"), field.pop("stop"))
-        amounts = {name: float(request[name]) for name in ("count", "total", "loss", "norm")}
-        push = Push(client, part, **field, **amounts)
-        step = push.clock if self.consistency.clocked else self.taken
-        if self.lead is not None and not math.isfinite(push.loss):
-            raise self.lead.infinite(push._replace(step=step))
-        if self.consistency.clocked and push.clock - push.seen > self.consistency.bound:
-            raise UsageError(
-                f"rank {client} pushed at clock {push.clock} what it computed from parameters of clock {push.seen}: "
-                f"more than {self.consistency.bound:g} behind; pull before each push"
-            )
-        self.clocks[client] += 1
-        self.taken += 1
+    def _take_in(self, push: Push, buffer: np.ndarray) -> None:
+        step = self.clocks.step_of(push)
+        self.lead.admit(push._replace(step=step))
+        self.clocks.pushed(push)
         loss, total = self.losses.get(step, (0.0, 0.0))
         self.losses[step] = loss + push.loss, max(total, push.total)
-        if self.consistency.in_rounds:
-            self.round[client] = room, push
+        if self.clocks.consistency.in_rounds:
+            self.round[push.client] = buffer, push
         else:
-            self._apply(room[: part.stop - part.start], push, [push])
-            self.rooms.append(room)
+            self._apply(buffer[: push.part.stop - push.part.start], push, [push])
+            self.buffers.append(buffer)
 
-    def _end_round(self) -> None:
+    def _apply_round(self) -> None:
         """Apply the sum of the round's pushes, added in the order of the clients: the same bits in every run."""
-        rooms, pushes = zip(*(self.round.pop(client) for client in sorted(self.round)), strict=True)
-        whole, total = slice(0, self.values.size), rooms[0]
+        buffers, pushes = zip(*(self.round.pop(client) for client in sorted(self.round)), strict=True)
+        whole, total = slice(0, self.values.size), buffers[0]
         if all(push.part == whole for push in pushes):
-            for room in rooms[1:]:
-                SUM(total, room)
+            for buffer in buffers[1:]:
+                SUM(total, buffer)
         else:
             total = CPU.zeros(self.values.size, self.values.dtype)
-            for room, push in zip(rooms, pushes, strict=True):
-                total[push.part] += room[: push.part.stop - push.part.start]
+            for buffer, push in zip(buffers, pushes, strict=True):
+                total[push.part] += buffer[: push.part.stop - push.part.start]
         count = sum(push.count for push in pushes)
         self._apply(total, pushes[0]._replace(part=whole, count=count, total=count), pushes)
-        self.rooms += rooms
+        self.buffers += buffers
 
-    def _apply(self, values, push: Push, of) -> None:
+    def _apply(self, values: np.ndarray, push: Push, of) -> None:
         """Apply the values, or, with a delay, those of so many versions before; of: the pushes they are made of."""
-        if not self.delay:
-            return self._update(values, push, of)
-        self.delayed.append((values.copy(), push, of))
-        if len(self.delayed) > self.delay:
-            self._update(*self.delayed.popleft())
+        for due in self.delay.enter((values.copy() if self.delay.versions else values, push, of)):
+            self._update(*due)
 
-    def _update(self, values, push: Push, of) -> None:
-        step = push.clock if self.consistency.clocked else self.version
-        self.staleness.update(map(self._late, of))
-        self.update(self.values[push.part], values, push._replace(step=step, staleness=self._late(push)))
-        self.version += 1
-        self.copy = None
-
-    def _late(self, push: Push) -> int:
-        """The staleness of a push that is applied now (consistency.py)."""
-        return push.clock - push.seen if self.consistency.name == "ssp" else self.version - push.version
-
-    def flush(self) -> None:
+    def apply_delayed(self) -> None:
         """Apply what is delayed: nothing that was pushed is lost."""
-        while self.delayed:
-            self._update(*self.delayed.popleft())
+        for due in self.delay.rest():
+            self._update(*due)
+
+    def _update(self, values: np.ndarray, push: Push, of) -> None:
+        self.update(self.values[push.part], values, self.clocks.described(push))
+        self.clocks.applied(of)
+        self.snapshot = None
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """After each request: end rounds and steps, and answer the pulls whose time has come."""
-        while self.steps_done < self.progress:
-            if self.round:
-                self._end_round()
-            loss, total = self.losses.pop(self.steps_done)
-            self.steps_done += 1
-            if self.lead is not None:
-                self.lead.done(loss, total)
-        for waiting in list(self.pending):
-            request, client = waiting
-            step = self._grant(request)
-            if step is not None:
-                self.pending.remove(waiting)
-                self._answer(client, request, step)
-        if self.subscribers:
-            self._broadcast()
-        if not self.open and self.closing:
-            self.flush()
-            closing, self.closing = self.closing, []
-            self.answered = [self._answer(client, request, NONE, last=True) for request, client in closing]
+    def _grant(self, asked: Asked) -> int | None:
+        """What the answer says of the step; None while the request has to wait."""
+        if asked.header["reply"] == Tag.GATHERED:
+            return NO_STEP if self.clocks.of_store >= asked.header["needs"] else None
+        return self.clocks.grant(int(asked.header["clock"]))
 
-    def _grant(self, request) -> int | None:
-        """The step that the client may compute, ENDED, or None while it has to wait."""
-        clocked = self.consistency.clocked
-        if request["reply"] == TO_KEEPER:
-            return NONE if self.progress >= request["needs"] else None
-        step = int(request["clock"]) if clocked else self.drawn
-        if self.lead is not None and step >= self.lead.steps:
-            return ENDED
-        if (clocked and self.progress < request["needs"]) or (self.lead is not None and step >= self.lead.limit):
-            return None
-        self.drawn += 1
-        if self.lead is not None:
-            self.lead.granted = max(self.lead.granted, step + 1)
-        return step
+    def _answer(self, asked: Asked, step: int, last: bool = False) -> Request | None:
+        request = asked.header
+        if request["operation"] == Operation.FINISH:
+            self.apply_delayed()
+        answer, tag, which = self._header(step=step, last=last), int(request["reply"]), int(request["which"])
+        if request["operation"] == Operation.DRAW:
+            return self._send(asked, tag, answer)
+        values = self._snapshot() if which == 0 else self.vector(which).copy()
+        return self._send(asked, tag, answer, values[int(request["start"]) : int(request["stop"])])
 
-    def _answer(self, client: int, request, step: int, last=False):
-        if request["operation"] == FINISH:
-            self.flush()
-        header, reply = self._header(step, last), int(request["reply"])
-        if request["operation"] == DRAW:
-            return self._send(client, reply, header)
-        part = slice(int(request["start"]), int(request["stop"]))
-        which = int(request["which"])
-        return self._send(client, reply, header, (self._copy() if which == 0 else self.vector(which).copy())[part])
+    def _header(self, step: int, limit: float = math.inf, last: bool = False) -> np.ndarray:
+        return new_header(
+            ANSWER_HEADER,
+            step=step,
+            limit=limit,
+            last=last,
+            seen=self.clocks.of_store,
+            version=self.clocks.version,
+            apart=self.lead.apart_seconds,
+            signal=bool(signals.received),
+        )
 
-    def _header(self, step=NONE, last=False) -> np.ndarray:
-        header = np.zeros((), ANSWER)
-        header["step"], header["seen"], header["version"], header["last"] = step, self.progress, self.version, last
-        header["told"], header["signal"] = math.inf, bool(signals.received)
-        if self.lead is not None:
-            header["paused"] = self.lead.paused
-        return header
-
-    def _copy(self) -> np.ndarray:
+    def _snapshot(self) -> np.ndarray:
         """The slice as it is now; one copy for all who get the same version."""
-        if self.copy is None:
-            self.copy = self.values.copy()
-        return self.copy
+        if self.snapshot is None:
+            self.snapshot = self.values.copy()
+        return self.snapshot
 
     def vector(self, which: int) -> np.ndarray:
         """0: the values; 1, 2, ...: a vector of the update's own state."""
         return self.values if which == 0 else list(self.update.state.values())[which - 1]
 
-    def _send(self, client: int, reply: int, header, values=None):
-        if client == self.comm.rank:
-            return self.deliver(reply, header, values)
-        sent = self.comm.ipush(as_message(header), client, reply)
-        return sent if values is None else self.comm.ipush(values, client, reply + 1)
+    def _send(self, asked: Asked, tag: int, answer: np.ndarray, values: np.ndarray | None = None) -> Request | None:
+        """Answer; returns the last message, where it travels."""
+        if asked.deliver is not None:
+            asked.deliver(answer, values)
+            return None
+        sent = self.comm.ipush(as_message(answer), asked.client, tag)
+        return sent if values is None else self.comm.ipush(values, asked.client, tag + 1)
 
-    # -- to those who do not ask -------------------------------------------------------------------------------------
+    # -- to subscribers ----------------------------------------------------------------------------------------------
 
-    def _broadcast(self) -> None:
-        """Send the slice to all subscribers when it is time: after `every` clocks, or when they can do nothing else."""
-        told = self.lead is not None and self.consistency.clocked and self.progress >= self.lead.granted
-        due = (self.progress - self.start) // self.every > (self.sent - self.start) // self.every
-        if due or (told and self.sent < self.progress):
-            self.sent = self.progress
-            for client in self.subscribers:
-                self._send_unasked(client)
-
-    def _send_unasked(self, client: int) -> None:
+    def _send_unasked(self, subscription: Subscription) -> None:
         """Send the slice, unless the one before is still on its way: then the newest follows when that has arrived."""
-        before = self.subscribers[client]
-        if before is not None and not before.done:
-            self.owed.add(client)
-            return
-        self.owed.discard(client)
-        header = self._header()
-        if self.lead is not None and self.consistency.clocked:
-            header["told"] = min(self.lead.limit, self.progress + self.consistency.bound + 1)
-            header["step"] = ENDED if self.progress >= self.lead.steps else NONE
-            self.lead.granted = max(self.lead.granted, int(header["told"]))
-        self.subscribers[client] = self._send(client, UNASKED, header, self._copy())
+        subscription.behind = not subscription.arrived
+        if not subscription.behind:
+            answer = self._header(*self.clocks.grant_unasked())
+            subscription.sending = self._send(subscription.asked, Tag.UNASKED, answer, self._snapshot())
 
-    def _send_owed(self) -> bool:
-        ready = [client for client in self.owed if client in self.subscribers and self.subscribers[client].done]
-        for client in ready:
-            self._send_unasked(client)
+    def _catch_up(self) -> bool:
+        """Send the newest to the subscribers that are behind and can have it; whether there were any."""
+        ready = [each for each in self.subscriptions.values() if each.behind and each.arrived]
+        for subscription in ready:
+            self._send_unasked(subscription)
         return bool(ready)

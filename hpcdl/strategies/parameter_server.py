@@ -28,21 +28,28 @@ import contextlib
 import math
 from functools import partial
 
+import numpy as np
+
 from hpcdl.chunks import chunk
+from hpcdl.comm import Communicator
 from hpcdl.errors import LoneError, TrainingError
 from hpcdl.kernels.device import CPU, device_of
 from hpcdl.kernels.norm import sum_of_squares
-from hpcdl.runs.run import Done, Elsewhere
+from hpcdl.runs.on_one_rank import OnOneRank
+from hpcdl.runs.run import Run
+from hpcdl.runs.state import Elsewhere, Tracked
 from hpcdl.services.consistency import BSP, Consistency
+from hpcdl.services.lead import Lead, LedStore
 from hpcdl.services.parameter_store import ParameterStore
+from hpcdl.services.store_messages import Push
 
 
 def train(
-    comm,
+    comm: Communicator,
     model,
     data,
     optimizer,
-    run,
+    run: Run,
     *,
     servers: int = 1,
     on_workers: bool = False,
@@ -50,41 +57,27 @@ def train(
     broadcast_every: int = 0,
     aware: bool = False,
     delay: int = 0,
-):
+) -> np.ndarray:
     """Train on all ranks of `comm`: the first `servers` serve, or all do (on_workers); the others work.
 
     Returns the parameters: whole on rank 0 and the workers, on other servers their slice.
     """
-    size, dtype, holders = model.layout.size, model.layout.dtype, comm.size if on_workers else servers
-    device = getattr(model, "device", CPU)
+    size, holders = model.layout.size, comm.size if on_workers else servers
     serves, works = comm.rank < holders, on_workers or comm.rank >= servers
-    group = comm.split(0 if serves else None, name="servers", allreduce="tree")
+    group = run.until_end(comm.split(0 if serves else None, name="servers", allreduce="tree"))
     cut = chunk(size, holders, comm.rank) if serves else slice(0, 0)
     optimizer = optimizer.of_size(cut.stop - cut.start)
     whole = CPU.array(model.initialize(run.random)) if comm.rank == 0 else None
-    parameters = device.empty(size, dtype) if works else None
-    held = whole if comm.rank == 0 else parameters
-    keeper, loaded = Keeper(run, whole) if comm.rank == 0 else None, {}
-    if keeper is not None:
-        run.track("parameters", whole)
-        for which, name in enumerate(optimizer.state, 1):
-            run.track(f"optimizer/{name}", Elsewhere(keeper.reader(which), partial(loaded.__setitem__, which)))
-    run.extra |= {"allreduce": None, "consistency": consistency.name, "staleness": consistency.staleness}
-    run.extra |= {"servers": holders, "broadcast_every": broadcast_every, "fixed_delay": delay}
-    run.begin(
-        "parameter_server",
-        model,
-        held,
-        optimizer,
-        data,
-        alone=True,
-        refresh=keeper and keeper.refresh,
-        horizon=keeper and (lambda: keeper.granted),
-    )
+    pulled = getattr(model, "device", CPU).empty(size, model.layout.dtype) if works else None
+    keeper = Keeper(run) if comm.rank == 0 else None
+    held = OnServers(model, pulled if whole is None else whole, optimizer, works, keeper)
+    run.report(allreduce=None, consistency=consistency.name, staleness=consistency.staleness)
+    run.report(servers=holders, broadcast_every=broadcast_every, fixed_delay=delay)
+    run.begin("parameter_server", held, data)
     store = ParameterStore(
         comm,
         size,
-        dtype,
+        model.layout.dtype,
         servers=servers,
         on_workers=on_workers,
         consistency=consistency,
@@ -95,50 +88,52 @@ def train(
         lead=keeper,
         start=run.step,
     )
-    if keeper is not None:
-        keeper.store = store
     if run.options.resume:
         for which in range(1, 1 + len(optimizer.state)):
-            store.scatter(loaded.get(which), which)
+            store.scatter(held.loaded.get(which), which)
     run.start()
     if works:
-        work(comm, store, model, data, parameters, run)
+        work(comm, store, model, data, pulled, run)
     else:
-        with run.timed("serve"):
+        with run.stopwatch.step("serve"):
             store.serve()
     if keeper is not None:
-        counts = store.server.staleness
-        run.extra["staleness_histogram"] = [counts[each] for each in range(max(counts, default=-1) + 1)]
+        counts = store.server.clocks.staleness
+        run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
     run.end()
     store.free()
-    if group is not None:
-        group.free()
-    return store.server.values if held is None else held
+    return store.server.values if held.parameters is None else held.parameters
 
 
-def work(comm, store, model, data, parameters, run) -> None:
+def work(comm: Communicator, store: ParameterStore, model, data, parameters, run: Run) -> None:
     """What a worker does: pull, compute, push, until no step is left; at the end `parameters` are the final ones."""
-    clocked, clip, paused = store.consistency.clocked, run.options.clip_norm > 0, 0.0
+    clocked, clip = store.consistency.clocked, run.options.clip_norm > 0
     share = (store.clients.index(comm.rank), len(store.clients)) if clocked else (0, 1)
     gradient = device_of(parameters).empty(parameters.size, parameters.dtype)
     batches = data.cursor(run.batch, share, clocked)
     while True:
-        with run.timed():
-            blocked = comm.traffic.blocked_seconds
-            step = store.pull(parameters)
-            if comm.rank > 0:  # what rank 0 has spent on scores and checkpoints meanwhile is no part of a step
-                run.excuse(min(store.paused - paused, comm.traffic.blocked_seconds - blocked))
-                paused = store.paused
+        with run.stopwatch.step():
+            step = pull(comm, store, parameters, run)
             if step is None:
                 break
-            with run.fetching():
+            with run.stopwatch.fetching():
                 batch = batches.take(*divmod(step, run.per_epoch))
-            loss = run.backward(parameters, batch, gradient, meanwhile=store.attend if store.serves else None)
+            gradient[:] = 0
+            loss = model.loss_and_gradient(parameters, batch, gradient, store.attend if store.serves else None)
             norm = math.sqrt(sum_of_squares(gradient)) if clip else 0.0
             store.push(gradient, count=len(batch.y), total=batch.total, loss=loss, norm=norm)
     batches.close()
-    with run.timed("serve") if comm.rank == 0 else contextlib.nullcontext():  # rank 0's clock is the run's
+    with run.stopwatch.step("serve") if comm.rank == 0 else contextlib.nullcontext():  # rank 0's clock is the run's
         store.close(parameters)
+
+
+def pull(comm: Communicator, store: ParameterStore, parameters, run: Run) -> int | None:
+    """The step to compute, on these parameters; None: no step is left."""
+    blocked, apart = comm.traffic.blocked_seconds, store.apart_seconds
+    step = store.pull(parameters)
+    if comm.rank > 0:  # what rank 0 has spent on scores and checkpoints meanwhile is no part of a step
+        run.stopwatch.excuse(min(store.apart_seconds - apart, comm.traffic.blocked_seconds - blocked))
+    return step
 
 
 class Updates:
@@ -166,14 +161,48 @@ class Updates:
         return math.sqrt(squares[0])
 
 
-class Keeper:
-    """On rank 0: runs the run, and decides which steps may be given out (the `lead` of a `ParameterStore`)."""
+class OnServers(OnOneRank):
+    """The parameters and the optimizer's state lie on the servers, of which rank 0 gathers what is scored and saved.
 
-    def __init__(self, run, whole):
-        self.run, self.whole, self.granted, self.store = run, whole, 0, None
+    loaded: of a run that is gone on with, vectors of the state by number, to be given to the servers.
+    """
 
-    def begin(self, step: int) -> None:
-        self.granted = step  # no step from here on has been given out
+    def __init__(self, model, parameters, optimizer, works: bool, keeper: "Keeper | None"):
+        super().__init__(model, parameters, optimizer, works)
+        self.keeper, self.loaded = keeper, {}
+
+    def tracked(self) -> dict[str, Tracked]:
+        if not self.leads:
+            return {}
+        state = {
+            f"optimizer/{name}": Elsewhere(partial(self._read, which), partial(self.loaded.__setitem__, which))
+            for which, name in enumerate(self.optimizer.state, 1)
+        }
+        return super().tracked() | state
+
+    def _read(self, which: int) -> np.ndarray:
+        """A vector of the optimizer's state, whole."""
+        vector = CPU.empty(self.parameters.size, self.parameters.dtype)
+        self.keeper.gather(vector, which)
+        return vector
+
+    def refresh(self) -> None:
+        self.keeper.gather(self.parameters)
+
+    def horizon(self, step: int) -> int:
+        return self.keeper.store.granted
+
+
+class Keeper(Lead):
+    """On rank 0: runs the run, and decides which steps may be given out."""
+
+    store: LedStore
+
+    def __init__(self, run: Run):
+        self.run = run
+
+    def begin(self, store: LedStore, step: int) -> None:
+        self.store = store
 
     @property
     def steps(self) -> int:
@@ -187,35 +216,24 @@ class Keeper:
         return min(self.steps, (self.run.step // every + 1) * every) if every else self.steps
 
     @property
-    def paused(self) -> float:
+    def apart_seconds(self) -> float:
         """Seconds spent on scores and checkpoints."""
-        return self.run.paused_seconds
+        return self.run.stopwatch.apart_seconds
+
+    def admit(self, push: Push) -> None:
+        if not math.isfinite(push.loss):
+            raise LoneError(str(self.run.not_finite(push.step + 1, push.client)))
 
     def done(self, loss: float, total: float) -> None:
-        """All that belongs to the next step has been applied."""
-        self.run.record(loss, Done(int(total)))
+        self.run.record(loss, int(total))
         try:
             self.run.boundary()
         except TrainingError as error:
             raise LoneError(str(error)) from None
 
-    def infinite(self, push) -> Exception:
-        """The error for a push whose loss is not a finite number."""
-        return LoneError(str(self.run.infinite(push.step + 1, push.client)))
-
     def signalled(self) -> None:
         self.run.signalled = True
 
-    def refresh(self) -> None:
-        """whole <- the servers' values after the run's step."""
-        self.store.gather(self.whole, 0, self.run.step, finish=self.run.over)
-
-    def reader(self, which: int):
-        """A function that fetches a vector of the optimizer's state from all servers."""
-
-        def read():
-            vector = CPU.empty(self.whole.size, self.whole.dtype)
-            self.store.gather(vector, which, self.run.step)
-            return vector
-
-        return read
+    def gather(self, whole: np.ndarray, which: int = 0) -> None:
+        """whole <- the servers' vectors after the run's step; when it is over, the values with all that is delayed."""
+        self.store.gather(whole, which, self.run.step, finish=which == 0 and self.run.over)

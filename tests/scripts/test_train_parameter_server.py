@@ -13,7 +13,7 @@ from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.options import parse
-from hpcdl.scripts.train_parameter_server import ServerOptions, check
+from hpcdl.scripts.train_parameter_server import ServerOptions, check_servers
 from hpcdl.services.roles import divide
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_parameter_server.py"
@@ -203,12 +203,12 @@ def test_what_makes_no_sense(line, words):
     with pytest.raises(UsageError, match=words):
         options = parse(ServerOptions, "p", "", line.split())
         divide(5, options.servers)
-        check(options, 5, make_model("softmax", (4,), 3, "float32"))
+        check_servers(options, 5, make_model("softmax", (4,), 3, "float32"))
 
 
 def test_what_just_makes_sense():
     for line in ("--servers 4", "--broadcast-every 1", "--consistency ssp --staleness 2 --broadcast-every 3"):
-        check(parse(ServerOptions, "p", "", line.split()), 5, make_model("softmax", (4,), 3, "float32"))
+        check_servers(parse(ServerOptions, "p", "", line.split()), 5, make_model("softmax", (4,), 3, "float32"))
     on_workers = parse(ServerOptions, "p", "", ["--servers-on-workers"])
     assert on_workers.servers == 0 and divide(5, on_workers.servers).workers == range(5)
     alone = parse(ServerOptions, "p", "", ["--consistency", "async", "--batch-per-rank", "8"])

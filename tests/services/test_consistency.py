@@ -18,7 +18,7 @@ def test_bounds():
         "async": (False, math.inf, False),
     }
     assert BSP == CASES["bsp"] == Consistency()
-    assert all(case.check() is case for case in CASES.values())
+    assert all(case.checked() is case for case in CASES.values())
 
 
 CASES = {
@@ -40,4 +40,4 @@ CASES = {
 )
 def test_refusals(name, staleness, words):
     with pytest.raises(UsageError, match=words):
-        Consistency(name, staleness).check()
+        Consistency(name, staleness).checked()

@@ -2,6 +2,7 @@
 
 import gc
 import time
+import weakref
 
 import h5py
 import numpy as np
@@ -275,11 +276,19 @@ def test_two_iterators_and_rows_between_them(each_world, path):
     each_world(lambda world, servers: served(world, servers, path, body))
 
 
+def rows_held() -> list:
+    """The objects of this process that hold rows of a data set."""
+    gc.collect()
+    return [each for each in gc.get_objects() if issubclass(type(each), MemoryRows | FileRows)]
+
+
 @pytest.mark.mpi(min_size=2)
 def test_workers_hold_no_rows_and_three_batches(each_world, path):
+    gone = weakref.proxy(set())  # as libraries leave them: to ask for its class raises ReferenceError
+    earlier = rows_held()  # of other tests
+
     def body(data, number, workers, everyone):
-        gc.collect()
-        assert not [each for each in gc.get_objects() if isinstance(each, MemoryRows | FileRows)]
+        assert len(rows_held()) == len(earlier) and gc.is_tracked(gone)
         kept = [batch.x for epoch in range(3) for batch in data.batches(epoch, 15, (number, workers))]
         assert len({x.ctypes.data for x in kept if len(x)}) == 3
         assert data.most_rows(15, (number, workers)) == max(map(len, kept))

@@ -15,8 +15,9 @@ from hpcdl.comm.watchdog import activity
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
 from hpcdl.services.consistency import BSP, Consistency
-from hpcdl.services.parameter_store import ParameterStore, add, check
-from hpcdl.services.slice_server import ANSWER, ENDED, REQUEST
+from hpcdl.services.lead import Lead
+from hpcdl.services.parameter_store import ParameterStore, add, check_settings
+from hpcdl.services.store_messages import ANSWER_HEADER, REQUEST_HEADER
 
 ASYNC = Consistency("async")
 CONSISTENCIES = [BSP, Consistency("ssp", 0), Consistency("ssp", 1), Consistency("ssp", 4), ASYNC]
@@ -42,7 +43,8 @@ def use(bare, size, client, dtype="float64", **options):
         store.serve()
     server = store.server
     held = np.concatenate([each for each in bare.allgather(server.values if server else None) if each is not None])
-    told = [each for each in bare.allgather((server.staleness, server.version) if server else None) if each]
+    told = (server.clocks.staleness, server.clocks.version) if server else None
+    told = [each for each in bare.allgather(told) if each]
     if store.works:
         assert np.array_equal(final, held)
     for request in list(activity.in_flight):
@@ -173,7 +175,7 @@ def test_parts(each_group, consistency):
 def test_slices_end_at_blocks(each_group):
     def body(bare):
         store = ParameterStore(Communicator(bare, allreduce="ring"), 32, on_workers=True, block=3)
-        cuts = [link.part for link in store.links]
+        cuts = store.slices
         assert [cut.stop - cut.start for cut in cuts[:-1]] == [
             3 * (c.stop - c.start) for c in chunks(10, bare.size)[:-1]
         ]
@@ -416,16 +418,14 @@ class Momentum:
         values += velocity
 
 
-class Lead:
+class Counting(Lead):
     """Ends after `steps` steps, lets none begin beyond each fourth one, and gathers values and state after each."""
 
-    paused = 0.0
-
     def __init__(self, size, steps):
-        self.steps, self.granted, self.at, self.size, self.path = steps, 0, 0, size, []
+        self.steps, self.at, self.size, self.path = steps, 0, size, []
 
-    def begin(self, step):
-        self.granted = self.at = step
+    def begin(self, store, step):
+        self.store, self.at = store, step
 
     @property
     def limit(self):
@@ -456,12 +456,10 @@ def test_a_users_update_with_a_state_and_who_leads(each_group, every):
             comm = Communicator(bare, allreduce="ring")
             holders = bare.size if place.get("on_workers") else place["servers"]
             update = Momentum(len(range(size)[chunks(size, holders)[bare.rank]])) if bare.rank < holders else add
-            lead = Lead(size, steps) if bare.rank == 0 else None
+            lead = Counting(size, steps) if bare.rank == 0 else None
             initial = np.arange(size) * 1.0 if bare.rank == 0 else None
             options = {"update": update, "lead": lead, "initial": initial, "start": start, "broadcast_every": every}
             store = ParameterStore(comm, size, "float64", **options, **place)
-            if lead is not None:
-                lead.store = store
             store.scatter(np.ones(size) if bare.rank == 0 else None, which=1)
             if store.works:
                 values, taken = np.empty(size), []
@@ -478,6 +476,32 @@ def test_a_users_update_with_a_state_and_who_leads(each_group, every):
                 assert np.array_equal([both for both, _, _ in lead.path], wanted)
             store.free()
             comm.free()
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_lead_that_decides_nothing_changes_nothing(each_group, every):
+    """It is handed the store; steps begin without end."""
+    handed = []
+
+    class Onlooker(Lead):
+        def begin(self, store, step):
+            handed.append((store.granted, step))
+
+    def client(store):
+        values = np.empty(9)
+        for t in range(3):
+            assert store.pull(values) == 2 + t and (values == t * len(store.clients)).all()
+            store.push(np.ones(9))
+
+    def body(bare):
+        for place in places(bare.size):
+            handed.clear()
+            lead = Onlooker() if bare.rank == 0 else None
+            held, _ = use(bare, 9, client, lead=lead, start=2, broadcast_every=every, **place)
+            assert (held == 3 * (bare.size - place.get("servers", 0))).all()
+            assert handed == ([(2, 2)] if bare.rank == 0 else [])
 
     each_group(body)
 
@@ -532,14 +556,14 @@ def test_messages_and_bytes(each_group, consistency):
             else:
                 store.serve()
             sent, messages = 0, 0
-            others = [link for link in store.links if not link.here] if store.works else []
-            for link in others:
+            others = [part for rank, part in enumerate(store.slices) if rank != bare.rank] if store.works else []
+            for part in others:
                 messages += rounds * 3 + 1
-                sent += (2 * rounds + 1) * REQUEST.itemsize + rounds * 8 * (link.part.stop - link.part.start)
+                sent += (2 * rounds + 1) * REQUEST_HEADER.itemsize + rounds * 8 * (part.stop - part.start)
             if store.serves:
                 answers = (rounds + 1) * (len(store.clients) - store.works)
                 messages += 2 * answers
-                sent += answers * (ANSWER.itemsize + 8 * store.server.values.size)
+                sent += answers * (ANSWER_HEADER.itemsize + 8 * store.server.values.size)
             assert comm.traffic["push"].messages == messages and comm.traffic["push"].bytes == sent
             bare.Barrier()
             store.free()
@@ -694,10 +718,9 @@ def test_arrays_that_do_not_fit(world):
 )
 def test_refusals(arguments, words):
     with pytest.raises(UsageError, match=words):
-        check(*arguments)
+        check_settings(*arguments)
 
 
 def test_what_is_not_refused():
-    check(4, 10, 3, False, Consistency("ssp", 2), 3)
-    check(1, 1, 0, True, ASYNC, 100, 5)
-    assert ENDED < 0  # no step has that number
+    check_settings(4, 10, 3, False, Consistency("ssp", 2), 3)
+    check_settings(1, 1, 0, True, ASYNC, 100, 5)

@@ -14,8 +14,9 @@ from hpcdl.models import make_model
 from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.services.consistency import BSP, Consistency
-from hpcdl.services.parameter_store import Link, ParameterStore
-from hpcdl.services.slice_server import ANSWER, REQUEST, SliceServer
+from hpcdl.services.parameter_store import ParameterStore
+from hpcdl.services.slice_server import SliceServer
+from hpcdl.services.store_messages import ANSWER_HEADER, REQUEST_HEADER
 from hpcdl.strategies import all_reduce, parameter_server, sequential
 
 ASYNC, SSP0 = Consistency("async"), Consistency("ssp", 0)
@@ -72,7 +73,7 @@ def test_bsp_is_sequential_step_by_step_for_any_number_of_servers(optimizer, ser
             run = serve(comm, own, optimizer=optimizer)
             if comm.rank == 0:
                 agree(run.path, reference.path)
-                assert run.extra["staleness_histogram"] == [STEPS * run.workers]
+                assert run.reported["staleness_histogram"] == [STEPS * run.workers]
                 assert run.summary["train_loss"] == pytest.approx(reference.summary["train_loss"], rel=1e-12)
 
     each_group(body)
@@ -109,15 +110,6 @@ def test_bsp_whose_servers_send_without_being_asked(serve, world):
             same_bits(unasked.path, asked.path)
 
 
-def test_a_header_that_arrives_before_its_values_changes_nothing():
-    """Parameters are as old as what came with them says, not as what has come since."""
-    link = Link(0, slice(0, 3), here=True)
-    link.header["seen"], link.header["version"] = 4, 5
-    link.read()
-    link.header["seen"], link.header["version"] = 6, 7
-    assert (link.seen, link.version) == (4, 5)
-
-
 def test_bsp_on_float32_is_the_same_on_all_who_hold_the_whole(serve, alone, world):
     run, reference = serve(world, {"servers": 1} if world.size > 1 else {"on_workers": True}, dtype="float32"), None
     assert run.agree is True
@@ -134,7 +126,7 @@ def test_ssp_with_staleness_0_is_bsp_to_the_bit(optimizer, serve, world):
         run = serve(world, own | {"consistency": SSP0}, optimizer=optimizer)
         if world.rank == 0:
             same_bits(run.path, wanted.path)
-            assert run.extra["staleness_histogram"] == wanted.extra["staleness_histogram"]
+            assert run.reported["staleness_histogram"] == wanted.reported["staleness_histogram"]
 
 
 @pytest.mark.parametrize("consistency", [ASYNC, Consistency("ssp", 3), BSP], ids=lambda each: each.name)
@@ -148,7 +140,7 @@ def test_one_worker_is_sequential_to_the_bit_where_nothing_is_cut(consistency, o
         assert run.workers == 1
         if comm.rank == 0:
             (agree if consistency.in_rounds else same_bits)(run.path, reference.path)
-            assert run.extra["staleness_histogram"] == [STEPS]
+            assert run.reported["staleness_histogram"] == [STEPS]
 
     each_group(body)
 
@@ -181,7 +173,7 @@ def test_a_fixed_delay_is_the_formula_and_loses_nothing(consistency, aware, serv
             late = [run.path[0]] * delay + wanted[: STEPS - 1 - delay]  # versions that are so many steps behind
             agree(run.path, [*late, wanted[-1]])  # in the end all is applied
             each = run.workers if consistency == BSP else 1
-            assert run.extra["staleness_histogram"] == [each] * delay + [each * (STEPS - delay)]
+            assert run.reported["staleness_histogram"] == [each] * delay + [each * (STEPS - delay)]
             assert np.array_equal(run.path[0], run.path[delay - 1])
 
 
@@ -250,7 +242,7 @@ def test_ssp_reaches_its_bound_and_never_exceeds_it(own, every, serve, before_pu
     before_push(hold)
     run = serve(world, own | {"consistency": Consistency("ssp", bound), "broadcast_every": every}, lr=0.01)
     if world.rank == 0:
-        found = run.extra["staleness_histogram"]
+        found = run.reported["staleness_histogram"]
         assert len(found) == bound + 1 and all(found)
         assert sum(found) == STEPS * run.workers and len(run.path) == STEPS
 
@@ -275,7 +267,7 @@ def test_async_counts_the_versions_that_a_gradient_has_missed(own, every, serve,
     steps = 20 * world.size
     run = serve(world, own | {"consistency": ASYNC, "broadcast_every": every}, lr=0.01, steps=steps)
     if world.rank == 0:
-        found = run.extra["staleness_histogram"]
+        found = run.reported["staleness_histogram"]
         assert every or len(found) > missed  # who is not asked may not know yet what has been pushed
         assert sum(found) == len(run.path) == run.optimizer.step == steps
 
@@ -291,14 +283,15 @@ def theory(rank, comm_size, own, size, steps, gathers):
     sent = []
     if rank in workers:
         for server in set(range(holders)) - {rank}:
-            sent += [REQUEST.itemsize, REQUEST.itemsize, length[server]] * steps  # pull; push
-            sent += [REQUEST.itemsize] * 2  # the pull that says that it is over; close
+            sent += [REQUEST_HEADER.itemsize, REQUEST_HEADER.itemsize, length[server]] * steps  # pull; push
+            sent += [REQUEST_HEADER.itemsize] * 2  # the pull that says that it is over; close
     if rank < holders:
-        sent += [ANSWER.itemsize, length[rank]] * (steps + 2) * len(set(workers) - {rank})
+        sent += [ANSWER_HEADER.itemsize, length[rank]] * (steps + 2) * len(set(workers) - {rank})
     if rank == 0:
-        sent += length[1:] + [REQUEST.itemsize] * (holders - 1) * (gathers + 1)  # initial values; gathers, the end
+        sent += length[1:]  # initial values
+        sent += [REQUEST_HEADER.itemsize] * (holders - 1) * (gathers + 1)  # gathers; that it is over
     elif rank < holders:
-        sent += [ANSWER.itemsize, length[rank]] * gathers
+        sent += [ANSWER_HEADER.itemsize, length[rank]] * gathers
     return sum(sent), len(sent)
 
 
@@ -351,7 +344,7 @@ def test_resumed_is_never_stopped_to_the_bit(optimizer, consistency, serve, foll
         if world.rank == 0:
             same_bits(second.path, first.path[5:])
             assert recorded(parts) == list(range(1, STEPS + 1))
-            assert sum(second.extra["staleness_histogram"]) == (STEPS - 5) * second.workers
+            assert sum(second.reported["staleness_histogram"]) == (STEPS - 5) * second.workers
             found = Checkpoint.read(parts)
             assert (found.attributes["step"], found.attributes["updates"]) == (STEPS, STEPS)
             assert np.array_equal(found.vectors["parameters"], first.path[-1])
@@ -382,7 +375,7 @@ def test_checkpoints_are_of_just_their_steps_and_the_rest_is_done_once(consisten
         run = serve(world, own, out=str(out), resume=str(out), **settings)
         if world.rank == 0:
             assert run.step == STEPS and recorded(out) == list(range(1, STEPS + 1))
-            assert sum(run.extra["staleness_histogram"]) == (STEPS - 5) * each
+            assert sum(run.reported["staleness_histogram"]) == (STEPS - 5) * each
             again = Checkpoint.read(out).attributes
             assert (again["step"], again["updates"]) == (STEPS, STEPS * each)
         world.Barrier()
@@ -433,7 +426,7 @@ def test_a_signal_on_any_rank_ends_all_in_good_order(
             signals.received.append("SIGTERM")
 
     def handle(server, *arguments):
-        note(server.taken >= 3)
+        note(server.clocks.pushes >= 3)
         original(server, *arguments)
 
     before_push(lambda store: note(store.clock >= 1))
@@ -449,5 +442,5 @@ def test_a_signal_on_any_rank_ends_all_in_good_order(
                 assert 1 <= run.step < 3000
                 assert Checkpoint.read(out).attributes["step"] == run.step == recorded(out)[-1] == len(run.path)
                 each = run.workers if consistency.clocked else 1
-                assert sum(run.extra["staleness_histogram"]) == run.step * each
+                assert sum(run.reported["staleness_histogram"]) == run.step * each
             world.Barrier()

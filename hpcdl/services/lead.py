@@ -1,0 +1,53 @@
+"""Who leads a parameter store: on rank 0, which serves, the one that says how many steps there are and which may begin.
+
+    lead                              server of rank 0
+        begin(store, step)      <---      the store is ready
+        steps, limit            --->      which steps are given out
+        admit(push)             <---      a push has come
+        done(loss, total)       <---      a step is complete: all of its pushes are applied
+        signalled()             <---      a client has had a signal
+
+A training counts, scores and saves in `done`; until it returns, nobody is answered.
+"""
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from hpcdl.services.store_messages import Push
+
+
+class LedStore(Protocol):
+    """What a lead may ask of its store."""
+
+    @property
+    def granted(self) -> int:
+        """Steps below have been given out."""
+
+    def gather(self, whole: np.ndarray, which: int = 0, needs: float = -math.inf, finish: bool = False) -> None:
+        """whole <- the servers' vectors (see `ParameterStore.gather`)."""
+
+
+class Lead:
+    """A lead that lets all steps begin, for ever, and does nothing; derive from it what decides.
+
+    steps: no step from here on is given out. limit: steps from here on wait until it is raised, which it may be in
+    `done`; infinite where none ever waits. apart_seconds: what `done` has spent on other things than steps.
+    """
+
+    steps: float = math.inf
+    limit: float = math.inf
+    apart_seconds: float = 0.0
+
+    def begin(self, store: LedStore, step: int) -> None:
+        """The store is ready; `step` is the first one."""
+
+    def admit(self, push: Push) -> None:
+        """A push has come; raise what is to end the job where it must not be applied."""
+
+    def done(self, loss: float, total: float) -> None:
+        """The next step is complete: the sum of its pushes' losses, and its examples."""
+
+    def signalled(self) -> None:
+        """A client has told that a rank was sent a signal to end."""

@@ -1,0 +1,278 @@
+"""A client of a parameter store: it pushes, and pulls in one of two ways.
+
+    Asking                                        Subscribed
+        ask all servers; wait for all answers         subscribe once; from then on servers send when it is time
+                                                      take what has come; wait only where that is too old
+
+A subscriber saves the question and the way there, and computes on what may be older than it could be. Under async it
+still asks for one thing, its next step, one ahead, so that the number is there when it is needed.
+
+To a server on this very rank nothing travels: it is called, and calls back.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hpcdl.comm import Communicator
+from hpcdl.comm.requests import Request
+from hpcdl.errors import UsageError
+from hpcdl.kernels.device import CPU, device_of
+from hpcdl.runs import signals
+from hpcdl.services.consistency import Consistency
+from hpcdl.services.slice_server import Asked, SliceServer
+from hpcdl.services.store_messages import ANSWER_HEADER, ENDED, REQUEST_HEADER, Operation, Tag, as_message, new_header
+
+
+class Connection:
+    """What a client knows of one server: its rank, its slice of the vector, and the answer that is under way.
+
+    seen, version: the store's clock and version, as the last answer has them that was read; so with `apart_seconds`, of
+    the lead. signalled: whether that rank had a signal.
+    """
+
+    local = False
+
+    def __init__(self, comm: Communicator, rank: int, held: slice, start: int = 0):
+        self.comm, self.rank, self.slice = comm, rank, held
+        self.seen, self.version, self.apart_seconds, self.signalled = start, start, 0.0, False
+        self.answer, self.values = new_header(ANSWER_HEADER), None
+        self.requests: list[Request] = []
+
+    def expect(self, values: np.ndarray | None, tag: int = Tag.ANSWER) -> None:
+        """An answer will come: a header, and values where there is an array for them."""
+        self.values = values
+        arrays = [as_message(self.answer), *([] if values is None else [values])]
+        self.requests = [self.comm.iwait(array, self.rank, tag + i) for i, array in enumerate(arrays)]
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the answer is complete."""
+        return all(request.done for request in self.requests)
+
+    def read(self) -> None:
+        """Take note of what the header says."""
+        self.seen, self.version = float(self.answer["seen"]), float(self.answer["version"])  # not views of it
+        self.apart_seconds = float(self.answer["apart"])
+        self.signalled |= bool(self.answer["signal"])
+
+    @property
+    def step(self) -> int | None:
+        """The step that the answer gives; None where none is left."""
+        return None if self.answer["step"] == ENDED else int(self.answer["step"])
+
+    def ask(self, request: np.ndarray) -> None:
+        """Send a request."""
+        self.comm.ipush(as_message(request), self.rank, Tag.REQUEST)
+
+    def push(self, request: np.ndarray, values: np.ndarray) -> list[Request]:
+        """Send values; returns what is on its way."""
+        sent = self.comm.ipush(as_message(request), self.rank, Tag.REQUEST)
+        return [sent, self.comm.ipush(values, self.rank, Tag.VALUES)]
+
+
+class LocalConnection(Connection):
+    """The server on this very rank."""
+
+    local = True
+
+    def __init__(self, comm: Communicator, server: SliceServer, held: slice, start: int = 0):
+        super().__init__(comm, comm.rank, held, start)
+        self.server, self.delivered = server, True
+
+    def expect(self, values: np.ndarray | None, tag: int = Tag.ANSWER) -> None:
+        self.values, self.delivered = values, False
+
+    @property
+    def arrived(self) -> bool:
+        return self.delivered
+
+    def ask(self, request: np.ndarray) -> None:
+        self.server.handle(Asked(request, self.rank, self._deliver))
+
+    def push(self, request: np.ndarray, values: np.ndarray) -> list[Request]:
+        buffer = self.server.buffer()
+        buffer[: values.size] = values
+        self.server.handle(Asked(request, self.rank), buffer)
+        return []
+
+    def _deliver(self, answer: np.ndarray, values: np.ndarray | None) -> None:
+        """The server's answer."""
+        self.answer[...], self.delivered = answer, True
+        if values is not None:
+            self.values[:] = values
+
+
+class Client:
+    """What both ways have in common. connections: to all servers, in the order of their slices; attend: what a server
+    on this rank does while the client waits."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        connections: list[Connection],
+        dtype: np.dtype,
+        consistency: Consistency,
+        attend: Callable | None,
+        start: int = 0,
+    ):
+        self.comm, self.connections, self.dtype, self.consistency = comm, connections, dtype, consistency
+        self.size, self.attend, self.clock = connections[-1].slice.stop, attend, start
+        self.others_first = sorted(connections, key=lambda each: each.local)  # its lead may wait for the other servers
+
+    def pull(self, into: np.ndarray, part: slice | None) -> int | None:
+        """into <- the store's values (see `ParameterStore.pull`)."""
+        raise NotImplementedError
+
+    def close(self, into: np.ndarray | None) -> None:
+        """No more pushes. Returns when all clients have closed; into <- the final values."""
+        self.fetch(Operation.LAST, into)
+
+    def push(self, values: np.ndarray, part: slice | None, **amounts: float) -> None:
+        """Send each server its part of the values."""
+        part, sent = self.checked(values, part), []
+        for connection in self.others_first:
+            common = overlap(connection.slice, part)
+            request = self.request(Operation.PUSH, connection, common, **amounts)
+            sent += connection.push(request, within(values, part, common))
+        self.wait_until(lambda: all(request.done for request in sent))
+        self.clock += 1
+
+    def fetch(self, operation: Operation, into: np.ndarray | None, part: slice | None = None) -> int | None:
+        """Ask all servers for what they hold of `part`, and wait for it; returns the step that the first one gives."""
+        if into is None:
+            into, part = np.empty(0, self.dtype), slice(0, 0)
+        part = self.checked(into, part)
+        common = [overlap(connection.slice, part) for connection in self.others_first]
+        for connection, each in zip(self.others_first, common, strict=True):
+            connection.expect(within(into, part, each))
+        for connection, each in zip(self.others_first, common, strict=True):
+            connection.ask(self.request(operation, connection, each))
+        self.wait_until(lambda: all(connection.arrived for connection in self.connections))
+        for connection in self.connections:
+            connection.read()
+        return self.connections[0].step
+
+    def request(
+        self, operation: Operation, connection: Connection, part: slice | None = None, **numbers: float
+    ) -> np.ndarray:
+        """The header of a request about a part of the whole vector, of which the server has the elements."""
+        first, part = connection.slice.start, part or connection.slice
+        numbers = {"reply": Tag.ANSWER, "start": part.start - first, "stop": part.stop - first} | numbers
+        return new_header(
+            REQUEST_HEADER,
+            operation=operation,
+            clock=self.clock,
+            needs=self.clock - self.consistency.bound,
+            seen=connection.seen,
+            version=connection.version,
+            signal=bool(signals.received) or any(each.signalled for each in self.connections),  # the lead has to know
+            **numbers,
+        )
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait, and serve meanwhile where this rank does."""
+        self.comm.wait_until(condition, self.attend)
+
+    def checked(self, array: np.ndarray, part: slice | None) -> slice:
+        """The part of the whole vector that `array` is for; UsageError where it is of another length or type."""
+        start, stop, step = (part or slice(None)).indices(self.size)
+        if step != 1:
+            raise UsageError(f"a part of a parameter store is a slice of consecutive elements, not {part}")
+        if array.size != max(0, stop - start) or array.dtype != self.dtype:
+            raise UsageError(
+                f"the store has {max(0, stop - start)} values of {self.dtype} for elements {start} to {stop}; "
+                f"the array has {array.size} of {array.dtype}"
+            )
+        return slice(start, stop)
+
+
+class Asking(Client):
+    """Asks for what it needs, when it needs it."""
+
+    def pull(self, into: np.ndarray, part: slice | None) -> int | None:
+        return self.fetch(Operation.PULL, into, part)
+
+
+class Subscribed(Client):
+    """Is sent all values unasked, from its first pull on. counter: to the server that gives out the steps."""
+
+    def __init__(self, *arguments, counter: Connection, **options):
+        super().__init__(*arguments, **options)
+        self.counter, self.subscribed = counter, False
+        self.heard, self.closed = set(), set()  # ranks of servers that have sent something, and their last
+
+    def pull(self, into: np.ndarray, part: slice | None) -> int | None:
+        if part is not None:
+            raise UsageError("servers that send without being asked send all: pull without a part")
+        self.checked(into, None)
+        if not self.subscribed:
+            self._subscribe()
+        self.wait_until(lambda: self._take_newest(into) and self._may_go_on())
+        if self.consistency.clocked:
+            return None if self.connections[0].step is None else self.clock
+        step = self.counter.step
+        if step is not None:
+            self._draw()
+        return step
+
+    def close(self, into: np.ndarray | None) -> None:
+        if not self.subscribed:
+            super().close(into)
+            return
+        into = np.empty(self.size, self.dtype) if into is None else into
+        self.checked(into, None)
+        self.wait_until(lambda: self.counter.arrived)  # the step that is drawn ahead
+        for connection in self.others_first:
+            connection.ask(self.request(Operation.LAST, connection, reply=Tag.UNASKED))
+        self.wait_until(lambda: self._take_newest(into) and len(self.closed) == len(self.connections))
+
+    def _subscribe(self) -> None:
+        self.subscribed = True
+        for connection in self.connections:
+            held = connection.slice
+            connection.expect(CPU.empty(held.stop - held.start, self.dtype), Tag.UNASKED)
+            connection.ask(self.request(Operation.SUBSCRIBE, connection))
+        if not self.consistency.clocked:
+            self._draw()
+
+    def _draw(self) -> None:
+        """Ask for the next step."""
+        self.counter.expect(None)
+        self.counter.ask(self.request(Operation.DRAW, self.counter))
+
+    def _take_newest(self, into: np.ndarray) -> bool:
+        """into <- what has come; whether all servers have sent something."""
+        for connection in self.connections:
+            while connection.arrived and connection.rank not in self.closed:
+                device_of(into).copy_in(into[connection.slice], connection.values)
+                connection.read()
+                self.heard.add(connection.rank)
+                if connection.answer["last"]:
+                    self.closed.add(connection.rank)
+                else:
+                    connection.expect(connection.values, Tag.UNASKED)
+        return len(self.heard) == len(self.connections)
+
+    def _may_go_on(self) -> bool:
+        """Whether the parameters at hand are fresh enough for the next step, or it is known that there is none."""
+        if not self.consistency.clocked:
+            return self.counter.arrived
+        first = self.connections[0]
+        if first.step is None:
+            return True
+        fresh = all(each.seen >= self.clock - self.consistency.bound for each in self.connections)
+        return fresh and self.clock < first.answer["limit"]
+
+
+def overlap(held: slice, asked: slice) -> slice:
+    """What both slices have; empty at the beginning of `held` where that is nothing."""
+    start, stop = max(held.start, asked.start), min(held.stop, asked.stop)
+    return slice(start, stop) if start < stop else slice(held.start, held.start)
+
+
+def within(array: np.ndarray, part: slice, common: slice) -> np.ndarray:
+    """Of `array`, which is for `part` of the whole vector, the elements that are for `common`."""
+    if common.start == common.stop:
+        return array[:0]
+    return array[common.start - part.start : common.stop - part.start]

@@ -1,0 +1,98 @@
+"""What clients and servers of a parameter store say to each other: typed buffers, each begun by a header of numbers.
+
+request   the header, and for PUSH the values
+
+    PULL        the elements `start` to `stop` of the slice; the answer waits until the consistency allows it
+    PUSH        apply the values that follow to these elements
+    DRAW        the next step that nobody has, without values
+    SUBSCRIBE   from now on send the slice unasked
+    LAST        this client pushes no more; as PULL, when all clients have said so
+    FINISH      as PULL, but what is delayed is applied before
+    OVER        the lead gathers no more
+
+answer    the header, and, but for DRAW, the values in a second message, whose tag is the header's + 1
+"""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Operation(IntEnum):
+    """What a request is for."""
+
+    PULL, PUSH, DRAW, SUBSCRIBE, LAST, FINISH, OVER = range(7)
+
+
+class Tag(IntEnum):
+    """Whose message it is: of a request, of a push's values, or the header of an answer."""
+
+    REQUEST, VALUES = 1, 2
+    ANSWER, GATHERED, UNASKED = 3, 5, 7  # to a client, to the lead, to a subscriber
+
+
+def numbers(*names: str) -> np.dtype:
+    """A kind of header: named numbers that travel as so many float64, which hold whole numbers up to 2^53."""
+    return np.dtype([(name, "f8") for name in names])
+
+
+ENDED, NO_STEP = -1, -2  # in the place of a step: none is left; none is meant
+
+# reply: the tag of the answer. clock, seen, version, count, total, loss, norm: see `Push`. needs: the store's clock
+# that the answer waits for. start, stop: which elements of the slice. which: 0 for the values, 1, 2, ... for a vector
+# of the update's state. signal: whether the sender knows of one.
+REQUEST_HEADER = numbers(
+    *("operation", "reply", "clock", "needs", "start", "stop", "seen", "version"),
+    *("count", "total", "loss", "norm", "which", "signal"),
+)
+
+# step: the step to compute, ENDED or NO_STEP. seen, version: the store's clock and version. limit: steps from here on
+# have to wait. last: no other answer follows. apart: the lead's seconds of scoring and saving.
+ANSWER_HEADER = numbers("step", "seen", "version", "limit", "last", "apart", "signal")
+
+
+def new_header(kind: np.dtype, **numbers: float) -> np.ndarray:
+    """A header of this kind with these numbers; the others are 0."""
+    made = np.zeros((), kind)
+    for name, number in numbers.items():
+        made[name] = number
+    return made
+
+
+def as_message(header: np.ndarray) -> np.ndarray:
+    """The header as the vector that travels; a view."""
+    return header.reshape(1).view("f8")
+
+
+def as_request(message: np.ndarray) -> np.ndarray:
+    """The header of a request that has come; a view."""
+    return message.view(REQUEST_HEADER).reshape(())
+
+
+class Push(NamedTuple):
+    """What `update` is told of the values that it applies.
+
+    step: which step they are for: the clock, under async the version. part: the elements of the slice. count: examples
+    that the values are the sum over. total: examples of the whole step. norm: of the worker's whole vector. staleness:
+    see consistency.py. clock, seen, version: the client's clock, and the store's clock and version when it had pulled.
+    """
+
+    client: int
+    part: slice
+    clock: int
+    seen: int
+    version: int
+    count: float
+    total: float
+    loss: float
+    norm: float
+    step: int = 0
+    staleness: int = 0
+
+    @classmethod
+    def read(cls, request: np.ndarray, client: int) -> "Push":
+        """What a request of this client says."""
+        whole = {name: int(request[name]) for name in ("clock", "seen", "version")}
+        amounts = {name: float(request[name]) for name in ("count", "total", "loss", "norm")}
+        return cls(client, slice(int(request["start"]), int(request["stop"])), **whole, **amounts)

@@ -1,0 +1,41 @@
+"""What travels between clients and servers of a store: numbers, in the same places for both."""
+
+import numpy as np
+
+from hpcdl.services.store_messages import (
+    ANSWER_HEADER,
+    ENDED,
+    NO_STEP,
+    REQUEST_HEADER,
+    Operation,
+    Push,
+    Tag,
+    as_message,
+    as_request,
+    new_header,
+)
+
+
+def test_a_header_is_its_numbers_in_order():
+    """14 numbers ask, 7 answer; what is not said is 0, what is changed later changes the message."""
+    request = new_header(REQUEST_HEADER, operation=Operation.PUSH, reply=Tag.ANSWER, signal=True, loss=np.inf)
+    message = as_message(request)
+    assert message.dtype == np.float64 and message.tolist() == [1, 3, *[0] * 8, np.inf, 0, 0, 1]
+    request["seen"] = 2**53
+    assert message[6] == 2**53 and as_request(message.copy()) == request
+    assert as_message(new_header(ANSWER_HEADER)).tolist() == [0] * 7
+
+
+def test_a_push_is_read_as_it_was_told():
+    numbers = {"clock": 7, "seen": 5, "version": 6, "start": 2, "stop": 9}
+    amounts = {"count": 12.0, "total": 64.0, "loss": 0.5, "norm": 0.25}
+    push = Push.read(new_header(REQUEST_HEADER, operation=Operation.PUSH, **numbers, **amounts), client=3)
+    assert push == Push(3, slice(2, 9), 7, 5, 6, 12.0, 64.0, 0.5, 0.25)
+    assert {type(each) for each in (push.clock, push.seen, push.version, push.part.start)} == {int}
+
+
+def test_no_two_kinds_of_messages_share_a_tag():
+    """The values of an answer have their header's tag + 1."""
+    tags = [Tag.REQUEST, Tag.VALUES, *(tag + i for tag in (Tag.ANSWER, Tag.GATHERED, Tag.UNASKED) for i in (0, 1))]
+    assert len(set(tags)) == len(tags) and set(Tag) <= set(tags)
+    assert len({ENDED, NO_STEP}) == 2 and max(ENDED, NO_STEP) < 0  # no step has that number
