@@ -179,7 +179,7 @@ def test_post_local_is_all_reduce_sgd_at_first(options, follow, each_group):
         assert np.array_equal(run.path[:exact], reference.path[:exact])
         assert np.allclose(run.path[: 2 * PER_EPOCH], reference.path[: 2 * PER_EPOCH], rtol=1e-6, atol=0)
         assert run.comm.traffic["all_reduce"].calls == 2 * PER_EPOCH + 1  # of 6 local steps, 4 make a round
-        assert np.allclose(run.path[2 * PER_EPOCH + 3], run.tracked["outer/start"], rtol=1e-6, atol=0)
+        assert np.allclose(run.path[2 * PER_EPOCH + 3], run.state.tracked["outer/start"].array, rtol=1e-6, atol=0)
 
     each_group(body)
 
@@ -241,9 +241,8 @@ def test_resumed_is_never_stopped_to_the_bit(stop, optimizer, own, follow, world
     follow(world, local_sgd.train, own=own, steps=stop, out=folder, **options)
     again = follow(world, local_sgd.train, own=own, steps=11, resume=folder, **options)
     assert np.array_equal(again.path, whole.path[stop:])
-    assert np.array_equal(again.owned["replica"], whole.owned["replica"])
-    for name, vector in whole.tracked.items():
-        assert np.array_equal(again.tracked[name], vector)
+    for name, vector in whole.state.tracked.items():  # the replica, too
+        assert np.array_equal(again.state.tracked[name].array, vector.array)
 
 
 @pytest.mark.parametrize("outer, words", [("newton", "unknown outer rule"), ("momentum:beta=2", "beta is at least 0")])
