@@ -9,8 +9,9 @@ import math
 from dataclasses import dataclass
 
 from hpcdl.errors import UsageError
+from hpcdl.federated.codec import RANGE_BITS
 from hpcdl.runs.options import Options, option
-from hpcdl.strategies.federated import RANGE_BITS, train
+from hpcdl.strategies.federated import train
 
 
 @dataclass

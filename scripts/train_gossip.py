@@ -36,11 +36,11 @@ class GossipOptions(Options):
         self._refuse_negative("phase")
 
 
-def check(options, ranks, model):
+def check_method_and_graph(options, ranks, model):
     """Raise UsageError where these ranks have no such graph, or the method cannot use it."""
     graph = topology(options.topology, ranks, options.seed)
     if options.method == "adpsgd":
-        asynchronous_gossip.check(graph)
+        asynchronous_gossip.check_undirected_and_unweighted(graph)
         if options.phase or options.mixing != RULES[0]:
             raise UsageError("adpsgd averages two at a time, half and half: leave out --mixing and --phase")
     else:
@@ -59,7 +59,7 @@ def main(arguments=None):
         else:
             train(comm, model, data, optimizer, run, graph, options.mixing, options.method, options.phase)
 
-    training("train-gossip", GossipOptions, __doc__, arguments, start, check=check)
+    training("train-gossip", GossipOptions, __doc__, arguments, start, check=check_method_and_graph)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,28 @@
-"""Requests of several ranks to a server: short messages of one length, one receive posted for each rank.
+"""Short messages of several ranks to one, such as requests to a server: one receive is posted for each rank.
 
 A receive from any source would be less to write, and is what to avoid: a library has to post it in all its transports
 at once, shared memory and network, and take it back from one of them (MPICH 5.0 over UCX lost such messages between
 hosts). So a server posts a receive per rank, and posts the next one when it has taken what came.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
+
+from hpcdl.comm.communicator import Communicator
+from hpcdl.comm.requests import Request
 
 
 class Inbox:
-    """Messages of `length` elements of `dtype` with this tag, from the ranks `sources` of `comm`, as they come."""
+    """Messages of `length` elements of `dtype` with this tag, from the ranks `sources` of `comm`, as they come.
 
-    def __init__(self, comm, tag: int, sources, length: int, dtype):
+    coming: the receives that are posted, by the rank that is expected to send.
+    """
+
+    def __init__(self, comm: Communicator, tag: int, sources: Iterable[int], length: int, dtype):
         self.comm, self.tag = comm, tag
         self.room = {source: np.empty(length, dtype) for source in sources}
-        self.coming = {}
+        self.coming: dict[int, Request] = {}
         for source in self.room:
             self.listen(source)
 

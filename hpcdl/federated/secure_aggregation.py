@@ -46,11 +46,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from hpcdl.comm import Communicator
 from hpcdl.errors import LoneError, UsageError
-from hpcdl.kernels.device import CPU, device_of
-from hpcdl.kernels.reduce import add_into
 from hpcdl.federated import shamir
 from hpcdl.federated.shamir import SHARE
+from hpcdl.kernels.device import CPU, device_of
+from hpcdl.kernels.reduce import add_into
+from hpcdl.runs.state import Same
 
 try:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -95,8 +97,8 @@ def nonce(sender: int, receiver: int) -> bytes:
     return np.array([sender, receiver, 0], "<u4").tobytes()
 
 
-class Client:
-    """One client in one round: its secrets, and what it says. Clients are numbered 0, 1, ... within the round."""
+class Party:
+    """A client in one round: its secrets, and what it says. Clients are numbered 0, 1, ... within the round."""
 
     def __init__(self, number: int):
         self.number = number
@@ -159,7 +161,7 @@ class Client:
 
 
 class SecureAggregator:
-    """Sums int64 vectors of `size` elements over the clients of a round, modulo 2^64, by secure aggregation.
+    """An aggregator (aggregators.py) of int64 vectors of `size` elements that learns nothing of them but their sum.
 
         begin(dealt)          all ranks: keys and shares among the clients, of which dealt[r] live on rank r
         add(client, vector)   the client's rank, for a client that answers
@@ -171,7 +173,7 @@ class SecureAggregator:
     CPU.
     """
 
-    def __init__(self, comm, size: int, fraction: float = 0.5, observe: Callable | None = None):
+    def __init__(self, comm: Communicator, size: int, fraction: float = 0.5, observe: Callable | None = None):
         self.comm, self.fraction, self.observe = comm, fraction, observe or (lambda *_: None)
         self.total = comm.empty(size, np.int64) if comm.device is CPU else CPU.empty(size, np.int64)
         self.abandoned = np.zeros(1, np.int64)
@@ -180,7 +182,7 @@ class SecureAggregator:
         """Rounds 0 and 1 among the clients of all ranks, in the order of the ranks."""
         rank, count = self.comm.rank, sum(map(len, dealt))
         self.numbers = np.split(np.arange(count), np.cumsum([len(clients) for clients in dealt])[:-1])  # of each rank
-        self.parties = {client: Client(int(k)) for client, k in zip(dealt[rank], self.numbers[rank], strict=True)}
+        self.parties = {client: Party(int(k)) for client, k in zip(dealt[rank], self.numbers[rank], strict=True)}
         self.threshold = max(2, min(count, int(self.fraction * count) + 1))
         self.keys, self.answered = np.zeros((count, 2 * KEY), np.uint8), np.zeros(count, np.uint8)
         self.total[:] = 0
@@ -215,6 +217,14 @@ class SecureAggregator:
             self._unmask(answered)
             self.comm.all_reduce(self.total)
         return self.comm.device.array(self.total)
+
+    def tracked(self) -> dict[str, Same]:
+        """What a checkpoint holds of it, by name."""
+        return {"rounds_abandoned": Same(self.abandoned)}
+
+    def report(self) -> dict:
+        """Entries of the summary."""
+        return {"rounds_abandoned": int(self.abandoned[0])}
 
     def _unmask(self, answered: np.ndarray) -> None:
         """Round 3: the shares of those that answered go to where the masks of each client are taken off."""

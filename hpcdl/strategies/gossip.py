@@ -34,7 +34,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hpcdl.comm import agreement
+from hpcdl.comm import Communicator, agreement
 from hpcdl.comm.gossip import AcceleratedGossip, Gossip
 from hpcdl.comm.mixing import (
     RULES,
@@ -47,23 +47,26 @@ from hpcdl.comm.mixing import (
     spectral_gap,
 )
 from hpcdl.comm.topology import Topology
+from hpcdl.data import Batch, Data
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.reduce import add_scaled
+from hpcdl.optim import Optimizer
 from hpcdl.runs.replicas import Replicas
+from hpcdl.runs.run import Run
 from hpcdl.runs.state import PerRank
 
 
 def train(
-    comm,
+    comm: Communicator,
     model,
-    data,
-    optimizer,
-    run,
+    data: Data,
+    optimizer: Optimizer,
+    run: Run,
     topology: Topology,
     rule: str = RULES[0],
     method: str = "adapt-then-combine",
     phase: int = 0,
-):
+) -> np.ndarray:
     """Train on all ranks of `comm`; returns this rank's replica.
 
     rule: of the mixing matrix W (hpcdl/comm/mixing.py). method: one of METHODS. phase: batches of a phase; 0: see
@@ -123,7 +126,7 @@ class AdaptThenCombine:
         self.optimizer = optimizer
         self.gossip, self.matrix = Gossip(comm, w), matrices(topology, rule)
 
-    def __call__(self, batch) -> float:
+    def __call__(self, batch: Batch) -> float:
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient)
         self.optimizer.update(self.w, self.gradient, scale=self.comm.size / batch.total)
         self.gossip.round(self.matrix(self.run.step))
@@ -133,7 +136,7 @@ class AdaptThenCombine:
 class DPSGD(AdaptThenCombine):
     """Average with the neighbours, meanwhile compute the gradient where one was before, and step by it."""
 
-    def __call__(self, batch) -> float:
+    def __call__(self, batch: Batch) -> float:
         self.gossip.start(self.matrix(self.run.step))
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient, self.gossip.progress)
         self.gossip.finish()
@@ -157,10 +160,10 @@ class GradientTracking:
         for name, vector in {"gossip": self.both, "mean_gradient": self.mean, "last_gradient": self.last}.items():
             run.track(name, PerRank(vector))
 
-    def rounds(self, topology, rule) -> Gossip:
+    def rounds(self, topology: Topology, rule: str) -> Gossip:
         return Gossip(self.comm, self.both)
 
-    def __call__(self, batch) -> float:
+    def __call__(self, batch: Batch) -> float:
         run, last = self.run, (self.run.step + 1) % self.phase == 0
         self.gossip.start(self.matrix(run.step))
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient, self.gossip.progress)
@@ -178,12 +181,12 @@ class GradientTracking:
 class DeTAG(GradientTracking):
     """Gradient tracking with phases of several batches, and as many rounds of accelerated gossip."""
 
-    def rounds(self, topology, rule) -> Gossip:
+    def rounds(self, topology: Topology, rule: str) -> Gossip:
         gossip = AcceleratedGossip(self.comm, self.both, acceleration(mixing(topology, 0, rule)))
         self.run.track("gossip_before", PerRank(gossip.before))
         return gossip
 
-    def __call__(self, batch) -> float:
+    def __call__(self, batch: Batch) -> float:
         if self.run.step % self.phase == 0:
             self.gossip.begin()
         return super().__call__(batch)
@@ -200,7 +203,7 @@ class DeFacto:
         self.mean[:] = 0
         run.track("mean_gradient", PerRank(self.mean))
 
-    def __call__(self, batch) -> float:
+    def __call__(self, batch: Batch) -> float:
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient)
         add_scaled(self.mean, self.gradient, self.comm.size / (batch.total * self.phase))
         if (self.run.step + 1) % self.phase == 0:

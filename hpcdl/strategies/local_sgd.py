@@ -32,26 +32,31 @@ momentum is SlowMo (Wang et al., ICLR 2020), nesterov with outer_lr 0.7 over ada
 sgd with outer_lr 1 is the average again.
 """
 
+import numpy as np
+
+from hpcdl.comm import Communicator
+from hpcdl.data import Data
 from hpcdl.errors import parse_spec
 from hpcdl.kernels.device import CPU
 from hpcdl.kernels.reduce import add_scaled
-from hpcdl.optim import SETTINGS, make_optimizer
+from hpcdl.optim import SETTINGS, Optimizer, make_optimizer
 from hpcdl.runs.replicas import Replicas
+from hpcdl.runs.run import Run
 from hpcdl.runs.state import Same
 
 
 def train(
-    comm,
+    comm: Communicator,
     model,
-    data,
-    optimizer,
-    run,
+    data: Data,
+    optimizer: Optimizer,
+    run: Run,
     sync_every: int = 1,
     local_from: int = 0,
     local_momentum: str = "keep",
     outer: str = "average",
     outer_lr: float = 1.0,
-):
+) -> np.ndarray:
     """Train on all ranks of `comm`; returns this rank's parameters. The run reports the average of all.
 
     sync_every: H. local_from: the epoch, counted from 0, with which local steps begin. local_momentum: keep, average or
@@ -60,22 +65,22 @@ def train(
     w = run.initial(model)
     gradient = comm.empty(like=w)
     rule = outer_rule(outer, outer_lr, w.size, w.dtype, getattr(model, "device", CPU))
-    outside = rule and Outer(rule, w, run)
+    outer_optimizer = rule and Outer(rule, w, run)
     run.report(sync_every=sync_every, local_from=local_from, local_momentum=local_momentum)
     run.report(outer=outer, outer_lr=outer_lr)
     fixed = "sync_every", "local_from", "local_momentum"
     run.begin("local_sgd", Replicas(model, w, optimizer), data, fixed)
     first = local_from * run.per_epoch
     rounds = max(0, run.step - first) // sync_every  # done already, where a run is gone on with
-    if outside:
+    if outer_optimizer:
         rule.step = rounds
     if local_momentum == "reset" and rounds:
         optimizer.since = first + rounds * sync_every
 
     def synchronize():
         comm.all_reduce(w, op="mean")
-        if outside:
-            outside.step(w)
+        if outer_optimizer:
+            outer_optimizer.step(w)
         if local_momentum == "average":
             for vector in optimizer.state.values():
                 comm.all_reduce(vector, op="mean")
@@ -89,8 +94,8 @@ def train(
             comm.all_reduce(gradient)
             optimizer.update(w, gradient, scale=1 / batch.total)
         else:
-            if outside and run.step == first:
-                outside.start[:] = w
+            if outer_optimizer and run.step == first:
+                outer_optimizer.start[:] = w
             optimizer.update(w, gradient, scale=comm.size / batch.total)
             if (run.step + 1 - first) % sync_every == 0:
                 synchronize()
@@ -99,7 +104,7 @@ def train(
     return w
 
 
-def outer_rule(spec: str, lr: float, size: int, dtype, device=CPU):
+def outer_rule(spec: str, lr: float, size: int, dtype, device=CPU) -> Optimizer | None:
     """The optimizer that `spec` names, with the constant rate `lr`; None for average. Raises UsageError."""
     name, _ = parse_spec("outer rule", spec, {"average": {}} | SETTINGS)
     return None if name == "average" else make_optimizer(spec, size, dtype, lambda step: lr, device=device)
@@ -111,7 +116,7 @@ class Outer:
     Its vectors are the same on all ranks, and part of the run's checkpoints.
     """
 
-    def __init__(self, rule, w, run):
+    def __init__(self, rule: Optimizer, w: np.ndarray, run: Run):
         self.rule, self.start = rule, rule.device.empty(w.size, w.dtype)
         self.start[:] = w
         self.step(w)  # from where it is: changes nothing, but is compiled before any clock runs
@@ -119,7 +124,7 @@ class Outer:
         for name, vector in rule.state.items():
             run.track(f"outer/{name}", Same(vector))
 
-    def step(self, mean) -> None:
+    def step(self, mean: np.ndarray) -> None:
         """mean <- start - outer_lr * rule(start - mean), which is the next start."""
         add_scaled(mean, self.start, -1.0)  # -d
         self.rule.update(self.start, mean, scale=-1.0)

@@ -1,4 +1,4 @@
-"""Clients: who is asked and who answers depends on seed, round and client alone; the ranks' work is divided well."""
+"""Clients: who is asked and who answers depends on seed, round and client alone; the ranks share the work."""
 
 import itertools
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.federated.clients import deal, fate, sample, toss
 from hpcdl.random import Random
-from hpcdl.federated.clients import fate, longest_first, sample, toss
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions")
 
@@ -54,40 +54,13 @@ def test_fates_come_as_often_as_asked_and_each_by_itself():
     assert (more[fates == "dropped"] == "dropped").all()  # a larger probability takes more, and the same ones
 
 
-def busiest(work, dealt):
-    return max(sum(work[client] for client in mine) for mine in dealt)
-
-
-def best(work, ranks):
-    """The least possible work of the busiest rank, by trying all divisions."""
-    return min(
-        busiest(work, [[client for client, at in zip(work, where, strict=True) if at == rank] for rank in range(ranks)])
-        for where in itertools.product(range(ranks), repeat=len(work))
-    )
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_longest_first_keeps_its_bound(ranks):
-    random = np.random.default_rng(ranks)
-    for _ in range(25):
-        work = dict(enumerate(random.integers(1, 30, random.integers(1, 8)).tolist()))
-        dealt = longest_first(work, ranks)
-        assert sorted(itertools.chain(*dealt)) == sorted(work) and len(dealt) == ranks
-        assert busiest(work, dealt) <= (4 / 3 - 1 / (3 * ranks)) * best(work, ranks) + 1e-9
-
-
-def test_longest_first_at_its_worst():
-    """Graham's own example: 2 N - 1, 2 N - 1, ..., N + 1, N + 1, N, N, N."""
-    for ranks in (2, 3, 4):
-        lengths = [n for n in range(2 * ranks - 1, ranks, -1) for _ in range(2)] + [ranks] * 3
-        work = dict(enumerate(lengths))
-        assert busiest(work, longest_first(work, ranks)) == 4 * ranks - 1
-        assert sum(lengths) == ranks * 3 * ranks  # so 3 N is the best there is
-
-
-def test_longest_first_is_the_same_in_any_order_of_the_clients():
+def test_the_work_is_dealt_the_longest_first_in_any_order_of_the_clients():
     work = {client: 5 + client % 3 for client in range(20)}
     shuffled = {client: work[client] for client in np.random.default_rng(0).permutation(20).tolist()}
-    assert longest_first(work, 3) == longest_first(shuffled, 3)
-    assert longest_first({}, 3) == [[], [], []]
-    assert longest_first({7: 1, 2: 1, 5: 1}, 4) == [[2], [5], [7], []]
+    dealt = deal(work, 3)
+    assert dealt == deal(shuffled, 3) and sorted(itertools.chain(*dealt)) == list(range(20))
+    for mine in dealt:
+        assert mine == sorted(mine, key=lambda client: (-work[client], client))
+    assert deal({}, 3) == [[], [], []]
+    assert deal({7: 1, 2: 1, 5: 1}, 4) == [[2], [5], [7], []]
+    assert deal({0: 3, 1: 9, 2: 5, 3: 5}, 2) == [[1, 0], [2, 3]]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.random import Random
 from hpcdl.federated.privacy import ORDERS, add_noise, clip, divergence, divergences
 from hpcdl.federated.privacy import epsilon as epsilon_of
+from hpcdl.random import Random
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions")
 

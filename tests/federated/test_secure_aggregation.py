@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hpcdl.comm import Communicator
 from hpcdl.errors import LoneError
 from hpcdl.federated import shamir
-from hpcdl.federated.secure_aggregation import BLOCK, KEY, SEALED, SEED, Client, SecureAggregator, add_mask, agreed
+from hpcdl.federated.secure_aggregation import BLOCK, KEY, SEALED, SEED, Party, SecureAggregator, add_mask, agreed
 
 LENGTH = 5000  # enough bytes for a chi-square test
 
@@ -154,7 +154,7 @@ def test_at_the_threshold_it_works(world, clients, dropped):
 
 def parties(count, threshold):
     """Clients that have shared their keys."""
-    made = [Client(number) for number in range(count)]
+    made = [Party(number) for number in range(count)]
     keys = np.array([each.advertise() for each in made])
     sealed = np.array([each.share(keys, threshold) for each in made])
     for each in made:

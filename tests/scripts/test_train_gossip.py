@@ -10,7 +10,7 @@ import pytest
 from hpcdl.comm.topology import topology
 from hpcdl.errors import UsageError
 from hpcdl.runs.options import parse
-from hpcdl.scripts.train_gossip import GossipOptions, check
+from hpcdl.scripts.train_gossip import GossipOptions, check_method_and_graph
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SCRIPT = SCRIPTS / "train_gossip.py"
@@ -101,7 +101,7 @@ def test_what_is_refused(tmp_path, monkeypatch, ranks, options, words):
     (tmp_path / "far.edges").write_text("0 7\n")
     (tmp_path / "heavy.edges").write_text("0 1 0.7\n1 2 0.7\n2 3 0.1\n")
     with pytest.raises(UsageError) as refusal:
-        check(parse(GossipOptions, "train-gossip", "", options), ranks, None)
+        check_method_and_graph(parse(GossipOptions, "train-gossip", "", options), ranks, None)
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
 

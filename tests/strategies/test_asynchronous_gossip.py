@@ -1,4 +1,4 @@
-"""Averagings in pairs end on every graph, keep the mean and lose no step; a run with them waits for no slow rank."""
+"""AD-PSGD: on one rank it is sequential SGD; on several no rank waits for a slow one, and all meet for the average."""
 
 import numpy as np
 import pytest
@@ -10,11 +10,10 @@ from hpcdl.comm.watchdog import activity
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
-from hpcdl.random import Random
 from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.strategies import sequential
-from hpcdl.strategies.asynchronous_gossip import Pairs, train
+from hpcdl.strategies.asynchronous_gossip import train
 
 GRAPHS = ["ring", "star", "complete", "random-regular:degree=2", "erdos-renyi:p=0.6", "torus", "random-matching"]
 
@@ -25,92 +24,6 @@ def graph(spec, size):
         return topology(spec, size, seed=3)
     except UsageError:
         return None
-
-
-def together(comm, spec, length, least, step=0.0):
-    """Averagings until each rank has had `least`, with random steps between; returns the first values, x, the steps."""
-    made = graph(spec, comm.size)
-    if made is None:
-        return None
-    group, own = Communicator(comm, "ring", trace=100_000), Communicator(comm, "tree")
-    random = np.random.default_rng(comm.rank)
-    first = random.standard_normal(length)
-    x, steps, count = first.copy(), np.zeros(length), 0
-    pairs = Pairs(group, x, made)
-    pairs.listen()
-    enough = None
-    while comm.size > 1 and not (enough and enough.test()):
-        if enough is None and pairs.averagings >= least:
-            enough = own.ibarrier()  # go on until all have so many
-        pairs.pick(Random(7)("pair", comm.rank, count), count)
-        count += 1
-        if step:
-            change = step * random.standard_normal(length)
-            x += change
-            steps += change
-            pairs.moved = True
-    pairs.rest(own)
-    pairs.close()
-    group.wait_until(lambda: not [each for each in activity.in_flight if each.communicator in (group, own)])
-    own.barrier()
-    assert not group.mpi.Iprobe(), "a message is left"
-    spans = [details for _, _, _, details in group.timeline.spans]
-    assert {(comm.rank, each["to"]) for each in spans if "to" in each} <= made.edges
-    assert comm.allreduce(pairs.averagings) % 2 == 0
-    group.free()
-    own.free()
-    return first, x, steps
-
-
-@pytest.mark.parametrize("spec", GRAPHS)
-def test_all_come_to_the_mean_which_stays(spec, each_group):
-    def body(comm):
-        done = together(comm, spec, 5, 60)
-        if done is not None:
-            every = np.array(comm.allgather(done))
-            first, x = every[:, 0], every[:, 1]
-            assert np.abs(x.mean(axis=0) - first.mean(axis=0)).max() < 1e-12
-            assert np.abs(x - first.mean(axis=0)).max() < 0.05
-
-    each_group(body)
-
-
-@pytest.mark.parametrize("length", [3, 300_000])
-@pytest.mark.parametrize("spec", ["ring", "complete"])
-def test_no_step_is_lost_while_an_averaging_is_under_way(spec, length, world):
-    first, x, steps = (
-        np.array(each) for each in zip(*world.allgather(together(world, spec, length, 25, 0.1)), strict=True)
-    )
-    assert np.abs(x.mean(axis=0) - (first + steps).mean(axis=0)).max() < 1e-10
-    assert world.size == 1 or np.abs(x - first - steps).max() > 0.1
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("asks", [0, 1])
-def test_both_of_a_pair_hold_the_same_bits(asks, world):
-    group = Communicator(world, "ring")
-    x = first = np.random.default_rng(world.rank).standard_normal(1000)
-    x = first.copy()
-    pairs = Pairs(group, x, topology("ring", world.size))
-    pairs.listen()
-    if world.rank == asks:
-
-        class Neighbour:
-            def integers(self, count):
-                return pairs.topology.graph(0)[asks].index(1 - asks)
-
-        pairs.pick(Neighbour(), 0)
-    group.wait_until(lambda: pairs.averagings or world.rank > 1, pairs.look)
-    pairs.rest(group)
-    pairs.close()
-    first, x = np.array(world.allgather(first)), np.array(world.allgather(x))
-    assert np.array_equal(x[0], (first[0] + first[1]) / 2)
-    assert np.array_equal(x[0], x[1])
-    assert np.array_equal(x[2:], first[2:])
-    group.free()
-
-
-# -- runs ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,10 +75,10 @@ def test_runs_end_on_every_graph(spec, model, start, world):
     if graph(spec, world.size) is None:
         return
     run = start(world, spec, model=model, lr=0.001)
-    done, averagings = run.extra["steps_per_rank"], run.extra["averagings_per_rank"]
+    done, averagings = run.reported["steps_per_rank"], run.reported["averagings_per_rank"]
     assert sum(done) * -(-13 // world.size) >= 4 * 29  # the largest share of a batch
     assert sum(averagings) % 2 == 0
-    assert sum(run.extra["staleness_histogram"]) == sum(done)
+    assert sum(run.reported["staleness_histogram"]) == sum(done)
     if world.rank == 0:
         assert run.step == 12 and run.examples == 4 * 29
         assert len(run.summary["replica_test_accuracy"]) == world.size
@@ -180,7 +93,7 @@ def test_the_mean_moves_by_the_steps_of_all(start, follow, world):
     data, total = follow.examples("float64"), 0.0
     w = run.model.initialize(run.random)
     batches = data.cursor(13, (world.rank, world.size))
-    left, step = run.extra["steps_per_rank"][world.rank], 0
+    left, step = run.reported["steps_per_rank"][world.rank], 0
     while left:
         batch, gradient = batches.take(*divmod(step, 3)), np.zeros_like(w)
         run.model.loss_and_gradient(w, batch, gradient)
@@ -190,7 +103,7 @@ def test_the_mean_moves_by_the_steps_of_all(start, follow, world):
     assert np.abs(run.parameters - (w - moved)).max() < 1e-4 * np.abs(moved).max()
 
 
-class Held:
+class Slow:
     """A model whose first gradient, on one rank, waits until the others together have computed `least`."""
 
     def __init__(self, model, comm, held, least):
@@ -223,8 +136,8 @@ class Held:
 def test_nobody_waits_for_a_rank_that_computes(spec, start, world):
     for held in range(world.size):
         talk = world.Dup()
-        run = start(world, spec, lambda model: Held(model, talk, held, 15), batch_size=29, steps=30, evaluate_every=30)  # noqa: B023
-        done = run.extra["steps_per_rank"]
+        run = start(world, spec, lambda model: Slow(model, talk, held, 15), batch_size=29, steps=30, evaluate_every=30)  # noqa: B023
+        done = run.reported["steps_per_rank"]
         assert sum(done) - done[held] >= 15
         assert sum(done) * -(-29 // world.size) >= 29 * 30
         if world.rank == held:
@@ -234,9 +147,9 @@ def test_nobody_waits_for_a_rank_that_computes(spec, start, world):
 
 def test_ranks_without_examples_average_only(start, world):
     run = start(world, "complete", batch_size=1, steps=40)
-    done = run.extra["steps_per_rank"]
+    done = run.reported["steps_per_rank"]
     assert done[0] >= 40 and done[1:] == [0] * (world.size - 1)
-    assert (run.extra["averagings_per_rank"][-1] > 0) == (world.size > 1)
+    assert (run.reported["averagings_per_rank"][-1] > 0) == (world.size > 1)
 
 
 def test_gone_on_with_from_the_average_on_any_number_of_ranks(start, world, mpi_tmp_path):
@@ -263,7 +176,7 @@ def test_a_time_limit_and_a_signal_to_any_rank_end_all(start, world):
     if world.rank == 0:
         assert start(MPI.COMM_SELF, steps=10**6, time_limit=0.1).stopped == "time limit"
     run = start(world, steps=10**6, time_limit=0.3)
-    assert run.stopped == "time limit" and len(run.extra["steps_per_rank"]) == world.size
+    assert run.stopped == "time limit" and len(run.reported["steps_per_rank"]) == world.size
     last = world.size - 1
     signals.received.extend(["SIGTERM"] * (world.rank == last))
     run = start(world, steps=10**6)

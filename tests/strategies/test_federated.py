@@ -11,9 +11,9 @@ from mpi4py import MPI
 from hpcdl.data import from_arrays, open_data
 from hpcdl.data.partition import partition
 from hpcdl.errors import TrainingError, UsageError
-from hpcdl.kernels import fixed_point
-from hpcdl.random import Random
 from hpcdl.federated.clients import fate, sample
+from hpcdl.federated.codec import fraction_bits
+from hpcdl.random import Random
 from hpcdl.strategies import federated, sequential
 
 PLAIN = {"optimizer": "sgd", "schedule": "constant", "lr": 0.1}
@@ -54,7 +54,7 @@ def test_every_client_one_epoch_one_batch_is_full_gradient_descent(spec, model, 
     def body(comm):
         run = federate(comm, mixed("float64", spec), model, {"clients": 7}, **options)
         assert len(run.path) == 6
-        bound = 1e-12 + 7 * 2.0 ** -federated.fraction_bits(61) / 61
+        bound = 1e-12 + 7 * 2.0 ** -fraction_bits(61) / 61
         assert np.abs(np.array(run.path) - reference.path).max() < 6 * bound < 1e-10
 
     each_group(body)
@@ -181,7 +181,7 @@ def test_sends_one_vector_a_round_and_counts_what_was_processed(federate, each_g
         counted, size = run.comm.traffic["all_reduce"], run.model.layout.size + 1
         assert counted.calls == 6
         assert comm.allreduce(counted.bytes) == 6 * 2 * (comm.size - 1) * size * 8
-        assert (run.examples, run.extra["rounds"], run.extra["clients_per_round"]) == (work, 6, 4)
+        assert (run.examples, run.reported["rounds"], run.reported["clients_per_round"]) == (work, 6, 4)
         late = federate(comm, data, own=own | {"late": 0.1}, allreduce="ring", dtype="float32", rounds=6)
         assert late.comm.traffic["all_reduce"].calls == 12
 
@@ -195,7 +195,7 @@ def test_clients_without_rows_are_never_asked(federate, world):
     assert having < 25
     own = {"clients": 30, "local_batch": 5}
     run = federate(world, data, own=own, rounds=2)
-    assert run.extra["clients_per_round"] == having and run.examples == 2 * 61
+    assert run.reported["clients_per_round"] == having and run.examples == 2 * 61
 
 
 def test_memory_does_not_grow_with_the_clients(federate, world):
@@ -224,48 +224,14 @@ def test_memory_does_not_grow_with_the_clients(federate, world):
     assert 7 * model < few < 20 * model
 
 
-def test_fixed_point_holds_the_largest_sum_there_may_be():
-    for examples in (1, 29, 1437, 60000, 2**20, 2**20 - 1):
-        bits = federated.fraction_bits(examples)
-        assert 2 * examples * 2**federated.RANGE_BITS * 2**bits <= 2**63
-        limit = np.nextafter(2.0**federated.RANGE_BITS, 0)
-        fixed, back = np.zeros(2, np.int64), np.zeros(2)
-        fixed_point.encode(np.array([limit, -limit]), examples * 2.0**bits, fixed)
-        total = fixed + fixed  # this round's and the late ones'
-        fixed_point.decode(back, 2.0**-bits / examples / 2, total)
-        assert np.allclose(back, [limit, -limit], rtol=1e-12) and abs(int(total[0])) < 2**63
-    values = np.random.default_rng(0).standard_normal(1000)
-    fixed, back = np.zeros(1000, np.int64), np.zeros(1000)
-    fixed_point.encode(values, 2.0**30, fixed)
-    fixed_point.decode(back, 2.0**-30, fixed)
-    assert 0 < np.abs(back - values).max() <= 2.0**-31
-
-
-def test_sums_may_wrap_around_as_masks_make_them(world):
-    """Whatever is added on the way and taken off again modulo 2^64 leaves no trace."""
-    from hpcdl.comm import Communicator
-
-    comm = Communicator(world, "ring")
-    random = np.random.default_rng(world.rank)
-    masks = random.integers(-(2**63), 2**63, (50, 9))
-    total = federated.Sum(comm, 9)
-    for _ in range(2):
-        total.begin([])
-        for client, mask in enumerate(masks):
-            total.add(client, mask + np.arange(9))
-            total.add(client, -mask)
-        assert np.array_equal(total.finish(), 50 * world.size * np.arange(9))
-    comm.free()
-
-
 def test_the_accuracy_asked_for_ends_the_run(federate, world):
     data = open_data("digits", comm=world, dtype="float32", seed=1)
     own = {"clients": 20, "fraction": 0.25, "local_batch": 10, "local_epochs": 5, "rounds_to": 0.9}
     run = federate(world, data, "mlp:32", own, dtype="float32", seed=1, rounds=60)
     assert run.stopped == "accuracy" and run.scores["test_accuracy"] >= 0.9
-    assert run.extra["rounds_to_accuracy"] == run.extra["rounds"] == run.step == len(run.path) < 60
+    assert run.reported["rounds_to_accuracy"] == run.reported["rounds"] == run.step == len(run.path) < 60
     run = federate(world, data, "mlp:32", own | {"rounds_to": 1.0}, dtype="float32", seed=1, rounds=2)
-    assert run.stopped == "finished" and run.extra["rounds_to_accuracy"] is None
+    assert run.stopped == "finished" and run.reported["rounds_to_accuracy"] is None
     data.close()
 
 

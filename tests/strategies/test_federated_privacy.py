@@ -10,9 +10,9 @@ from mpi4py import MPI
 
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
-from hpcdl.random import Random
 from hpcdl.federated.clients import toss
 from hpcdl.federated.privacy import divergences, epsilon
+from hpcdl.random import Random
 from hpcdl.strategies import federated
 
 
@@ -61,7 +61,7 @@ def test_secure_sums_are_the_plain_ones_to_the_bit_on_any_number_of_ranks(own, f
     def body(comm):
         run = federate(comm, own | {"secure": 0.5}, dtype="float32")
         assert np.array_equal(run.path, plain.path)
-        assert run.extra["rounds_abandoned"] == 0 and run.agree
+        assert run.reported["rounds_abandoned"] == 0 and run.agree
 
     each_group(body)
 
@@ -70,7 +70,7 @@ def test_a_round_with_too_few_answers_changes_nothing(federate, world):
     own = {"drop_out": 0.5, "server": "momentum"}
     secure, plain = federate(world, own | {"secure": 0.5}, rounds=12), federate(world, own, rounds=12)
     still = (steps(secure) == 0).all(axis=1)
-    assert 0 < still.sum() == secure.extra["rounds_abandoned"] < 12
+    assert 0 < still.sum() == secure.reported["rounds_abandoned"] < 12
     first = int(still.argmax())
     assert np.array_equal(secure.path[:first], plain.path[:first]) and (steps(plain)[first] != 0).any()
 
@@ -110,9 +110,9 @@ def test_the_noise_is_what_the_accountant_takes_it_for(federate, world):
     alone = federate(world, {"clip": 1e-9, "noise": 1e6})  # in all rounds another one
     for turn, step in enumerate(steps(alone)):
         assert np.abs(step + 1e-3 * Random(0)("noise", turn).standard_normal(noise.size) / 7).max() < 2e-9
-    assert with_noise.extra["epsilon"] == pytest.approx(epsilon(5 * divergences(1.3, 0.6), 1e-4))
-    assert without.extra["epsilon"] is None
-    assert "epsilon" not in federate(world).extra
+    assert with_noise.reported["epsilon"] == pytest.approx(epsilon(5 * divergences(1.3, 0.6), 1e-4))
+    assert without.reported["epsilon"] is None
+    assert "epsilon" not in federate(world).reported
 
 
 @pytest.mark.parametrize("first", ["first round empty", "first round not empty"])
@@ -125,12 +125,12 @@ def test_rounds_without_clients_are_rounds_of_noise(first, federate, world, tmp_
     asked = [len(toss(run.random, turn, range(7), 0.1)) for turn in range(12)]
     assert 0 in asked[1:] and max(asked) > 0
     assert (np.linalg.norm(steps(run), axis=1) > 0).all()
-    assert run.extra["epsilon"] == pytest.approx(epsilon(12 * divergences(1.0, 0.1), 1e-5))
+    assert run.reported["epsilon"] == pytest.approx(epsilon(12 * divergences(1.0, 0.1), 1e-5))
     if world.rank == 0:
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         lost = [line["train_loss"] is None for line in lines if "test_loss" not in line]
         assert lost == [count == 0 for count in asked]
-        assert math.isfinite(run.train_loss)
+        assert math.isfinite(run.metrics.train_loss)
         scored = [line["train_loss"] for line in lines if "test_loss" in line]
         assert scored[0] is None if asked[0] == 0 else scored[0] > 0
 
@@ -156,10 +156,10 @@ def test_resumed_is_never_stopped_and_the_budget_is_kept(secure, federate, world
     again = federate(MPI.COMM_SELF, own, rounds=9, resume=str(folder / "a"))
     assert np.array_equal(again.path, whole.path[4:])
     for key in ("epsilon", "rounds_abandoned") if secure else ("epsilon",):
-        assert again.extra[key] == pytest.approx(whole.extra[key], rel=1e-12)
+        assert again.reported[key] == pytest.approx(whole.reported[key], rel=1e-12)
     more = federate(world, own | {"noise": 2.0}, rounds=9, resume=str(folder / "a"))
     spent = 4 * divergences(1.0, 0.7) + 5 * divergences(2.0, 0.7)
-    assert more.extra["epsilon"] == pytest.approx(epsilon(spent, 1e-5))
+    assert more.reported["epsilon"] == pytest.approx(epsilon(spent, 1e-5))
 
 
 def test_one_client_a_round_has_nobody_to_hide_among(federate, world):

@@ -241,8 +241,7 @@ def test_resumed_is_never_stopped_to_the_bit(stop, optimizer, own, follow, world
     follow(world, local_sgd.train, own=own, steps=stop, out=folder, **options)
     again = follow(world, local_sgd.train, own=own, steps=11, resume=folder, **options)
     assert np.array_equal(again.path, whole.path[stop:])
-    assert np.array_equal(again.state.tracked["replica"].array, whole.state.tracked["replica"].array)
-    for name, vector in whole.state.tracked.items():
+    for name, vector in whole.state.tracked.items():  # the replica, too
         assert np.array_equal(again.state.tracked[name].array, vector.array)
 
 

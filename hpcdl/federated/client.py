@@ -1,0 +1,78 @@
+"""What a client does in a round: from the server's model on it trains by its own rows for a while.
+
+    w_k <- w, with a fresh state of the optimizer
+    for each of E epochs, in an order of its own
+        for each batch of B of its n_k rows, the last one smaller
+            g   <- mean of grad f(w_k) + mu (w_k - w)
+            w_k <- w_k - lr g                               (or the rule of the optimizer)
+    it sends w_k - w
+
+mu > 0 is FedProx: clients stay near w (Li et al., "Federated optimization in heterogeneous networks", MLSys 2020).
+
+A rank holds one model for all its clients, one after the other, so that memory does not grow with their number. The
+order of the rows depends on seed, client, round and epoch, never on the rank.
+
+(McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017, Algorithm 1)
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpcdl.data import Data
+from hpcdl.kernels.device import device_of
+from hpcdl.kernels.reduce import add_scaled
+from hpcdl.kernels.updates import proximal
+from hpcdl.optim import Optimizer
+from hpcdl.random import Random
+
+
+class ClientUpdate:
+    """`update(client, turn, w)`, for each client of this rank in turn.
+
+    rows: of each client the numbers of its rows. gradient: a vector to compute in. epochs, batch: E and B (0: all of
+    its rows at once). penalty: mu.
+    """
+
+    def __init__(
+        self,
+        model,
+        data: Data,
+        rows: Sequence[np.ndarray],
+        optimizer: Optimizer,
+        random: Random,
+        gradient: np.ndarray,
+        epochs: int,
+        batch: int,
+        penalty: float = 0.0,
+    ):
+        self.model, self.data, self.rows, self.optimizer, self.random = model, data, rows, optimizer, random
+        self.epochs, self.batch, self.penalty, self.gradient = epochs, batch, penalty, gradient
+        device = device_of(gradient)
+        self.local = device.empty(gradient.size, gradient.dtype)
+        one = device.zeros(1, gradient.dtype)  # compile what a client needs, before any clock runs
+        proximal(one, one, one, 0.0)
+        add_scaled(one, one, 0.0)
+
+    def work(self, client: int) -> int:
+        """The examples that this client computes in a round."""
+        return self.epochs * len(self.rows[client])
+
+    def __call__(self, client: int, turn: int, w: np.ndarray) -> tuple[np.ndarray, float]:
+        """w_k - w of this client in round `turn`, and the sum of its losses; the array is the next client's, too."""
+        local, gradient, optimizer, rows = self.local, self.gradient, self.optimizer, self.rows[client]
+        local[:] = w
+        optimizer.step = 0
+        for vector in optimizer.state.values():
+            vector[:] = 0
+        loss, rate = 0.0, optimizer.schedule(turn)
+        for epoch in range(self.epochs):
+            order = rows[self.random("local order", client, turn, epoch).permutation(len(rows))]
+            for batch in self.data.visit(order, self.batch or len(rows)):
+                gradient[:] = 0
+                loss += self.model.loss_and_gradient(local, batch, gradient)
+                if self.penalty:
+                    proximal(gradient, local, w, self.penalty * batch.total)
+                optimizer.update(local, gradient, scale=1 / batch.total, rate=rate)
+        add_scaled(local, w, -1.0)
+        return local, loss

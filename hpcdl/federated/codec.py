@@ -1,0 +1,72 @@
+"""What a client sends: its change of the parameters, times its weight, and that weight, as numbers of fixed point.
+
+    message = [ n_k (w_k - w) in multiples of 2^-F | n_k ]         d + 1 values of int64 for d parameters
+
+Sums of whole numbers do not depend on their order: the same seed gives the same bits on any number of ranks. No
+parameter may move by more than 2^R in a round (a run in which one does has diverged). A round's sum, with what comes
+late from the round before, is at most 2 n 2^R for n examples in all:
+
+    2 n 2^R 2^F <= 2^63      F = 62 - R - bits of n      each w is off by at most |S| 2^-F / (2 sum n_k)
+
+Whatever is added on the way and taken off again modulo 2^64, as masks are, leaves no trace.
+"""
+
+import math
+
+import numpy as np
+
+from hpcdl.comm import Communicator
+from hpcdl.errors import TrainingError
+from hpcdl.kernels import fixed_point
+from hpcdl.kernels.device import device_of
+from hpcdl.kernels.norm import sum_of_squares
+
+RANGE_BITS = 10  # R
+
+
+def fraction_bits(examples: int) -> int:
+    """F: how many bits of a fixed-point number stand behind the point."""
+    return 62 - RANGE_BITS - examples.bit_length()
+
+
+class Codec:
+    """Messages of clients whose changes are vectors like this one, and that have so many examples together.
+
+    length: values of a message. far: 1 more than the client of this rank that went too far last; 0: none has.
+    """
+
+    def __init__(self, like: np.ndarray, examples: int):
+        device, self.size, self.length, self.far = device_of(like), like.size, like.size + 1, 0
+        self.one = 2.0 ** fraction_bits(examples)
+        self.message = device.zeros(self.length, np.int64)
+        one, fixed = device.zeros(1, like.dtype), device.zeros(1, np.int64)  # compile, before any clock runs
+        sum_of_squares(one)
+        fixed_point.encode(one, 0.0, fixed)
+        fixed_point.decode(one, 0.0, fixed)
+
+    def encode(self, client: int, change: np.ndarray, weight: int) -> np.ndarray:
+        """The client's message, which is overwritten by the next one's.
+
+        A change that goes too far, or is no number, has none: it is noted, and `refuse_far_changes` ends the run.
+        """
+        if math.sqrt(sum_of_squares(change)) < 2.0**RANGE_BITS:
+            fixed_point.encode(change, weight * self.one, self.message[: self.size])
+            self.message[self.size] = weight
+        else:
+            self.far = client + 1
+        return self.message
+
+    def refuse_far_changes(self, comm: Communicator, turn: int) -> None:
+        """Raise TrainingError, on all ranks, where a client of any has gone too far in round `turn`; collective."""
+        farthest = np.array([self.far])
+        comm.all_reduce(farthest, op="max")
+        if farthest[0]:
+            raise TrainingError(
+                f"client {farthest[0] - 1} moved by {2**RANGE_BITS} or more, or to what is no number, in round "
+                f"{turn + 1}; a smaller --lr may help"
+            )
+
+    def decode(self, total: np.ndarray, descent: np.ndarray) -> int:
+        """descent <- - sum n_k (w_k - w), from the sum of the messages; returns sum n_k."""
+        fixed_point.decode(descent, -1 / self.one, total[: self.size])
+        return int(total[self.size])

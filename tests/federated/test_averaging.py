@@ -1,0 +1,51 @@
+"""Averages: FedAvg weighs by rows; the private one asks by coins, clips, counts once and divides by what it expects."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcdl.federated.averaging import PrivateAverage, WeightedAverage
+from hpcdl.federated.clients import sample, toss
+from hpcdl.federated.privacy import divergences, epsilon
+from hpcdl.random import Random
+
+pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions")
+
+ROWS = [np.arange(count) for count in (4, 0, 7, 1, 0, 3, 5)]
+HAVING = [0, 2, 3, 5, 6]
+
+
+@pytest.mark.parametrize(("fraction", "asked"), [(0.0001, 1), (0.3, 2), (0.5, 4), (1.0, 5)])
+def test_the_weighted_average_asks_so_many_that_have_rows_and_weighs_by_them(fraction, asked):
+    average = WeightedAverage(Random(3), ROWS, fraction)
+    assert average.clients == average.expected == asked and average.having_rows == HAVING
+    for turn in range(9):
+        assert average.ask(turn) == sample(Random(3), turn, HAVING, asked)
+    change, total = np.array([3.0, 4.0]), np.array([1.0, 2.0])
+    assert average.weigh(2, change) == 7 and np.array_equal(change, [3, 4])
+    assert average.finish(total, 12, 0) == 12 and np.array_equal(total, [1, 2])
+    assert average.finish(total, 0, 0) == 0  # nobody has answered
+    assert average.tracked() == average.report() == {}
+
+
+def test_the_private_average_bounds_what_each_client_does():
+    average = PrivateAverage(Random(3), ROWS, 0.4, np.zeros(2), clip=2.5)
+    assert average.expected == 0.4 * 7  # whoever has rows
+    for turn in range(30):
+        asked = [client for client in toss(Random(3), turn, range(7), 0.4) if client in HAVING]
+        assert average.ask(turn) == asked
+    change, total = np.array([3.0, 4.0]), np.array([1.0, 2.0])
+    assert average.weigh(2, change) == 1 and np.allclose(change, [1.5, 2.0], rtol=1e-15)
+    assert average.finish(total, 0, 0) == 0.4 * 7 and np.array_equal(total, [1, 2])
+    assert average.tracked() == {} and average.report() == {"clip": 2.5, "noise": 0, "epsilon": None, "delta": 1e-5}
+
+
+def test_noise_is_the_rounds_own_and_what_it_buys_adds_up():
+    average = PrivateAverage(Random(3), ROWS, 0.4, np.zeros(1000), clip=2.5, noise=1.2, delta=1e-4)
+    for turn in (0, 5):
+        total = np.zeros(1000)
+        assert average.finish(total, 3, turn) == 0.4 * 7
+        assert np.allclose(total, 1.2 * 2.5 * Random(3)("noise", turn).standard_normal(1000), rtol=1e-15)
+    assert average.tracked()["privacy_spent"].array is average.spent
+    assert np.allclose(average.spent, 2 * divergences(1.2, 0.4))
+    assert average.report()["epsilon"] == pytest.approx(epsilon(2 * divergences(1.2, 0.4), 1e-4))
