@@ -1,12 +1,17 @@
-"""Files that are never seen half-written: a temporary name, a sync to the disk, then the final name."""
+"""Files that are never seen half-written (a temporary name, a sync to the disk, then the final name); the cache."""
 
 import contextlib
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+import platformdirs
 
 
 @contextlib.contextmanager
-def atomic_path(path):
+def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; when the body ends well, sync that file and give it the final name.
 
     When the body fails, the temporary file is removed and `path` stays as it was.
@@ -28,7 +33,21 @@ def atomic_path(path):
 
 
 @contextlib.contextmanager
-def atomic_write(path):
+def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     """The same as an open binary file: `with atomic_write(path) as file: file.write(...)`."""
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         yield file
+
+
+def cache_folder() -> Path:
+    """Where what was measured is kept: $HPCDL_CACHE, else $XDG_CACHE_HOME/hpcdl, else ~/.cache/hpcdl.
+
+    For a user without a home, as in some containers, it is a folder beside other temporary ones.
+    """
+    if os.environ.get("HPCDL_CACHE"):
+        return Path(os.environ["HPCDL_CACHE"])
+    with contextlib.suppress(RuntimeError):
+        found = platformdirs.user_cache_path("hpcdl")
+        if found.is_absolute():  # older versions return ~/.cache/hpcdl as it stands
+            return found
+    return Path(tempfile.gettempdir(), f"hpcdl-{os.getuid()}")

@@ -25,6 +25,7 @@ from hpcdl.kernels import (
     loss,
     norm,
     reduce,
+    references,
     updates,
 )
 from hpcdl.kernels.bind import Kernel
@@ -196,373 +197,86 @@ def cut_summed(rows, columns, dtype, random):
     return z, labels, first, 2 * columns, sums
 
 
-def standardize(x, mean, factor):
-    x -= mean
-    x *= factor
-
-
 def gathered(source, index, *rest):
     """Bytes of the rows that are read and written."""
     return index.nbytes + rest[-1].size * source.itemsize + rest[-1].nbytes
-
-
-def sgd(w, g, rate, scale, decay):
-    w -= rate * (scale * g + decay * w)
-
-
-def momentum(w, g, v, rate, scale, decay, beta):
-    v *= beta
-    v += scale * g
-    v += decay * w
-    w -= rate * v
-
-
-def nesterov(w, g, v, rate, scale, decay, beta):
-    d = scale * g
-    d += decay * w
-    v *= beta
-    v += d
-    d += beta * v
-    d *= rate
-    w -= d
-
-
-def adam(w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, root, eps):
-    d = scale * g
-    d += decay * w
-    m *= beta1
-    m += rest1 * d
-    s *= beta2
-    d *= d
-    s += rest2 * d
-    np.sqrt(s, out=d)
-    d *= root
-    d += eps
-    np.divide(m, d, out=d)
-    d *= rate
-    w *= shrink
-    w -= d
-
-
-def add_bias(z, b):
-    z += b
-
-
-def add_bias_relu(z, b):
-    z += b
-    np.maximum(z, 0, out=z)
-
-
-def add_bias_tanh(z, b):
-    z += b
-    np.tanh(z, out=z)
-
-
-def add_bias_gelu(z, b, y):
-    x = z + b
-    np.multiply(x, x, out=y)
-    y *= 0.044715
-    y += 1
-    y *= x
-    y *= np.sqrt(2 / np.pi)
-    np.tanh(y, out=y)
-    y += 1
-    y *= x
-    y *= 0.5
-
-
-def add_rows(dy, gb):
-    gb += dy.sum(axis=0)
-
-
-def relu_backward(y, dy, gb):
-    np.multiply(dy, ~(y <= 0), out=y)
-    gb += y.sum(axis=0)
-
-
-def tanh_backward(y, dy, gb):
-    np.multiply(y, y, out=y)
-    np.subtract(1, y, out=y)
-    y *= dy
-    gb += y.sum(axis=0)
-
-
-def gelu_backward(z, b, dy, gb):
-    x, c = z + b, np.sqrt(2 / np.pi)
-    square = x * x
-    t = np.tanh(c * (x + 0.044715 * x * square))
-    z[...] = dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * square))
-    gb += z.sum(axis=0)
-
-
-def softmax_cross_entropy(z, labels, dz):
-    rows, top = np.arange(len(z)), z.max(axis=1, keepdims=True)
-    np.subtract(z, top, out=dz)
-    np.exp(dz, out=dz)
-    total = dz.sum(axis=1, keepdims=True)
-    dz /= total
-    dz[rows, labels] -= 1
-    losses = np.log(total[:, 0], dtype=np.float64) + top[:, 0] - z[rows, labels]
-    return losses.sum(), np.count_nonzero((z.argmax(axis=1) == labels) & (losses == losses))
-
-
-def row_max(z, tops):
-    np.fmax.reduce(z, axis=1, initial=-np.inf, out=tops)
-
-
-def partial_softmax(z, labels, first, tops, dz, sums):
-    np.subtract(z, tops[:, None], out=dz)
-    np.exp(dz, out=dz)
-    np.sum(dz, axis=1, out=sums[:, 0])
-    rows = np.flatnonzero((labels >= first) & (labels < first + z.shape[1]))
-    sums[:, 1] = 0
-    sums[rows, 1] = z[rows, labels[rows] - first] - tops[rows]
-
-
-def finish_softmax(dz, labels, first, classes, sums):
-    dz /= sums[:, :1]
-    rows = np.flatnonzero((labels >= first) & (labels < first + dz.shape[1]))
-    dz[rows, labels[rows] - first] -= 1
-    losses = np.log(sums[:, 0], dtype=np.float64) - sums[:, 1]
-    valid = ((labels >= 0) & (labels < classes)).all()
-    return losses.sum(), np.count_nonzero((sums[:, 1] == 0) & (losses == losses)) if valid else -1
-
-
-def logistic(z, labels, dz):
-    x = z[:, 0]
-    dz[:, 0] = 1 / (1 + np.exp(-x)) - labels
-    return np.logaddexp(0, np.where(labels == 1, -x, x), dtype=np.float64).sum(), np.count_nonzero(
-        ((x > 0) == (labels == 1)) & (x == x)
-    )
-
-
-def squared(z, y, dz):
-    np.subtract(z, y[:, None], out=dz)
-    score = np.square(dz, dtype=np.float64).sum()
-    return score / 2, score
-
-
-def sum_of_squares(x):
-    return np.square(x, dtype=np.float64).sum()
-
-
-def add_into(into, values):
-    into += values
-
-
-def max_into(into, values):
-    np.maximum(into, values, out=into)
-
-
-def min_into(into, values):
-    np.minimum(into, values, out=into)
-
-
-def add_scaled(into, values, factor):
-    into += factor * values
-
-
-def scale(vector, factor):
-    vector *= factor
-
-
-def pick(source, index, scale, out):
-    np.multiply(source[index], out.dtype.type(scale), out=out)
-
-
-def pick_images(source, index, scale, height, width, channels, down, right, mirrored, out):
-    pixels = source[index].reshape(-1, height, width, channels)
-    moved = np.zeros_like(pixels)
-    for image, result, v, h, mirror in zip(pixels, moved, down, right, mirrored, strict=True):
-        rows, columns = (slice(max(0, k), n + min(0, k)) for k, n in ((v, height), (h, width)))
-        from_rows, from_columns = (slice(max(0, -k), n + min(0, -k)) for k, n in ((v, height), (h, width)))
-        result[rows, columns] = image[from_rows, from_columns]
-        if mirror:
-            result[...] = result[:, ::-1].copy()
-    np.multiply(moved.reshape(out.shape), out.dtype.type(scale), out=out)
-
-
-def encode_float16(x, residual, code):
-    residual += x
-    half = residual.astype("f2")
-    code[:] = half.view("u2")
-    residual -= half
-
-
-def decode_float16(into, code):
-    into[:] = code.view("f2")
-
-
-def add_float16(into, code):
-    into += code.view("f2")
-
-
-def encode_bfloat16(x, residual, code):
-    residual += x
-    bits = residual.astype("f4").view("u4")
-    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    code[:] = np.where(residual == residual, upper, (bits | 0x400000) >> 16)
-    residual -= wide(code)
-
-
-def wide(code):
-    return (code.astype("u4") << 16).view("f4")
-
-
-def decode_bfloat16(into, code):
-    into[:] = wide(code)
-
-
-def add_bfloat16(into, code):
-    into += wide(code)
-
-
-def encode_fixed(v, factor, fixed):
-    fixed[:] = np.floor(v.astype("f8") * factor + 0.5)
-
-
-def decode_fixed(into, factor, fixed):
-    into[:] = fixed * factor
-
-
-def proximal(g, w, center, factor):
-    g += factor * (w - center)
-
-
-def embed(tokens, table, first, vocabulary, out):
-    flat = tokens.ravel()
-    valid = (flat >= 0) & (flat < vocabulary) & (flat == np.floor(flat))
-    here = valid & (flat >= first) & (flat < first + len(table))
-    if here.all():
-        np.take(table, (flat - first).astype(np.int64), axis=0, out=out, mode="clip")
-    else:
-        out[...] = 0
-        out[here] = table[(flat[here] - first).astype(np.int64)]
-    return 0 if valid.all() else -1
-
-
-def embed_backward(tokens, dy, first, gradient):
-    flat = tokens.ravel()
-    here = (flat >= first) & (flat < first + len(gradient)) & (flat == np.floor(flat))
-    np.add.at(gradient, (flat[here] - first).astype(np.int64), dy[here])
-
-
-def add_positions(x, table, length, offset):
-    x += table[(np.arange(len(x)) + offset) % length]
-
-
-def add_positions_backward(dy, gradient, length, offset):
-    np.add.at(gradient, (np.arange(len(dy)) + offset) % length, dy)
-
-
-def normalize(x, gain, bias, y, mean, rstd):
-    np.mean(x, axis=1, out=mean)
-    rstd[:] = 1 / np.sqrt(np.var(x, axis=1) + np.asarray(layer_norm.EPS, x.dtype))
-    np.subtract(x, mean[:, None], out=y)
-    y *= rstd[:, None]
-    y *= gain
-    y += bias
-
-
-def normalize_backward(dy, x, gain, mean, rstd, dx, dgain, dbias):
-    h = (x - mean[:, None]) * rstd[:, None]
-    dgain += np.einsum("ij,ij->j", dy, h)
-    dbias += dy.sum(axis=0)
-    np.multiply(dy, gain, out=dx)
-    along = np.einsum("ij,ij->i", dx, h) / np.asarray(x.shape[1], x.dtype)
-    dx -= dx.mean(axis=1)[:, None]
-    h *= along[:, None]
-    dx -= h
-    dx *= rstd[:, None]
-
-
-def past(rows, length):
-    return np.arange(length) <= (np.arange(rows) % length)[:, None]
-
-
-def causal_softmax(scores, length, scale):
-    scores *= scale
-    scores[~past(len(scores), length)] = -np.inf
-    scores -= scores.max(axis=1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=1, keepdims=True)
-    scores[~past(len(scores), length)] = 0  # where they have become NaN
-
-
-def causal_softmax_backward(p, dp, length, scale):
-    mask = past(len(p), length)
-    dp[~mask] = 0
-    dp -= np.einsum("ij,ij->i", np.where(mask, p, 0), dp)[:, None]
-    dp *= p
-    dp *= scale
-    dp[~mask] = 0
 
 
 STEP = 1e-3, 0.25, 0.01  # rate, scale, decay
 ADAM = *STEP, 0.999, 0.9, 1 - 0.9, 0.99, 1 - 0.99, 3.0, 1e-3  # with shrink, the betas, root and eps
 
 CASES = {
-    "add_into": Case(reduce.add_into, vectors(2), add_into, moves(0, 0, 1)),
-    "max_into": Case(reduce.max_into, vectors(2), max_into, moves(0, 0, 1)),
-    "min_into": Case(reduce.min_into, vectors(2), min_into, moves(0, 0, 1)),
-    "add_scaled": Case(reduce.add_scaled, vectors(2, 1e-3), add_scaled, moves(0, 0, 1)),
-    "scale": Case(reduce.scale, vectors(1, -1.0), scale, moves(0, 0)),
-    "sum_of_squares": Case(norm.sum_of_squares, vectors(1), sum_of_squares, moves(0)),
-    "sgd": Case(updates.sgd, vectors(2, *STEP), sgd, moves(0, 0, 1)),
-    "momentum": Case(updates.momentum, vectors(3, *STEP, 0.9), momentum, moves(0, 0, 1, 2, 2)),
-    "nesterov": Case(updates.nesterov, vectors(3, *STEP, 0.9), nesterov, moves(0, 0, 1, 2, 2)),
-    "adam": Case(updates.adam, vectors(4, *ADAM), adam, moves(0, 0, 1, 2, 2, 3, 3)),
-    "proximal": Case(updates.proximal, vectors(3, 1e-4), proximal, moves(0, 0, 1, 2)),
-    "add_bias": Case(activation.add_bias, matrices("mr"), add_bias, moves(0, 0, 1)),
-    "add_bias_relu": Case(activation.add_bias_relu, matrices("mr"), add_bias_relu, moves(0, 0, 1)),
-    "add_bias_tanh": Case(activation.add_bias_tanh, matrices("mr"), add_bias_tanh, moves(0, 0, 1), "arithmetic"),
-    "add_bias_gelu": Case(activation.add_bias_gelu, matrices("mrm"), add_bias_gelu, moves(0, 1, 2), "arithmetic"),
-    "add_rows": Case(activation.add_rows, matrices("mr"), add_rows, moves(0, 1, 1)),
-    "relu_backward": Case(activation.relu_backward, matrices("mmr"), relu_backward, moves(0, 0, 1, 2, 2)),
-    "tanh_backward": Case(activation.tanh_backward, matrices("mmr"), tanh_backward, moves(0, 0, 1, 2, 2)),
+    "add_into": Case(reduce.add_into, vectors(2), references.add_into, moves(0, 0, 1)),
+    "max_into": Case(reduce.max_into, vectors(2), references.max_into, moves(0, 0, 1)),
+    "min_into": Case(reduce.min_into, vectors(2), references.min_into, moves(0, 0, 1)),
+    "add_scaled": Case(reduce.add_scaled, vectors(2, 1e-3), references.add_scaled, moves(0, 0, 1)),
+    "scale": Case(reduce.scale, vectors(1, -1.0), references.scale, moves(0, 0)),
+    "sum_of_squares": Case(norm.sum_of_squares, vectors(1), references.sum_of_squares, moves(0)),
+    "sgd": Case(updates.sgd, vectors(2, *STEP), references.sgd, moves(0, 0, 1)),
+    "momentum": Case(updates.momentum, vectors(3, *STEP, 0.9), references.momentum, moves(0, 0, 1, 2, 2)),
+    "nesterov": Case(updates.nesterov, vectors(3, *STEP, 0.9), references.nesterov, moves(0, 0, 1, 2, 2)),
+    "adam": Case(updates.adam, vectors(4, *ADAM), references.adam, moves(0, 0, 1, 2, 2, 3, 3)),
+    "proximal": Case(updates.proximal, vectors(3, 1e-4), references.proximal, moves(0, 0, 1, 2)),
+    "add_bias": Case(activation.add_bias, matrices("mr"), references.add_bias, moves(0, 0, 1)),
+    "add_bias_relu": Case(activation.add_bias_relu, matrices("mr"), references.add_bias_relu, moves(0, 0, 1)),
+    "add_bias_tanh": Case(
+        activation.add_bias_tanh, matrices("mr"), references.add_bias_tanh, moves(0, 0, 1), "arithmetic"
+    ),
+    "add_bias_gelu": Case(
+        activation.add_bias_gelu, matrices("mrm"), references.add_bias_gelu, moves(0, 1, 2), "arithmetic"
+    ),
+    "add_rows": Case(activation.add_rows, matrices("mr"), references.add_rows, moves(0, 1, 1)),
+    "relu_backward": Case(activation.relu_backward, matrices("mmr"), references.relu_backward, moves(0, 0, 1, 2, 2)),
+    "tanh_backward": Case(activation.tanh_backward, matrices("mmr"), references.tanh_backward, moves(0, 0, 1, 2, 2)),
     "gelu_backward": Case(
-        activation.gelu_backward, matrices("mrmr"), gelu_backward, moves(0, 0, 1, 2, 3, 3), "arithmetic"
+        activation.gelu_backward, matrices("mrmr"), references.gelu_backward, moves(0, 0, 1, 2, 3, 3), "arithmetic"
     ),
     "softmax_cross_entropy": Case(
-        loss.softmax_cross_entropy, labelled, softmax_cross_entropy, moves(0, 1, 2), "arithmetic", 10
+        loss.softmax_cross_entropy, labelled, references.softmax_cross_entropy, moves(0, 1, 2), "arithmetic", 10
     ),
-    "row_max": Case(loss.row_max, lambda *args: (cut(*args)[0], cut(*args)[3]), row_max, moves(0, 1)),
-    "partial_softmax": Case(loss.partial_softmax, cut, partial_softmax, moves(0, 1, 3, 4, 5), "arithmetic"),
-    "finish_softmax": Case(loss.finish_softmax, cut_summed, finish_softmax, moves(0, 0, 1, 4)),
-    "embed": Case(embedding.embed, tokens("tfvm"), embed, moves(0, 4, 4), main=4),
-    "embed part": Case(embedding.embed, tokens("tfvm", part=0.5), embed, moves(0, 4), main=4),
-    "embed_backward": Case(embedding.embed_backward, tokens("mft"), embed_backward, moves(0, 1, 1, 1), main=1),
-    "embed_backward part": Case(embedding.embed_backward, tokens("mft", part=0.5), embed_backward, moves(0, 1), main=1),
-    "add_positions": Case(embedding.add_positions, positions(3), add_positions, moves(0, 0)),
-    "add_positions_backward": Case(embedding.add_positions_backward, positions(3), add_positions_backward, moves(0)),
-    "layer_norm": Case(layer_norm.layer_norm, normalized, normalize, moves(0, 3, 4, 5)),
+    "row_max": Case(loss.row_max, lambda *args: (cut(*args)[0], cut(*args)[3]), references.row_max, moves(0, 1)),
+    "partial_softmax": Case(loss.partial_softmax, cut, references.partial_softmax, moves(0, 1, 3, 4, 5), "arithmetic"),
+    "finish_softmax": Case(loss.finish_softmax, cut_summed, references.finish_softmax, moves(0, 0, 1, 4)),
+    "embed": Case(embedding.embed, tokens("tfvm"), references.embed, moves(0, 4, 4), main=4),
+    "embed part": Case(embedding.embed, tokens("tfvm", part=0.5), references.embed, moves(0, 4), main=4),
+    "embed_backward": Case(
+        embedding.embed_backward, tokens("mft"), references.embed_backward, moves(0, 1, 1, 1), main=1
+    ),
+    "embed_backward part": Case(
+        embedding.embed_backward, tokens("mft", part=0.5), references.embed_backward, moves(0, 1), main=1
+    ),
+    "add_positions": Case(embedding.add_positions, positions(3), references.add_positions, moves(0, 0)),
+    "add_positions_backward": Case(
+        embedding.add_positions_backward, positions(3), references.add_positions_backward, moves(0)
+    ),
+    "layer_norm": Case(layer_norm.layer_norm, normalized, references.normalize, moves(0, 3, 4, 5)),
     "layer_norm_backward": Case(
-        layer_norm.layer_norm_backward, normalized_backward, normalize_backward, moves(0, 1, 3, 4, 5)
+        layer_norm.layer_norm_backward, normalized_backward, references.normalize_backward, moves(0, 1, 3, 4, 5)
     ),
     "causal_softmax": Case(
-        attention.causal_softmax, scores, causal_softmax, lambda s, *_: 3 * s.nbytes // 2, "arithmetic", 64
+        attention.causal_softmax, scores, references.causal_softmax, lambda s, *_: 3 * s.nbytes // 2, "arithmetic", 64
     ),
     "causal_softmax_backward": Case(
-        attention.causal_softmax_backward, probabilities, causal_softmax_backward, moves(0, 1), columns=64
+        attention.causal_softmax_backward, probabilities, references.causal_softmax_backward, moves(0, 1), columns=64
     ),
-    "logistic": Case(loss.logistic, binary, logistic, moves(0, 1, 2), "arithmetic", 1),
-    "squared": Case(loss.squared, values, squared, moves(0, 1, 2), columns=1),
+    "logistic": Case(loss.logistic, binary, references.logistic, moves(0, 1, 2), "arithmetic", 1),
+    "squared": Case(loss.squared, values, references.squared, moves(0, 1, 2), columns=1),
 }
 for kind in ("float16", "bfloat16"):
     for action, order, moved in (("encode", "vvc", (0, 1, 1, 2)), ("decode", "vc", (0, 1)), ("add", "vc", (0, 0, 1))):
         name = f"{action}_{kind}"
-        CASES[name] = Case(getattr(convert, name), coded(order, kind), globals()[name], moves(*moved))
-CASES["encode_fixed"] = Case(fixed_point.encode, fixed, encode_fixed, moves(0, 2), nan=False)
+        CASES[name] = Case(getattr(convert, name), coded(order, kind), getattr(references, name), moves(*moved))
+CASES["encode_fixed"] = Case(fixed_point.encode, fixed, references.encode_fixed, moves(0, 2), nan=False)
 CASES["decode_fixed"] = Case(
-    fixed_point.decode, lambda *args: (fixed(*args)[0], 2.0**-40, fixed(*args)[2]), decode_fixed, moves(0, 2)
+    fixed_point.decode, lambda *args: (fixed(*args)[0], 2.0**-40, fixed(*args)[2]), references.decode_fixed, moves(0, 2)
 )
-CASES["standardize"] = Case(gather.standardize, matrices("mrr"), standardize, moves(0, 0, 1, 2), columns=784)
+CASES["standardize"] = Case(gather.standardize, matrices("mrr"), references.standardize, moves(0, 0, 1, 2), columns=784)
 for kind in ("float32", "float64"):
-    CASES[f"gather {kind}"] = Case(gather.gather[kind], images, pick, gathered, columns=784, dtypes=(kind,))
+    CASES[f"gather {kind}"] = Case(gather.gather[kind], images, references.pick, gathered, columns=784, dtypes=(kind,))
     CASES[f"gather_images {kind}"] = Case(
         gather.gather_images[kind],
         lambda *args: images(*args, move=True),
-        pick_images,
+        references.pick_images,
         gathered,
         columns=784,
         dtypes=(kind,),

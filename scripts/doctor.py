@@ -24,7 +24,7 @@ from hpcdl.comm import Communicator, agreement
 from hpcdl.files import atomic_write
 from hpcdl.machine.doctor import HURTS, Row, examine
 from hpcdl.machine.world import leave, library, lone
-from hpcdl.runs.export import check
+from hpcdl.runs.export import check_output_file
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
 from hpcdl.runs.progress import console
@@ -46,7 +46,7 @@ def main(arguments=None):
     with ended("doctor", world.rank):
         with agreement(world), quiet(world.rank > 0):
             options = parse(DoctorOptions, "doctor", __doc__.split("\n")[0], arguments)
-            check("--json", options.json, (".json",))
+            check_output_file("--json", options.json, (".json",))
         problem = lone(world.size, os.environ, library())
         if problem is not None:
             found, advice, number = problem

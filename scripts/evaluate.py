@@ -17,7 +17,7 @@ from hpcdl.models import make_model
 from hpcdl.random import Random
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.evaluation import ROWS, evaluate, scores
-from hpcdl.runs.export import check, export, write_predictions
+from hpcdl.runs.export import check_output_file, export, write_predictions
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
 
@@ -51,8 +51,8 @@ def main(arguments=None):
     with ended("evaluate", world.rank):
         with agreement(world), quiet(world.rank > 0):
             options = parse(EvaluateOptions, "evaluate", __doc__, arguments)
-            check("--predict", options.predict, (".csv", ".npz"))
-            check("--export", options.export, (".npz", ".safetensors"))
+            check_output_file("--predict", options.predict, (".csv", ".npz"))
+            check_output_file("--export", options.export, (".npz", ".safetensors"))
             found = Checkpoint.read(Path(options.run))
             about, parameters = found.attributes, found.vectors["parameters"]
         standardize = trained_with(found.vectors)

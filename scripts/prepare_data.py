@@ -20,15 +20,9 @@ from hpcdl.data.prepare_npz import prepare_npz
 from hpcdl.data.prepare_text import LEVELS, prepare_text
 from hpcdl.data.vocabulary import BYTES
 from hpcdl.errors import UsageError
+from hpcdl.runs.options import Parser
 
 KINDS = {"idx": prepare_idx, "npz": prepare_npz, "csv": prepare_csv, "text": prepare_text}
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports a bad option like any other bad input: in one line."""
-
-    def error(self, message):
-        raise UsageError(f"{message} (see --help)")
 
 
 def number(text):

@@ -81,7 +81,7 @@ class KMeansOptions:
             )
         if not self.chosen.checked().in_rounds and not self.batch_size:
             raise UsageError(f"Lloyd's algorithm goes in rounds: for {self.consistency} choose a --batch-size")
-        export.check("--out", self.out, (".npz",))
+        export.check_output_file("--out", self.out, (".npz",))
 
     @property
     def chosen(self) -> Consistency:

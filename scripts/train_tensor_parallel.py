@@ -5,7 +5,7 @@ from hpcdl.services.training import training  # first: it takes over the signals
 # isort: split
 from dataclasses import dataclass
 
-from hpcdl.models.group import Alone
+from hpcdl.models.group import IdentityGroup
 from hpcdl.models.part import Part
 from hpcdl.parallel.cut_model import check_same_rows
 from hpcdl.runs.options import Options, option
@@ -19,7 +19,7 @@ class TensorOptions(Options):
 
 def check_tensor(model, ranks, sequence):
     """Raise UsageError where so many ranks cannot share the layers of the model."""
-    group = Alone()
+    group = IdentityGroup()
     group.size, group.sequence = ranks, sequence
     Part(model, share=(0, ranks), group=group)
 

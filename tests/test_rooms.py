@@ -55,7 +55,7 @@ def test_imports_point_down(path):
         if room in ALLOWED:
             assert top in ALLOWED[room] | STANDARD | ({"cupy"} if path.name == "device.py" else set())
         if room in GROUND:
-            assert top in STANDARD | {"numpy"}
+            assert top in STANDARD | {"numpy", "platformdirs"}
         below = rest.split(".")[0]
         if top != "hpcdl" or below in GROUND or room not in LEVEL:
             continue

@@ -11,14 +11,14 @@ from hpcdl.data.format import Info, check_x, check_y, find, read_info
 from hpcdl.data.partition import hold_out, parse_partition
 from hpcdl.data.partition import partition as make_partition
 from hpcdl.data.placement import Arena, FileRows, MemoryRows, agreed, memory_type, read_owners, read_x, read_y
-from hpcdl.data.readers import MemoryReader, Part, StreamReader, rows_before
+from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before
 from hpcdl.data.standard import Standard, array_slabs, file_slabs, measure, without
 from hpcdl.errors import UsageError, unknown
 from hpcdl.random import Random
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class DataOptions:
     """How to open a data set; `dtype` is the model's."""
 
     partition: str
@@ -29,7 +29,7 @@ class Options:
     standardize: bool | dict
     parts: tuple[list[int], int] | None = None
 
-    def check(self, classes: int, features: tuple, text: bool = False):
+    def check_fit(self, classes: int, features: tuple, text: bool = False):
         """UsageError if something makes no sense for such data."""
         if text and self.standardize is not False:
             raise UsageError("tokens of a text are names, not quantities: they cannot be standardized")
@@ -85,9 +85,9 @@ def open_data(
     placements = {"shared": _open_shared, "partitioned": _open_partitioned, "streamed": _open_streamed}
     if placement not in placements:
         raise unknown("placement", placement, placements)
-    options = Options(partition, _model_type(dtype), seed, validation, augment, standardize, parts)
+    options = DataOptions(partition, _model_type(dtype), seed, validation, augment, standardize, parts)
     info = _by_one(comm, lambda: read_info(find(name)))
-    options.check(info.classes, info.features, info.vocabulary is not None)
+    options.check_fit(info.classes, info.features, info.vocabulary is not None)
     return placements[placement](info, comm, options)
 
 
@@ -112,7 +112,7 @@ def from_arrays(
     classes: None takes it from y: the largest label + 1 for integers, 0 (regression) for floats. The model sees
     x * scale. The other options are those of `open_data`. Arrays of a fitting type are used in place, not copied.
     """
-    options = Options(partition, _model_type(dtype), seed, validation, augment, standardize)
+    options = DataOptions(partition, _model_type(dtype), seed, validation, augment, standardize)
     x, y = _as_arrays(x, y, "")
     test = None if x_test is None and y_test is None else _as_arrays(x_test, y_test, "_test")
     if test and test[0].shape[1:] != x.shape[1:]:
@@ -124,18 +124,18 @@ def from_arrays(
     if classes < 0 or classes == 1 or (classes and not whole):
         raise UsageError(f"classes={classes} does not fit y; use 0 for regression, 2 or more with integer labels")
     features = x.shape[1:]
-    options.check(classes, features)
+    options.check_fit(classes, features)
     if options.column:
         raise UsageError(f"partition {partition!r} is read from a file; arrays have no such column")
     augment = make_augment(options.augment, features, options.seed)
     train = _from_memory(x, y, classes, scale, options.dtype, "x", "y", augment)
     tested = None if test is None else _from_memory(*test, classes, scale, options.dtype, "x_test", "y_test")
-    held = _hold_out(train.y, classes, options)
-    standard = options.standard(lambda: measure(without(array_slabs(train.x), held), scale))
+    held_out = _hold_out(train.y, classes, options)
+    standard = options.standard(lambda: measure(without(array_slabs(train.x), held_out), scale))
     for rows in (train, tested):
         if rows is not None:
             rows.standard = standard
-    return _in_memory(name, features, classes, options, train, tested, held, [])
+    return _in_memory(name, features, classes, options, train, tested, held_out, [])
 
 
 def _model_type(dtype):
@@ -159,16 +159,16 @@ def _hold_out(labels, classes, options):
     return rows
 
 
-def _in_memory(name, features, classes, options, train, test, held, resources, owners=None, vocabulary=None):
+def _in_memory(name, features, classes, options, train, test, held_out, resources, owners=None, vocabulary=None):
     """Data whose rows all lie in memory."""
-    numbers = np.delete(np.arange(len(train)), held) if len(held) else None
+    numbers = np.delete(np.arange(len(train)), held_out) if len(held_out) else None
     return Data(
         name=name,
         features=features,
         classes=classes,
         train=Split(train, numbers, options.dtype),
         test=Split(test, None, options.dtype) if test is not None else None,
-        validation=Split(train, held, options.dtype) if len(held) else None,
+        validation=Split(train, held_out, options.dtype) if len(held_out) else None,
         reader=MemoryReader(train, numbers, classes, options.seed, options.partition, owners=owners),
         threaded=train.augment is not None,
         resources=[*resources, train, *([] if test is None else [test])],
@@ -226,21 +226,21 @@ def _held_out_of(info, comm, options):
     return _by_one(comm, lambda: _hold_out(read_y(info, "train"), info.classes, options))
 
 
-def _owners_of(info, options, held):
+def _owners_of(info, options, held_out):
     """Whose each training example is, where the partition asks for it."""
-    return np.delete(read_owners(info, options.column), held) if options.column else None
+    return np.delete(read_owners(info, options.column), held_out) if options.column else None
 
 
-def _standard_of(info, comm, options, held):
+def _standard_of(info, comm, options, held_out):
     """What standardizes the rows of a file; measured by one rank."""
-    return options.standard(lambda: _by_one(comm, lambda: measure(without(file_slabs(info), held), info.scale)))
+    return options.standard(lambda: _by_one(comm, lambda: measure(without(file_slabs(info), held_out), info.scale)))
 
 
-def _open_shared(info: Info, comm, options: Options) -> Data:
+def _open_shared(info: Info, comm, options: DataOptions) -> Data:
     """Train and test in memory, once per node."""
-    held = _held_out_of(info, comm, options)
-    standard = _standard_of(info, comm, options, held)
-    owners = _by_one(comm, lambda: _owners_of(info, options, held))
+    held_out = _held_out_of(info, comm, options)
+    standard = _standard_of(info, comm, options, held_out)
+    owners = _by_one(comm, lambda: _owners_of(info, options, held_out))
     train, test = (_specs(info, group, info.rows[group], options) for group in ("train", "test"))
     arena = Arena(comm, train + test)
 
@@ -255,19 +255,19 @@ def _open_shared(info: Info, comm, options: Options) -> Data:
     train = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
     test = MemoryRows(x_test, y_test, info.scale, options.dtype, None, standard)
     return _in_memory(
-        info.name, info.features, info.classes, options, train, test, held, [arena], owners, info.vocabulary
+        info.name, info.features, info.classes, options, train, test, held_out, [arena], owners, info.vocabulary
     )
 
 
-def _open_partitioned(info: Info, comm, options: Options) -> Data:
+def _open_partitioned(info: Info, comm, options: DataOptions) -> Data:
     """Each rank's own training rows in its memory; test and validation once per node; train as a whole in the file."""
-    held = _held_out_of(info, comm, options)
-    standard = _standard_of(info, comm, options, held)
-    kept = np.delete(np.arange(info.rows["train"]), held)
+    held_out = _held_out_of(info, comm, options)
+    standard = _standard_of(info, comm, options, held_out)
+    kept = np.delete(np.arange(info.rows["train"]), held_out)
     numbers, of = options.parts or (([0], 1) if comm is None else ([comm.rank], comm.size))
 
     def divide():
-        labels, owners = read_y(info, "train")[kept], _owners_of(info, options, held)
+        labels, owners = read_y(info, "train")[kept], _owners_of(info, options, held_out)
         return make_partition(options.partition, labels, info.classes, of, options.seed, owners)
 
     parts = agreed(comm, divide, here=comm is None or comm.rank == 0)
@@ -280,17 +280,19 @@ def _open_partitioned(info: Info, comm, options: Options) -> Data:
         before = comm.bcast(before)
     mine = np.sort(np.concatenate([np.empty(0, np.int64), *own]))
     shares = [(number, of) for number in numbers]
-    parts = [Part(examples, np.searchsorted(mine, examples), before) for examples in own]
+    local = [LocalExamples(examples, np.searchsorted(mine, examples), before) for examples in own]
 
-    arena = Arena(comm, _specs(info, "test", info.rows["test"], options) + _specs(info, "train", len(held), options))
+    arena = Arena(
+        comm, _specs(info, "test", info.rows["test"], options) + _specs(info, "train", len(held_out), options)
+    )
 
-    def fill(x_test, y_test, x_held, y_held):
+    def fill(x_test, y_test, x_held_out, y_held_out):
         read_y(info, "test", y_test)
-        y_held[...] = read_y(info, "train")[held]
+        y_held_out[...] = read_y(info, "train")[held_out]
         read_x(info, "test", x_test)
-        read_x(info, "train", x_held, held)
+        read_x(info, "train", x_held_out, held_out)
 
-    x_test, y_test, x_held, y_held = _filled(comm, arena, fill)
+    x_test, y_test, x_held_out, y_held_out = _filled(comm, arena, fill)
     x, y = (np.empty(*spec) for spec in _specs(info, "train", len(mine), options))
 
     def fill_own():
@@ -305,7 +307,8 @@ def _open_partitioned(info: Info, comm, options: Options) -> Data:
     augment = make_augment(options.augment, info.features, options.seed)
     rows = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
     test, validation = (
-        MemoryRows(*part, info.scale, options.dtype, None, standard) for part in ((x_test, y_test), (x_held, y_held))
+        MemoryRows(*part, info.scale, options.dtype, None, standard)
+        for part in ((x_test, y_test), (x_held_out, y_held_out))
     )
     whole = agreed(comm, lambda: FileRows(info, "train", options.dtype, standard))
     return Data(
@@ -314,9 +317,9 @@ def _open_partitioned(info: Info, comm, options: Options) -> Data:
         classes=info.classes,
         train=Split(whole, kept, options.dtype),
         test=Split(test, None, options.dtype),
-        validation=Split(validation, None, options.dtype) if len(held) else None,
+        validation=Split(validation, None, options.dtype) if len(held_out) else None,
         reader=MemoryReader(
-            rows, None, info.classes, options.seed, options.partition, held=dict(zip(shares, parts, strict=True))
+            rows, None, info.classes, options.seed, options.partition, local=dict(zip(shares, local, strict=True))
         ),
         threaded=augment is not None,
         shares=shares,
@@ -325,7 +328,7 @@ def _open_partitioned(info: Info, comm, options: Options) -> Data:
     )
 
 
-def _open_streamed(info: Info, comm, options: Options) -> Data:
+def _open_streamed(info: Info, comm, options: DataOptions) -> Data:
     """All rows in the file; the labels are checked by one rank now, the rest when it is read."""
     if options.partition != "iid":
         raise UsageError(
@@ -333,23 +336,23 @@ def _open_streamed(info: Info, comm, options: Options) -> Data:
             "needs placement shared or partitioned"
         )
 
-    def check():
+    def held_out_after_reading_labels():
         read_y(info, "test")
         return _hold_out(read_y(info, "train"), info.classes, options)
 
-    held = _by_one(comm, check)
+    held_out = _by_one(comm, held_out_after_reading_labels)
     augment = make_augment(options.augment, info.features, options.seed)
-    standard = _standard_of(info, comm, options, held)
+    standard = _standard_of(info, comm, options, held_out)
     train, test = agreed(comm, lambda: [FileRows(info, group, options.dtype, standard) for group in ("train", "test")])
-    numbers = np.delete(np.arange(len(train)), held) if len(held) else None
+    numbers = np.delete(np.arange(len(train)), held_out) if len(held_out) else None
     return Data(
         name=info.name,
         features=info.features,
         classes=info.classes,
         train=Split(train, numbers, options.dtype),
         test=Split(test, None, options.dtype),
-        validation=Split(train, held, options.dtype) if len(held) else None,
-        reader=StreamReader(train, held, options.seed, augment),
+        validation=Split(train, held_out, options.dtype) if len(held_out) else None,
+        reader=StreamReader(train, held_out, options.seed, augment),
         threaded=True,
         resources=[train, test],
         vocabulary=info.vocabulary,

@@ -26,7 +26,7 @@ from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
 
 
-class Part(NamedTuple):
+class LocalExamples(NamedTuple):
     """The training examples of one rank, where they lie, and the number of examples of ranks before each rank."""
 
     examples: np.ndarray
@@ -40,19 +40,19 @@ class MemoryReader:
     rows       where the data lie
     numbers    row of `rows` of each training example (None: the same number)
     spec       partition: `iid` shares every batch out, any other gives each rank its own rows
-    held       placement partitioned: the `Part` of each share (rank, size) whose rows are in `rows`; None: all are
+    local      placement partitioned: the `LocalExamples` of each share (rank, size) that has rows here; None: all do
     owners     whose each training example is, for the partition column:NAME
     """
 
     def __init__(
-        self, rows: MemoryRows, numbers, classes: int, seed: int, spec: str, held: dict | None = None, owners=None
+        self, rows: MemoryRows, numbers, classes: int, seed: int, spec: str, local: dict | None = None, owners=None
     ):
         self.rows, self.numbers, self.classes, self.seed, self.owners = rows, numbers, classes, seed, owners
-        self.spec, self.whole = spec, held is None and spec == "iid"
+        self.spec, self.whole = spec, local is None and spec == "iid"
         self.examples = len(rows) if numbers is None else len(numbers)
-        self.parts = held or {}
-        for part in self.parts.values():
-            self.examples = int(part.before[-1])
+        self.local = local or {}
+        for some in self.local.values():
+            self.examples = int(some.before[-1])
         self.drawn = None, None  # whose order was drawn last, and the order: those who come later share it
 
     def batches(
@@ -88,18 +88,18 @@ class MemoryReader:
         return index, self._source(index)
 
     def _own_order(self, epoch, rank, size):
-        part = self._part(rank, size)
-        order = local_order(self.seed, len(part.examples), epoch, rank)
-        return part.examples[order], part.where[order]
+        local = self._local(rank, size)
+        order = local_order(self.seed, len(local.examples), epoch, rank)
+        return local.examples[order], local.where[order]
 
     def _source(self, index):
         return index if self.numbers is None else self.numbers[index]
 
-    def _part(self, rank, size):
-        if (rank, size) not in self.parts:
+    def _local(self, rank, size):
+        if (rank, size) not in self.local:
             parts = self.divide(size)
-            self.parts[rank, size] = Part(parts[rank], self._source(parts[rank]), rows_before(parts))
-        return self.parts[rank, size]
+            self.local[rank, size] = LocalExamples(parts[rank], self._source(parts[rank]), rows_before(parts))
+        return self.local[rank, size]
 
     def divide(self, count: int) -> list[np.ndarray]:
         """The training examples of each of `count` parts."""
@@ -117,7 +117,7 @@ class MemoryReader:
 
     def _bounds(self, share):
         """The examples of ranks before this share's, and through it."""
-        return [int(number) for number in self._part(*share).before[share[0] :][:2]]
+        return [int(number) for number in self._local(*share).before[share[0] :][:2]]
 
     def _steps(self, batch_size):
         return steps_per_epoch(self.examples, batch_size)

@@ -66,8 +66,8 @@ def array_slabs(x: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
     return ((slab, x[slab]) for slab in slabs(len(x), x.nbytes // len(x)))
 
 
-def without(parts: Iterable[tuple[slice, np.ndarray]], held: np.ndarray) -> Iterator[np.ndarray]:
-    """These rows less those that are held out (sorted numbers)."""
+def without(parts: Iterable[tuple[slice, np.ndarray]], held_out: np.ndarray) -> Iterator[np.ndarray]:
+    """These rows less those that are held_out out (sorted numbers)."""
     for slab, x in parts:
-        first, last = np.searchsorted(held, (slab.start, slab.stop))
-        yield np.delete(x, held[first:last] - slab.start, axis=0)
+        first, last = np.searchsorted(held_out, (slab.start, slab.stop))
+        yield np.delete(x, held_out[first:last] - slab.start, axis=0)

@@ -30,7 +30,7 @@ from hpcdl import shared_memory
 from hpcdl.kernels.shared import BYTES
 from hpcdl.machine import world as launched
 from hpcdl.machine.facts import Facts, glance, look
-from hpcdl.machine.network import VECTOR, Link, measure_all_reduce, measure_links, part_of
+from hpcdl.machine.network import VECTOR, LinkSpeed, measure_all_reduce, measure_links, part_of
 
 log = logging.getLogger("hpcdl")
 OK, NOTE, HURTS = "ok", "note", "hurts"
@@ -259,7 +259,7 @@ def clocks(facts: list[Facts]) -> list[Row]:
     return [Row("clocks", text)]
 
 
-def network(facts: list[Facts], links: list[Link], seconds: dict[str, float]) -> list[Row]:
+def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float]) -> list[Row]:
     """Latency and bandwidth of links; the all-reduce (seconds by algorithm) as a part of the slowest bandwidth."""
     if not links:
         return []

@@ -27,7 +27,7 @@ ROUNDS = 2, 200  # at least, and at most
 ALL = 6  # hosts, up to which every pair plays; more play with the next one only
 
 
-class Link(NamedTuple):
+class LinkSpeed(NamedTuple):
     """What two ranks have measured: seconds, bytes per second."""
 
     a: int
@@ -52,7 +52,7 @@ def pairs(players: list[int]) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def measure_links(comm: MPI.Intracomm, players: list[int]) -> list[Link]:
+def measure_links(comm: MPI.Intracomm, players: list[int]) -> list[LinkSpeed]:
     """The links between these ranks, on all ranks; collective."""
     measured = []
     for games in pairs(players):
@@ -61,7 +61,7 @@ def measure_links(comm: MPI.Intracomm, players: list[int]) -> list[Link]:
                 with activity.inside(f"ping-pong of ranks {a} and {b}"):
                     short, long = (ping_pong(comm, a, b, size) for size in (1, LONG))
                 if comm.rank == a:
-                    measured.append(Link(a, b, short, LONG / long))
+                    measured.append(LinkSpeed(a, b, short, LONG / long))
         come = comm.Ibarrier()
         nap_until(come.Test, "round of ping-pong")
     with activity.inside("results of ping-pong"):

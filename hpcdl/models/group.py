@@ -19,7 +19,7 @@ with messages is hpcdl/comm/tensor_group.py.
 """
 
 
-class Alone:
+class IdentityGroup:
     """The group of a layer that is not cut: nothing to sum."""
 
     rank, size, sequence = 0, 1, False

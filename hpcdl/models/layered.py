@@ -22,7 +22,7 @@ import numpy as np
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, device_of
-from hpcdl.models.group import Alone
+from hpcdl.models.group import IdentityGroup
 from hpcdl.models.layout import Layout
 from hpcdl.models.losses import Loss
 from hpcdl.models.pool import Pool
@@ -67,7 +67,7 @@ class Layered:
     rows_at_once = 1024  # rows that are scored at once: bounds the memory that evaluation needs
 
     def __init__(self, features: int, layers: list, pool: Pool, group=None):
-        self.features, self.layers, self.pool, self.group = features, layers, pool, group or Alone()
+        self.features, self.layers, self.pool, self.group = features, layers, pool, group or IdentityGroup()
         self.device = pool.device
         self.layout = Layout.of_layers(layers, pool.dtype)
         self.size, self.dtype = self.layout.size, self.layout.dtype

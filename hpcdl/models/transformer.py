@@ -6,15 +6,15 @@
     Norm           y = gain * (x - mean) / sqrt(variance + eps) + bias           over the width
     Head           z = x Wt^T                                                    Wt (vocabulary, width), often = token
 
-Between the layers lies a row for each token, (rows * length, width). The norm stands before each half of a block and
-once more before the head. (Vaswani et al., "Attention is all you need", 2017; Radford et al., "Language models are
+Between the layers lies a row for each token, (rows * length, width). The norm stands before each of a block's sublayers
+and once more before the head. (Vaswani et al., "Attention is all you need", 2017; Radford et al., "Language models are
 unsupervised multitask learners", 2019)
 
 Where ranks share the layers, each has some of the heads, of the units and of the vocabulary:
 
     by columns    Wqkv, Wu (outputs), Wt (as z's columns), token (rows: vectors of its own tokens, zero for others)
     by rows       Wo, Wd (inputs)
-    f, g          f before Wqkv, Wu, Wt; g after Wo, Wd, token: for half a block one sum forward and one backward
+    f, g          f before Wqkv, Wu, Wt; g after Wo, Wd, token: for a sublayer one sum forward and one backward
 
 With sequence parallelism each has some of the tokens everywhere else: of the norms, the residuals and the biases.
 (Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., "Reducing activation recomputation", 2022)
@@ -104,8 +104,8 @@ class Embedding(Tokens):
         self.give(saved[1])
 
 
-class Half(Tokens):
-    """Half a block, y = x + inner(norm(x) W1 + b1) W2 + b2; what `inner` does is the affair of its two kinds.
+class Sublayer(Tokens):
+    """One of a block's two, y = x + inner(norm(x) W1 + b1) W2 + b2; what `inner` does is the affair of each kind.
 
     tensors: gain and bias of the norm, W1, b1, W2, b2, in this order. depth: the number of residual sums in the model,
     by whose root the weights that feed them, W2, are smaller at the start.
@@ -171,8 +171,8 @@ class Half(Tokens):
         self.give(*saved[1:])
 
 
-class Attention(Half):
-    """The first half of a block: causal self-attention with `heads` heads of width / heads elements."""
+class Attention(Sublayer):
+    """The first of a block: causal self-attention with `heads` heads of width / heads elements."""
 
     cuts: ClassVar = {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 0}
 
@@ -218,8 +218,8 @@ class Attention(Half):
         return dqkv
 
 
-class FeedForward(Half):
-    """The second half of a block: two dense layers, a gelu between them."""
+class FeedForward(Sublayer):
+    """The second of a block: two dense layers, a gelu between them."""
 
     cuts: ClassVar = {"up.weight": 1, "up.bias": 0, "down.weight": 0}
 

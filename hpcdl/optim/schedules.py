@@ -38,9 +38,9 @@ def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_
     and for a value out of its range.
     """
     name, settings = parse_spec("schedule", spec, SETTINGS)
-    check("learning rate", lr, positive=True)
+    check_range("learning rate", lr, positive=True)
     for key, value in settings.items():
-        check(f"schedule's {key}", value, positive=key in ("every", "factor"), largest=LARGEST.get(key, math.inf))
+        check_range(f"schedule's {key}", value, positive=key in ("every", "factor"), largest=LARGEST.get(key, math.inf))
     reference = settings["reference-batch"]
     peak = lr * batch_size / reference if reference else lr
     warmup = round(settings["warmup"] * steps_per_epoch)
@@ -60,7 +60,7 @@ def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_
     return rate
 
 
-def check(what: str, value: float, positive: bool, largest: float = math.inf):
+def check_range(what: str, value: float, positive: bool, largest: float = math.inf) -> None:
     """Raise UsageError unless the value is finite, positive (or else at least zero) and not above the largest."""
     if math.isfinite(value) and 0 <= value <= largest and (value > 0 or not positive):
         return

@@ -9,7 +9,7 @@ from hpcdl.errors import UsageError
 from hpcdl.files import atomic_write
 
 
-def check(option: str, path: str, endings: tuple[str, ...]) -> None:
+def check_output_file(option: str, path: str, endings: tuple[str, ...]) -> None:
     """Refuse a file that could not be written, before any work is done for it."""
     if path and Path(path).suffix not in endings:
         raise UsageError(f"{option} {path}: the name should end in {' or '.join(endings)}")

@@ -25,7 +25,7 @@ log = logging.getLogger("hpcdl")
 PACKAGES = ("hpcdl", "numpy", "numba", "mpi4py", "h5py")
 
 
-def check(path: Path, resumed: bool) -> None:
+def check_run_folder(path: Path, resumed: bool) -> None:
     """Refuse a folder that holds another run, or that cannot be made or written."""
     if os.path.exists(path) and not os.path.isdir(path):  # os.path: no error where a folder may not be searched
         raise UsageError(f"--out {path} is a file, not a folder; give another name")

@@ -1,23 +1,21 @@
 """What every training script can be told, by the same names: one dataclass, read from the command line and from YAML.
 
 A script with options of its own derives a dataclass from `Options` and adds fields. A field's name with dashes is the
-option's name; its metadata holds the help text.
+option's name; its metadata holds the help text. A value in a file is read as if it stood on the command line.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import math
 import os
-import re
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import yaml
 
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, nearest
 
 INSTEAD = {
     "epochs": "steps",
@@ -136,90 +134,134 @@ class Options:
         return examples if self.batch_size == "full" else self.batch_size
 
 
-def parser(options_class: type, program: str, description: str):
-    """The command line of a script, as a jsonargparse parser; a field without a default is a positional argument."""
-    from jsonargparse import ArgumentParser  # here: a library user who fills in Options needs no parser
+class Parser(argparse.ArgumentParser):
+    """Reports a bad option like any other bad input: in one line."""
 
-    made = ArgumentParser(prog=program, description=description, exit_on_error=False, allow_abbrev=False)
-    made.add_argument("--config", action="config", help="YAML file with options, as a run writes it into its folder")
-    for field in dataclasses.fields(options_class):
-        name, text = "--" + field.name.replace("_", "-"), field.metadata["help"].replace("%", "%%")
-        if field.default is dataclasses.MISSING:
-            made.add_argument(field.name, type=field.type, help=text)
-        elif field.type is bool:
-            made.add_argument(name, action="store_true", help=text)
-        else:
-            made.add_argument(name, type=field.type, default=field.default, help=text)
-    return made
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError with argparse's message in the words of ours."""
+        raise UsageError(" ".join(message.removeprefix("argument ").split()))
 
 
-def parse(options_class: type, program: str, description: str, arguments: list[str] | None = None):
-    """Read the command line into an `options_class`; with --resume DIR, the options of that run are the defaults.
+def parse(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
+    """Read the command line into an `options_class`; a field without a default is a positional argument.
 
-    It may be a run of another program, whose own options are then left out.
+    Files of --config give values that the command line does not; with --resume DIR the options of that run do so for
+    what is left. It may be a run of another program, whose own options are then left out.
 
     Raises UsageError, one line, for an unknown option, a bad value or a file that is missing.
     """
-    from jsonargparse import ArgumentError
-
-    made, names = parser(options_class, program, description), [each.name for each in dataclasses.fields(options_class)]
-    if "resume" in names:
-        made.set_defaults(out="auto")
-    try:
-        found = made.parse_args(arguments)
-        if found.get("resume"):
-            config = Path(found.resume, "config.yaml")
-            if not os.path.isfile(config):
-                raise UsageError(f"--resume {found.resume}: there is no run in that folder (config.yaml is missing)")
-            with understood(config, names) as config:
-                made.default_config_files = [str(config)]
-                made.set_defaults(out=found.resume)
-                found = made.parse_args(arguments)
-    except ArgumentError as error:
-        raise UsageError(one_line(str(error))) from None
+    kinds = get_type_hints(options_class)
+    defaults = {"out": "auto"} if "resume" in kinds else {}  # of a program; a library user's Options write nothing
+    made = parser(options_class, kinds, defaults, program, description)
+    read, unknown = made.parse_known_args(arguments)
+    if unknown:
+        near = nearest(unknown[0].partition("=")[0], ["--" + dashed(name) for name in kinds])
+        made.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+    texts = vars(read)
+    files = texts.pop("config", [])
+    given = {name: value_of(kinds[name], text, "--" + dashed(name)) for name, text in texts.items()}
+    found: dict[str, Any] = {}
+    for path in files:
+        texts = read_file(path, f"--config {path}")
+        for name in texts:
+            if name not in kinds:
+                raise UsageError(f"--config {path}: there is no option {name!r}{nearest(name, kinds)}")
+        found |= values_of(texts, kinds, path)
+    found |= given
+    found = (resumed(found["resume"], kinds) if found.get("resume") else defaults) | found
     for name, instead in INSTEAD.items():
-        if name in names and given(name, arguments):
-            if given(instead, arguments):
-                raise UsageError(f"give --{name.replace('_', '-')} or --{instead.replace('_', '-')}, not both")
-            found[instead] = 0  # what a configuration file says of it holds no longer
-    return options_class(**{name: found[name] for name in names})
+        if name in given and name in kinds:
+            if instead in given:
+                raise UsageError(f"give --{dashed(name)} or --{dashed(instead)}, not both")
+            found[instead] = 0  # what a file says of it holds no longer
+    return options_class(**found)
 
 
-@contextlib.contextmanager
-def understood(config: Path, names: list[str]):
-    """The path of a configuration that has only options with these names: itself, or a copy for a while.
+def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any], program: str, about: str) -> Parser:
+    """A script's command line, which gives texts; kinds: the fields' types; defaults: where not the fields' own."""
+    made = Parser(prog=program, description=about, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    made.add_argument("--config", action="append", help="YAML file with options, as a run writes it into its folder")
+    for field in dataclasses.fields(options_class):
+        name, kind = field.name, kinds[field.name]
+        default, text = defaults.get(name, field.default), field.metadata["help"]
+        if not (default in ("", dataclasses.MISSING) or kind is bool):
+            text += f" (default: {default})"
+        how: dict[str, Any] = {"help": text.replace("%", "%%")}
+        if kind is bool:
+            how |= {"action": "store_const", "const": "true"}
+        elif get_origin(kind) is Literal:
+            how["metavar"] = "{" + ",".join(map(str, get_args(kind))) + "}"
+        made.add_argument(name if field.default is dataclasses.MISSING else "--" + dashed(name), **how)
+    return made
 
-    The schedule of the learning rate is called lr_schedule where there is another one.
-    """
+
+def read_file(path: str | Path, told: str) -> dict[str, Any]:
+    """The values of a YAML file as texts, by the names of fields; `told`: the option that names the file."""
     try:
-        found = yaml.safe_load(config.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
-        found = None
-    known = isinstance(found, dict)
-    renamed = known and ("lr_schedule" in found) != ("lr_schedule" in names)
-    if not known or (found.keys() <= set(names) and not renamed):
-        yield config  # as it is, or for the parser to say what is wrong with it
-        return
-    if renamed:
-        schedule = found.pop("lr_schedule", found.pop("schedule", None))
-        found["lr_schedule" if "lr_schedule" in names else "schedule"] = schedule
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, config.name)
-        copy.write_text(yaml.safe_dump({name: value for name, value in found.items() if name in names}))
-        yield copy
+        found = yaml.load(Path(path).read_text(), yaml.BaseLoader)  # texts, lists and dictionaries, nothing else
+    except OSError as error:
+        raise UsageError(f"{told} cannot be read: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{told}: this is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{told}: a line should be NAME: VALUE, with the name of an option")
+    return {name.replace("-", "_"): value for name, value in found.items()}
 
 
-def given(name: str, arguments: list[str] | None) -> bool:
-    """Whether the option is on the command line itself."""
-    option = "--" + name.replace("_", "-")
-    return any(text == option or text.startswith(option + "=") for text in arguments or sys.argv[1:])
+def resumed(folder: str, kinds: dict[str, Any]) -> dict[str, Any]:
+    """The options of the run in a folder; the learning rate's schedule is lr_schedule where another has its name."""
+    config = Path(folder, "config.yaml")
+    if not os.path.isfile(config):
+        raise UsageError(f"--resume {folder}: there is no run in that folder (config.yaml is missing)")
+    texts = read_file(config, f"--resume {folder}: config.yaml")
+    if ("lr_schedule" in texts) != ("lr_schedule" in kinds):
+        schedule = texts.pop("lr_schedule", texts.pop("schedule", None))
+        if schedule is not None:
+            texts["lr_schedule" if "lr_schedule" in kinds else "schedule"] = schedule
+    return values_of({name: text for name, text in texts.items() if name in kinds}, kinds, config) | {"out": folder}
 
 
-def one_line(message: str) -> str:
-    """The parser's message as one line in the words of the command line."""
-    message = re.sub(r"\s*\n\s*", " ", message)
-    message = re.sub(r'Parser key "(\w+)":', lambda found: "--" + found[1].replace("_", "-") + ":", message)
-    message = re.sub(r"Expected a typing.Literal\[(.*?)\]\.", r"expected one of \1.", message)
-    for kind, word in {"int": "a whole number", "float": "a number", "str": "a text"}.items():
-        message = message.replace(f"Expected a <class '{kind}'>", f"expected {word}")
-    return re.sub(r"\. Got value: (.*)$", r", not \1", message)
+def values_of(texts: dict[str, Any], kinds: dict[str, Any], path: str | Path) -> dict[str, Any]:
+    """The values that a file holds as texts."""
+    return {name: value_of(kinds[name], text, f"{name} in {path}") for name, text in texts.items()}
+
+
+def value_of(kind: Any, text: Any, where: str) -> Any:
+    """The text as a value of this type: str, int, float, bool, a Literal, or the first that fits of a union.
+
+    Raises UsageError, which begins with `where`.
+    """
+    for each in [kind] if kind in READ or get_origin(kind) is Literal else get_args(kind):
+        choices = {str(value): value for value in get_args(each)}  # of a Literal
+        read = choices.__getitem__ if choices else READ[each][0]
+        with contextlib.suppress(ValueError, KeyError):
+            if isinstance(text, str):
+                return read(text)
+    wanted = READ[kind][1] if kind in READ else "one of " + ", ".join(map(repr, get_args(kind)))
+    raise UsageError(f"{where}: expected {wanted}, not {' '.join(str(text).split())}")
+
+
+def finite(text: str) -> float:
+    """A number that is neither infinite nor NaN."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def boolean(text: str) -> bool:
+    """YAML's true and false, yes and no, on and off."""
+    return yaml.SafeLoader.bool_values[text.lower()]
+
+
+READ = {
+    str: (str, "a text"),
+    int: (int, "a whole number"),
+    float: (finite, "a number"),
+    bool: (boolean, "true or false"),
+}
+
+
+def dashed(name: str) -> str:
+    """A field's name as that of an option."""
+    return name.replace("_", "-")

@@ -8,7 +8,7 @@ from hpcdl.comm import agreement
 from hpcdl.comm.watchdog import activity
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.runs.checkpoint import Checkpoint, rotate
-from hpcdl.runs.folder import Folder, absolute, automatic, check
+from hpcdl.runs.folder import Folder, absolute, automatic, check_run_folder
 from hpcdl.runs.state import NOT_FINITE
 
 ALIKE = ("optimizer", "seed", "batch")
@@ -90,7 +90,7 @@ def open_folder(run) -> Folder:
     found = None
     with agreement(run.bookkeeping.mpi):
         if path is not None and leads:
-            check(path, same)
+            check_run_folder(path, same)
         if resume and leads:
             found = Checkpoint.read(Path(resume))
             refuse_another(run, found)

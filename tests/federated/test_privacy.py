@@ -60,6 +60,25 @@ def test_published_divergences():
     assert found == pytest.approx([2.18075656e-03, 2.38460375e-02, 1.67416308e02], rel=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("noise", "fraction", "rounds", "delta"),
+    [(1.1, 0.1, 100, 1e-5), (3.0, 0.01, 2000, 1e-5), (0.3, 0.02, 1, 1e-3), (1.0, 1.0, 5, 1e-5), (5.0, 0.999, 30, 1e-8)],
+)
+def test_the_accountant_of_dp_accounting(noise, fraction, rounds, delta):
+    """The same epsilon by the same orders; and not below what the distribution of the privacy loss itself gives."""
+    dp_accounting = pytest.importorskip("dp_accounting", reason="pip install 'hpcdl[test]' installs it")
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    event, found = dp_accounting.GaussianDpEvent(noise), epsilon(noise, fraction, rounds, delta)
+    if fraction < 1:
+        event = dp_accounting.PoissonSampledDpEvent(fraction, event)
+    theirs = RdpAccountant(ORDERS).compose(event, rounds).get_epsilon(delta)
+    assert found == pytest.approx(theirs, rel=1e-11)
+    if noise == 3:  # the others take seconds
+        assert 0.8 * found < PLDAccountant().compose(event, rounds).get_epsilon(delta) < found
+
+
 def test_every_client_in_every_round_is_the_gaussian_mechanism():
     """At q = 1 the sum over k is exp(a (a-1) / (2 z^2)); and the z for (1, 1e-6) that dp-accounting states."""
     for order in (2, 5, 64):

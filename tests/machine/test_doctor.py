@@ -10,7 +10,7 @@ from hpcdl.kernels.shared import BYTES
 from hpcdl.machine import doctor, facts
 from hpcdl.machine.doctor import HURTS, NOTE, OK
 from hpcdl.machine.facts import Facts
-from hpcdl.machine.network import VECTOR, Link
+from hpcdl.machine.network import VECTOR, LinkSpeed
 
 GIB = 1 << 30
 
@@ -212,18 +212,18 @@ def test_clocks():
 
 def test_the_network():
     assert doctor.network(ranks(1), [], {}) == []
-    links = [Link(0, 2, 2e-6, 10e9), Link(0, 4, 3e-6, 8e9), Link(2, 4, 2e-6, 10e9)]
+    links = [LinkSpeed(0, 2, 2e-6, 10e9), LinkSpeed(0, 4, 3e-6, 8e9), LinkSpeed(2, 4, 2e-6, 10e9)]
     seconds = {"ring": 2 * 5 / 6 * VECTOR / 8e9 / 0.5}
     latency, bandwidth, reduce = doctor.network(ranks(6, 2), links, seconds)
     assert latency.found == "2 to 3 us between hosts" and bandwidth.found == "8 to 10 GB/s between hosts"
     assert "on 6 ranks" in reduce.found and "(50% of the bandwidth)" in reduce.found
     assert {latency.verdict, bandwidth.verdict, reduce.verdict} == {OK}
-    slow = doctor.network(ranks(6, 2), [*links[:2], Link(2, 4, 2e-6, 3e9)], seconds)[1]
+    slow = doctor.network(ranks(6, 2), [*links[:2], LinkSpeed(2, 4, 2e-6, 3e9)], seconds)[1]
     assert slow.verdict == NOTE and "host2 to host4" in slow.advice and "host0" not in slow.advice
     ethernet = [link._replace(bandwidth=1e8) for link in links]
     row = doctor.network(ranks(6, 2), ethernet, seconds)[1]
     assert row.verdict == NOTE and "MPI=site" in row.advice
-    within = doctor.network(ranks(2), [Link(0, 1, 1e-6, 1e8)], seconds)
+    within = doctor.network(ranks(2), [LinkSpeed(0, 1, 1e-6, 1e8)], seconds)
     assert within[1].verdict == OK and within[1].found == "0.1 GB/s within the host"
 
 

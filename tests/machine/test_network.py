@@ -3,7 +3,7 @@
 import pytest
 
 from hpcdl.machine import network
-from hpcdl.machine.network import Link, measure_all_reduce, measure_links, pairs, part_of, turns
+from hpcdl.machine.network import LinkSpeed, measure_all_reduce, measure_links, pairs, part_of, turns
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])
@@ -51,7 +51,7 @@ def test_a_link_is_half_of_the_round_trip_at_its_best(world, monkeypatch):
     (link,) = measure_links(world, [0, 1])
     # Two rallies that do not count, the second of 4 s; for so long a one, two that count, of 6 and 8 s. Then again, of
     # the long message: 10 and 12 s, then 14 and 16 s.
-    assert link == Link(0, 1, 6 / 2, network.LONG / (14 / 2))
+    assert link == LinkSpeed(0, 1, 6 / 2, network.LONG / (14 / 2))
 
 
 def test_an_all_reduce(world, monkeypatch):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.models.group import Alone
+from hpcdl.models.group import IdentityGroup
 from hpcdl.models.layers import Dense, dense_layers
 from hpcdl.models.pool import Pool
 
@@ -68,7 +68,7 @@ def test_group_operators(activation, by, exchange, arrays, reference):
     value, slope = reference.VALUES[activation], reference.SLOPES[activation]
     pool = Pool("float64")
     layer = Dense("dense2", 4, 3, activation, pool, by=by)
-    for group, factor in ((Alone(), 1), (Doubling(exchange), 2)):
+    for group, factor in ((IdentityGroup(), 1), (Doubling(exchange), 2)):
         z = (factor if by == "rows" else 1) * x @ weight + bias
         y, saved = layer.forward((weight, bias), x, group)
         np.testing.assert_allclose(y, value(z), rtol=1e-13, atol=1e-15)
@@ -101,7 +101,7 @@ def test_shapes_of_parts(by, shapes):
         cut = layer.cut(part, 3)
         assert tuple(cut.shapes.values()) == wanted and (cut.part, cut.parts) == (part, 3)
         assert cut.whole == layer.shapes == {"weight": (6, 7), "bias": (7,)}
-        assert cut.output_shape(5, Alone()) == (5, wanted[0][1]) and cut.divided == (by == "columns")
+        assert cut.output_shape(5, IdentityGroup()) == (5, wanted[0][1]) and cut.divided == (by == "columns")
     assert layer.parts == 1 and layer.cut(0, 1).shapes == layer.shapes
 
 
@@ -116,8 +116,8 @@ def test_backward_leaves_dy_and_x_as_they_are(arrays):
     for activation in ("none", "relu", "tanh", "gelu"):
         layer = Dense("dense2", 4, 3, activation, Pool("float64"))
         x_before, dy_before = x.copy(), dy.copy()
-        _, saved = layer.forward(w, x, Alone())
-        layer.backward(w, saved, dy, (np.zeros((4, 3)), np.zeros(3)), Alone())
+        _, saved = layer.forward(w, x, IdentityGroup())
+        layer.backward(w, saved, dy, (np.zeros((4, 3)), np.zeros(3)), IdentityGroup())
         np.testing.assert_array_equal(x, x_before)
         np.testing.assert_array_equal(dy, dy_before)
 
@@ -130,9 +130,9 @@ def test_a_strided_part_of_a_weight(axis, arrays):
     gradient = np.zeros_like(weight)
     layer = Dense("dense2", 4, 3, "none", Pool("float64"))
     w, g = (part, bias[columns].copy()), (gradient[rows, columns], np.zeros(part.shape[1]))
-    y, saved = layer.forward(w, x, Alone())
+    y, saved = layer.forward(w, x, IdentityGroup())
     np.testing.assert_allclose(y, x @ part + bias[columns], rtol=1e-13)
-    dx = layer.backward(w, saved, dy, g, Alone())
+    dx = layer.backward(w, saved, dy, g, IdentityGroup())
     np.testing.assert_allclose(dx, dy @ part.T, rtol=1e-13)
     expected = np.zeros_like(weight)
     expected[rows, columns] = x.T @ dy
@@ -145,10 +145,10 @@ def test_what_forward_took_goes_back_to_the_pool(activation, arrays):
     pool = Pool("float64")
     layer = Dense("dense2", 4, 3, activation, pool)
     for _ in range(3):
-        _, saved = layer.forward(w, x, Alone())
+        _, saved = layer.forward(w, x, IdentityGroup())
         layer.release(saved)
-        _, saved = layer.forward(w, x, Alone())
-        pool.give(layer.backward(w, saved, dy, (np.zeros((4, 3)), np.zeros(3)), Alone()))
+        _, saved = layer.forward(w, x, IdentityGroup())
+        pool.give(layer.backward(w, saved, dy, (np.zeros((4, 3)), np.zeros(3)), IdentityGroup()))
     buffers = [buffer for kept in pool.free.values() for buffer in kept]
     assert len({id(buffer) for buffer in buffers}) == len(buffers) <= 4  # y, z of the gelu, dx, the product
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.models.group import Alone
+from hpcdl.models.group import IdentityGroup
 from hpcdl.models.losses import Logistic, SoftmaxCrossEntropy, Squared
 from hpcdl.models.pool import Pool
 
@@ -43,8 +43,8 @@ def test_squared_predicts_the_output():
 def test_several_rows_an_example_count_as_their_mean():
     pool, random = Pool("float64"), np.random.default_rng(0)
     z, y = random.standard_normal((12, 5)), random.integers(0, 5, 12)
-    (total, score), dz = SoftmaxCrossEntropy(pool, 5).forward((), z, Alone(), y)
-    (mean, hits), scaled = SoftmaxCrossEntropy(pool, 5, per=4).forward((), z, Alone(), y)
+    (total, score), dz = SoftmaxCrossEntropy(pool, 5).forward((), z, IdentityGroup(), y)
+    (mean, hits), scaled = SoftmaxCrossEntropy(pool, 5, per=4).forward((), z, IdentityGroup(), y)
     assert mean == pytest.approx(total / 4, rel=1e-14) and hits == score / 4
     np.testing.assert_allclose(scaled, dz / 4, rtol=1e-14)
 
@@ -66,7 +66,7 @@ def test_shared_classes_take_two_sums_of_one_and_two_numbers_a_row():
     part = whole.cut(0, 2, divided=True)
     part.own = slice(0, 5)
     (total, score), dz = part.forward((), z, group, y)
-    (wanted, hits), gradient = whole.forward((), z, Alone(), y)
+    (wanted, hits), gradient = whole.forward((), z, IdentityGroup(), y)
     assert group.asked == [("max", (6,)), ("sum", (6, 2))]
     assert total == pytest.approx(wanted, rel=1e-13) and score == hits
     np.testing.assert_allclose(dz, gradient, rtol=1e-12, atol=1e-15)

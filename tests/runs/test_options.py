@@ -1,6 +1,7 @@
 """Options: one dataclass, from the command line and from YAML; what makes no sense is refused in one line."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
@@ -23,7 +24,13 @@ def test_defaults_and_values():
     "arguments, words",
     [
         (["--lr", "-1"], "--lr must be greater than 0, not -1"),
-        (["--lr", "inf"], "--lr"),
+        (["--lr", "inf"], "--lr: expected a number, not inf"),
+        (["--time-limit", "nan"], "--time-limit: expected a number, not nan"),
+        (["--lr", "x\ny"], "--lr: expected a number, not x y"),
+        (["--lr"], "--lr: expected one argument"),
+        (["--standardize=yes"], "--standardize: ignored explicit argument 'yes'"),
+        (["--batch_size=8"], "unrecognized arguments: --batch_size=8 (did you mean '--batch-size'?)"),
+        (["--epoch", "3"], "unrecognized arguments: --epoch 3 (did you mean '--epochs'?)"),
         (["--lr", "fast"], "--lr: expected a number, not fast"),
         (["--batch-size", "0"], "--batch-size must be greater than 0, not 0"),
         (["--batch-size", "some"], "--batch-size: a number of examples, or full, not 'some'"),
@@ -48,23 +55,111 @@ def test_refusals_are_one_line(arguments, words):
 
 
 def test_a_config_file_gives_values_and_the_command_line_wins(tmp_path):
-    path = tmp_path / "c.yaml"
+    path, other = tmp_path / "c.yaml", tmp_path / "d.yaml"
     path.write_text("lr: 0.5\nbatch_size: 8\n")
-    found = read("--config", str(path), "--lr", "0.25")
-    assert (found.lr, found.batch_size) == (0.25, 8)
-    path.write_text("learning_rate: 0.5\n")
-    with pytest.raises(UsageError, match="learning_rate"):
-        read("--config", str(path))
+    other.write_text("batch-size: 16  # dashes, too\n")
+    for order in (["--config", str(path), "--lr", "0.25"], ["--lr=0.25", f"--config={path}"]):
+        found = read(*order)
+        assert (found.lr, found.batch_size) == (0.25, 8)
+    assert read("--config", str(path), "--config", str(other)).batch_size == 16
+
+
+@pytest.mark.parametrize(
+    "text, name, value",
+    [
+        ("lr: 1e-3", "lr", 0.001),
+        ("lr: 1", "lr", 1.0),
+        ("straggler: 1:2", "straggler", "1:2"),  # not 62, as in YAML 1.1
+        ("data: on", "data", "on"),
+        ("standardize: true", "standardize", True),
+        ("standardize: No", "standardize", False),
+        ("batch_size: full", "batch_size", "full"),
+        ("model: ''", "model", ""),
+    ],
+)
+def test_a_value_in_a_file_is_read_as_on_the_command_line(tmp_path, text, name, value):
+    (tmp_path / "c.yaml").write_text(text)
+    found = getattr(read("--config", str(tmp_path / "c.yaml")), name)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("learning_rate: 0.5", "there is no option 'learning_rate'"),
+        ("epoch: 5", "there is no option 'epoch' (did you mean 'epochs'?)"),
+        ("config: other.yaml", "there is no option 'config'"),
+        ("lr: null", "lr in c.yaml: expected a number, not null"),
+        ("lr: [1, 2]", "lr in c.yaml: expected a number, not ['1', '2']"),
+        ("dtype: float16", "dtype in c.yaml: expected one of 'float32', 'float64', not float16"),
+        ("standardize: 1", "standardize in c.yaml: expected true or false, not 1"),
+        ("lr", "--config c.yaml: a line should be NAME: VALUE"),
+        ("", "--config c.yaml: a line should be NAME: VALUE"),
+        ("lr: [\n", "--config c.yaml: this is no YAML: "),
+        ("lr: \x00", "--config c.yaml: this is no YAML: "),
+        ("? {a: 1}\n: 2", "--config c.yaml: this is no YAML: "),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_line(tmp_path, monkeypatch, text, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read("--config", "c.yaml")
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\xfd")
+    with pytest.raises(UsageError, match=r"--config c.yaml: this is no YAML"):
+        read("--config", "c.yaml")
+
+
+def test_the_name_of_a_run_is_no_pattern(tmp_path):
+    for name in ("sweep[lr=0.001]", "a*", "b?", "~"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("lr: 0.5\n")
+        assert read("--resume", str(tmp_path / name)).lr == 0.5
+    (tmp_path / "c.yaml").write_text(f"resume: {tmp_path / 'a*'}\nseed: 3\n")
+    found = read("--config", str(tmp_path / "c.yaml"))
+    assert (found.lr, found.seed, found.out) == (0.5, 3, str(tmp_path / "a*"))
+
+
+@dataclass
+class More(Options):
+    overlap: bool = option(False, "a switch")
+    source: str = option("x", "where 100% is from")
+    stage: Literal[1, 2] = option(1, "what is sharded")
+
+
+@dataclass
+class Placed:
+    run: str = option(..., "a folder")
+    rows: int | str = option("all", "how many")
 
 
 def test_a_script_adds_its_own():
-    @dataclass
-    class More(Options):
-        overlap: bool = option(False, "a switch")
-        source: str = option(..., "where from") if False else option("x", "where from")
+    found = parse(More, "p", "d", ["--overlap", "--source", "y", "--lr", "1", "--stage=2"])
+    assert (found.overlap, found.source, found.lr, found.stage) == (True, "y", 1, 2)
+    with pytest.raises(UsageError, match="--stage: expected one of 1, 2, not 3"):
+        parse(More, "p", "d", ["--stage", "3"])
 
-    found = parse(More, "p", "d", ["--overlap", "--source", "y", "--lr", "1"])
-    assert (found.overlap, found.source, found.lr) == (True, "y", 1)
+
+def test_a_positional_argument(tmp_path):
+    (tmp_path / "c.yaml").write_text("rows: 5\n")
+    assert parse(Placed, "p", "d", ["there", "--config", str(tmp_path / "c.yaml")]) == Placed("there", 5)
+    assert parse(Placed, "p", "d", ["--rows", "some", "there"]) == Placed("there", "some")
+    with pytest.raises(UsageError, match=r"required: run$"):
+        parse(Placed, "p", "d", [])
+    with pytest.raises(UsageError, match="unrecognized arguments: here"):
+        parse(Placed, "p", "d", ["there", "here"])
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(More, "train-it", "about it", ["--help"])
+    text = capsys.readouterr().out
+    assert caught.value.code == 0 and text.startswith("usage: train-it [-h] [--config CONFIG]") and "about it" in text
+    words = " ".join(text.split())
+    assert "--source SOURCE where 100% is from (default: x)" in words
+    assert "--overlap a switch --source" in words and "auto: runs/STRATEGY-TIME (default: auto)" in words
+    assert "--stage {1,2} what is sharded (default: 1)" in words
 
 
 def test_one_of_two_ways_to_say_it(tmp_path):
@@ -103,5 +198,5 @@ def test_options_of_a_run_of_another_program(tmp_path):
     found = parse(Piped, "p", "d", ["--resume", str(tmp_path), "--schedule", "naive"])
     assert (found.schedule, found.lr_schedule) == ("naive", "step")
     config.write_text("lr: many\nschedule: gpipe\nlr_schedule: 1/t\nmicrobatches: 7\n")
-    with pytest.raises(UsageError, match="lr"):
+    with pytest.raises(UsageError, match=r"lr in .*config.yaml: expected a number, not many"):
         parse(Options, "p", "d", ["--resume", str(tmp_path)])

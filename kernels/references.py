@@ -1,0 +1,305 @@
+"""What each kernel does, as a user of numpy would write it: the same arguments, changed in the same way.
+
+The tests take these for the truth, and the benchmarks for what a kernel is to be faster than.
+"""
+
+import numpy as np
+
+from hpcdl.kernels import layer_norm
+
+
+def standardize(x, mean, factor):
+    x -= mean
+    x *= factor
+
+
+def sgd(w, g, rate, scale, decay):
+    w -= rate * (scale * g + decay * w)
+
+
+def momentum(w, g, v, rate, scale, decay, beta):
+    v *= beta
+    v += scale * g
+    v += decay * w
+    w -= rate * v
+
+
+def nesterov(w, g, v, rate, scale, decay, beta):
+    d = scale * g
+    d += decay * w
+    v *= beta
+    v += d
+    d += beta * v
+    d *= rate
+    w -= d
+
+
+def adam(w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, root, eps):
+    d = scale * g
+    d += decay * w
+    m *= beta1
+    m += rest1 * d
+    s *= beta2
+    d *= d
+    s += rest2 * d
+    np.sqrt(s, out=d)
+    d *= root
+    d += eps
+    np.divide(m, d, out=d)
+    d *= rate
+    w *= shrink
+    w -= d
+
+
+def add_bias(z, b):
+    z += b
+
+
+def add_bias_relu(z, b):
+    z += b
+    np.maximum(z, 0, out=z)
+
+
+def add_bias_tanh(z, b):
+    z += b
+    np.tanh(z, out=z)
+
+
+def add_bias_gelu(z, b, y):
+    x = z + b
+    np.multiply(x, x, out=y)
+    y *= 0.044715
+    y += 1
+    y *= x
+    y *= np.sqrt(2 / np.pi)
+    np.tanh(y, out=y)
+    y += 1
+    y *= x
+    y *= 0.5
+
+
+def add_rows(dy, gb):
+    gb += dy.sum(axis=0)
+
+
+def relu_backward(y, dy, gb):
+    np.multiply(dy, ~(y <= 0), out=y)
+    gb += y.sum(axis=0)
+
+
+def tanh_backward(y, dy, gb):
+    np.multiply(y, y, out=y)
+    np.subtract(1, y, out=y)
+    y *= dy
+    gb += y.sum(axis=0)
+
+
+def gelu_backward(z, b, dy, gb):
+    x, c = z + b, np.sqrt(2 / np.pi)
+    square = x * x
+    t = np.tanh(c * (x + 0.044715 * x * square))
+    z[...] = dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * square))
+    gb += z.sum(axis=0)
+
+
+def softmax_cross_entropy(z, labels, dz):
+    rows, top = np.arange(len(z)), z.max(axis=1, keepdims=True)
+    np.subtract(z, top, out=dz)
+    np.exp(dz, out=dz)
+    total = dz.sum(axis=1, keepdims=True)
+    dz /= total
+    dz[rows, labels] -= 1
+    losses = np.log(total[:, 0], dtype=np.float64) + top[:, 0] - z[rows, labels]
+    return losses.sum(), np.count_nonzero((z.argmax(axis=1) == labels) & (losses == losses))
+
+
+def row_max(z, tops):
+    np.fmax.reduce(z, axis=1, initial=-np.inf, out=tops)
+
+
+def partial_softmax(z, labels, first, tops, dz, sums):
+    np.subtract(z, tops[:, None], out=dz)
+    np.exp(dz, out=dz)
+    np.sum(dz, axis=1, out=sums[:, 0])
+    rows = np.flatnonzero((labels >= first) & (labels < first + z.shape[1]))
+    sums[:, 1] = 0
+    sums[rows, 1] = z[rows, labels[rows] - first] - tops[rows]
+
+
+def finish_softmax(dz, labels, first, classes, sums):
+    dz /= sums[:, :1]
+    rows = np.flatnonzero((labels >= first) & (labels < first + dz.shape[1]))
+    dz[rows, labels[rows] - first] -= 1
+    losses = np.log(sums[:, 0], dtype=np.float64) - sums[:, 1]
+    valid = ((labels >= 0) & (labels < classes)).all()
+    return losses.sum(), np.count_nonzero((sums[:, 1] == 0) & (losses == losses)) if valid else -1
+
+
+def logistic(z, labels, dz):
+    x = z[:, 0]
+    dz[:, 0] = 1 / (1 + np.exp(-x)) - labels
+    return np.logaddexp(0, np.where(labels == 1, -x, x), dtype=np.float64).sum(), np.count_nonzero(
+        ((x > 0) == (labels == 1)) & (x == x)
+    )
+
+
+def squared(z, y, dz):
+    np.subtract(z, y[:, None], out=dz)
+    score = np.square(dz, dtype=np.float64).sum()
+    return score / 2, score
+
+
+def sum_of_squares(x):
+    return np.square(x, dtype=np.float64).sum()
+
+
+def add_into(into, values):
+    into += values
+
+
+def max_into(into, values):
+    np.maximum(into, values, out=into)
+
+
+def min_into(into, values):
+    np.minimum(into, values, out=into)
+
+
+def add_scaled(into, values, factor):
+    into += factor * values
+
+
+def scale(vector, factor):
+    vector *= factor
+
+
+def pick(source, index, scale, out):
+    np.multiply(source[index], out.dtype.type(scale), out=out)
+
+
+def pick_images(source, index, scale, height, width, channels, down, right, mirrored, out):
+    pixels = source[index].reshape(-1, height, width, channels)
+    moved = np.zeros_like(pixels)
+    for image, result, v, h, mirror in zip(pixels, moved, down, right, mirrored, strict=True):
+        rows, columns = (slice(max(0, k), n + min(0, k)) for k, n in ((v, height), (h, width)))
+        from_rows, from_columns = (slice(max(0, -k), n + min(0, -k)) for k, n in ((v, height), (h, width)))
+        result[rows, columns] = image[from_rows, from_columns]
+        if mirror:
+            result[...] = result[:, ::-1].copy()
+    np.multiply(moved.reshape(out.shape), out.dtype.type(scale), out=out)
+
+
+def encode_float16(x, residual, code):
+    residual += x
+    half = residual.astype("f2")
+    code[:] = half.view("u2")
+    residual -= half
+
+
+def decode_float16(into, code):
+    into[:] = code.view("f2")
+
+
+def add_float16(into, code):
+    into += code.view("f2")
+
+
+def encode_bfloat16(x, residual, code):
+    residual += x
+    bits = residual.astype("f4").view("u4")
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    code[:] = np.where(residual == residual, upper, (bits | 0x400000) >> 16)
+    residual -= wide(code)
+
+
+def wide(code):
+    return (code.astype("u4") << 16).view("f4")
+
+
+def decode_bfloat16(into, code):
+    into[:] = wide(code)
+
+
+def add_bfloat16(into, code):
+    into += wide(code)
+
+
+def encode_fixed(v, factor, fixed):
+    fixed[:] = np.floor(v.astype("f8") * factor + 0.5)
+
+
+def decode_fixed(into, factor, fixed):
+    into[:] = fixed * factor
+
+
+def proximal(g, w, center, factor):
+    g += factor * (w - center)
+
+
+def embed(tokens, table, first, vocabulary, out):
+    flat = tokens.ravel()
+    valid = (flat >= 0) & (flat < vocabulary) & (flat == np.floor(flat))
+    here = valid & (flat >= first) & (flat < first + len(table))
+    if here.all():
+        np.take(table, (flat - first).astype(np.int64), axis=0, out=out, mode="clip")
+    else:
+        out[...] = 0
+        out[here] = table[(flat[here] - first).astype(np.int64)]
+    return 0 if valid.all() else -1
+
+
+def embed_backward(tokens, dy, first, gradient):
+    flat = tokens.ravel()
+    here = (flat >= first) & (flat < first + len(gradient)) & (flat == np.floor(flat))
+    np.add.at(gradient, (flat[here] - first).astype(np.int64), dy[here])
+
+
+def add_positions(x, table, length, offset):
+    x += table[(np.arange(len(x)) + offset) % length]
+
+
+def add_positions_backward(dy, gradient, length, offset):
+    np.add.at(gradient, (np.arange(len(dy)) + offset) % length, dy)
+
+
+def normalize(x, gain, bias, y, mean, rstd):
+    np.mean(x, axis=1, out=mean)
+    rstd[:] = 1 / np.sqrt(np.var(x, axis=1) + np.asarray(layer_norm.EPS, x.dtype))
+    np.subtract(x, mean[:, None], out=y)
+    y *= rstd[:, None]
+    y *= gain
+    y += bias
+
+
+def normalize_backward(dy, x, gain, mean, rstd, dx, dgain, dbias):
+    h = (x - mean[:, None]) * rstd[:, None]
+    dgain += np.einsum("ij,ij->j", dy, h)
+    dbias += dy.sum(axis=0)
+    np.multiply(dy, gain, out=dx)
+    along = np.einsum("ij,ij->i", dx, h) / np.asarray(x.shape[1], x.dtype)
+    dx -= dx.mean(axis=1)[:, None]
+    h *= along[:, None]
+    dx -= h
+    dx *= rstd[:, None]
+
+
+def past(rows, length):
+    return np.arange(length) <= (np.arange(rows) % length)[:, None]
+
+
+def causal_softmax(scores, length, scale):
+    scores *= scale
+    scores[~past(len(scores), length)] = -np.inf
+    scores -= scores.max(axis=1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=1, keepdims=True)
+    scores[~past(len(scores), length)] = 0  # where they have become NaN
+
+
+def causal_softmax_backward(p, dp, length, scale):
+    mask = past(len(p), length)
+    dp[~mask] = 0
+    dp -= np.einsum("ij,ij->i", np.where(mask, p, 0), dp)[:, None]
+    dp *= p
+    dp *= scale
+    dp[~mask] = 0

@@ -1,0 +1,55 @@
+"""Files are whole under their names; where the cache lies."""
+
+import os
+import pwd
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from hpcdl.files import atomic_path, atomic_write, cache_folder
+
+
+def test_a_file_gets_its_name_when_it_is_whole(mpi_tmp_path, world):
+    path = mpi_tmp_path / f"file-{world.rank}"
+    with atomic_write(path) as file:
+        file.write(b"one")
+        assert not path.exists()
+    assert path.read_bytes() == b"one"
+    with pytest.raises(ValueError, match="midway"), atomic_write(path) as file:
+        file.write(b"half of t")
+        raise ValueError("midway")
+    with pytest.raises(ValueError, match="midway"), atomic_path(path):
+        raise ValueError("midway")  # nothing was written at all
+    assert path.read_bytes() == b"one"
+    assert not list(mpi_tmp_path.glob(f".file-{world.rank}.*"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"HPCDL_CACHE": "/here", "XDG_CACHE_HOME": "/there", "HOME": "/home/me"}, "/here"),
+        ({"HPCDL_CACHE": "", "XDG_CACHE_HOME": "/there", "HOME": "/home/me"}, "/there/hpcdl"),
+        ({"XDG_CACHE_HOME": "", "HOME": "/home/me"}, "/home/me/.cache/hpcdl"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/hpcdl"),
+    ],
+)
+def test_the_cache_folder(monkeypatch, variables, folder):
+    for name in ("HPCDL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == Path(folder)
+
+
+def test_the_cache_folder_of_a_user_without_a_home(monkeypatch):
+    def none(number):
+        raise KeyError(number)
+
+    for name in ("HPCDL_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", none)
+    expected = Path(tempfile.gettempdir(), f"hpcdl-{os.getuid()}")
+    assert cache_folder() == expected
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: Path("~/.cache", name))  # as before version 4.14
+    assert cache_folder() == expected
