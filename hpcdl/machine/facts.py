@@ -21,8 +21,8 @@ from hpcdl.comm.trace import clock_offset
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import open_device
 from hpcdl.kernels.shared import all_reduce
-from hpcdl.runs.folder import PACKAGES
 from hpcdl.machine.threads import threads
+from hpcdl.runs.folder import PACKAGES
 
 BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # what says how many threads, the first of them
 OLD = 3600  # seconds after which a file in /dev/shm is taken for left behind

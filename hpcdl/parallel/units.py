@@ -9,7 +9,7 @@ What a rank owns lies in its shard without gaps, unit after unit.
 
 import itertools
 
-from hpcdl.chunks import chunk
+from hpcdl.chunks import chunk, longest_first
 
 
 class Units:
@@ -22,7 +22,7 @@ class Units:
 
     def __init__(self, units: list[slice], rank: int, size: int, owners: bool = False):
         self.units, lengths = units, [unit.stop - unit.start for unit in units]
-        self.owner = balanced_owners(lengths, size) if owners else None
+        self.owner = longest_first(lengths, size) if owners else None
         if self.owner is not None:
             cuts = [slice(0, n if owner == rank else 0) for n, owner in zip(lengths, self.owner, strict=True)]
         else:
@@ -58,12 +58,3 @@ class Units:
             if start < stop:
                 found.append((u, slice(start - own.start, stop - own.start)))
         return found
-
-
-def balanced_owners(lengths: list[int], ranks: int) -> list[int]:
-    """An owner for each length, so that all own about as much: the longest first, each to who has least so far."""
-    load, owners = [0] * ranks, [0] * len(lengths)
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        owners[i] = load.index(min(load))
-        load[owners[i]] += lengths[i]
-    return owners

@@ -67,8 +67,8 @@ class Tally(OnOneRank):
         state = {f"optimizer/{name}": Same(vector) for name, vector in self.average_state.items()}
         return super().tracked() | (state if self.leads else {})
 
-    def more_scores(self) -> dict:
-        return {"consensus_distance": self.consensus_distance}
+    def scores(self, data) -> dict:
+        return super().scores(data) | {"consensus_distance": self.consensus_distance}
 
     def last_scores(self, data) -> dict:
         return self.replicas.last_scores(data)

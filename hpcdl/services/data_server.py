@@ -20,6 +20,7 @@ import time
 
 import numpy as np
 
+from hpcdl.comm.inbox import Inbox
 from hpcdl.data.cursor import following
 from hpcdl.errors import UsageError
 from hpcdl.runs import signals
@@ -41,7 +42,6 @@ from hpcdl.services.data_messages import (
     Outbox,
     number,
 )
-from hpcdl.comm.inbox import Inbox
 
 TRUSTED = 2  # requests in sequence after which the next one is guessed
 SETTLED = 1.0  # seconds after which the workers have had a signal, too, if it was for all

@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.chunks import chunk
 from hpcdl.models.part import Part
-from hpcdl.parallel.units import Units, balanced_owners
+from hpcdl.parallel.units import Units
 
 
 @pytest.mark.parametrize("owners", [False, True])
@@ -50,15 +50,3 @@ def test_pieces_of_shards_lie_where_the_tensors_do(head, parts, gpt):
             assert np.array_equal(shard[piece.local : piece.local + piece.size], whole[gpt.places(piece)])
             times[gpt.places(piece)] += speaks
     assert (times == 1).all()
-
-
-def test_the_rank_that_has_least_gets_the_longest_that_is_left():
-    assert balanced_owners([3, 9, 5, 5], 2) == [0, 0, 1, 1]
-    assert balanced_owners([4, 4, 4], 5) == [0, 1, 2]
-    assert balanced_owners([], 3) == []
-    random = np.random.default_rng(1)
-    for _ in range(50):
-        lengths, ranks = random.integers(1, 100, random.integers(1, 20)).tolist(), int(random.integers(1, 6))
-        owners = balanced_owners(lengths, ranks)
-        loads = [sum(n for n, owner in zip(lengths, owners, strict=True) if owner == rank) for rank in range(ranks)]
-        assert max(loads) <= sum(lengths) / ranks + (1 - 1 / ranks) * max(lengths)  # Graham, 1966

@@ -45,6 +45,13 @@ def test_steps_under_way_are_ended_first():
     assert run.reason == "signal"
 
 
+def test_a_horizon_beyond_the_last_step_ends_there():
+    run = stopping(steps=5)
+    run.told(4, signalled=True, late=False)
+    run.extend(4, 7)
+    assert run.steps == 5 and run.over(5) and not run.over(4)
+
+
 def test_a_run_that_goes_on_is_not_extended():
     run = stopping()
     run.extend(4, 6)

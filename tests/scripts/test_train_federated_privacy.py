@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.scripts.train_federated import FederatedOptions
 from hpcdl.federated.privacy import divergences, epsilon
+from hpcdl.scripts.train_federated import FederatedOptions
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_federated.py"
 FEW = "--clients", 12, "--fraction", 0.5, "--rounds", 3, "--seed", 1
