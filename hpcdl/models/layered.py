@@ -6,17 +6,12 @@
 Sums over the rows of a batch, never means: a batch cut into parts of any size, empty ones too, gives the same loss and
 the same gradient.
 
-Where a layer finds its tensors is the affair of `weights`: those of `FlatWeights` are all there, in flat vectors. One
-that gathers them layer by layer (hpcdl/parallel/sharded_weights.py) is told which layer comes next:
-
-    w = weights.open(i, following)      the tensors of layer i, for forward or backward; `following` is opened next
-    weights.close(i)                    forward is through with them
-    g = weights.gradient(i)             where backward adds the gradient
-    weights.ready(i)                    backward is through with both, and layer i adds nothing more to it
-    weights.finish()                    no layer follows: what is under way arrives, what was lent is given up
+Where a layer finds its tensors is the affair of `Weights`: `FlatWeights` has all of them, in flat vectors; others may
+gather them layer by layer (hpcdl/parallel/sharded_weights.py).
 """
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,6 +24,25 @@ from hpcdl.models.pool import Pool
 from hpcdl.random import Random
 
 
+class Weights(Protocol):
+    """Where layers find their tensors and put the gradient; it is told which layer comes next."""
+
+    def open(self, i: int, following: int | None) -> tuple:
+        """The tensors of layer i, for forward or backward; `following` is opened next."""
+
+    def close(self, i: int) -> None:
+        """Forward is through with them."""
+
+    def gradient(self, i: int) -> tuple:
+        """Where backward of layer i adds the gradient."""
+
+    def ready(self, i: int) -> None:
+        """Backward is through with both, and layer i adds nothing more to the gradient."""
+
+    def finish(self) -> None:
+        """No layer follows: what is under way arrives, what was lent is given up."""
+
+
 class FlatWeights:
     """The weights of a model whose parameters, and gradient, are flat vectors here."""
 
@@ -36,23 +50,23 @@ class FlatWeights:
         self.parameters, self.slices, self.on_ready = parameters, model.slices, on_ready
         self.w, self.g = model.views(parameters), gradient is not None and model.views(gradient)
 
-    def open(self, i, following):
+    def open(self, i: int, following: int | None) -> tuple:
         """Views of the parameters of layer i."""
         return self.w[i]
 
-    def close(self, i):
+    def close(self, i: int) -> None:
         """They stay."""
 
-    def gradient(self, i):
+    def gradient(self, i: int) -> tuple:
         """Views of the gradient of layer i."""
         return self.g[i]
 
-    def ready(self, i):
+    def ready(self, i: int) -> None:
         """Tell whom it concerns that a slice is final."""
         if self.on_ready and self.slices[i]:
             self.on_ready(self.slices[i])
 
-    def finish(self):
+    def finish(self) -> None:
         """All is there already."""
 
 
@@ -118,20 +132,20 @@ class Layered:
 
     # -- the same with weights that lie anywhere ----------------------------------------------------------------------
 
-    def forward_backward(self, weights, batch) -> float:
+    def forward_backward(self, weights: Weights, batch) -> float:
         """Forward and backward through all layers; returns the sum of losses."""
         layers = range(len(self.layers))
         (loss, _), kept = self.forward(weights, batch.x, layers, self.targets(batch))
         self.backward(weights, kept, None, layers)
         return loss
 
-    def score(self, weights, batch) -> tuple[float, float]:
+    def score(self, weights: Weights, batch) -> tuple[float, float]:
         """(sum of losses, score), in one pass forward that keeps nothing."""
         result, kept = self.forward(weights, batch.x, range(len(self.layers)), self.targets(batch), keep=False)
         self.release(kept)
         return result
 
-    def forward(self, weights, x, layers: range, targets=None, keep=True):
+    def forward(self, weights: Weights, x, layers: range, targets=None, keep: bool = True) -> tuple[Any, list]:
         """What the last of `layers` makes of x, and what the layers have kept for backward, as (layer, saved).
 
         Where the loss is among them, that is (sum of losses, score). keep: without it all is released but what the
@@ -150,7 +164,7 @@ class Layered:
             kept.append((layer, saved))
         return x, kept
 
-    def backward(self, weights, kept, dy, layers: range):
+    def backward(self, weights: Weights, kept: list, dy, layers: range):
         """The gradient by the input of `layers`, from that by their output (None for the loss); uses `kept` and dy up.
 
         It is None where the first layer is that of the model.
@@ -178,7 +192,7 @@ class Layered:
         """The rows of the loss's input that a prediction is made from."""
         return z
 
-    def check_arrays(self, x, y, *vectors):
+    def check_arrays(self, x, y, *vectors) -> None:
         """Raise UsageError where an array does not fit the model: compiled loops would read past its end."""
         device = self.device
         for name, array in (("x", x), ("y", y), *(("a vector", vector) for vector in vectors)):

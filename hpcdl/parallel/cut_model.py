@@ -19,6 +19,7 @@ from hpcdl.data import Batch
 from hpcdl.errors import UsageError
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.memory import Memory
+from hpcdl.models.layered import Weights
 from hpcdl.models.part import Part
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.zero import Shards
@@ -43,7 +44,7 @@ def check_same_rows(options, sharing: int) -> None:
 class Computing(Protocol):
     """What computes with the weights that a rank holds; all ranks that share a model take the same batches."""
 
-    weights: object
+    weights: Weights
 
     def forward_backward(self, batch: Batch) -> float:
         """Add the gradient of a batch; its sum of losses, where that is known."""
@@ -62,7 +63,7 @@ class AllLayers:
     computing.
     """
 
-    def __init__(self, model, part: Part, weights, traffic):
+    def __init__(self, model, part: Part, weights: Weights, traffic):
         self.model, self.part, self.weights, self.traffic = model, part, weights, traffic
 
     def forward_backward(self, batch: Batch) -> float:

@@ -15,11 +15,11 @@ and when backward come to it, the next layer's while it is computed, and freed w
 import dataclasses
 
 from hpcdl.kernels.reduce import add_into
-from hpcdl.models.layered import FlatWeights
+from hpcdl.models.layered import FlatWeights, Weights
 from hpcdl.parallel.zero import Shards
 
 
-def weights_of(shards: Shards):
+def weights_of(shards: Shards) -> Weights:
     """Where the layers of the part find their tensors (hpcdl/models/layered.py)."""
     if shards.stage >= 2:
         return ShardedWeights(shards)
@@ -57,7 +57,7 @@ class ShardedWeights:
         self.gathered = {}  # layer: its buffer, and the requests that fill it
         self.open_gradient = self.leaving = None  # of the layer that backward is at; of the one before, on its way
 
-    def open(self, i, following):
+    def open(self, i: int, following: int | None) -> tuple:
         """The parameters of layer i; those of the following one are then on their way."""
         if self.w is not None:
             return self.w[i]
@@ -77,14 +77,14 @@ class ShardedWeights:
             requests.append(self.shards.gather_unit(u, buffer[place]))
         self.gathered[i] = buffer, requests
 
-    def close(self, i):
+    def close(self, i: int) -> None:
         """Free what was gathered of layer i."""
         if self.w is None:
             buffer, _ = self.gathered.pop(i)
             if buffer is not None:
                 self.free["parameters"].append(buffer)
 
-    def gradient(self, i):
+    def gradient(self, i: int) -> tuple:
         """Room for the gradient of layer i, zeros."""
         self._settle()
         if not self.tensors[i]:
@@ -93,7 +93,7 @@ class ShardedWeights:
         self.open_gradient[:] = 0
         return self._views(i, self.open_gradient)
 
-    def ready(self, i):
+    def ready(self, i: int) -> None:
         """Free the parameters of layer i, and start to sum its gradient over the ranks."""
         self.close(i)
         if self.tensors[i]:
@@ -114,7 +114,7 @@ class ShardedWeights:
         self.free["gradients"].append(buffer)
         self.leaving = None
 
-    def finish(self):
+    def finish(self) -> None:
         """The gradient is summed; give the buffers up."""
         self._settle()
         for kind, buffers in self.free.items():

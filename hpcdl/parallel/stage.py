@@ -25,6 +25,8 @@ from hpcdl.comm.node import ranks_of_node
 from hpcdl.comm.trace import clock_offset
 from hpcdl.comm.watchdog import activity
 from hpcdl.data import Batch
+from hpcdl.models.layered import Weights
+from hpcdl.models.part import Part
 from hpcdl.parallel.timetable import Action, Span
 from hpcdl.runs.straggler import stretched
 
@@ -40,7 +42,7 @@ class InFlight(NamedTuple):
     kept: list | None
     shape: tuple | None
     sent: object
-    weights: object
+    weights: Weights
 
 
 class Stage:
@@ -52,7 +54,7 @@ class Stage:
     first start, last stop and seconds computing, for `costs`.
     """
 
-    def __init__(self, comm: Communicator, part, weights, model, recompute: bool = False):
+    def __init__(self, comm: Communicator, part: Part, weights: Weights, model, recompute: bool = False):
         self.comm, self.part, self.weights, self.model, self.recompute = comm, part, weights, model, recompute
         self.stages, self.chunks, self.pool = comm.size, len(part.chunks), part.pool
         self.before, self.after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
@@ -136,7 +138,7 @@ class Stage:
             to = self._send(dx, self.before, "B", number, chunk - (self.comm.rank == 0))
             self.leaving.append((to, lambda: self.pool.give(dx)))
 
-    def use(self, number: int, weights) -> None:
+    def use(self, number: int, weights: Weights) -> None:
         """Let the backward of a micro-batch in flight find its tensors elsewhere."""
         self.in_flight[number, 0] = self.in_flight[number, 0]._replace(weights=weights)
 

@@ -13,7 +13,10 @@ whole layers have an owner, who broadcasts their parameters and to whom their gr
 (Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020)
 """
 
+from collections.abc import Callable
+
 from hpcdl.comm import Communicator
+from hpcdl.comm.requests import Request
 from hpcdl.models.part import Part
 from hpcdl.parallel.units import Units
 
@@ -97,18 +100,18 @@ class Shards:
         if self.stage in (1, 2):
             self._each_unit(self.gather_unit, self.parameters)
 
-    def _each_unit(self, start, vector) -> None:
+    def _each_unit(self, start: Callable, vector) -> None:
         """Start an operation on each unit of a vector, and wait for all."""
         for request in [start(u, vector[unit]) for u, unit in enumerate(self.units.units)]:
             request.wait()
 
-    def gather_unit(self, u: int, buffer):
+    def gather_unit(self, u: int, buffer) -> Request:
         """Fill in all of unit u, of which each rank has put in what it owns; a request."""
         if self.units.owner is None:
             return self.group.iall_gather(buffer)
         return self.group.ibroadcast(buffer, self.units.owner[u])
 
-    def scatter_unit(self, u: int, buffer):
+    def scatter_unit(self, u: int, buffer) -> Request:
         """Sum unit u over the ranks; what this rank owns of it is then the sum. A request."""
         if self.units.owner is None:
             return self.group.ireduce_scatter(buffer)
