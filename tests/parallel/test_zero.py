@@ -60,17 +60,18 @@ def test_gradients_that_are_spoken_for_are_the_whole_one_once(stage, hold, world
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("owners", [False, True])
 def test_an_update_is_that_of_the_whole_vector(stage, owners, hold, gpt, world):
-    """Each rank updates what it owns; where parameters are held whole, all of them then are what ranks have updated."""
+    """Of a run that goes on, too: each rank updates what it owns, and where parameters are held whole, has the rest."""
     shards, model = hold(stage, owners).shards, gpt.made()
     gradient, whole = np.cos(np.arange(model.size)), model.initialize(Random(0))
     rule = shards.optimizer.of_size(model.size)
+    rule.step = shards.optimizer.step = 3
     for turn in range(2):
         for own, view in zip(shards.units.in_vector, shards.owned_gradients, strict=True):
             view[:] = gradient[own]
         shards.update(0.5, None)
         shards.all_gather()
         rule.update(whole, gradient, 0.5)
-        assert shards.optimizer.step == turn + 1
+        assert shards.optimizer.step == 3 + turn + 1
     for piece, _ in shards.parameter_pieces:
         assert np.array_equal(shards.parameters[piece.local : piece.local + piece.size], whole[gpt.places(piece)])
 
