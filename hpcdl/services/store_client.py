@@ -273,6 +273,4 @@ def overlap(held: slice, asked: slice) -> slice:
 
 def within(array: np.ndarray, part: slice, common: slice) -> np.ndarray:
     """Of `array`, which is for `part` of the whole vector, the elements that are for `common`."""
-    if common.start == common.stop:
-        return array[:0]
     return array[common.start - part.start : common.stop - part.start]
