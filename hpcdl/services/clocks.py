@@ -127,7 +127,8 @@ class Delay:
     """A queue of updates, in which each waits until so many have come after it."""
 
     def __init__(self, versions: int):
-        self.versions, self.waiting = versions, deque()
+        self.versions = versions
+        self.waiting: deque = deque()
 
     def enter(self, update) -> Iterator:
         """One more update; what is due then."""

@@ -32,8 +32,9 @@ class LedStore(Protocol):
 class Lead:
     """A lead that lets all steps begin, for ever, and does nothing; derive from it what decides.
 
-    steps: no step from here on is given out. limit: steps from here on wait until it is raised, which it may be in
-    `done`; infinite where none ever waits. apart_seconds: what `done` has spent on other things than steps.
+    steps: no step from here on is given out. limit: steps from here on wait until it is raised; infinite where none
+    ever waits. apart_seconds: what `done` has spent on other things than steps. All three may change in `begin` and
+    `done`.
     """
 
     steps: float = math.inf

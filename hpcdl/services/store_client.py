@@ -35,8 +35,9 @@ class Connection:
 
     def __init__(self, comm: Communicator, rank: int, held: slice, start: int = 0):
         self.comm, self.rank, self.slice = comm, rank, held
-        self.seen, self.version, self.apart_seconds, self.signalled = start, start, 0.0, False
-        self.answer, self.values = new_header(ANSWER_HEADER), None
+        self.seen, self.version, self.apart_seconds, self.signalled = float(start), float(start), 0.0, False
+        self.answer = new_header(ANSWER_HEADER)
+        self.values: np.ndarray | None = None
         self.requests: list[Request] = []
 
     def expect(self, values: np.ndarray | None, tag: int = Tag.ANSWER) -> None:
@@ -200,7 +201,8 @@ class Subscribed(Client):
     def __init__(self, *arguments, counter: Connection, **options):
         super().__init__(*arguments, **options)
         self.counter, self.subscribed = counter, False
-        self.heard, self.closed = set(), set()  # ranks of servers that have sent something, and their last
+        self.heard: set[int] = set()  # ranks of servers that have sent something
+        self.closed: set[int] = set()  # and of those that have sent their last
 
     def pull(self, into: np.ndarray, part: slice | None) -> int | None:
         if part is not None:
@@ -262,7 +264,7 @@ class Subscribed(Client):
         if first.step is None:
             return True
         fresh = all(each.seen >= self.clock - self.consistency.bound for each in self.connections)
-        return fresh and self.clock < first.answer["limit"]
+        return fresh and self.clock < float(first.answer["limit"])
 
 
 def overlap(held: slice, asked: slice) -> slice:
@@ -273,6 +275,4 @@ def overlap(held: slice, asked: slice) -> slice:
 
 def within(array: np.ndarray, part: slice, common: slice) -> np.ndarray:
     """Of `array`, which is for `part` of the whole vector, the elements that are for `common`."""
-    if common.start == common.stop:
-        return array[:0]
     return array[common.start - part.start : common.stop - part.start]

@@ -93,6 +93,8 @@ class Push(NamedTuple):
     @classmethod
     def read(cls, request: np.ndarray, client: int) -> "Push":
         """What a request of this client says."""
-        whole = {name: int(request[name]) for name in ("clock", "seen", "version")}
-        amounts = {name: float(request[name]) for name in ("count", "total", "loss", "norm")}
-        return cls(client, slice(int(request["start"]), int(request["stop"])), **whole, **amounts)
+        start, stop, clock, seen, version = (
+            int(request[name]) for name in ("start", "stop", "clock", "seen", "version")
+        )
+        count, total, loss, norm = (float(request[name]) for name in ("count", "total", "loss", "norm"))
+        return cls(client, slice(start, stop), clock, seen, version, count, total, loss, norm)

@@ -169,7 +169,8 @@ class OnServers(OnOneRank):
 
     def __init__(self, model, parameters, optimizer, works: bool, keeper: "Keeper | None"):
         super().__init__(model, parameters, optimizer, works)
-        self.keeper, self.loaded = keeper, {}
+        self.keeper = keeper
+        self.loaded: dict[int, np.ndarray] = {}
 
     def tracked(self) -> dict[str, Tracked]:
         if not self.leads:
@@ -194,7 +195,7 @@ class OnServers(OnOneRank):
 
 
 class Keeper(Lead):
-    """On rank 0: runs the run, and decides which steps may be given out."""
+    """On rank 0: runs the run, and decides which steps may be given out: none beyond the next checkpoint."""
 
     store: LedStore
 
@@ -203,22 +204,13 @@ class Keeper(Lead):
 
     def begin(self, store: LedStore, step: int) -> None:
         self.store = store
+        self._decide()
 
-    @property
-    def steps(self) -> int:
-        """Where the run ends."""
-        return self.run.steps if self.run.stopped is None else self.run.step
-
-    @property
-    def limit(self) -> int:
-        """Steps from here on wait: for the next checkpoint, or because there are none."""
-        every = self.run.options.checkpoint_every
-        return min(self.steps, (self.run.step // every + 1) * every) if every else self.steps
-
-    @property
-    def apart_seconds(self) -> float:
-        """Seconds spent on scores and checkpoints."""
-        return self.run.stopwatch.apart_seconds
+    def _decide(self) -> None:
+        run, every = self.run, self.run.options.checkpoint_every
+        self.steps = run.steps if run.stopped is None else run.step
+        self.limit = min(self.steps, (run.step // every + 1) * every) if every else self.steps
+        self.apart_seconds = run.stopwatch.apart_seconds
 
     def admit(self, push: Push) -> None:
         if not math.isfinite(push.loss):
@@ -230,6 +222,7 @@ class Keeper(Lead):
             self.run.boundary()
         except TrainingError as error:
             raise LoneError(str(error)) from None
+        self._decide()
 
     def signalled(self) -> None:
         self.run.signalled = True

@@ -17,7 +17,7 @@ SSP = Consistency("ssp", 9)
 class Post:
     """In the place of a communicator: `sent` are receiver, tag and array of what is under way, and has arrived."""
 
-    rank, size = 0, 3
+    rank, size = 3, 4
 
     def __init__(self):
         self.sent = []
@@ -147,7 +147,11 @@ def test_a_subscriber_gets_the_newest_when_the_one_before_has_arrived(serve):
     assert not server.attend() and not post.sent  # it has all there is
     ask(1, Operation.PUSH, 3)
     ask(2, Operation.PUSH, 3)
+    post.sent[-1].done = True
     assert [values for _, _, values in post.take()] == [[12, 12]]
+    ask(1, Operation.LAST)
+    ask(2, Operation.PUSH, 4)
+    assert not post.sent  # to who has closed
 
 
 def test_the_last_pulls_are_answered_together_with_what_was_delayed(serve):
@@ -163,7 +167,9 @@ def test_the_last_pulls_are_answered_together_with_what_was_delayed(serve):
 
 def test_the_lead_gathers_until_it_is_over(serve):
     """At the clock that it needs; and when all clients have closed, this server does not end before it is told."""
+    assert serve(SSP)[0].inbox.coming.keys() == {1, 2}
     server, post, ask = serve(SSP, gathered=True)
+    assert server.inbox.coming.keys() == {0, 1, 2}
     ask(0, Operation.PULL, reply=Tag.GATHERED, needs=1)
     ask(1, Operation.PUSH)
     assert not post.sent
