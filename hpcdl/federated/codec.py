@@ -69,4 +69,4 @@ class Codec:
     def decode(self, total: np.ndarray, descent: np.ndarray) -> int:
         """descent <- - sum n_k (w_k - w), from the sum of the messages; returns sum n_k."""
         fixed_point.decode(descent, -1 / self.one, total[: self.size])
-        return int(total[self.size])
+        return int(device_of(total).host(total[self.size :])[0])

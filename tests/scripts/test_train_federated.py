@@ -81,6 +81,15 @@ def test_owners_from_a_table_and_rounds_to_an_accuracy(launch, run_on, tmp_path)
     assert done.returncode == 2 and "the column holds 5 owners, not 4" in done.stderr
 
 
+def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
+    options = ["--data", "few.h5", "--model", "softmax", "--dtype", "float64", "--clients", "4", "--fraction", "1"]
+    options += ["--rounds", "2", "--local-epochs", "1", "--local-batch", "0", "--proximal", "0.1", "--late", "0.4"]
+    options += ["--server-optimizer", "momentum", "--seed", "2", "--evaluate-every", "2"]
+    simulate(2, SCRIPT, *options, "--device", "cuda", "--out", "gpu", check=0, STANDIN_GPUS="2")
+    run_on(2, SCRIPT, *options, "--out", "cpu", check=0)
+    assert np.abs(parameters(few / "gpu") - parameters(few / "cpu")).max() <= 1e-10
+
+
 BAD = {
     "--clients 0": "--clients 0 takes the owners of --partition column:NAME",
     "--clients -1": "--clients must not be negative",
