@@ -14,12 +14,14 @@ import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TextIO
 
 import yaml
 from mpi4py import MPI
 
 from hpcdl.errors import UsageError
 from hpcdl.files import atomic_write
+from hpcdl.runs.options import Options
 
 log = logging.getLogger("hpcdl")
 PACKAGES = ("hpcdl", "numpy", "numba", "mpi4py", "h5py")
@@ -72,23 +74,24 @@ class Folder:
 
     def __init__(self, path: Path | None, rank: int):
         self.path, self.rank = path, rank
-        self.metrics = self.handler = None
+        self.metrics: TextIO | None = None
+        self.handler: logging.FileHandler | None = None
 
-    def create(self, options) -> None:
+    def create(self, options: Options) -> None:
         """Make the folder with its config.yaml (rank 0). Raises UsageError where it cannot be written."""
         if self.path is None:
             return
         try:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
-            self._write_config(options)
+            self._write_config(self.path / "config.yaml", options)
         except OSError as error:
             raise UsageError(f"--out {self.path} cannot be written: {error.strerror}") from None
 
-    def _write_config(self, options) -> None:
+    def _write_config(self, path: Path, options: Options) -> None:
         values = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "resume")}
         values["data"] = absolute(options.data)
         header = [f"# {name}: {value}" for name, value in environment().items()]
-        with atomic_write(self.path / "config.yaml") as file:
+        with atomic_write(path) as file:
             file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
 
     def open(self, step: int) -> None:
