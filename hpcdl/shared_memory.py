@@ -20,7 +20,7 @@ FOLDER = "/dev/shm"
 
 
 def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] | None:
-    """Collective over the ranks of a node, an MPI communicator: the memory of each rank (bytes, zero), of which it asks for `size` itself.
+    """Collective over the ranks of a node: the memory of each rank (bytes, zero), of which it asks for `size` itself.
 
     None, on all ranks, where there is no room; rank 0 then warns that `what` needs it and what is done `otherwise`.
     Parts begin at whole pages.
