@@ -39,7 +39,8 @@ class Loss:
     kernel: Any  # (z, y, dz) -> (sum of losses, score); a member that is no method
 
     def __init__(self, pool: Pool):
-        self.pool, self.target = pool, np.dtype(np.int64)
+        self.pool = pool
+        self.target: np.dtype = np.dtype(np.int64)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.whole: dict[str, tuple[int, ...]] = {}
         self.xp = pool.device.xp

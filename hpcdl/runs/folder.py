@@ -12,7 +12,6 @@ import platform
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TextIO
 
@@ -21,10 +20,10 @@ from mpi4py import MPI
 
 from hpcdl.errors import UsageError
 from hpcdl.files import atomic_write
+from hpcdl.machine.versions import versions
 from hpcdl.runs.options import Options
 
 log = logging.getLogger("hpcdl")
-PACKAGES = ("hpcdl", "numpy", "numba", "mpi4py", "h5py")
 
 
 def check_run_folder(path: Path, resumed: bool) -> None:
@@ -44,12 +43,7 @@ def check_run_folder(path: Path, resumed: bool) -> None:
 @functools.cache  # asks git, and does not change while a program runs
 def environment() -> dict[str, str]:
     """What a reader needs to repeat the run: launch line, git commit, versions, machine."""
-    found = {"launch": launch_line(), "commit": commit(), "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
+    found = {"launch": launch_line(), "commit": commit(), "python": platform.python_version(), **versions()}
     found["mpi"] = " ".join(MPI.Get_library_version().splitlines()[0].strip("\0").split())
     found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"
     return found
