@@ -33,7 +33,7 @@ def longest_first(lengths: Sequence[float], parts: int) -> list[int]:
     [0, 0, 1, 1]
     """
     found = [0] * len(lengths)
-    loads = [(0, part) for part in range(parts)]
+    loads: list[tuple[float, int]] = [(0, part) for part in range(parts)]
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         load, found[i] = loads[0]
         heapq.heapreplace(loads, (load + lengths[i], found[i]))

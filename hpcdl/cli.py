@@ -12,7 +12,7 @@ from hpcdl.errors import unknown
 
 def scripts() -> dict[str, str]:
     """Names of all scripts, with the first line of their docstrings; read, not imported, for that would start MPI."""
-    folder = Path(find_spec("hpcdl.scripts").origin).parent
+    folder = Path(find_spec("hpcdl.scripts").origin).parent  # type: ignore[union-attr, arg-type]
     found = {}
     for path in sorted(folder.glob("[a-z]*.py")):
         text = ast.get_docstring(ast.parse(path.read_text())) or ""

@@ -9,7 +9,12 @@ class UsageError(Exception):
 
 
 class AgreedError(UsageError):
-    """Bad input that all ranks have agreed on: each knows that the others stop, too, so all can leave quietly."""
+    """Bad input that all ranks have agreed on: each knows that the others stop, too, so all can leave quietly.
+
+    speaker: the rank that prints.
+    """
+
+    speaker: int | None = 0
 
 
 class TrainingError(Exception):
@@ -18,7 +23,7 @@ class TrainingError(Exception):
     speaker: the rank that prints.
     """
 
-    speaker = 0
+    speaker: int | None = 0
 
 
 class LoneError(Exception):

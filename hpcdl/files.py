@@ -11,7 +11,7 @@ import platformdirs
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `path`; when the body ends well, sync that file and give it the final name.
 
     When the body fails, the temporary file is removed and `path` stays as it was.
@@ -33,7 +33,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """The same as an open binary file: `with atomic_write(path) as file: file.write(...)`."""
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         yield file

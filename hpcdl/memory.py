@@ -11,6 +11,7 @@ training; what evaluation and checkpoints need (`paused`) is not counted, but is
 
 import contextlib
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,8 +21,10 @@ KINDS = ("parameters", "gradients", "optimizer", "activations")
 class Memory:
     """Counts of one rank: `now` and `peak`, bytes by kind."""
 
-    def __init__(self):
-        self.now, self.peak, self.counting = Counter(), Counter(), True
+    def __init__(self) -> None:
+        self.now: Counter[str] = Counter()
+        self.peak: Counter[str] = Counter()
+        self.counting = True
 
     def add(self, kind: str, count: int) -> None:
         """So many bytes more, or, where negative, less."""
@@ -29,13 +32,13 @@ class Memory:
         if self.counting and self.now[kind] > self.peak[kind]:
             self.peak[kind] = self.now[kind]
 
-    def hold(self, kind: str, array) -> np.ndarray:
+    def hold(self, kind: str, array: np.ndarray) -> np.ndarray:
         """Count an array that was allocated and stays; returns it."""
         self.add(kind, array.nbytes)
         return array
 
     @contextlib.contextmanager
-    def paused(self):
+    def paused(self) -> Iterator[None]:
         """What is allocated inside does not count for the peaks."""
         before, self.counting = self.counting, False
         try:

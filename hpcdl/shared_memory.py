@@ -11,6 +11,7 @@ import logging
 import mmap
 import os
 import uuid
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ log = logging.getLogger("hpcdl")
 FOLDER = "/dev/shm"
 
 
-def share(node, size: int, what: str, otherwise: str) -> list[np.ndarray] | None:
+def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] | None:
     """Collective over the ranks of a node: the memory of each rank (bytes, zero), of which it asks for `size` itself.
 
     None, on all ranks, where there is no room; rank 0 then warns that `what` needs it and what is done `otherwise`.
@@ -27,7 +28,7 @@ def share(node, size: int, what: str, otherwise: str) -> list[np.ndarray] | None
     sizes = node.allgather(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
     total, start = sum(sizes), sum(sizes[: node.rank])
     path = node.bcast(os.path.join(FOLDER, f"hpcdl-{uuid.uuid4().hex}") if node.rank == 0 else None)
-    file, mapped, problem = None, None, None
+    file, mapped, problem = -1, None, None
     with contextlib.ExitStack() as files:
         with contextlib.ExitStack() as names:
             for turn in (0, 1):  # rank 0 makes the file, then the others open it
@@ -50,7 +51,7 @@ def share(node, size: int, what: str, otherwise: str) -> list[np.ndarray] | None
             except OSError as error:
                 problem = error.strerror
             problem = first(node, problem)
-    if problem is not None:
+    if problem is not None or mapped is None:
         if node.rank == 0:
             log.warning("%s: %s; %s needs %.1f MB there: %s", FOLDER, problem, what, total / 1e6, otherwise)
         return None
@@ -58,6 +59,6 @@ def share(node, size: int, what: str, otherwise: str) -> list[np.ndarray] | None
     return [memory[end - length : end] for end, length in zip(ends, sizes, strict=True)]
 
 
-def first(node, problem: str | None) -> str | None:
+def first(node: Any, problem: str | None) -> str | None:
     """Collective: the problem of the lowest rank that has one."""
     return next(filter(None, node.allgather(problem)), None)

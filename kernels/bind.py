@@ -28,12 +28,15 @@ import os
 import tempfile
 import textwrap
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
 from numba.core.registry import CPUDispatcher
 from numba.np.numpy_support import as_dtype
+from numpy.typing import DTypeLike
 
 # error_model="numpy": a division that could raise keeps LLVM from vectorizing. The flags leave out nnan and ninf, with
 # which the compiler may delete every check for a value that is not finite.
@@ -86,7 +89,7 @@ INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "sums only": 2, "block": 0
 
 
 @contextlib.contextmanager
-def compile_lock(kind=fcntl.LOCK_EX):
+def compile_lock(kind: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Hold this user's lock on this machine; the lock goes with the process, so a killed one leaves none behind.
 
     kind: LOCK_EX to compile, alone, or LOCK_SH to load, many at a time.
@@ -110,18 +113,18 @@ def stamp() -> int:
 STAMP = stamp()
 
 
-def numba_types(signature: str, dtype) -> tuple:
+def numba_types(signature: str, dtype: DTypeLike) -> tuple[Any, ...]:
     """The Numba types that a signature names when T is this element type."""
     names = dict(vars(numba.types), T=numba.from_dtype(np.dtype(dtype)))
     return eval(f"({signature},)", {"__builtins__": {}}, names)  # our own text, never a user's
 
 
-def function(body):
+def function(body: Callable) -> Any:
     """Decorator: a scalar function that the bodies of kernels call, on CPU and GPU."""
     return numba.njit(fastmath=FASTMATH, forceinline=True, **OPTIONS)(body)  # a loop with a call does not vectorize
 
 
-def generate(kind: str, text: str, body, more: tuple[str, ...] = (), /, **names):
+def generate(kind: str, text: str, body: Callable, more: tuple[str, ...] = (), /, **names: Any) -> Callable:
     """The function of body's arguments that runs the loop `text` around it, as if it stood where the body stands.
 
     more: arguments after those of the body; names: what the names in the text mean. With the file, line and name of the
@@ -132,8 +135,9 @@ def generate(kind: str, text: str, body, more: tuple[str, ...] = (), /, **names)
     text = text.format(first=arguments[0], last=arguments[-1], names=", ".join(arguments))
     lines = "\n".join(f"  {line}" for line in ["stamp", *text.split("\n")])
     tree = ast.parse(f"def make(stamp):\n def loop({', '.join([*arguments, *more])}):\n{lines}\n return loop")
-    ast.increment_lineno(tree, body.__code__.co_firstlineno - tree.body[0].body[0].lineno)
-    space = {"__name__": body.__module__, **names}
+    (make,) = tree.body
+    ast.increment_lineno(tree, body.__code__.co_firstlineno - make.body[0].lineno)  # type: ignore[attr-defined]
+    space: dict[str, Any] = {"__name__": body.__module__, **names}
     exec(compile(tree, body.__code__.co_filename, "exec"), space)
     made = space["make"](STAMP)
     made.__name__, made.__qualname__, made.__doc__ = body.__name__, body.__qualname__, body.__doc__
@@ -141,7 +145,7 @@ def generate(kind: str, text: str, body, more: tuple[str, ...] = (), /, **names)
     return made
 
 
-def fitting(arg, wanted):
+def fitting(arg: Any, wanted: Any) -> Any:
     """The argument as the type that is wanted, where nothing is lost by it: an integer as float64, an array to read."""
     if not isinstance(wanted, numba.types.Array):
         return as_dtype(wanted).type(arg)
@@ -151,7 +155,7 @@ def fitting(arg, wanted):
     return arg
 
 
-def narrowing(kind: str, body, signature: str) -> str:
+def narrowing(kind: str, body: Callable, signature: str) -> str:
     """The lines that turn the numbers which the signature calls T from float64, as they are passed, to the type T.
 
     Numba finds a compiled version fastest when the types are those of the call, and Python's numbers are float64.
@@ -162,7 +166,7 @@ def narrowing(kind: str, body, signature: str) -> str:
     return "".join(f"{name} = {names[0]}.dtype.type({name})\n" for name in numbers)
 
 
-KERNELS = []  # all that were made
+KERNELS: list["Kernel"] = []  # all that were made
 
 
 class Kernel(CPUDispatcher):
@@ -172,25 +176,27 @@ class Kernel(CPUDispatcher):
     fits the arguments: there a version is compiled, or the array is found to lie on a GPU.
     """
 
-    def __init__(self, kind: str, body, signature: str):
+    def __init__(self, kind: str, body: Callable, signature: str):
         text = narrowing(kind, body, signature) + LOOPS[kind]
         options = {"nopython": True, "boundscheck": None, "fastmath": FASTMATH, **OPTIONS}
         super().__init__(generate(kind, text, body, body=function(body), np=np), targetoptions=options)
         self.enable_caching()
         self.kind, self.body, self.signature = kind, body, signature
-        self.compiled, self.twins = {}, {}
-        self.launch, self.launches = None, []  # a block kernel's CUDA twin and the CUDA kernels that it launches
+        self.compiled: dict[np.dtype, Kernel] = {}
+        self.twins: dict[np.dtype, Callable] = {}
+        self.launch: Any = None  # a block kernel's CUDA twin ...
+        self.launches: list[Any] = []  # ... and the CUDA kernels that it launches
         KERNELS.append(self)
 
-    def __get__(self, instance, owner=None):
+    def __get__(self, instance: Any, owner: Any = None) -> "Kernel":
         return self  # no method, where it is kept in a class
 
-    def types(self, dtype) -> tuple:
+    def types(self, dtype: DTypeLike) -> tuple[Any, ...]:
         """The Numba types of the CPU version's arguments for this element type of the first array."""
         pairs = zip(numba_types(self.signature, dtype), numba_types(self.signature, "float64"), strict=True)
         return tuple(a if isinstance(a, numba.types.Array) else wide for a, wide in pairs)
 
-    def compile(self, dtype):
+    def compile(self, dtype: DTypeLike) -> "Kernel":
         """Compile, or load from the cache, the CPU version for this element type; returns the callable."""
         types = self.types(dtype)
         with compile_lock(fcntl.LOCK_SH if self.cached(types) else fcntl.LOCK_EX):
@@ -198,18 +204,18 @@ class Kernel(CPUDispatcher):
         self.compiled[np.dtype(dtype)] = self
         return self
 
-    def cached(self, types) -> bool:
+    def cached(self, types: tuple[Any, ...]) -> bool:
         """Whether the version for these types is in the cache on disk; Numba's index of it is always whole."""
         key = self._cache._index_key(types, self.targetctx.codegen())
         return key in self._cache._cache_file._load_index()
 
-    def typeof_pyval(self, value):
+    def typeof_pyval(self, value: Any) -> Any:
         """Numba's type of an argument: none for an array on a GPU, so that no CPU version fits."""
         if hasattr(value, "__cuda_array_interface__"):
             return numba.types.pyobject
         return super().typeof_pyval(value)
 
-    def _compile_for_args(self, *args):
+    def _compile_for_args(self, *args: Any) -> Callable:
         """What to call for these arguments, which no version fits."""
         array = args[0]
         if hasattr(array, "__cuda_array_interface__"):
@@ -223,7 +229,7 @@ class Kernel(CPUDispatcher):
             raise TypeError(f"{self.__name__} takes {', '.join(map(str, types))}, not {found}")
         return lambda *args: self(*fitted)
 
-    def on_device(self, array, *rest):
+    def on_device(self, array: Any, *rest: Any) -> Any:
         """Launch the CUDA twin."""
         try:
             twin = self.twins[array.dtype]
@@ -233,22 +239,22 @@ class Kernel(CPUDispatcher):
             twin = self.twins[array.dtype] = gpu.twin(self, array.dtype)
         return twin(array, *rest)
 
-    def device(self, *launches):
+    def device(self, *launches: Any) -> Callable[[Callable], "Kernel"]:
         """Decorator: this function, with the same arguments and results, is the CUDA twin; it launches `launches`."""
 
-        def register(launch):
+        def register(launch: Callable) -> Kernel:
             self.launch, self.launches = launch, list(launches)
             return self
 
         return register
 
 
-def elementwise(signature: str):
+def elementwise(signature: str) -> Callable[[Callable], Kernel]:
     """Decorator: bind body(i, ...) of one element to loops; `signature` names the types of its arguments after i."""
     return lambda body: Kernel("elementwise", body, signature)
 
 
-def rowwise(signature: str, sums: bool | str = False):
+def rowwise(signature: str, sums: bool | str = False) -> Callable[[Callable], Kernel]:
     """Decorator: bind body(i, j, ...) of one element of a matrix to loops.
 
     sums: the body returns a number, and the last argument, one number for each column, gains the sum over the rows;
@@ -257,6 +263,6 @@ def rowwise(signature: str, sums: bool | str = False):
     return lambda body: Kernel({False: "rowwise", True: "sums", "only": "sums only"}[sums], body, signature)
 
 
-def block(signature: str):
+def block(signature: str) -> Callable[[Callable], Kernel]:
     """Decorator: compile a whole loop."""
     return lambda body: Kernel("block", body, signature)

@@ -11,6 +11,7 @@ A vector kernel gets rows * columns elements. The values are such that a call ma
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -275,7 +276,7 @@ for kind in ("float32", "float64"):
     CASES[f"gather {kind}"] = Case(gather.gather[kind], images, references.pick, gathered, columns=784, dtypes=(kind,))
     CASES[f"gather_images {kind}"] = Case(
         gather.gather_images[kind],
-        lambda *args: images(*args, move=True),
+        partial(images, move=True),
         references.pick_images,
         gathered,
         columns=784,

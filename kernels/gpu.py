@@ -18,11 +18,14 @@ import contextlib
 import dis
 import importlib
 import os
+from collections.abc import Callable, Iterator
 from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import numba
 import numpy as np
 from numba.np.numpy_support import as_dtype
+from numpy.typing import DTypeLike
 
 from hpcdl.kernels.bind import Kernel, compile_lock, generate, numba_types
 
@@ -82,20 +85,21 @@ class CudaKernel:
     make(T): the Python function, T the Numba type of the elements.
     """
 
-    def __init__(self, name: str, make, signature: str):
-        self.name, self.make, self.signature, self.compiled = name, make, signature, {}
+    def __init__(self, name: str, make: Callable[[Any], Callable], signature: str):
+        self.name, self.make, self.signature = name, make, signature
+        self.compiled: dict[np.dtype, tuple[Any, tuple[Any, ...]]] = {}
 
-    def __call__(self, dtype, blocks: int, *args):
+    def __call__(self, dtype: np.dtype, blocks: int, *args: Any) -> None:
         """Launch so many blocks, at most BLOCKS; every array must be of the declared type and contiguous."""
         try:
             compiled, types = self.compiled[dtype]
         except KeyError:
             compiled, types = self.compile(dtype)
-        args = [fitting(self.name, arg, wanted) for arg, wanted in zip(args, types, strict=True)]
+        fitted = [fitting(self.name, arg, wanted) for arg, wanted in zip(args, types, strict=True)]
         if blocks > 0:
-            compiled[min(int(blocks), BLOCKS), THREADS](*args)
+            compiled[min(int(blocks), BLOCKS), THREADS](*fitted)
 
-    def compile(self, dtype):
+    def compile(self, dtype: DTypeLike) -> tuple[Any, tuple[Any, ...]]:
         """Compile, or load from the cache, the version for this element type."""
         types = numba_types(self.signature, dtype)
         with compile_lock():
@@ -103,7 +107,7 @@ class CudaKernel:
         self.compiled[np.dtype(dtype)] = compiled, types
         return compiled, types
 
-    def ptx(self, dtype) -> str:
+    def ptx(self, dtype: DTypeLike) -> str:
         """The kernel's assembly for compute capability 9.0; no GPU is needed."""
         types = numba_types(self.signature, dtype)
         with without_a_gpu():
@@ -113,7 +117,7 @@ class CudaKernel:
         return text
 
 
-def cuda_kernel(signature: str):
+def cuda_kernel(signature: str) -> Callable[[Callable], CudaKernel]:
     """Decorator: a CUDA kernel; `signature` names the types of its arguments, T the first array's element type.
 
     T is put among its globals; functions of this folder that it calls become device functions.
@@ -122,9 +126,9 @@ def cuda_kernel(signature: str):
 
 
 @contextlib.contextmanager
-def without_a_gpu():
+def without_a_gpu() -> Iterator[None]:
     """Let Numba compile for a GPU that is not there: it asks the current device what it can do."""
-    dispatcher = importlib.import_module("numba.cuda.dispatcher")
+    dispatcher: Any = importlib.import_module("numba.cuda.dispatcher")
     before = dispatcher.get_current_device
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
     try:
@@ -142,7 +146,7 @@ def no_compiler() -> str:
     return ""
 
 
-def fitting(name: str, arg, wanted):
+def fitting(name: str, arg: Any, wanted: Any) -> Any:
     """The argument as the compiled kernel takes it; TypeError for an array that does not fit."""
     if not isinstance(wanted, numba.types.Array):
         return as_dtype(wanted).type(arg)
@@ -151,7 +155,7 @@ def fitting(name: str, arg, wanted):
     return arg
 
 
-def adapted(body, space: dict | None = None, **names):
+def adapted(body: Any, space: dict[str, Any] | None = None, **names: Any) -> FunctionType:
     """The function with `names` among its globals, and CUDA device functions in the place of our compiled functions.
 
     In the simulator all share the globals of the kernel, `space`: there `cuda` means something else while it runs.
@@ -170,7 +174,7 @@ def adapted(body, space: dict | None = None, **names):
     return made
 
 
-def device_function(body):
+def device_function(body: Callable) -> Any:
     """The body as a CUDA device function."""
     return cuda.jit(device=True)(adapted(body))
 
@@ -193,22 +197,22 @@ def generated(kernel: Kernel) -> list[CudaKernel]:
     return [around(kernel.kind, kernel.body, kernel.signature)]
 
 
-def around(kind: str, body, signature: str, more: tuple[str, ...] = (), over: str = "{first}") -> CudaKernel:
+def around(kind: str, body: Callable, signature: str, more: tuple[str, ...] = (), over: str = "{first}") -> CudaKernel:
     """The CUDA kernel of GRIDS[kind] around an element's body; `over`: the argument whose elements are meant."""
 
-    def make(element):
+    def make(element: Any) -> Callable:
         names = {"body": device_function(body), "cuda": cuda, "THREADS": THREADS, "LANES": LANES, "T": element}
         return generate(kind, GRIDS[kind].replace("{first}", over), body, more, **names)
 
     return CudaKernel(body.__name__, make, signature)
 
 
-def cuda_sums(signature: str):
+def cuda_sums(signature: str) -> Callable[[Callable], CudaKernel]:
     """Decorator: a CUDA kernel for `add_column_sums`, of body(i, j, ...), which returns a number and writes nothing."""
     return lambda body: around("sums", body, signature + ", T[:, ::1]", more=("partial",))
 
 
-def cuda_rowwise(signature: str, over: str):
+def cuda_rowwise(signature: str, over: str) -> Callable[[Callable], CudaKernel]:
     """Decorator: a CUDA kernel that runs body(i, j, ...) for every element of its argument named `over`, a matrix."""
     return lambda body: around("rowwise", body, signature, over=over)
 
@@ -283,10 +287,10 @@ def add_up(partial, result):
             result[j] = total
 
 
-SCRATCH = {}
+SCRATCH: dict[np.dtype, Any] = {}
 
 
-def scratch(dtype, *shape: int):
+def scratch(dtype: DTypeLike, *shape: int) -> Any:
     """A device array with unspecified contents, for the partial sums of one call: allocating would wait for the GPU."""
     size = int(np.prod(shape))
     kept = SCRATCH.get(np.dtype(dtype))
@@ -295,7 +299,7 @@ def scratch(dtype, *shape: int):
     return kept[:size].reshape(shape)
 
 
-def total_of(partial):
+def total_of(partial: Any) -> np.ndarray:
     """The column sums of float64 partial sums (blocks, columns), on the host; zeros where no block ran."""
     if not partial.shape[0]:
         return np.zeros(partial.shape[1])
@@ -304,7 +308,7 @@ def total_of(partial):
     return result.copy_to_host()
 
 
-def add_column_sums(kernel: CudaKernel, array, *rest):
+def add_column_sums(kernel: CudaKernel, array: Any, *rest: Any) -> None:
     """The last argument gains the sums over the rows of what the kernel's body returns for each element of `array`."""
     rows, columns = array.shape
     chunks = min(64, -(-rows * LANES // (8 * THREADS)))  # a thread sums at least 8 rows, where there are as many
@@ -314,7 +318,7 @@ def add_column_sums(kernel: CudaKernel, array, *rest):
         add_partial(array.dtype, -(-columns // THREADS), partial, rest[-1])
 
 
-def twin(kernel: Kernel, dtype):
+def twin(kernel: Kernel, dtype: np.dtype) -> Callable:
     """A function of the kernel's arguments that launches its CUDA twin for this element type."""
     first = functions(kernel)[0]
     if kernel.kind == "block":

@@ -1,11 +1,12 @@
 """One batch, and the arrays that batches take turns in."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
 from hpcdl.chunks import chunks
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Array, Device
 
 
 @dataclasses.dataclass(slots=True)
@@ -18,8 +19,8 @@ class Batch:
     epoch, step (in the epoch), index (rows,): row numbers in the training set
     """
 
-    x: np.ndarray
-    y: np.ndarray
+    x: Array
+    y: Array
     total: int
     epoch: int
     step: int
@@ -39,11 +40,13 @@ class Buffers:
     empty(shape, dtype) allocates them: where, is its own affair.
     """
 
-    def __init__(self, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype, empty=CPU.empty):
+    def __init__(
+        self, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype, empty: Callable[..., Array] = CPU.empty
+    ):
         self.empty = empty
         self.turn, self.pairs = 0, [(empty((0, width), dtype), empty(0, y_dtype)) for _ in range(count)]
 
-    def next(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    def next(self, rows: int) -> tuple[Array, Array]:
         """The first rows of the next pair; it is the one that was used longest ago."""
         self.turn = (self.turn + 1) % len(self.pairs)
         x, y = self.pairs[self.turn]
@@ -59,7 +62,7 @@ class DeviceBuffers:
     count: of the pairs on the host; a GPU has two, one for the batch in use and one for the batch before it.
     """
 
-    def __init__(self, device, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype):
+    def __init__(self, device: Device, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype):
         self.device, self.host = device, Buffers(count, width, dtype, y_dtype, device.pinned)
         self.copies = None if device is CPU else Buffers(2, width, dtype, y_dtype, device.empty)
 

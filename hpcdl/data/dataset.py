@@ -1,18 +1,19 @@
 """A data set as a training run sees it: shared batches for training, plain rows for scoring."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hpcdl.data.batch import Batch, DeviceBuffers
 from hpcdl.data.cursor import Cursor
 from hpcdl.data.order import steps_per_epoch
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
-from hpcdl.data.readers import MemoryReader, StreamReader
+from hpcdl.data.readers import MemoryReader, Reader
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Device
 
 
 class Split:
@@ -26,7 +27,7 @@ class Split:
         """Rows start to stop: new arrays x (rows, features), scaled and in the model's type, and y (rows,)."""
         return self.take(np.arange(start, stop))
 
-    def take(self, index) -> tuple[np.ndarray, np.ndarray]:
+    def take(self, index: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """The rows with these numbers, as `rows`; IndexError if one does not exist."""
         index = np.array(index, np.int64)
         if len(index) and (index.min() < 0 or index.max() >= self.examples):
@@ -49,31 +50,33 @@ class Data:
         self,
         *,
         name: str,
-        features: tuple,
+        features: tuple[int, ...],
         classes: int,
         train: Split,
         test: Split | None,
         validation: Split | None,
-        reader: MemoryReader | StreamReader,
+        reader: Reader,
         threaded: bool,
-        shares: list[tuple] | None = None,
+        shares: list[tuple[int, int]] | None = None,
         resources: list,
         vocabulary: Vocabulary | None = None,
     ):
         self.name, self.features, self.classes, self.dtype = name, features, classes, train.dtype
         self.train, self.test, self.validation = train, test, validation
-        self.examples, self.device, self.vocabulary = train.examples, CPU, vocabulary
+        self.examples, self.vocabulary = train.examples, vocabulary
+        self.device: Device = CPU
         self.statistics = train.source.standard.statistics if train.source.standard is not None else {}
         self._reader, self._threaded, self._shares, self._resources = reader, threaded, shares, resources
-        self._free = []
+        self._free: list[DeviceBuffers] = []
 
-    def to(self, device) -> None:
+    def to(self, device: Device) -> None:
         """From now on batches come on this device (hpcdl.kernels.device): gathered on the host, then copied there.
 
         On a GPU they are gathered in pinned memory, from which copies are fastest. `rows` and `take` stay on the host.
         """
         if device is not self.device:
-            self.device, self._free = device, []
+            self.device = device
+            self._free = []
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """The number of batches of an epoch, ceil(examples / batch_size)."""
@@ -81,7 +84,7 @@ class Data:
             raise UsageError(f"the batch size must be 1 or more, not {batch_size}")
         return steps_per_epoch(self.examples, batch_size)
 
-    def batches(self, epoch: int, batch_size: int, share: tuple = (0, 1), start: int = 0) -> Iterator[Batch]:
+    def batches(self, epoch: int, batch_size: int, share: tuple[int, int] = (0, 1), start: int = 0) -> Iterator[Batch]:
         """This rank's share (rank, size) of the batches of an epoch, from step `start` on.
 
         A batch is valid until the next but one is asked for: its arrays are then used again. Steps that are left out
@@ -94,7 +97,13 @@ class Data:
         self._check(share)
         return self._batches(epoch, batch_size, share, range(start, steps))
 
-    def cursor(self, batch_size: int, share: tuple = (0, 1), ahead: bool = True, buffers=None) -> Cursor:
+    def cursor(
+        self,
+        batch_size: int,
+        share: tuple[int, int] = (0, 1),
+        ahead: bool = True,
+        buffers: Callable[[int], DeviceBuffers] | None = None,
+    ) -> Cursor:
         """The same batches one by one: cursor.take(epoch, step), any step after any other.
 
         ahead: by a background thread where `batches` has one. Without, steps that are not in sequence are faster.
@@ -103,8 +112,8 @@ class Data:
         self._check(share)
         ahead = ahead and self._threaded
         # With a thread, two more than those that are valid: one is being made, one was made before a jump for nothing.
-        buffers = (buffers or self._buffers)(2 + 2 * ahead)
-        return Cursor(self._reader, self.steps_per_epoch(batch_size), batch_size, share, ahead, buffers)
+        made = (buffers or self._buffers)(2 + 2 * ahead)
+        return Cursor(self._reader, self.steps_per_epoch(batch_size), batch_size, share, ahead, made)
 
     def divide(self, count: int) -> list[np.ndarray]:
         """The training examples of each of `count` clients, sorted numbers, by the partition the data were opened with.
@@ -112,7 +121,7 @@ class Data:
         count 0: as many as there are owners in the column of the partition column:NAME. A client may have none. Every
         rank holds every row: placement shared only. UsageError where there are too few examples, or other owners.
         """
-        owners = self._reader.owners
+        owners = self._in_memory.owners
         if owners is None and not 1 <= count <= self.examples:
             raise UsageError(f"{self.examples} training examples cannot be divided among {count} clients; take fewer")
         if owners is not None:
@@ -120,7 +129,7 @@ class Data:
             if count not in (0, known):
                 raise UsageError(f"the column holds {known} owners, not {count}; take {known}, or 0 for all")
             count = known
-        return self._reader.divide(count)
+        return self._in_memory.divide(count)
 
     def visit(self, order: np.ndarray, batch_size: int) -> Iterator[Batch]:
         """The training examples with these numbers in this order, in batches that no other rank has a part of.
@@ -128,16 +137,21 @@ class Data:
         Placement shared only, and without augmentation. Arrays are used again as by `batches`.
         """
         buffers = self._free.pop() if self._free else self._buffers(2)
-        yield from map(buffers.hand_out, self._reader.visit(order, batch_size, buffers.host))
+        yield from map(buffers.hand_out, self._in_memory.visit(order, batch_size, buffers.host))
         self._free = [buffers]
 
-    def most_rows(self, batch_size: int, share: tuple) -> int:
+    def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
         """No batch of this share has more rows."""
         self.steps_per_epoch(batch_size)
         self._check(share)
         return self._reader.most_rows(batch_size, share)
 
-    def _check(self, share):
+    @property
+    def _in_memory(self) -> MemoryReader:
+        assert isinstance(self._reader, MemoryReader)  # placement shared
+        return self._reader
+
+    def _check(self, share: tuple[int, int]) -> None:
         if not 0 <= share[0] < share[1]:
             raise UsageError(f"share {share} is not (rank, size)")
         if self._shares is not None and tuple(share) not in self._shares:
@@ -148,14 +162,14 @@ class Data:
         rows = self.train.source
         return DeviceBuffers(self.device, count, rows.width, self.dtype, rows.y_kind)
 
-    def _batches(self, *what):
+    def _batches(self, epoch: int, batch_size: int, share: tuple[int, int], steps: range) -> Iterator[Batch]:
         # One pair of arrays for the batch in use, one for the batch before it; with a thread, one for the batch ahead.
         buffers = self._free.pop() if self._free else self._buffers(2 + self._threaded)
-        made = self._reader.batches(*what, buffers.host)
+        made = self._reader.batches(epoch, batch_size, share, steps, buffers.host)
         yield from map(buffers.hand_out, prefetch(made) if self._threaded else made)
         self._free = [buffers]  # not when closed early: a thread may have gone ahead by one
 
-    def close(self):
+    def close(self) -> None:
         """Collective where memory is shared: let it go, and close the file. The data cannot be used afterwards.
 
         Without it both last until the program ends.

@@ -19,6 +19,7 @@ import errno
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import h5py
 import numpy as np
@@ -27,6 +28,7 @@ from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError, unknown
 from hpcdl.files import atomic_path
 
+FilePath: TypeAlias = str | os.PathLike[str]
 KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
 SLAB_BYTES = 8 << 20  # what is read or written at a time
 
@@ -40,11 +42,11 @@ class Info:
 
     path: str
     name: str
-    features: tuple
+    features: tuple[int, ...]
     classes: int
     scale: float
-    rows: dict
-    kinds: dict
+    rows: dict[str, int]
+    kinds: dict[str, np.dtype]
     vocabulary: Vocabulary | None = None
 
 
@@ -64,7 +66,7 @@ def find(name_or_path: str) -> Path:
 
 
 @contextlib.contextmanager
-def open_file(path) -> Iterator[h5py.File]:
+def open_file(path: FilePath) -> Iterator[h5py.File]:
     """Open a data file for reading; what HDF5 cannot open or read becomes a UsageError."""
     try:
         # No lock: data files appear whole under their name and never change, and some file systems have no locks.
@@ -80,7 +82,7 @@ def open_file(path) -> Iterator[h5py.File]:
         raise UsageError(f"data file {path} is damaged: {error}") from None
 
 
-def read_info(path) -> Info:
+def read_info(path: FilePath) -> Info:
     """Check the structure of a data file (not its values) and describe it; UsageError if it is not one."""
     with open_file(path) as file:
         for group in ("train", "test"):
@@ -106,7 +108,7 @@ def vocabulary_of(name_or_path: str) -> Vocabulary | None:
     return read_info(find(name_or_path)).vocabulary
 
 
-def _check_group(path, file, group):
+def _check_group(path: FilePath, file: h5py.File, group: str) -> None:
     for name in ("x", "y"):
         if not isinstance(file.get(f"{group}/{name}"), h5py.Dataset):
             raise UsageError(f"{path} has no data set {group}/{name}; a data file holds x and y in train and in test")
@@ -123,14 +125,14 @@ def _check_group(path, file, group):
         raise UsageError(f"{path}: {group} has no rows")
 
 
-def _number(path, file, name, default):
+def _number(path: FilePath, file: h5py.File, name: str, default: float) -> float:
     value = file.attrs.get(name, default)
     if not isinstance(value, (int, float, np.number)) or not np.isfinite(value) or value == 0:
         raise UsageError(f"{path}: the attribute {name} is {value!r}; it must be a number other than 0")
     return float(value)
 
 
-def _classes(path, file):
+def _classes(path: FilePath, file: h5py.File) -> int:
     labels = [file["train/y"], file["test/y"]]
     whole = all(y.dtype.kind in "iu" for y in labels)
     if "classes" not in file.attrs:
@@ -146,7 +148,7 @@ def _classes(path, file):
     return int(classes)
 
 
-def _vocabulary(path, file, classes, scale):
+def _vocabulary(path: FilePath, file: h5py.File, classes: int, scale: float) -> Vocabulary:
     value = file.attrs["vocabulary"]
     try:
         vocabulary = Vocabulary([_text(each) for each in value] if np.ndim(value) else _text(value))
@@ -165,17 +167,22 @@ def _vocabulary(path, file, classes, scale):
     return vocabulary
 
 
-def _text(value):
+def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def check_x(x: np.ndarray, where: str, rows: Sequence | None = None, vocabulary: Vocabulary | None = None):
+def check_x(
+    x: np.ndarray,
+    where: str,
+    rows: Sequence[int] | np.ndarray | None = None,
+    vocabulary: Vocabulary | None = None,
+) -> None:
     """UsageError if a float array has a NaN or an infinity, or tokens lie outside their vocabulary.
 
     rows: the numbers its rows have in the data.
     """
     if vocabulary is not None and x.size and x.max() >= len(vocabulary):
-        row, column = np.unravel_index(int(np.argmax(x >= len(vocabulary))), x.shape)
+        row, column = map(int, np.unravel_index(int(np.argmax(x >= len(vocabulary))), x.shape))
         number = row if rows is None else rows[row]
         tokens = len(vocabulary)
         raise UsageError(
@@ -187,7 +194,7 @@ def check_x(x: np.ndarray, where: str, rows: Sequence | None = None, vocabulary:
         raise UsageError(f"{where} has a NaN or an infinity (as {x.dtype}) in row {row}; clean the data first")
 
 
-def check_y(y: np.ndarray, classes: int, where: str):
+def check_y(y: np.ndarray, classes: int, where: str) -> None:
     """UsageError if a label lies outside the classes, or a value to predict is not finite."""
     if classes == 0:
         check_x(y, where)
@@ -212,7 +219,7 @@ def slabs_of(dataset: h5py.Dataset) -> Iterator[slice]:
 
 
 @contextlib.contextmanager
-def new_file(path) -> Iterator[h5py.File]:
+def new_file(path: FilePath) -> Iterator[h5py.File]:
     """An HDF5 file to write, which gets its name when all went well and leaves nothing when not."""
     with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
         yield file

@@ -2,17 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
-from hpcdl.data.augment import make_augment
+from hpcdl.data.augment import Augment, make_augment
 from hpcdl.data.dataset import Data, Split
 from hpcdl.data.format import Info, check_x, check_y, find, read_info
 from hpcdl.data.partition import hold_out, parse_partition
 from hpcdl.data.partition import partition as make_partition
-from hpcdl.data.placement import Arena, FileRows, MemoryRows, agreed, memory_type, read_owners, read_x, read_y
+from hpcdl.data.placement import Arena, Comm, FileRows, MemoryRows, agreed, memory_type, read_owners, read_x, read_y
 from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before
 from hpcdl.data.standard import Standard, array_slabs, file_slabs, measure, without
+from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError, unknown
 from hpcdl.random import Random
 
@@ -26,10 +29,10 @@ class DataOptions:
     seed: int
     validation: float
     augment: str
-    standardize: bool | dict
+    standardize: bool | dict[str, np.ndarray]
     parts: tuple[list[int], int] | None = None
 
-    def check_fit(self, classes: int, features: tuple, text: bool = False):
+    def check_fit(self, classes: int, features: tuple[int, ...], text: bool = False) -> None:
         """UsageError if something makes no sense for such data."""
         if text and self.standardize is not False:
             raise UsageError("tokens of a text are names, not quantities: they cannot be standardized")
@@ -46,26 +49,26 @@ class DataOptions:
         name, _, column = self.partition.partition(":")
         return column if name == "column" else ""
 
-    def standard(self, measured: Callable[[], tuple]) -> Standard | None:
+    def standard(self, measured: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Standard | None:
         """What standardizes, if anything is to: by the statistics that were given, or that `measured` computes."""
         if self.standardize is False:
             return None
-        given = self.standardize is not True
-        statistics = (self.standardize["mean"], self.standardize["deviation"]) if given else measured()
-        return Standard(*statistics, self.dtype)
+        given = self.standardize
+        mean, deviation = measured() if given is True else (given["mean"], given["deviation"])
+        return Standard(mean, deviation, self.dtype)
 
 
 def open_data(
     name: str,
     *,
-    comm=None,
+    comm: Comm = None,
     placement: str = "shared",
     partition: str = "iid",
-    dtype: str = "float32",
+    dtype: DTypeLike = "float32",
     seed: int = 0,
     validation: float = 0.0,
     augment: str = "",
-    standardize: bool | dict = False,
+    standardize: bool | dict[str, np.ndarray] = False,
     parts: tuple[list[int], int] | None = None,
 ) -> Data:
     """Open a known data set (`digits`, `text`) or an HDF5 file. Collective over `comm` (of mpi4py, or None).
@@ -92,20 +95,20 @@ def open_data(
 
 
 def from_arrays(
-    x,
-    y,
-    x_test=None,
-    y_test=None,
+    x: ArrayLike,
+    y: ArrayLike,
+    x_test: ArrayLike | None = None,
+    y_test: ArrayLike | None = None,
     *,
     name: str = "arrays",
     classes: int | None = None,
     scale: float = 1.0,
     partition: str = "iid",
-    dtype: str = "float32",
+    dtype: DTypeLike = "float32",
     seed: int = 0,
     validation: float = 0.0,
     augment: str = "",
-    standardize: bool | dict = False,
+    standardize: bool | dict[str, np.ndarray] = False,
 ) -> Data:
     """The same `Data` from arrays x (rows, features...) and y (rows,) that every rank has in full.
 
@@ -127,9 +130,10 @@ def from_arrays(
     options.check_fit(classes, features)
     if options.column:
         raise UsageError(f"partition {partition!r} is read from a file; arrays have no such column")
-    augment = make_augment(options.augment, features, options.seed)
-    train = _from_memory(x, y, classes, scale, options.dtype, "x", "y", augment)
-    tested = None if test is None else _from_memory(*test, classes, scale, options.dtype, "x_test", "y_test")
+    moved = make_augment(options.augment, features, options.seed)
+    train, tested = _from_memory(x, y, classes, scale, options.dtype, "", moved), None
+    if test is not None:
+        tested = _from_memory(*test, classes, scale, options.dtype, suffix="_test")
     held_out = _hold_out(train.y, classes, options)
     standard = options.standard(lambda: measure(without(array_slabs(train.x), held_out), scale))
     for rows in (train, tested):
@@ -138,20 +142,20 @@ def from_arrays(
     return _in_memory(name, features, classes, options, train, tested, held_out, [])
 
 
-def _model_type(dtype):
+def _model_type(dtype: DTypeLike) -> np.dtype:
     try:
         return np.dtype(dtype)
     except TypeError:
         raise UsageError(f"dtype must be float32 or float64, not {dtype!r}") from None
 
 
-def _by_one(comm, work):
+def _by_one(comm: Comm, work: Callable[[], Any]) -> Any:
     """Do the work on the first rank; all ranks get its result, or raise its UsageError."""
     result = agreed(comm, work, here=comm is None or comm.rank == 0)
     return result if comm is None else comm.bcast(result)
 
 
-def _hold_out(labels, classes, options):
+def _hold_out(labels: np.ndarray, classes: int, options: DataOptions) -> np.ndarray:
     """The rows (sorted) that validation holds out; empty without."""
     rows = hold_out(labels, classes, options.validation, Random(options.seed)("validation"))
     if options.validation and not 0 < len(rows) < len(labels):
@@ -159,7 +163,18 @@ def _hold_out(labels, classes, options):
     return rows
 
 
-def _in_memory(name, features, classes, options, train, test, held_out, resources, owners=None, vocabulary=None):
+def _in_memory(
+    name: str,
+    features: tuple[int, ...],
+    classes: int,
+    options: DataOptions,
+    train: MemoryRows,
+    test: MemoryRows | None,
+    held_out: np.ndarray,
+    resources: list[Any],
+    owners: np.ndarray | None = None,
+    vocabulary: Vocabulary | None = None,
+) -> Data:
     """Data whose rows all lie in memory."""
     numbers = np.delete(np.arange(len(train)), held_out) if len(held_out) else None
     return Data(
@@ -176,7 +191,7 @@ def _in_memory(name, features, classes, options, train, test, held_out, resource
     )
 
 
-def _as_arrays(x, y, suffix):
+def _as_arrays(x: ArrayLike | None, y: ArrayLike | None, suffix: str) -> tuple[np.ndarray, np.ndarray]:
     """Check the form of x and y, and make x of shape (rows, features...)."""
     if x is None or y is None:
         raise UsageError(f"x{suffix} and y{suffix} belong together; one of them is missing")
@@ -192,23 +207,31 @@ def _as_arrays(x, y, suffix):
     return x, y
 
 
-def _from_memory(x, y, classes, scale, dtype, x_name, y_name, augment=None):
+def _from_memory(
+    x: np.ndarray,
+    y: np.ndarray,
+    classes: int,
+    scale: float,
+    dtype: np.dtype,
+    suffix: str,
+    augment: Augment | None = None,
+) -> MemoryRows:
     """The rows of arrays, in a type that the loops can use; without a copy where they already have it."""
     y = y.astype(np.int64 if classes else dtype, copy=False)
-    check_y(y, classes, y_name)
+    check_y(y, classes, f"y{suffix}")
     x = np.require(x.reshape(len(x), -1), memory_type(x.dtype, dtype), ["C", "A"])
-    check_x(x, x_name)
+    check_x(x, f"x{suffix}")
     return MemoryRows(x, y, scale, dtype, augment)
 
 
-def _specs(info, group, rows, options):
+def _specs(info: Info, group: str, rows: int, options: DataOptions) -> list[tuple[tuple[int, ...], np.dtype]]:
     """Shapes and types of x and y of so many rows of a group."""
     y_kind = np.dtype(np.int64) if info.classes else options.dtype
     x_kind = memory_type(info.kinds[group], options.dtype)
     return [((rows, int(np.prod(info.features))), x_kind), ((rows,), y_kind)]
 
 
-def _filled(comm, arena, fill):
+def _filled(comm: Comm, arena: Arena, fill: Callable[..., None]) -> list[np.ndarray]:
     """Let one rank of each node fill the arena; a UsageError frees it and is raised on every rank."""
     try:
         agreed(comm, lambda: fill(*arena.arrays), here=arena.fills)
@@ -219,32 +242,32 @@ def _filled(comm, arena, fill):
     return arena.arrays
 
 
-def _held_out_of(info, comm, options):
+def _held_out_of(info: Info, comm: Comm, options: DataOptions) -> np.ndarray:
     """The rows of train that validation holds out, drawn by one rank."""
     if not options.validation:
         return np.empty(0, np.int64)
     return _by_one(comm, lambda: _hold_out(read_y(info, "train"), info.classes, options))
 
 
-def _owners_of(info, options, held_out):
+def _owners_of(info: Info, options: DataOptions, held_out: np.ndarray) -> np.ndarray | None:
     """Whose each training example is, where the partition asks for it."""
     return np.delete(read_owners(info, options.column), held_out) if options.column else None
 
 
-def _standard_of(info, comm, options, held_out):
+def _standard_of(info: Info, comm: Comm, options: DataOptions, held_out: np.ndarray) -> Standard | None:
     """What standardizes the rows of a file; measured by one rank."""
     return options.standard(lambda: _by_one(comm, lambda: measure(without(file_slabs(info), held_out), info.scale)))
 
 
-def _open_shared(info: Info, comm, options: DataOptions) -> Data:
+def _open_shared(info: Info, comm: Comm, options: DataOptions) -> Data:
     """Train and test in memory, once per node."""
     held_out = _held_out_of(info, comm, options)
     standard = _standard_of(info, comm, options, held_out)
     owners = _by_one(comm, lambda: _owners_of(info, options, held_out))
-    train, test = (_specs(info, group, info.rows[group], options) for group in ("train", "test"))
-    arena = Arena(comm, train + test)
+    specs = [_specs(info, group, info.rows[group], options) for group in ("train", "test")]
+    arena = Arena(comm, specs[0] + specs[1])
 
-    def fill(x, y, x_test, y_test):
+    def fill(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> None:
         read_y(info, "train", y)
         read_y(info, "test", y_test)
         read_x(info, "train", x)
@@ -259,19 +282,19 @@ def _open_shared(info: Info, comm, options: DataOptions) -> Data:
     )
 
 
-def _open_partitioned(info: Info, comm, options: DataOptions) -> Data:
+def _open_partitioned(info: Info, comm: Comm, options: DataOptions) -> Data:
     """Each rank's own training rows in its memory; test and validation once per node; train as a whole in the file."""
     held_out = _held_out_of(info, comm, options)
     standard = _standard_of(info, comm, options, held_out)
     kept = np.delete(np.arange(info.rows["train"]), held_out)
     numbers, of = options.parts or (([0], 1) if comm is None else ([comm.rank], comm.size))
 
-    def divide():
+    def divide() -> list[np.ndarray]:
         labels, owners = read_y(info, "train")[kept], _owners_of(info, options, held_out)
         return make_partition(options.partition, labels, info.classes, of, options.seed, owners)
 
     parts = agreed(comm, divide, here=comm is None or comm.rank == 0)
-    before = None if parts is None else rows_before(parts)
+    before = rows_before(parts) if parts is not None else np.empty(0, np.int64)
     if comm is None:
         own = [parts[number] for number in numbers]
     else:
@@ -286,7 +309,7 @@ def _open_partitioned(info: Info, comm, options: DataOptions) -> Data:
         comm, _specs(info, "test", info.rows["test"], options) + _specs(info, "train", len(held_out), options)
     )
 
-    def fill(x_test, y_test, x_held_out, y_held_out):
+    def fill(x_test: np.ndarray, y_test: np.ndarray, x_held_out: np.ndarray, y_held_out: np.ndarray) -> None:
         read_y(info, "test", y_test)
         y_held_out[...] = read_y(info, "train")[held_out]
         read_x(info, "test", x_test)
@@ -295,7 +318,7 @@ def _open_partitioned(info: Info, comm, options: DataOptions) -> Data:
     x_test, y_test, x_held_out, y_held_out = _filled(comm, arena, fill)
     x, y = (np.empty(*spec) for spec in _specs(info, "train", len(mine), options))
 
-    def fill_own():
+    def fill_own() -> None:
         y[...] = read_y(info, "train")[kept[mine]]
         read_x(info, "train", x, kept[mine])
 
@@ -328,7 +351,7 @@ def _open_partitioned(info: Info, comm, options: DataOptions) -> Data:
     )
 
 
-def _open_streamed(info: Info, comm, options: DataOptions) -> Data:
+def _open_streamed(info: Info, comm: Comm, options: DataOptions) -> Data:
     """All rows in the file; the labels are checked by one rank now, the rest when it is read."""
     if options.partition != "iid":
         raise UsageError(
@@ -336,7 +359,7 @@ def _open_streamed(info: Info, comm, options: DataOptions) -> Data:
             "needs placement shared or partitioned"
         )
 
-    def held_out_after_reading_labels():
+    def held_out_after_reading_labels() -> np.ndarray:
         read_y(info, "test")
         return _hold_out(read_y(info, "train"), info.classes, options)
 

@@ -15,6 +15,7 @@ Each function returns a list with one sorted array of row numbers per part; toge
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +26,13 @@ from hpcdl.random import Random
 PARTITIONS = ("iid", "by-label", "shards:S", "dirichlet:ALPHA", "column:NAME")
 
 
-def parse_partition(spec: str, classes: int) -> tuple[str, float | int | str | None]:
+def parse_partition(spec: str, classes: int) -> tuple[str, Any]:
     """Read a partition into its name and what stands behind the colon; UsageError where it makes no sense."""
     name, colon, text = spec.partition(":")
     known = {each.partition(":")[0] for each in PARTITIONS}
     if name not in known or (colon and name in ("iid", "by-label")):
         raise unknown("partition", spec, PARTITIONS)
-    value = None
+    value: float | int | str | None = None
     if name == "dirichlet":
         try:
             value = float(text)
@@ -67,7 +68,7 @@ def partition(
     if name == "shards":
         return shards(labels, parts, value, seed)
     if name == "column":
-        return by_owner(owners, parts)
+        return by_owner(np.asarray(owners), parts)
     return dirichlet(labels, parts, value, seed)
 
 
@@ -85,7 +86,7 @@ def by_label(labels: np.ndarray, ranks: int) -> list[np.ndarray]:
 
 def dirichlet(labels: np.ndarray, ranks: int, alpha: float, seed: int) -> list[np.ndarray]:
     """Each class cut in proportions drawn from Dirichlet(alpha); a rank may get no rows."""
-    parts = [[] for _ in range(ranks)]
+    parts: list[list[np.ndarray]] = [[] for _ in range(ranks)]
     for label in np.unique(labels):
         random = Random(seed)("partition", label)
         rows = random.permutation(np.flatnonzero(labels == label))

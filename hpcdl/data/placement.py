@@ -13,6 +13,7 @@ the model's are narrowed. Labels become int64, values to predict the model's typ
 
 import contextlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import h5py
 import numpy as np
@@ -23,6 +24,11 @@ from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError
 from hpcdl.kernels.gather import gather, gather_images
 from hpcdl.shared_memory import share
+
+if TYPE_CHECKING:
+    from mpi4py import MPI  # its import starts MPI, which preparing a file does not need
+
+Comm: TypeAlias = "MPI.Intracomm | None"
 
 
 def memory_type(kind: np.dtype, dtype: np.dtype) -> np.dtype:
@@ -47,24 +53,25 @@ class MemoryRows:
         self.x, self.y, self.scale, self.standard = x.view(), y, scale, standard
         self.x.flags.writeable = False
         self.width, self.y_kind = x.shape[1], y.dtype
-        self.augment, self.plain, self.moved = augment, gather[dtype.name], gather_images[dtype.name]
+        self.augment, self.image = augment, augment.image if augment else ()
+        self.plain, self.moved = gather[dtype.name], gather_images[dtype.name]
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.y)
 
-    def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray, moves: Moves | None = None):
+    def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray, moves: Moves | None = None) -> None:
         """x[:] = scale * rows[index], moved, then standardized; y[:] = labels[index]. The index (int64) is trusted."""
         if moves is None:
             self.plain(self.x, index, self.scale, x)
         else:
-            self.moved(self.x, index, self.scale, *self.augment.image, *moves, x)
+            self.moved(self.x, index, self.scale, *self.image, *moves, x)
         if self.standard is not None:
             self.standard.apply(x)
         self.y.take(index, out=y, mode="clip")  # any other mode makes take() copy
 
-    def close(self):
+    def close(self) -> None:
         """Let the arrays go: what uses them afterwards gets an error instead of memory that is no longer there."""
-        self.x = self.y = None
+        self.x = self.y = None  # type: ignore[assignment]
 
 
 class FileRows:
@@ -81,7 +88,7 @@ class FileRows:
         # A block is a whole number of HDF5 chunks, and the same for every rank: the order of an epoch depends on it.
         self.block = next(iter(slabs_of(self.x))).stop
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.x)
 
     def read(self, start: int, stop: int, into: tuple | None = None, augment: Augment | None = None) -> MemoryRows:
@@ -101,7 +108,7 @@ class FileRows:
         """Arrays for x and y of so many rows."""
         return np.empty((rows, self.width), self.kind), np.empty(rows, self.y_kind)
 
-    def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray):
+    def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
         """x[:] = scale * rows[index], standardized; y[:] = labels[index]; each block that is touched is read once."""
         by = np.argsort(index, kind="stable")
         blocks, starts = np.unique(index[by] // self.block, return_index=True)
@@ -112,12 +119,12 @@ class FileRows:
             rows.gather(index[where] - first, part_x, part_y)
             x[where], y[where] = part_x, part_y
 
-    def close(self):
+    def close(self) -> None:
         """Close the file."""
         self.open.close()
 
 
-def read_x(info: Info, group: str, x: np.ndarray, rows: np.ndarray | None = None):
+def read_x(info: Info, group: str, x: np.ndarray, rows: np.ndarray | None = None) -> None:
     """Read group/x of a file slab by slab into x (n, features), all rows or the sorted `rows`.
 
     UsageError for a NaN, or a token outside the vocabulary.
@@ -139,7 +146,7 @@ def read_x(info: Info, group: str, x: np.ndarray, rows: np.ndarray | None = None
                 source.read_direct(slab_x[: shape[0]].reshape(shape), slab)
                 into = x[a:b]
                 np.take(slab_x, rows[a:b] - slab.start, axis=0, out=into, mode="clip")
-            numbers = range(slab.start, slab.stop) if rows is None else rows[a:b]
+            numbers: range | np.ndarray = range(slab.start, slab.stop) if rows is None else rows[a:b]
             check_x(into, f"{info.path}: {group}/x", numbers, info.vocabulary)
 
 
@@ -170,9 +177,10 @@ class Arena:
     Where there is no room to share them every rank has arrays of its own and fills them. Alone on a node: plain arrays.
     """
 
-    def __init__(self, comm, specs: list[tuple[tuple, np.dtype]]):
+    def __init__(self, comm: "Comm", specs: list[tuple[tuple[int, ...], np.dtype]]):
         """Collective. specs: (shape, dtype) of each array; they are then in `arrays`."""
-        self.node, self.fills = None, True
+        self.node: Comm = None
+        self.fills = True
         sizes = [-(-int(np.prod(shape)) * dtype.itemsize // 64) * 64 for shape, dtype in specs]  # whole cache lines
         memory = None if comm is None else self._share(comm, sum(sizes))
         if memory is None:
@@ -184,7 +192,7 @@ class Arena:
             for start, (shape, dtype) in zip(starts, specs, strict=False)
         ]
 
-    def _share(self, comm, size):
+    def _share(self, comm: "MPI.Intracomm", size: int) -> np.ndarray | None:
         from hpcdl.comm.node import ranks_of_node  # not above: it starts MPI, which preparing a file does not need
 
         node = ranks_of_node(comm)
@@ -197,12 +205,12 @@ class Arena:
         node.Free()
         return None
 
-    def ready(self):
+    def ready(self) -> None:
         """Collective: what has been filled is there for all."""
         if self.node is not None:
             self.node.Barrier()
 
-    def close(self):
+    def close(self) -> None:
         """Collective: the arrays are gone, and their memory with the last view of them."""
         self.arrays = []
         if self.node is not None:
@@ -210,7 +218,7 @@ class Arena:
         self.node = None
 
 
-def agreed(comm, work: Callable, here: bool = True):
+def agreed(comm: "Comm", work: Callable[[], Any], here: bool = True) -> Any:
     """Collective: do the work on the ranks with `here`; a UsageError of one rank is raised on all of them."""
     if comm is None:
         return work()

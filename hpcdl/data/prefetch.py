@@ -7,16 +7,20 @@ Just one item is ahead: the thread starts on item k + 1 when the caller is hande
 its buffers needs one for the item in use and one for the item being made.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
 
 
-def prefetch(items: Iterable) -> Iterator:
+def prefetch(items: Iterable[Item]) -> Generator[Item, None, None]:
     """Yield the same items, each made one ahead in a thread. What the thread raises is raised here, at its item.
 
     The thread ends with the items, with an error, or when the caller closes (or drops) the iterator early.
     """
-    source, end = iter(items), object()
+    source: Iterator[Any] = iter(items)
+    end: Any = object()
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hpcdl-prefetch")
     try:
         ahead = pool.submit(next, source, end)

@@ -14,11 +14,13 @@ Texts become tokens, of which nothing is inferred (prepare_text.py).
 
 import math
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from hpcdl.data.format import Info, check_x, check_y, new_file, read_info, slabs
+from hpcdl.data.format import FilePath, Info, check_x, check_y, new_file, read_info, slabs
 from hpcdl.data.partition import hold_out
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError
@@ -26,12 +28,23 @@ from hpcdl.random import Random
 
 CHUNK_BYTES = 256 << 10  # of a compressed data set
 MOST_NAMES = 4000  # HDF5 keeps attributes below 64 KiB
+# "train" and "test": shape of x, slabs of x in order, y, other columns.
+Groups: TypeAlias = dict[str, tuple[tuple[int, ...], Iterable[np.ndarray], np.ndarray, dict[str, np.ndarray]]]
 
 
 class Output:
     """Where the data file goes and what is written into it beside the rows."""
 
-    def __init__(self, path, *, force=False, compress=False, name=None, scale=None, origin=None):
+    def __init__(
+        self,
+        path: FilePath,
+        *,
+        force: bool = False,
+        compress: bool = False,
+        name: str | None = None,
+        scale: float | None = None,
+        origin: str | None = None,
+    ):
         """UsageError if the file exists (without force), or its folder does not."""
         self.path, self.compress, self.scale, self.origin = Path(path), compress, scale, origin
         self.name = name or self.path.stem
@@ -46,7 +59,7 @@ class Output:
 
     def write(
         self,
-        groups: dict,
+        groups: Groups,
         kind: np.dtype,
         scale: float,
         names: list | None,
@@ -78,7 +91,7 @@ class Output:
                 file.attrs["source"] = self.origin
         return read_info(self.path)
 
-    def _layout(self, shape, kind):
+    def _layout(self, shape: tuple[int, ...], kind: np.dtype) -> dict[str, Any]:
         if not self.compress:
             return {}
         rows = min(shape[0], max(1, CHUNK_BYTES // (math.prod(shape[1:]) * kind.itemsize)))
@@ -97,14 +110,14 @@ def number_labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], list | Non
     known, numbers = np.unique(np.concatenate(parts), return_inverse=True)
     if len(known) < 2:
         raise UsageError(f"all rows have the label {known[0]!s}; classification needs two classes or more")
-    numbers = np.split(numbers, np.cumsum([len(part) for part in parts])[:-1])
+    by_part = np.split(numbers, np.cumsum([len(part) for part in parts])[:-1])
     is_range = known.dtype.kind in "iu" and known[0] == 0 and known[-1] == len(known) - 1
     if not is_range and len(known) > MOST_NAMES:
         raise UsageError(f"there are {len(known)} different labels; if they are values to predict, pass --regression")
-    return numbers, None if is_range else known.astype(str).tolist(), len(known)
+    return by_part, None if is_range else known.astype(str).tolist(), len(known)
 
 
-def class_numbers(path, ys: list[np.ndarray], regression: bool) -> tuple[list[np.ndarray], list | None, int]:
+def class_numbers(path: FilePath, ys: list[np.ndarray], regression: bool) -> tuple[list[np.ndarray], list | None, int]:
     """Labels by their type, as `number_labels` returns them: floats stay as they are (0 classes, regression)."""
     kinds = {labels.dtype.kind for labels in ys}
     if kinds <= set("biuf") and ("f" in kinds or regression):
@@ -124,16 +137,18 @@ def split_rows(y: np.ndarray, classes: int, fraction: float, seed: int) -> tuple
     return shuffle.permutation(train), shuffle.permutation(test)
 
 
-def split(x, y, classes, kind, fraction, seed, **columns):
+def split(
+    x: np.ndarray, y: np.ndarray, classes: int, kind: np.dtype, fraction: float, seed: int, **columns: np.ndarray
+) -> Groups:
     """Groups for Output.write, with the rows of x (an array, or a file mapped as one) split and shuffled."""
-    groups = {}
+    groups: Groups = {}
     for group, rows in zip(("train", "test"), split_rows(y, classes, fraction, seed), strict=True):
         others = {name: column[rows] for name, column in columns.items()}
         groups[group] = (len(rows), *x.shape[1:]), picked(x, rows, kind), y[rows], others
     return groups
 
 
-def picked(x, rows, kind):
+def picked(x: np.ndarray, rows: np.ndarray, kind: np.dtype) -> Iterator[np.ndarray]:
     """The rows with these numbers, slab by slab."""
     for slab in slabs(len(rows), x[:1].nbytes):
         yield x[rows[slab]].astype(kind, copy=False)

@@ -1,14 +1,16 @@
 """From csv tables: numbers, one row per example, one column with the labels (numbers or texts), and perhaps one that
 says whose each row is: the owners are numbered in their sorted order."""
 
+import contextlib
 import csv
 import itertools
 import math
 import tempfile
+from typing import IO, Any
 
 import numpy as np
 
-from hpcdl.data.format import Info, check_x
+from hpcdl.data.format import FilePath, Info, check_x
 from hpcdl.data.prepare import Output, class_numbers, pixels, split
 from hpcdl.errors import UsageError
 
@@ -16,7 +18,7 @@ LINES = 8192  # read at a time
 
 
 def prepare_csv(
-    path,
+    path: FilePath,
     output: Output,
     *,
     label: str = "-1",
@@ -46,12 +48,13 @@ def prepare_csv(
 class _Table:
     """One pass over a csv file: the features go to a temporary file as float64, named columns and ranges are kept."""
 
-    def __init__(self, path, named, header, delimiter, spool):
+    def __init__(self, path: FilePath, named: dict[str, str], header: bool | None, delimiter: str, spool: IO[bytes]):
         if len(delimiter) != 1:
             raise UsageError(f"the delimiter must be one character, not {delimiter!r}")
         self.path, self.delimiter = path, delimiter
         self.named = list(named)
-        self.texts, self.codes = [{} for _ in named], []  # each text of a named column gets a code
+        self.texts: list[dict[str, int]] = [{} for _ in named]  # each text of a named column gets a code
+        self.codes: list[np.ndarray] = []
         self.low, self.high, self.whole = math.inf, -math.inf, True
         try:
             with open(path, encoding="utf-8-sig", newline="") as file:
@@ -78,10 +81,10 @@ class _Table:
             raise UsageError(f"{path} has no rows")
         spool.flush()
 
-    def _fields(self, line):
+    def _fields(self, line: str) -> list[str]:
         return next(csv.reader([line], delimiter=self.delimiter), [])
 
-    def _find_column(self, what, text, first, header):
+    def _find_column(self, what: str, text: str, first: list[str], header: bool | None) -> int:
         if self.width < 2:
             raise UsageError(f"{self.path} has {self.width} columns (delimiter {self.delimiter!r}); it needs 2 or more")
         if _is_index(text):
@@ -93,15 +96,15 @@ class _Table:
             raise UsageError(f"{self.path} has no header with a column {text!r}; its first line is: {', '.join(names)}")
         return names.index(text)
 
-    def _add(self, slab, spool):
+    def _add(self, slab: list[tuple[int, str]], spool: IO[bytes]) -> None:
         numbers, lines = zip(*slab, strict=True)
-        code = {
+        code: Any = {
             column: lambda text, texts=texts: texts.setdefault(text.strip(), len(texts))
             for column, texts in zip(self.columns, self.texts, strict=True)
         }
-        how = {"delimiter": self.delimiter, "comments": None, "quotechar": '"', "encoding": None, "ndmin": 2}
+        how: dict[str, Any] = {"delimiter": self.delimiter, "comments": None, "quotechar": '"', "encoding": None}
         try:
-            table = np.loadtxt(lines, converters=code, **how)
+            table = np.loadtxt(lines, converters=code, ndmin=2, **how)
         except ValueError as error:
             raise self._bad_line(slab, error) from None
         if table.shape[1] != self.width:
@@ -113,7 +116,7 @@ class _Table:
         self.codes.append(table[:, self.columns].astype(np.int64))
         spool.write(x.tobytes())
 
-    def _bad_line(self, slab, error):
+    def _bad_line(self, slab: list[tuple[int, str]], error: Exception | str) -> UsageError:
         for number, line in slab:
             fields = self._fields(line)
             if len(fields) != self.width:
@@ -123,23 +126,22 @@ class _Table:
                     return UsageError(f"{self.path}: line {number}, column {column}: {text!r} is not a number")
         return UsageError(f"{self.path}: {error}")
 
-    def values(self, which):
+    def values(self, which: int) -> np.ndarray:
         """What all rows hold in the named column of this number: integers if all are, else floats, else texts."""
         texts, codes = self.texts[which], np.concatenate(self.codes)[:, which]
         if "" in texts:
             raise UsageError(f"{self.path}: a row has an empty {self.named[which]} (column {self.columns[which]})")
-        for kind in (int, float, str):
-            try:
+        for kind in (int, float):
+            with contextlib.suppress(ValueError):
                 return np.array([kind(text) for text in texts])[codes]
-            except ValueError:
-                continue
+        return np.array(list(texts))[codes]
 
 
-def _is_index(label):
+def _is_index(label: str) -> bool:
     return label.removeprefix("-").isdecimal()
 
 
-def _is_number(text):
+def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:

@@ -9,17 +9,18 @@ import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
-from hpcdl.data.format import Info, slabs
-from hpcdl.data.prepare import Output, number_labels
+from hpcdl.data.format import FilePath, Info, slabs
+from hpcdl.data.prepare import Groups, Output, number_labels
 from hpcdl.errors import UsageError
 
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
-def prepare_idx(folder, output: Output) -> Info:
+def prepare_idx(folder: FilePath, output: Output) -> Info:
     """From a folder with train-images-idx3-ubyte, train-labels-idx1-ubyte and the two t10k- files, gzipped or not."""
     if not Path(folder).is_dir():
         raise UsageError(
@@ -41,14 +42,14 @@ def prepare_idx(folder, output: Output) -> Info:
     numbers, names, classes = number_labels(labels)
     kind = np.result_type(*kinds)
     kind, scale = (kind, 1 / 255) if kind == np.uint8 else (kind.newbyteorder("="), 1.0)
-    groups = {
+    groups: Groups = {
         group: (shape, _idx_slabs(images), y, {})
         for (group, (images, _)), shape, y in zip(found.items(), shapes, numbers, strict=True)
     }
     return output.write(groups, kind, scale, names, classes)
 
 
-def _find_idx(folder, what, *prefixes):
+def _find_idx(folder: FilePath, what: str, *prefixes: str) -> Path:
     """The one file of this kind; an unpacked one goes before its gzipped twin."""
     paths = {path for prefix in prefixes for path in Path(folder).glob(f"*{prefix}-{what}*")}
     files = {path.name.removesuffix(".gz"): path for path in sorted(paths, reverse=True)}
@@ -60,9 +61,9 @@ def _find_idx(folder, what, *prefixes):
 
 
 @contextlib.contextmanager
-def _open_idx(path):
+def _open_idx(path: Path) -> Iterator[tuple[IO[bytes], np.dtype, tuple[int, ...]]]:
     """The open file after its header, its element type and shape."""
-    opener = gzip.open if path.suffix == ".gz" else open
+    opener: Any = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rb") as file:
             zero, kind, ndim = file.read(2), file.read(1), file.read(1)
@@ -76,12 +77,12 @@ def _open_idx(path):
         raise UsageError(f"{path} cannot be read: {error}") from None
 
 
-def _idx_header(path):
+def _idx_header(path: Path) -> tuple[np.dtype, tuple[int, ...]]:
     with _open_idx(path) as (_, kind, shape):
         return kind, shape
 
 
-def _idx_slabs(path) -> Iterator[np.ndarray]:
+def _idx_slabs(path: Path) -> Iterator[np.ndarray]:
     with _open_idx(path) as (file, kind, shape):
         row_bytes = math.prod(shape[1:]) * kind.itemsize
         for slab in slabs(shape[0], row_bytes):

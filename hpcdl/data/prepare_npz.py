@@ -4,13 +4,13 @@ import zipfile
 
 import numpy as np
 
-from hpcdl.data.format import Info
+from hpcdl.data.format import FilePath, Info
 from hpcdl.data.prepare import Output, class_numbers, picked, pixels, split
 from hpcdl.errors import UsageError
 
 
 def prepare_npz(
-    path, output: Output, *, regression: bool = False, test_fraction: float | None = None, seed: int = 0
+    path: FilePath, output: Output, *, regression: bool = False, test_fraction: float | None = None, seed: int = 0
 ) -> Info:
     """From numpy's npz with x, y (or x_train, y_train) and, or not, x_test, y_test (else a test fraction of 0.2)."""
     arrays = _load_npz(path)
@@ -45,7 +45,7 @@ def prepare_npz(
     return output.write(groups, kind, scale, names, classes)
 
 
-def _load_npz(path):
+def _load_npz(path: FilePath) -> dict[str, np.ndarray]:
     try:
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
@@ -58,7 +58,7 @@ def _load_npz(path):
         raise UsageError(f"{path} cannot be read as npz: {error}") from None
 
 
-def _member(path, arrays, *names):
+def _member(path: FilePath, arrays: dict[str, np.ndarray], *names: str) -> np.ndarray:
     for name in names:
         if name in arrays:
             return arrays[name]

@@ -12,22 +12,25 @@ Every token but a part's first is a target once; (n - 1) // length rows, and a r
 """
 
 import math
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from hpcdl.data.format import Info, slabs
-from hpcdl.data.prepare import MOST_NAMES, Output
+from hpcdl.data.format import FilePath, Info, slabs
+from hpcdl.data.prepare import MOST_NAMES, Groups, Output
 from hpcdl.data.vocabulary import BYTES, Vocabulary
 from hpcdl.errors import UsageError, unknown
 
 LEVELS = ("character", "byte")
+Read: TypeAlias = Callable[[slice], np.ndarray]
 BEYOND = 0x110000  # Unicode ends here
 
 
 def prepare_text(
-    path,
+    path: FilePath,
     output: Output,
     *,
     length: int = 64,
@@ -52,7 +55,7 @@ def prepare_text(
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     cut = _cut(path, count, length, Fraction(str(test_fraction)), level)
     kind = np.min_scalar_type(len(vocabulary) - 1)
-    groups = {}
+    groups: Groups = {}
     for group, (start, stop) in {"train": (0, cut), "test": (cut, count)}.items():
         rows = (stop - 1 - start) // length
         y = read(slice(start + length, start + rows * length + 1, length))
@@ -60,7 +63,7 @@ def prepare_text(
     return output.write(groups, kind, 1.0, None, len(vocabulary), vocabulary)
 
 
-def _cut(path, count, length, fraction, level):
+def _cut(path: FilePath, count: int, length: int, fraction: Fraction, level: str) -> int:
     """Where the test part begins; each part must have a row and the token that follows it."""
     least = max(math.ceil((length + 1) / fraction), math.floor(length / (1 - fraction)) + 1)
     if count < least:
@@ -71,20 +74,20 @@ def _cut(path, count, length, fraction, level):
     return count - math.floor(count * fraction)
 
 
-def _rows(read, start, rows, length):
+def _rows(read: Read, start: int, rows: int, length: int) -> Iterator[np.ndarray]:
     """x of a part, slab by slab."""
     for slab in slabs(rows, length):
         yield read(slice(start + slab.start * length, start + slab.stop * length)).reshape(-1, length)
 
 
-def _bytes(path):
+def _bytes(path: FilePath) -> tuple[int, Read, Vocabulary]:
     """How many tokens, a function that reads a slice of them, and the vocabulary."""
     size = Path(path).stat().st_size
     memory = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
     return size, lambda which: np.array(memory[which]), Vocabulary(BYTES)
 
 
-def _characters(path, encoding):
+def _characters(path: FilePath, encoding: str) -> tuple[int, Read, Vocabulary]:
     """The same for characters."""
     code = _code_points(path, encoding)
     present = np.zeros(BEYOND, bool)
@@ -98,10 +101,10 @@ def _characters(path, encoding):
         )
     number = np.zeros(BEYOND, np.min_scalar_type(max(0, len(known) - 1)))
     number[known] = np.arange(len(known))
-    return len(code), lambda which: number[code[which]], Vocabulary(map(chr, known)) if len(known) else None
+    return len(code), lambda which: number[code[which]], Vocabulary(map(chr, known) if len(known) else BYTES)
 
 
-def _code_points(path, encoding):
+def _code_points(path: FilePath, encoding: str) -> np.ndarray:
     """The characters of a file as numbers, uint32 (characters,)."""
     data = Path(path).read_bytes()
     try:

@@ -4,9 +4,9 @@ Both offer `batches(epoch, batch_size, share, steps, buffers)`, a generator of t
 epoch; share is (rank, size), steps is asked for the next step when the next batch is.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -45,7 +45,14 @@ class MemoryReader:
     """
 
     def __init__(
-        self, rows: MemoryRows, numbers, classes: int, seed: int, spec: str, local: dict | None = None, owners=None
+        self,
+        rows: MemoryRows,
+        numbers: np.ndarray | None,
+        classes: int,
+        seed: int,
+        spec: str,
+        local: dict[tuple[int, int], LocalExamples] | None = None,
+        owners: np.ndarray | None = None,
     ):
         self.rows, self.numbers, self.classes, self.seed, self.owners = rows, numbers, classes, seed, owners
         self.spec, self.whole = spec, local is None and spec == "iid"
@@ -53,22 +60,31 @@ class MemoryReader:
         self.local = local or {}
         for some in self.local.values():
             self.examples = int(some.before[-1])
-        self.drawn = None, None  # whose order was drawn last, and the order: those who come later share it
+        # Whose order was drawn last, and the order: those who come later share it.
+        self.drawn: tuple[Any, Any] = None, None
 
     def batches(
-        self, epoch: int, batch_size: int, share: tuple, steps: Iterable[int], buffers: Buffers, ahead: bool = True
-    ) -> Iterator[Batch]:
+        self,
+        epoch: int,
+        batch_size: int,
+        share: tuple[int, int],
+        steps: Iterable[int],
+        buffers: Buffers,
+        ahead: bool = True,
+    ) -> Generator[Batch, None, None]:
         """The batches of these steps. ahead: nothing is read, so nothing is read ahead."""
         index, source, share_at = self._plan(epoch, batch_size, share)
         augment = self.rows.augment
         for step in steps:
             first, last, offset, total = share_at(step=step)
             x, y = buffers.next(last - first)
-            moves = augment and augment.moves(epoch, step, total, offset, last - first)
+            moves = augment.moves(epoch, step, total, offset, last - first) if augment else None
             self.rows.gather(source[first:last], x, y, moves)
             yield Batch(x, y, total, epoch, step, index[first:last])
 
-    def _plan(self, epoch, batch_size, share):
+    def _plan(
+        self, epoch: int, batch_size: int, share: tuple[int, int]
+    ) -> tuple[np.ndarray, np.ndarray, Callable[..., Share]]:
         """This rank's order, as training examples and as rows of `rows`, and a function: step -> its share of it."""
         key = epoch if self.whole else (epoch, *share)
         drawn = self.drawn  # read and written as one: several threads may be here
@@ -78,24 +94,23 @@ class MemoryReader:
         index, source = drawn[1]
         rank, size = share
         if self.whole:
-            share_at = partial(global_share, self.examples, batch_size, rank=rank, size=size)
-        else:
-            share_at = partial(local_share, *self._bounds(share), self.examples, self._steps(batch_size))
-        return index, source, share_at
+            return index, source, partial(global_share, self.examples, batch_size, rank=rank, size=size)
+        before, through = self._bounds(share)
+        return index, source, partial(local_share, before, through, self.examples, self._steps(batch_size))
 
-    def _whole_order(self, epoch):
+    def _whole_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         index = global_order(self.seed, self.examples, epoch)
         return index, self._source(index)
 
-    def _own_order(self, epoch, rank, size):
+    def _own_order(self, epoch: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         local = self._local(rank, size)
         order = local_order(self.seed, len(local.examples), epoch, rank)
         return local.examples[order], local.where[order]
 
-    def _source(self, index):
+    def _source(self, index: np.ndarray) -> np.ndarray:
         return index if self.numbers is None else self.numbers[index]
 
-    def _local(self, rank, size):
+    def _local(self, rank: int, size: int) -> LocalExamples:
         if (rank, size) not in self.local:
             parts = self.divide(size)
             self.local[rank, size] = LocalExamples(parts[rank], self._source(parts[rank]), rows_before(parts))
@@ -115,14 +130,15 @@ class MemoryReader:
             self.rows.gather(index, x, y)
             yield Batch(x, y, len(index), 0, step, order[start : start + batch_size])
 
-    def _bounds(self, share):
+    def _bounds(self, share: tuple[int, int]) -> tuple[int, int]:
         """The examples of ranks before this share's, and through it."""
-        return [int(number) for number in self._local(*share).before[share[0] :][:2]]
+        before, through = self._local(*share).before[share[0] :][:2]
+        return int(before), int(through)
 
-    def _steps(self, batch_size):
+    def _steps(self, batch_size: int) -> int:
         return steps_per_epoch(self.examples, batch_size)
 
-    def most_rows(self, batch_size: int, share: tuple) -> int:
+    def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
         """No batch of this share has more rows."""
         if self.whole:
             return most_rows(self.examples, batch_size, *share)
@@ -157,8 +173,14 @@ class StreamReader:
         self.examples = int(self.first[-1])
 
     def batches(
-        self, epoch: int, batch_size: int, share: tuple, steps: Iterable[int], buffers: Buffers, ahead: bool = True
-    ) -> Iterator[Batch]:
+        self,
+        epoch: int,
+        batch_size: int,
+        share: tuple[int, int],
+        steps: Iterable[int],
+        buffers: Buffers,
+        ahead: bool = True,
+    ) -> Generator[Batch, None, None]:
         """The batches of these steps; without `ahead` no thread reads, and `steps` need not be known before."""
         order, memory = (
             BlockOrder(self.seed, epoch, self.counts),
@@ -167,29 +189,29 @@ class StreamReader:
         share_at = partial(global_share, self.examples, batch_size, rank=share[0], size=share[1])
         load = partial(self._load, order, memory)
         blocks = prefetch(map(load, touched(order, (share_at(step=step) for step in steps)))) if ahead else None
-        current = loaded = None
+        current: int | None = None
         try:
             for step in steps:
                 first, last, offset, total = share_at(step=step)
                 x, y = buffers.next(last - first)
                 index = np.empty(last - first, np.int64)
-                moves = self.augment and self.augment.moves(epoch, step, total, offset, last - first)
+                moves = self.augment.moves(epoch, step, total, offset, last - first) if self.augment else None
                 done = 0
                 for block, begin, end in order.pieces(first, last):
                     if block != current:
-                        loaded, source, numbers = next(blocks) if ahead else load(block)
+                        loaded, source, numbers = next(blocks) if blocks else load(block)
                         current = block
                     here = slice(done, done + end - begin)
-                    part = moves and Moves(*(move[here] for move in moves))
+                    part = Moves(*(move[here] for move in moves)) if moves else None
                     loaded.gather(source[begin:end], x[here], y[here], part)
                     index[here] = numbers[begin:end]
                     done = here.stop
                 yield Batch(x, y, total, epoch, step, index)
         finally:
-            if ahead:
+            if blocks:
                 blocks.close()
 
-    def most_rows(self, batch_size: int, share: tuple) -> int:
+    def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
         """No batch of this share has more rows."""
         return most_rows(self.examples, batch_size, *share)
 
@@ -204,9 +226,12 @@ class StreamReader:
         return self.rows.read(start, stop, memory[0], self.augment), kept[visit], self.first[block] + visit
 
 
+Reader: TypeAlias = MemoryReader | StreamReader
+
+
 def touched(order: BlockOrder, shares: Iterable[Share]) -> Iterator[int]:
     """The blocks that these shares need, one after the other."""
-    current = None
+    current: int | None = None
     for first, last, _, _ in shares:
         for block, _, _ in order.pieces(first, last):
             if block != current:

@@ -67,7 +67,7 @@ def array_slabs(x: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
 
 
 def without(parts: Iterable[tuple[slice, np.ndarray]], held_out: np.ndarray) -> Iterator[np.ndarray]:
-    """These rows less those that are held_out out (sorted numbers)."""
+    """These rows less those that are held out (sorted numbers)."""
     for slab, x in parts:
         first, last = np.searchsorted(held_out, (slab.start, slab.stop))
         yield np.delete(x, held_out[first:last] - slab.start, axis=0)

@@ -10,6 +10,7 @@ A data file says it in its attribute `vocabulary`: the list of characters, or th
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hpcdl.errors import UsageError
 
@@ -24,9 +25,9 @@ class Vocabulary:
 
     def __init__(self, characters: Iterable[str] | str):
         """UsageError for a list with something that is no single character, or with a character twice."""
-        self.characters, self.numbers = characters, {}
+        self.characters = characters if isinstance(characters, str) else list(characters)
+        self.numbers: dict[str, int] = {}
         if not isinstance(characters, str):
-            self.characters = list(characters)
             self.numbers = {character: number for number, character in enumerate(self.characters)}
             if not self.characters or any(not isinstance(each, str) or len(each) != 1 for each in self.characters):
                 raise UsageError(f"a vocabulary is a list of single characters, or the text {BYTES!r}")
@@ -35,7 +36,7 @@ class Vocabulary:
         elif characters != BYTES:
             raise UsageError(f"a vocabulary is a list of single characters, or the text {BYTES!r}, not {characters!r}")
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 256 if self.characters == BYTES else len(self.characters)
 
     def encode(self, text: str) -> np.ndarray:
@@ -51,7 +52,7 @@ class Vocabulary:
                 f"of {len(self)} characters; leave it out, or train on text that has it"
             ) from None
 
-    def decode(self, tokens) -> str:
+    def decode(self, tokens: ArrayLike) -> str:
         """The text of tokens: whole numbers 0 ... len - 1 of any type, in any shape (read row by row).
 
         Bytes that are no UTF-8, as where a character is cut, come out as the replacement character. UsageError for a

@@ -141,7 +141,8 @@ def crowded(ranks: list[Facts]) -> tuple[list[Facts], set[int]]:
     By Hall's theorem threads find a core each if, and only if, no set of them is larger than the cores it may use; it
     suffices to look at the ranks confined to one rank's cores, where two ranks' cores are the same, apart or nested.
     """
-    worst, excess = ([], set()), 1.0
+    worst: tuple[list[Facts], set[int]] = [], set()
+    excess = 1.0
     for room in {frozenset(f.cores) for f in ranks}:
         among = [f for f in ranks if room.issuperset(f.cores)]
         if sum(f.blas for f in among) / len(room) > excess:

@@ -8,7 +8,6 @@ import glob
 import os
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 
 import numba
 from mpi4py import MPI
@@ -22,7 +21,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import open_device
 from hpcdl.kernels.shared import all_reduce
 from hpcdl.machine.threads import threads
-from hpcdl.runs.folder import PACKAGES
+from hpcdl.machine.versions import versions
 
 BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # what says how many threads, the first of them
 OLD = 3600  # seconds after which a file in /dev/shm is taken for left behind
@@ -74,7 +73,7 @@ def look(comm: MPI.Intracomm) -> Facts:
     facts = glance(comm)
     facts.left = left_behind(shared_memory.FOLDER, time.time())
     facts.library = first_words(MPI.Get_library_version())
-    facts.versions = {name: version_of(name) for name in PACKAGES}
+    facts.versions = versions()
     pools = sorted({f"{pool['internal_api']} {pool['num_threads']}" for pool in threadpool_info()})
     facts.pools = ", ".join([*pools, f"Numba {numba.config.NUMBA_NUM_THREADS}"])
     facts.cache = compile_cache(all_reduce._cache.cache_path)
@@ -110,13 +109,6 @@ def left_behind(folder: str, now: float) -> dict[str, int]:
 def first_words(text: str) -> str:
     """Name and version of an MPI library, from all that it says of itself."""
     return " ".join(text.strip("\0").split("\n")[0].split(",")[0].replace("Version:", "").split())
-
-
-def version_of(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def compile_cache(folder: str, mounts: str = "/proc/mounts") -> tuple[str, str, str]:

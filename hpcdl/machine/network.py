@@ -73,7 +73,7 @@ def ping_pong(comm: MPI.Intracomm, a: int, b: int, size: int) -> float:
     ball, other = np.zeros(size, np.uint8), b if comm.rank == a else a
     taken = []
 
-    def rally(rounds):
+    def rally(rounds: int) -> None:
         for _ in range(rounds):
             start = time.perf_counter()
             if comm.rank == a:

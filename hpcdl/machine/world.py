@@ -24,10 +24,13 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl import shared_memory
 from hpcdl.errors import AgreedError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI  # its import would start MPI
 
 OPEN_MPI = "Open MPI"
 FLAVOURS = {OPEN_MPI: "pmix", "MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "pmi2", "Cray MPICH": "cray_shasta"}
@@ -222,7 +225,7 @@ def leave(line: str, number: int, status: int) -> None:
     raise SystemExit(status)
 
 
-def one_world(world) -> None:
+def one_world(world: "MPI.Intracomm") -> None:
     """Refuse a world of one where the launcher has started several; number 0 by the launcher has the word.
 
     Raises AgreedError: every process comes upon this, and all leave.

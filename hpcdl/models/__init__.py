@@ -16,23 +16,28 @@ computes on a GPU has a member `device`, and is given batches there.
 
 import contextlib
 import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hpcdl.errors import UsageError, parse_spec, unknown
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Device
 from hpcdl.models.gpt import GPT
+from hpcdl.models.layered import Layered
 from hpcdl.models.layers import ACTIVATIONS
 from hpcdl.models.linear import LinearRegression
 from hpcdl.models.logistic import LogisticRegression
 from hpcdl.models.mlp import MLP
 
-SETTINGS = {"linear": {}, "logistic": {}, "softmax": {}, "mlp": {"activation": "relu"}}
+SETTINGS: dict[str, dict[str, Any]] = {"linear": {}, "logistic": {}, "softmax": {}, "mlp": {"activation": "relu"}}
 SETTINGS["gpt"] = {"layers": 4, "width": 128, "heads": 4, "context": 64, "head": "tied"}
 DTYPES = ("float32", "float64")
 
 
-def make_model(spec: str, features: tuple[int, ...], classes: int, dtype="float32", device=CPU):
+def make_model(
+    spec: str, features: tuple[int, ...], classes: int, dtype: DTypeLike = "float32", device: Device = CPU
+) -> Layered:
     """The model that `spec` names, for examples of shape `features` with `classes` classes (0: regression).
 
     device: where it computes, and where its parameters, gradients and batches lie (hpcdl.kernels.device).

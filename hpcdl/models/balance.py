@@ -8,18 +8,19 @@ The loss goes with the last layer. Costs are the layers' parameters, or what the
 import itertools
 import math
 import time
+from typing import Any
 
 import numpy as np
 
 from hpcdl.errors import UsageError
-from hpcdl.models.layered import FlatWeights
+from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.part import Part, require_layers
 from hpcdl.random import Random
 
 REPEATS = 3
 
 
-def cut_layers(model, parts: int, costs: list[float] | None = None) -> list[range]:
+def cut_layers(model: Layered, parts: int, costs: list[float] | None = None) -> list[range]:
     """`parts` ranges of numbers of the model's layers, the loss in the last one; each has a layer or more.
 
     costs: of each layer but the loss; by default its parameters. UsageError where there are fewer layers than parts.
@@ -53,17 +54,18 @@ def balanced(costs: list[float], parts: int) -> list[range]:
     return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
-def parameter_costs(model) -> list[float]:
+def parameter_costs(model: Layered) -> list[float]:
     """The parameters that each layer but the loss works with, tied ones too."""
     return [float(sum(math.prod(tensor.shape) for tensor in tensors)) for tensors in model.tensors[:-1]]
 
 
-def measured_costs(model, batch) -> list[float]:
+def measured_costs(model: Layered, batch: Any) -> list[float]:
     """Seconds that forward and backward of each layer but the loss take with this batch, that of the loss in the last.
 
     Layers are made one at a time, so that a model that fits nowhere can be measured.
     """
-    last, costs = len(model.layers) - 1, []
+    last = len(model.layers) - 1
+    costs: list[float] = []
     for i in range(last):
         part = Part(model, [range(i, i + 1 if i + 1 < last else last + 1)])
         w = part.initialize(Random(0))

@@ -11,6 +11,7 @@ Memory 24 V^2 bytes, one pass over the rows, nothing to train. Letters by their 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -28,20 +29,20 @@ class Bigram:
         self.log_probability = np.log((counts + 1.0) / (counts.sum(axis=1, keepdims=True) + size))
 
     @classmethod
-    def fit(cls, split, size: int) -> "Bigram":
+    def fit(cls, split: Any, size: int) -> "Bigram":
         """Count the pairs of a split (`examples`, `rows(start, stop)`: tokens x (rows, length), y (rows,)).
 
         size: V. UsageError for what is no token 0 ... V - 1.
         """
         return cls(counts(split, size))
 
-    def loss(self, split) -> float:
+    def loss(self, split: Any) -> float:
         """The mean negative log-likelihood per token, natural logarithm, over all pairs of a split."""
         found = counts(split, len(self.log_probability))
         return float(-(found * self.log_probability).sum() / found.sum())
 
 
-def counts(split, size: int) -> np.ndarray:
+def counts(split: Any, size: int) -> np.ndarray:
     """n_ab, how often token b follows token a in a split: int64 (V, V), V = size."""
     found = np.zeros(size * size, np.int64)
     for a, b in _pairs(split, size):
@@ -49,7 +50,7 @@ def counts(split, size: int) -> np.ndarray:
     return found.reshape(size, size)
 
 
-def _pairs(split, size) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _pairs(split: Any, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Tokens and those that follow them, int64, some rows at a time."""
     rows = max(1, TOKENS // split.rows(0, 1)[0].size)
     for start in range(0, split.examples, rows):

@@ -10,11 +10,16 @@ before it and y from all of them: `length` predictions a row, whose mean loss is
     operations    about 6 a parameter and token, forward and backward together
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.models.layered import FlatWeights, Layered
+from hpcdl.models.layers import Layer
 from hpcdl.models.losses import SoftmaxCrossEntropy
 from hpcdl.models.pool import Pool
 from hpcdl.models.transformer import Attention, Embedding, FeedForward, Head, Norm
@@ -35,13 +40,13 @@ class GPT(Layered):
         self,
         length: int,
         vocabulary: int,
-        dtype,
+        dtype: DTypeLike,
         layers: int = 4,
         width: int = 128,
         heads: int = 4,
         context: int = 64,
         tied: bool = True,
-        device=CPU,
+        device: Device = CPU,
     ):
         for name, value in {"layers": layers, "width": width, "heads": heads, "context": context}.items():
             if value < 1:
@@ -54,7 +59,7 @@ class GPT(Layered):
                 f"take gpt:context={length}, or make shorter ones by prepare-data text --length {context}"
             )
         pool, depth = Pool(dtype, device), 2 * layers
-        chain = [Embedding("embedding", pool, vocabulary, context, length, width)]
+        chain: list[Layer] = [Embedding("embedding", pool, vocabulary, context, length, width)]
         for i in range(1, layers + 1):
             chain.append(Attention(f"block{i}.attention", pool, length, width, heads, depth))
             chain.append(FeedForward(f"block{i}.mlp", pool, length, width, depth))
@@ -63,7 +68,7 @@ class GPT(Layered):
         super().__init__(length, [*chain, SoftmaxCrossEntropy(pool, vocabulary, length)], pool)
         self.rows_at_once = max(1, TOKENS // length)
 
-    def targets(self, batch):
+    def targets(self, batch: Any) -> Array:
         """The token after each token of the batch, (rows * length,)."""
         xp = self.device.xp
         targets = xp.empty(batch.x.shape, np.int64)
@@ -72,11 +77,18 @@ class GPT(Layered):
         targets[:, -1] = batch.y
         return targets.reshape(-1)
 
-    def last_rows(self, z):
+    def last_rows(self, z: Array) -> Array:
         """What is predicted to follow the last token of each sequence."""
         return self.device.xp.ascontiguousarray(z.reshape(-1, self.features, z.shape[1])[:, -1])
 
-    def generate(self, parameters, prompt, count: int, random: np.random.Generator, temperature: float = 1.0):
+    def generate(
+        self,
+        parameters: Array,
+        prompt: Sequence[int],
+        count: int,
+        random: np.random.Generator,
+        temperature: float = 1.0,
+    ) -> list[int]:
         """`count` tokens that follow those of `prompt`, each drawn from the softmax of z / temperature.
 
         Temperature 0: the likeliest. The model sees the last `length` tokens at most; an empty prompt is token 0.

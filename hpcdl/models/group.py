@@ -18,27 +18,51 @@ f and g change the number of rows; the array that they return is then another on
 with messages is hpcdl/comm/tensor_group.py.
 """
 
+from typing import Protocol
+
+from hpcdl.kernels.device import Array
+from hpcdl.models.pool import Pool
+
+
+class Group(Protocol):
+    """What a layer asks of the ranks that share it; sequence: whether they share the rows, too."""
+
+    rank: int
+    size: int
+    sequence: bool
+
+    def f(self, x: Array, pool: Pool) -> Array: ...
+
+    def f_backward(self, dx: Array, pool: Pool) -> Array: ...
+
+    def g(self, y: Array, pool: Pool) -> Array: ...
+
+    def g_backward(self, dy: Array, pool: Pool) -> Array: ...
+
+    def all_reduce(self, array: Array, op: str = "sum") -> None: ...
+
 
 class IdentityGroup:
     """The group of a layer that is not cut: nothing to sum."""
 
-    rank, size, sequence = 0, 1, False
+    rank, size = 0, 1
+    sequence = False
 
-    def f(self, x, pool):
+    def f(self, x: Array, pool: Pool) -> Array:
         """x as it is."""
         return x
 
-    def f_backward(self, dx, pool):
+    def f_backward(self, dx: Array, pool: Pool) -> Array:
         """dx as it is."""
         return dx
 
-    def g(self, y, pool):
+    def g(self, y: Array, pool: Pool) -> Array:
         """y as it is."""
         return y
 
-    def g_backward(self, dy, pool):
+    def g_backward(self, dy: Array, pool: Pool) -> Array:
         """dy as it is."""
         return dy
 
-    def all_reduce(self, array, op="sum"):
+    def all_reduce(self, array: Array, op: str = "sum") -> None:
         """The array as it is."""

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import CPU, device_of
-from hpcdl.models.group import IdentityGroup
+from hpcdl.kernels.device import CPU, Array, device_of
+from hpcdl.models.group import Group, IdentityGroup
 from hpcdl.models.layout import Layout
 from hpcdl.models.losses import Loss
 from hpcdl.models.pool import Pool
@@ -46,25 +47,33 @@ class Weights(Protocol):
 class FlatWeights:
     """The weights of a model whose parameters, and gradient, are flat vectors here."""
 
-    def __init__(self, model: "Layered", parameters, gradient=None, on_ready: Callable[[slice], None] | None = None):
+    def __init__(
+        self,
+        model: "Layered",
+        parameters: Array,
+        gradient: Array | None = None,
+        on_ready: Callable[[slice], None] | None = None,
+    ):
         self.parameters, self.slices, self.on_ready = parameters, model.slices, on_ready
-        self.w, self.g = model.views(parameters), gradient is not None and model.views(gradient)
+        self.w = model.views(parameters)
+        self.g = [] if gradient is None else model.views(gradient)
 
-    def open(self, i: int, following: int | None) -> tuple:
+    def open(self, i: int, following: int | None) -> tuple[Array, ...]:
         """Views of the parameters of layer i."""
         return self.w[i]
 
     def close(self, i: int) -> None:
         """They stay."""
 
-    def gradient(self, i: int) -> tuple:
+    def gradient(self, i: int) -> tuple[Array, ...]:
         """Views of the gradient of layer i."""
         return self.g[i]
 
     def ready(self, i: int) -> None:
         """Tell whom it concerns that a slice is final."""
-        if self.on_ready and self.slices[i]:
-            self.on_ready(self.slices[i])
+        part = self.slices[i]
+        if self.on_ready and part:
+            self.on_ready(part)
 
     def finish(self) -> None:
         """All is there already."""
@@ -80,8 +89,9 @@ class Layered:
     sequences = False
     rows_at_once = 1024  # rows that are scored at once: bounds the memory that evaluation needs
 
-    def __init__(self, features: int, layers: list, pool: Pool, group=None):
-        self.features, self.layers, self.pool, self.group = features, layers, pool, group or IdentityGroup()
+    def __init__(self, features: int, layers: list[Any], pool: Pool, group: Group | None = None):
+        self.features, self.layers, self.pool = features, layers, pool
+        self.group: Group = group or IdentityGroup()
         self.device = pool.device
         self.layout = Layout.of_layers(layers, pool.dtype)
         self.size, self.dtype = self.layout.size, self.layout.dtype
@@ -90,11 +100,11 @@ class Layered:
         slices = dict(self.layout.layer_slices)
         self.slices = [slices.get(layer.name) for layer in layers]
 
-    def views(self, vector: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+    def views(self, vector: Array) -> list[tuple[Array, ...]]:
         """Each layer's tensors in a flat vector."""
         return [tuple([tensor.view(vector) for tensor in tensors]) for tensors in self.tensors]
 
-    def initialize(self, random: Random) -> np.ndarray:
+    def initialize(self, random: Random) -> Array:
         """A new parameter vector; each tensor's values depend on the seed, its name, and nothing else of the model.
 
         They are drawn on the host, so that they are the same bits on every device.
@@ -106,7 +116,7 @@ class Layered:
         return self.device.array(parameters)
 
     def loss_and_gradient(
-        self, parameters: np.ndarray, batch, gradient: np.ndarray, on_ready: Callable[[slice], None] | None = None
+        self, parameters: Array, batch: Any, gradient: Array, on_ready: Callable[[slice], None] | None = None
     ) -> float:
         """Add the gradient of the batch's losses, summed over its rows, to `gradient`; return the sum of the losses.
 
@@ -117,12 +127,12 @@ class Layered:
         self.check_arrays(batch.x, batch.y, parameters, gradient)
         return self.forward_backward(FlatWeights(self, parameters, gradient, on_ready), batch)
 
-    def evaluate(self, parameters: np.ndarray, batch) -> tuple[float, float]:
+    def evaluate(self, parameters: Array, batch: Any) -> tuple[float, float]:
         """(sum of losses, number of rows predicted correctly); for regression, sum of squared errors instead."""
         self.check_arrays(batch.x, batch.y, parameters)
         return self.score(FlatWeights(self, parameters), batch)
 
-    def predict(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
+    def predict(self, parameters: Array, x: Array) -> Array:
         """What the loss predicts for x (rows, features): class probabilities, probability of class 1, or values."""
         self.check_arrays(x, None, parameters)
         z, kept = self.forward(FlatWeights(self, parameters), x, range(len(self.layers) - 1), keep=False)
@@ -132,26 +142,28 @@ class Layered:
 
     # -- the same with weights that lie anywhere ----------------------------------------------------------------------
 
-    def forward_backward(self, weights: Weights, batch) -> float:
+    def forward_backward(self, weights: Any, batch: Any) -> float:
         """Forward and backward through all layers; returns the sum of losses."""
         layers = range(len(self.layers))
         (loss, _), kept = self.forward(weights, batch.x, layers, self.targets(batch))
         self.backward(weights, kept, None, layers)
         return loss
 
-    def score(self, weights: Weights, batch) -> tuple[float, float]:
+    def score(self, weights: Any, batch: Any) -> tuple[float, float]:
         """(sum of losses, score), in one pass forward that keeps nothing."""
         result, kept = self.forward(weights, batch.x, range(len(self.layers)), self.targets(batch), keep=False)
         self.release(kept)
         return result
 
-    def forward(self, weights: Weights, x, layers: range, targets=None, keep: bool = True) -> tuple[Any, list]:
+    def forward(
+        self, weights: Any, x: Any, layers: range, targets: Array | None = None, keep: bool = True
+    ) -> tuple[Any, list[tuple[Any, Any]]]:
         """What the last of `layers` makes of x, and what the layers have kept for backward, as (layer, saved).
 
         Where the loss is among them, that is (sum of losses, score). keep: without it all is released but what the
         result lies in.
         """
-        kept = []
+        kept: list[tuple[Any, Any]] = []
         for i in layers:
             layer = self.layers[i]
             w = weights.open(i, i + 1 if i + 1 < layers.stop else None)
@@ -164,7 +176,7 @@ class Layered:
             kept.append((layer, saved))
         return x, kept
 
-    def backward(self, weights: Weights, kept: list, dy, layers: range):
+    def backward(self, weights: Any, kept: list[tuple[Any, Any]], dy: Array | None, layers: range) -> Array | None:
         """The gradient by the input of `layers`, from that by their output (None for the loss); uses `kept` and dy up.
 
         It is None where the first layer is that of the model.
@@ -179,20 +191,20 @@ class Layered:
             weights.ready(i)
         return dy
 
-    def release(self, kept):
+    def release(self, kept: list[tuple[Any, Any]]) -> None:
         """Let the layers give back what they have kept."""
         for layer, saved in kept:
             layer.release(saved)
 
-    def targets(self, batch) -> np.ndarray:
+    def targets(self, batch: Any) -> Array:
         """What the loss compares its input with."""
         return batch.y
 
-    def last_rows(self, z):
+    def last_rows(self, z: Array) -> Array:
         """The rows of the loss's input that a prediction is made from."""
         return z
 
-    def check_arrays(self, x, y, *vectors) -> None:
+    def check_arrays(self, x: Array, y: Array | None, *vectors: Array) -> None:
         """Raise UsageError where an array does not fit the model: compiled loops would read past its end."""
         device = self.device
         for name, array in (("x", x), ("y", y), *(("a vector", vector) for vector in vectors)):
@@ -210,7 +222,7 @@ class Layered:
                 raise UsageError(f"a vector is {vector.dtype} of shape {vector.shape}; this model wants {wanted}")
 
 
-def initial(layer, random: Random, dtype) -> dict[str, np.ndarray]:
+def initial(layer: Any, random: Random, dtype: DTypeLike) -> dict[str, np.ndarray]:
     """Initial values of a layer's own tensors by their names in the layout, on the host, whole also where it is cut."""
     names = [f"{layer.name}.{name}" for name in layer.whole]
     values = [CPU.empty(shape, dtype) for shape in layer.whole.values()]

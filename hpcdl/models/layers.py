@@ -19,12 +19,16 @@ The last layer of a model is its loss (losses.py), transformer.py has the layers
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
 from hpcdl.kernels import activation as kernels
+from hpcdl.kernels.device import Array
+from hpcdl.models.group import Group
 from hpcdl.models.pool import Pool
 
 
@@ -34,13 +38,13 @@ class Identity:
     gain = 1.0
 
     @staticmethod
-    def forward(z, b, pool):
+    def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
         """y, which takes z's place, and what backward needs: here y itself."""
         kernels.add_bias(z, b)
         return z, z
 
     @staticmethod
-    def backward(y, b, dy, gb):
+    def backward(y: Array, b: Array, dy: Array, gb: Array) -> Array:
         """Return dz; add the bias gradient to gb."""
         kernels.add_rows(dy, gb)
         return dy
@@ -52,13 +56,13 @@ class Relu:
     gain = 2.0  # half of the units are at zero: He et al., "Delving deep into rectifiers", 2015
 
     @staticmethod
-    def forward(z, b, pool):
+    def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
         """y, which takes z's place, twice."""
         kernels.add_bias_relu(z, b)
         return z, z
 
     @staticmethod
-    def backward(y, b, dy, gb):
+    def backward(y: Array, b: Array, dy: Array, gb: Array) -> Array:
         """Return dz, which takes y's place; add the bias gradient to gb."""
         kernels.relu_backward(y, dy, gb)
         return y
@@ -70,13 +74,13 @@ class Tanh:
     gain = 1.0
 
     @staticmethod
-    def forward(z, b, pool):
+    def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
         """y, which takes z's place, twice."""
         kernels.add_bias_tanh(z, b)
         return z, z
 
     @staticmethod
-    def backward(y, b, dy, gb):
+    def backward(y: Array, b: Array, dy: Array, gb: Array) -> Array:
         """Return dz, which takes y's place; add the bias gradient to gb."""
         kernels.tanh_backward(y, dy, gb)
         return y
@@ -88,20 +92,20 @@ class Gelu:
     gain = 2.0  # about half of what comes in is let through, as with relu
 
     @staticmethod
-    def forward(z, b, pool):
+    def forward(z: Array, b: Array, pool: Pool) -> tuple[Array, Array]:
         """y, a new array, and z, from which backward finds the slope: y does not tell it."""
         y = pool.take(*z.shape)
         kernels.add_bias_gelu(z, b, y)
         return y, z
 
     @staticmethod
-    def backward(z, b, dy, gb):
+    def backward(z: Array, b: Array, dy: Array, gb: Array) -> Array:
         """Return dz, which takes z's place; add the bias gradient to gb."""
         kernels.gelu_backward(z, b, dy, gb)
         return z
 
 
-ACTIVATIONS = {"none": Identity, "relu": Relu, "tanh": Tanh, "gelu": Gelu}
+ACTIVATIONS: dict[str, Any] = {"none": Identity, "relu": Relu, "tanh": Tanh, "gelu": Gelu}
 
 
 class Layer:
@@ -112,15 +116,16 @@ class Layer:
     outputs, and not all of them.
     """
 
-    cuts: ClassVar = {}
-    tied: ClassVar = {}
-    part, parts, divided = 0, 1, False
+    cuts: Mapping[str, int] = {}
+    tied: Mapping[str, tuple[int, ...]] = {}
+    part, parts = 0, 1
+    divided = False
 
     def __init__(self, name: str, pool: Pool, whole: dict[str, tuple[int, ...]]):
         self.name, self.pool, self.whole, self.shapes = name, pool, whole, dict(whole)
         self.matmul = pool.device.xp.matmul
 
-    def cut(self, part: int, parts: int) -> "Layer":
+    def cut(self, part: int, parts: int) -> Self:
         """This layer with part `part` of `parts` of its tensors. UsageError where it cannot be cut so."""
         self.check_cut(parts)
         other = copy.copy(self)
@@ -139,7 +144,7 @@ class Layer:
             shape[axis] = cut.stop - cut.start
         return tuple(shape)
 
-    def add_product(self, a, b, into) -> None:
+    def add_product(self, a: Array, b: Array, into: Array) -> None:
         """into += a b, for the gradient by a weight."""
         product = self.pool.take(a.shape[0], b.shape[1])
         self.matmul(a, b, out=product)
@@ -161,29 +166,36 @@ class Dense(Layer):
     """
 
     def __init__(
-        self, name: str, inputs: int, outputs: int, activation: str, pool: Pool, first=False, by: str = "columns"
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        activation: str,
+        pool: Pool,
+        first: bool = False,
+        by: str = "columns",
     ):
         super().__init__(name, pool, {"weight": (inputs, outputs), "bias": (outputs,)})
         self.first, self.activation, self.divided = first, ACTIVATIONS[activation], by == "columns"
         self.cuts = {"weight": 1, "bias": 0} if self.divided else {"weight": 0}
 
-    def check_cut(self, parts):
+    def check_cut(self, parts: int) -> None:
         """The inputs of a part of rows are what the parts of the columns before it have made."""
         if not self.divided:
             check_width("a hidden layer's width", self.whole["weight"][0], parts)
 
-    def output_shape(self, rows: int, group) -> tuple[int, int]:
+    def output_shape(self, rows: int, group: Group) -> tuple[int, int]:
         """The shape of y for so many examples."""
         return rows, self.shapes["weight"][1]
 
-    def initialize(self, w, generators):
+    def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
         """Draw W with variance gain / inputs (gain 2 before a relu, else 1); set b to zero."""
         weight, bias = w
         deviation = math.sqrt(self.activation.gain / weight.shape[0])
         weight[...] = deviation * generators[0].standard_normal(weight.shape)
         bias[...] = 0
 
-    def forward(self, w, x, group):
+    def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
         """y and what backward needs."""
         weight, bias = w
         y = self.matmul(x, weight, out=self.pool.take(x.shape[0], weight.shape[1]))
@@ -192,7 +204,7 @@ class Dense(Layer):
         y, kept = self.activation.forward(y, bias, self.pool)
         return y, (x, y, kept)
 
-    def backward(self, w, saved, dy, g, group):
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: Group) -> Array | None:
         """dx; the gradients by W and b are added to g."""
         (weight, bias), (x, _, kept), (weight_gradient, bias_gradient) = w, saved, g
         dz = self.activation.backward(kept, bias, dy, bias_gradient)
@@ -205,7 +217,7 @@ class Dense(Layer):
         self.release(saved)
         return dx
 
-    def release(self, saved):
+    def release(self, saved: Any) -> None:
         """Give back what forward took."""
         _, y, kept = saved
         self.pool.give(y)

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hpcdl.chunks import chunk
 
@@ -90,13 +91,13 @@ def piece(part: "Tensor", whole: "Tensor", axis: int | None, number: int, parts:
 class Layout:
     """The tensors of a model, in the order of its flat vector, and the vector's element type."""
 
-    def __init__(self, tensors: Iterable[Tensor], dtype):
+    def __init__(self, tensors: Iterable[Tensor], dtype: DTypeLike):
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.dtype = np.dtype(dtype)
         self.size = sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     @classmethod
-    def of_layers(cls, layers, dtype) -> "Layout":
+    def of_layers(cls, layers: Iterable[Any], dtype: DTypeLike) -> "Layout":
         """Lay out the tensors of `layers` one by one.
 
         Each has a `name`, `shapes` (short tensor name -> shape), and, or not, `tied`: name of a tensor of another layer
@@ -112,7 +113,7 @@ class Layout:
                 offset += math.prod(shape)
         return cls(tensors.values(), dtype)
 
-    def used_by(self, layer) -> list[Tensor]:
+    def used_by(self, layer: Any) -> list[Tensor]:
         """The tensors that a layer uses: its own, and those of other layers."""
         return [
             self.tensors[name]

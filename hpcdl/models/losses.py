@@ -16,25 +16,33 @@ come from two all-reduces of one and two numbers a row, instead of gathering z. 
 """
 
 import copy
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
 from hpcdl.kernels import loss as kernels
+from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import scale
+from hpcdl.models.group import Group
 from hpcdl.models.pool import Pool
 
 
 class Loss:
     """What the three losses share; `target` is the type of y."""
 
-    name, divided = "loss", False
-    tied: ClassVar = {}
+    name = "loss"
+    divided = False
+    tied: Mapping[str, tuple[int, ...]] = {}
+    kernel: Any  # (z, y, dz) -> (sum of losses, score); a member that is no method
 
     def __init__(self, pool: Pool):
-        self.pool, self.shapes, self.whole, self.target = pool, {}, {}, np.dtype(np.int64)
+        self.pool = pool
+        self.target: np.dtype = np.dtype(np.int64)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.whole: dict[str, tuple[int, ...]] = {}
         self.xp = pool.device.xp
 
     def cut(self, part: int, parts: int, divided: bool = False) -> "Loss":
@@ -43,7 +51,7 @@ class Loss:
             raise UsageError(f"{type(self).__name__} has one output, which ranks cannot share; add a hidden layer")
         return self
 
-    def forward(self, w, z, group, y):
+    def forward(self, w: Sequence[Array], z: Array, group: Group, y: Array) -> tuple[tuple[float, float], Array]:
         """(sum of losses, score) and what backward needs."""
         dz = self.pool.take(*z.shape)
         total, score = self.kernel(z, y, dz)
@@ -51,11 +59,11 @@ class Loss:
             raise UsageError(f"a label is outside of the classes 0 to {max(2, z.shape[1]) - 1}; check the data")
         return (total, score), dz
 
-    def backward(self, w, saved, dy, g, group):
+    def backward(self, w: Sequence[Array], saved: Array, dy: Array | None, g: Sequence[Array], group: Group) -> Array:
         """dz."""
         return saved
 
-    def release(self, saved):
+    def release(self, saved: Array) -> None:
         """Give back what forward took."""
         self.pool.give(saved)
 
@@ -67,9 +75,10 @@ class SoftmaxCrossEntropy(Loss):
 
     def __init__(self, pool: Pool, classes: int, per: int = 1):
         super().__init__(pool)
-        self.classes, self.per, self.own = classes, per, None
+        self.classes, self.per = classes, per
+        self.own: slice | None = None
 
-    def cut(self, part, parts, divided=False):
+    def cut(self, part: int, parts: int, divided: bool = False) -> Loss:
         """Where the outputs are divided: this rank's classes."""
         if not divided or parts == 1:
             return self
@@ -77,10 +86,10 @@ class SoftmaxCrossEntropy(Loss):
         other.own = chunk(self.classes, parts, part)
         return other
 
-    def forward(self, w, z, group, y):
+    def forward(self, w: Sequence[Array], z: Array, group: Group, y: Array) -> tuple[tuple[float, float], Array]:
         """(sum of losses, score) and what backward needs."""
         dz = self.pool.take(*z.shape)
-        total, score = self.kernel(z, y, dz) if self.own is None else self._together(z, y, dz, group)
+        total, score = self.kernel(z, y, dz) if self.own is None else self._together(z, y, dz, group, self.own)
         if score < 0:
             raise UsageError(f"a label is outside of the classes 0 to {self.classes - 1}; check the data")
         if self.per > 1:
@@ -88,19 +97,19 @@ class SoftmaxCrossEntropy(Loss):
             total, score = total / self.per, score / self.per
         return (total, score), dz
 
-    def _together(self, z, y, dz, group):
-        """Loss and number correct where each rank of the group has the columns `own` of z."""
+    def _together(self, z: Array, y: Array, dz: Array, group: Group, own: slice) -> tuple[float, float]:
+        """Loss and number correct where this rank of the group has the columns `own` of z."""
         tops, sums = self.pool.take(len(z)), self.pool.take(len(z), 2)
         kernels.row_max(z, tops)
         group.all_reduce(tops, "max")
-        kernels.partial_softmax(z, y, self.own.start, tops, dz, sums)
+        kernels.partial_softmax(z, y, own.start, tops, dz, sums)
         group.all_reduce(sums)
-        result = kernels.finish_softmax(dz, y, self.own.start, self.classes, sums)
+        result = kernels.finish_softmax(dz, y, own.start, self.classes, sums)
         self.pool.give(tops)
         self.pool.give(sums)
         return result
 
-    def predict(self, z):
+    def predict(self, z: Array) -> Array:
         """softmax(z)."""
         with np.errstate(invalid="ignore"):  # what is not finite becomes NaN, and no warning
             p = self.xp.exp(z - z.max(axis=1, keepdims=True))
@@ -112,7 +121,7 @@ class Logistic(Loss):
 
     kernel = kernels.logistic
 
-    def predict(self, z):
+    def predict(self, z: Array) -> Array:
         """1 / (1 + exp(-z)), without overflow."""
         with np.errstate(invalid="ignore"):
             return self.xp.exp(-self.xp.logaddexp(0, -z[:, 0]))
@@ -127,6 +136,6 @@ class Squared(Loss):
         super().__init__(pool)
         self.target = pool.dtype
 
-    def predict(self, z):
+    def predict(self, z: Array) -> Array:
         """z itself."""
         return z[:, 0].copy()

@@ -5,7 +5,9 @@
 (Rumelhart, Hinton and Williams, "Learning representations by back-propagating errors", Nature 1986.)
 """
 
-from hpcdl.kernels.device import CPU
+from numpy.typing import DTypeLike
+
+from hpcdl.kernels.device import CPU, Device
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import dense_layers
 from hpcdl.models.losses import SoftmaxCrossEntropy
@@ -19,10 +21,10 @@ class MLP(Layered):
         self,
         features: int,
         classes: int,
-        dtype,
+        dtype: DTypeLike,
         hidden: tuple[int, ...] = (),
         activation: str = "relu",
-        device=CPU,
+        device: Device = CPU,
     ):
         pool = Pool(dtype, device)
         layers = dense_layers([features, *hidden, classes], activation, pool)

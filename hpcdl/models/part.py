@@ -11,12 +11,14 @@ time. Tied weights of a part that lacks the layer where they lie are a copy, whi
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Array
+from hpcdl.models.group import Group
 from hpcdl.models.layered import Layered, initial
 from hpcdl.models.layout import Piece, piece
 from hpcdl.models.losses import Loss
@@ -30,7 +32,13 @@ class Part(Layered):
     layers, and where its layers cannot be cut so.
     """
 
-    def __init__(self, model: Layered, chunks: list[range] | None = None, share: tuple[int, int] = (0, 1), group=None):
+    def __init__(
+        self,
+        model: Layered,
+        chunks: list[range] | None = None,
+        share: tuple[int, int] = (0, 1),
+        group: Group | None = None,
+    ):
         require_layers(model)
         chunks = [range(len(model.layers))] if chunks is None else chunks
         self.model, self.share, layers = model, share, []
@@ -66,7 +74,7 @@ class Part(Layered):
                             values = values[(slice(None),) * axis + (chunk(values.shape[axis], *self.share[::-1]),)]
                         yield tensor.slice, np.ascontiguousarray(values).reshape(-1)
 
-    def initialize(self, random: Random) -> np.ndarray:
+    def initialize(self, random: Random) -> Array:
         """All of them as a vector."""
         parameters = CPU.empty(self.size, self.dtype)
         for where, values in self.initial(random):
@@ -118,16 +126,16 @@ class Part(Layered):
         before = self.model.layers[self.chunks[chunk].start - 1]
         return before.cut(*self.share).output_shape(rows, self.group)
 
-    def targets(self, batch):
+    def targets(self, batch: Any) -> Array:
         """What the loss compares its input with."""
         return self.model.targets(batch)
 
-    def last_rows(self, z):
+    def last_rows(self, z: Array) -> Array:
         """The rows of the loss's input that a prediction is made from."""
         return self.model.last_rows(z)
 
 
-def require_layers(model) -> None:
+def require_layers(model: Any) -> None:
     """Raise UsageError unless the model is made of layers."""
     if not hasattr(model, "layers"):
         raise UsageError(

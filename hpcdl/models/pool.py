@@ -11,8 +11,10 @@ import math
 from collections import defaultdict
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Array, Device
+from hpcdl.memory import Memory
 
 
 class Pool:
@@ -22,11 +24,13 @@ class Pool:
     as activations (`hpcdl.memory.Memory`); None: nowhere.
     """
 
-    def __init__(self, dtype, device=CPU):
-        self.dtype, self.device, self.memory = np.dtype(dtype), device, None
-        self.free, self.whole = defaultdict(list), {}  # and each buffer by the memory that its parts are views of
+    def __init__(self, dtype: DTypeLike, device: Device = CPU):
+        self.dtype, self.device = np.dtype(dtype), device
+        self.memory: Memory | None = None
+        self.free: defaultdict[int, list[Array]] = defaultdict(list)
+        self.whole: dict[int, Array] = {}  # each buffer by the memory that its parts are views of
 
-    def take(self, *shape: int) -> np.ndarray:
+    def take(self, *shape: int) -> Array:
         """Lend a C-contiguous array of this shape."""
         size = math.prod(shape)
         k = (size - 1).bit_length()
@@ -39,7 +43,7 @@ class Pool:
             self.memory.add("activations", whole.nbytes)
         return whole[:size].reshape(shape)
 
-    def give(self, buffer: np.ndarray):
+    def give(self, buffer: Array) -> None:
         """Take back an array that `take` lent; it must not be used any more."""
         whole = self.whole[id(buffer.base)]
         if self.memory is not None:

@@ -21,19 +21,25 @@ With sequence parallelism each has some of the tokens everywhere else: of the no
 """
 
 import math
-from typing import ClassVar
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
 from hpcdl.kernels import activation, attention, embedding, layer_norm
+from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_into
+from hpcdl.models.group import Group
 from hpcdl.models.layers import Gelu, Layer, check_width
 from hpcdl.models.pool import Pool
 
 DEVIATION = 0.02  # of initial weights: Radford et al., 2018
 
 
-def draw(w, generator, deviation: float = DEVIATION) -> None:
+def draw(w: Array, generator: np.random.Generator, deviation: float = DEVIATION) -> None:
     """Fill w with normal numbers."""
     w[...] = deviation * generator.standard_normal(w.shape)
 
@@ -41,21 +47,21 @@ def draw(w, generator, deviation: float = DEVIATION) -> None:
 class Tokens(Layer):
     """A layer between whose rows for examples and for tokens there are `length` tokens an example; y has `width`."""
 
-    def __init__(self, name: str, pool: Pool, length: int, width: int, whole: dict):
+    def __init__(self, name: str, pool: Pool, length: int, width: int, whole: dict[str, tuple[int, ...]]):
         super().__init__(name, pool, whole)
         self.length, self.width = length, width
 
-    def output_shape(self, rows: int, group) -> tuple[int, int]:
+    def output_shape(self, rows: int, group: Group) -> tuple[int, int]:
         """The shape of y for so many examples; with sequence parallelism, of this rank's tokens."""
         return rows * self.length // (group.size if group.sequence else 1), self.width
 
-    def normalize(self, x, gain, bias):
+    def normalize(self, x: Array, gain: Array, bias: Array) -> tuple[Array, Array, Array]:
         """norm(x), and what its backward needs beside x; all from the pool."""
         y, mean, deviation = self.pool.take(*x.shape), self.pool.take(len(x)), self.pool.take(len(x))
         layer_norm.layer_norm(x, gain, bias, y, mean, deviation)
         return y, mean, deviation
 
-    def give(self, *buffers) -> None:
+    def give(self, *buffers: Array) -> None:
         """Give buffers back to the pool."""
         for buffer in buffers:
             self.pool.give(buffer)
@@ -64,21 +70,21 @@ class Tokens(Layer):
 class Embedding(Tokens):
     """A vector for each token and one for its position."""
 
-    cuts: ClassVar = {"token": 0}
+    cuts: Mapping[str, int] = {"token": 0}
 
     def __init__(self, name: str, pool: Pool, vocabulary: int, context: int, length: int, width: int):
         super().__init__(name, pool, length, width, {"token": (vocabulary, width), "position": (context, width)})
 
-    def initialize(self, w, generators):
+    def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
         """Draw both."""
         draw(w[0], generators[0])
         draw(w[1], generators[1])
 
-    def at(self, y, group) -> int:
+    def at(self, y: Array, group: Group) -> int:
         """The number of the first of this rank's tokens."""
         return group.rank * len(y) if group.sequence else 0
 
-    def forward(self, w, x, group):
+    def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
         """y and what backward needs."""
         (token, position), vocabulary = w, self.whole["token"][0]
         y = self.pool.take(len(x) * self.length, self.width)
@@ -89,7 +95,7 @@ class Embedding(Tokens):
         embedding.add_positions(y, position, self.length, self.at(y, group))
         return y, (x, y)
 
-    def backward(self, w, saved, dy, g, group):
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: Group) -> None:
         """None, for numbers have no gradient; those by the vectors are added to g."""
         x, _ = saved
         embedding.add_positions_backward(dy, g[1], self.length, self.at(dy, group))
@@ -99,7 +105,7 @@ class Embedding(Tokens):
             self.give(whole)
         self.release(saved)
 
-    def release(self, saved):
+    def release(self, saved: Any) -> None:
         """Give back what forward took."""
         self.give(saved[1])
 
@@ -114,12 +120,20 @@ class Sublayer(Tokens):
     dz = self.inner_backward(kept, u, b1, du, g1)    adds to b1's gradient; dz is from the pool, or lies in kept[0]
     """
 
-    def __init__(self, name: str, pool: Pool, length: int, width: int, depth: int, whole: dict):
+    @abstractmethod
+    def inner(self, z: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
+        """What is between the two products."""
+
+    @abstractmethod
+    def inner_backward(self, kept: Sequence[Array], u: Array, b: Array, du: Array, gb: Array) -> Array:
+        """Its backward."""
+
+    def __init__(self, name: str, pool: Pool, length: int, width: int, depth: int, whole: dict[str, tuple[int, ...]]):
         norm = {"norm.gain": (width,), "norm.bias": (width,)}
         super().__init__(name, pool, length, width, norm | whole)
         self.depth = depth
 
-    def initialize(self, w, generators):
+    def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
         """Draw the weights; gain 1, biases 0."""
         gain, bias, first, first_bias, second, second_bias = w
         gain[...] = 1
@@ -127,7 +141,7 @@ class Sublayer(Tokens):
         draw(first, generators[2])
         draw(second, generators[4], DEVIATION / math.sqrt(self.depth))
 
-    def forward(self, w, x, group):
+    def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
         """y and what backward needs."""
         gain, bias, first, first_bias, second, second_bias = w
         n, mean, deviation = self.normalize(x, gain, bias)
@@ -141,7 +155,7 @@ class Sublayer(Tokens):
         add_into(y.reshape(-1), x.reshape(-1))
         return y, (x, n, mean, deviation, *kept, u, y)
 
-    def backward(self, w, saved, dy, g, group):
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: Group) -> Array:
         """dx; the gradients by the tensors are added to g."""
         (gain, _, first, first_bias, second, _), (x, n, mean, deviation, *kept, u, _) = w, saved
         gain_gradient, bias_gradient, first_gradient, first_bias_gradient, second_gradient, second_bias_gradient = g
@@ -166,7 +180,7 @@ class Sublayer(Tokens):
         self.release(saved)
         return dx
 
-    def release(self, saved):
+    def release(self, saved: Any) -> None:
         """Give back what forward took."""
         self.give(*saved[1:])
 
@@ -174,24 +188,24 @@ class Sublayer(Tokens):
 class Attention(Sublayer):
     """The first of a block: causal self-attention with `heads` heads of width / heads elements."""
 
-    cuts: ClassVar = {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 0}
+    cuts: Mapping[str, int] = {"qkv.weight": 2, "qkv.bias": 1, "out.weight": 0}
 
     def __init__(self, name: str, pool: Pool, length: int, width: int, heads: int, depth: int):
         whole = {"qkv.weight": (width, 3, width), "qkv.bias": (3, width), "out.weight": (width, width)}
         super().__init__(name, pool, length, width, depth, whole | {"out.bias": (width,)})
         self.heads, self.size = heads, width // heads
 
-    def check_cut(self, parts):
+    def check_cut(self, parts: int) -> None:
         """A rank has whole heads."""
         check_width("heads", self.heads, parts)
 
-    def by_heads(self, array, count: int):
+    def by_heads(self, array: Array, count: int) -> Array:
         """Views (rows, heads, length, size) of `count` arrays that lie beside each other in (tokens, count * own)."""
         own = self.heads // self.parts
         split = array.reshape(len(array) // self.length, self.length, count, own, self.size)
         return split.transpose(2, 0, 3, 1, 4)
 
-    def inner(self, qkv, b):
+    def inner(self, qkv: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
         """softmax(mask(q k^T / sqrt(d))) v of each head, and qkv and the softmax."""
         activation.add_bias(qkv, b)
         q, k, v = self.by_heads(qkv, 3)
@@ -202,7 +216,7 @@ class Attention(Sublayer):
         self.matmul(p, v, out=self.by_heads(a, 1)[0])
         return a, (qkv, p)
 
-    def inner_backward(self, kept, a, b, da, gb):
+    def inner_backward(self, kept: Sequence[Array], a: Array, b: Array, da: Array, gb: Array) -> Array:
         """The gradient by qkv."""
         qkv, p = kept
         dqkv, dp = self.pool.take(*qkv.shape), self.pool.take(*p.shape)
@@ -221,22 +235,22 @@ class Attention(Sublayer):
 class FeedForward(Sublayer):
     """The second of a block: two dense layers, a gelu between them."""
 
-    cuts: ClassVar = {"up.weight": 1, "up.bias": 0, "down.weight": 0}
+    cuts: Mapping[str, int] = {"up.weight": 1, "up.bias": 0, "down.weight": 0}
 
     def __init__(self, name: str, pool: Pool, length: int, width: int, depth: int):
         whole = {"up.weight": (width, 4 * width), "up.bias": (4 * width,), "down.weight": (4 * width, width)}
         super().__init__(name, pool, length, width, depth, whole | {"down.bias": (width,)})
 
-    def check_cut(self, parts):
+    def check_cut(self, parts: int) -> None:
         """Units are shared evenly."""
         check_width("4 x width =", 4 * self.width, parts)
 
-    def inner(self, z, b):
+    def inner(self, z: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
         """gelu(z + b), and z."""
         u, z = Gelu.forward(z, b, self.pool)
         return u, (z,)
 
-    def inner_backward(self, kept, u, b, du, gb):
+    def inner_backward(self, kept: Sequence[Array], u: Array, b: Array, du: Array, gb: Array) -> Array:
         """The gradient by z, which takes z's place."""
         return Gelu.backward(kept[0], b, du, gb)
 
@@ -247,16 +261,16 @@ class Norm(Tokens):
     def __init__(self, name: str, pool: Pool, length: int, width: int):
         super().__init__(name, pool, length, width, {"gain": (width,), "bias": (width,)})
 
-    def initialize(self, w, generators):
+    def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
         """Gain 1, bias 0."""
         w[0][...], w[1][...] = 1, 0
 
-    def forward(self, w, x, group):
+    def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
         """y and what backward needs."""
         y, mean, deviation = self.normalize(x, *w)
         return y, (x, mean, deviation, y)
 
-    def backward(self, w, saved, dy, g, group):
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: Group) -> Array:
         """dx; the gradients by gain and bias are added to g."""
         x, mean, deviation, _ = saved
         dx = self.pool.take(*x.shape)
@@ -264,7 +278,7 @@ class Norm(Tokens):
         self.release(saved)
         return dx
 
-    def release(self, saved):
+    def release(self, saved: Any) -> None:
         """Give back what forward took."""
         self.give(*saved[1:])
 
@@ -280,22 +294,22 @@ class Head(Tokens):
         self.vocabulary, self.cuts = vocabulary, {token or "weight": 0}
         self.tied = {token: shape} if token else {}
 
-    def cut(self, part, parts):
+    def cut(self, part: int, parts: int) -> Self:
         """The head for some of the vocabulary, by a part of the weight."""
         other, own = super().cut(part, parts), chunk(self.vocabulary, parts, part)
         other.tied = dict.fromkeys(self.tied, (own.stop - own.start, self.width))
         return other
 
-    def output_shape(self, rows, group):
+    def output_shape(self, rows: int, group: Group) -> tuple[int, int]:
         """All tokens, and this part of the vocabulary."""
         own = chunk(self.vocabulary, self.parts, self.part)
         return rows * self.length, own.stop - own.start
 
-    def initialize(self, w, generators):
+    def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
         """Draw the weight."""
         draw(w[0], generators[0])
 
-    def forward(self, w, x, group):
+    def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
         """z and what backward needs."""
         h = group.f(x, self.pool)
         z = self.matmul(h, w[0].T, out=self.pool.take(len(h), len(w[0])))
@@ -303,7 +317,7 @@ class Head(Tokens):
             self.give(h)
         return z, (x, z)
 
-    def backward(self, w, saved, dy, g, group):
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: Group) -> Array:
         """dx; the gradient by the weight is added to g."""
         x, _ = saved
         h = group.f(x, self.pool)
@@ -314,6 +328,6 @@ class Head(Tokens):
         self.release(saved)
         return group.f_backward(dh, self.pool)
 
-    def release(self, saved):
+    def release(self, saved: Any) -> None:
         """Give back what forward took."""
         self.give(saved[1])

@@ -5,8 +5,10 @@ sgd    momentum:beta=0.9    nesterov:beta=0.9    adam:beta1=0.9,beta2=0.999,eps=
 
 from collections.abc import Callable
 
+from numpy.typing import DTypeLike
+
 from hpcdl.errors import parse_spec
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Device
 from hpcdl.optim.adam import Adam, AdamW
 from hpcdl.optim.optimizer import Optimizer
 from hpcdl.optim.schedules import make_schedule
@@ -15,18 +17,19 @@ from hpcdl.optim.sgd import SGD, Momentum, Nesterov
 __all__ = ["Optimizer", "make_optimizer", "make_schedule"]
 
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
-SETTINGS = {"sgd": {}, "momentum": {"beta": 0.9}, "nesterov": {"beta": 0.9}, "adam": ADAM, "adamw": ADAM}
+BETA = {"beta": 0.9}
+SETTINGS: dict[str, dict[str, float]] = {"sgd": {}, "momentum": BETA, "nesterov": BETA, "adam": ADAM, "adamw": ADAM}
 OPTIMIZERS = {"sgd": SGD, "momentum": Momentum, "nesterov": Nesterov, "adam": Adam, "adamw": AdamW}
 
 
 def make_optimizer(
     spec: str,
     size: int,
-    dtype,
+    dtype: DTypeLike,
     schedule: Callable[[int], float],
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
-    device=CPU,
+    device: Device = CPU,
 ) -> Optimizer:
     """The optimizer that `spec` names, for a vector of `size` elements of `dtype`.
 

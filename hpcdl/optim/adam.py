@@ -10,9 +10,11 @@ weight decay regularization", ICLR 2019.) The same numbers as PyTorch's Adam and
 """
 
 import math
+from typing import Any
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels import updates
+from hpcdl.kernels.device import Array
 from hpcdl.optim.optimizer import Optimizer, check_decay_rate
 
 
@@ -22,7 +24,7 @@ class Adam(Optimizer):
     vectors = ("first_moment", "second_moment")
     decoupled = False
 
-    def __init__(self, *args, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **kwargs):
+    def __init__(self, *args: Any, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **kwargs: Any):
         check_decay_rate("Adam's beta1", beta1)
         check_decay_rate("Adam's beta2", beta2)
         if not eps > 0:
@@ -30,7 +32,7 @@ class Adam(Optimizer):
         super().__init__(*args, **kwargs)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
-    def apply(self, w, g, rate, scale):
+    def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
         """The moments, then w; the bias corrections go into the rate and the root's factor."""
         t, decay, shrink = self.step + 1 - self.since, self.weight_decay, 1.0
         if self.decoupled:

@@ -15,9 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import CPU, device_of
+from hpcdl.kernels.device import CPU, Array, Device, device_of
 from hpcdl.kernels.norm import sum_of_squares
 
 
@@ -35,11 +36,11 @@ class Optimizer(ABC):
     def __init__(
         self,
         size: int,
-        dtype,
+        dtype: DTypeLike,
         schedule: Callable[[int], float],
         weight_decay: float = 0.0,
         clip_norm: float = 0.0,
-        device=CPU,
+        device: Device = CPU,
     ):
         if not 0 <= weight_decay < math.inf:
             raise UsageError(f"the weight decay is zero or positive, not {weight_decay}")
@@ -64,7 +65,14 @@ class Optimizer(ABC):
         other.state = {name: vector[part] for name, vector in self.state.items()}
         return other
 
-    def update(self, parameters: np.ndarray, gradient: np.ndarray, scale: float = 1.0, norm=None, rate=None):
+    def update(
+        self,
+        parameters: Array,
+        gradient: Array,
+        scale: float = 1.0,
+        norm: float | None = None,
+        rate: float | None = None,
+    ) -> None:
         """Update `parameters` (size,) in place by the mean gradient, gradient * scale.
 
         norm: the 2-norm of the whole gradient before scaling, where `gradient` is a slice of it; for clipping only.
@@ -92,11 +100,11 @@ class Optimizer(ABC):
         self.since = self.step
 
     @abstractmethod
-    def apply(self, w: np.ndarray, g: np.ndarray, rate: float, scale: float):
+    def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
         """The rule's own pass over w, g and its state, at this learning rate."""
 
 
-def check_decay_rate(name: str, value: float):
+def check_decay_rate(name: str, value: float) -> None:
     """Raise UsageError unless 0 <= value < 1."""
     if not 0 <= value < 1:
         raise UsageError(f"{name} is at least 0 and less than 1, not {value}")

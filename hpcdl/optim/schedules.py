@@ -21,8 +21,8 @@ from collections.abc import Callable
 
 from hpcdl.errors import UsageError, parse_spec
 
-COMMON = {"warmup": 0.0, "reference-batch": 0}
-SETTINGS = {
+COMMON: dict[str, float] = {"warmup": 0.0, "reference-batch": 0}
+SETTINGS: dict[str, dict[str, float]] = {
     "constant": COMMON,
     "step": {"every": 10.0, "factor": 0.1, **COMMON},
     "cosine": {"floor": 0.0, **COMMON},

@@ -9,14 +9,17 @@ With d = mean gradient + weight_decay w, at learning rate a:
 The same numbers as PyTorch's SGD: v is a sum of gradients, and the rate stands outside of it.
 """
 
+from typing import Any
+
 from hpcdl.kernels import updates
+from hpcdl.kernels.device import Array
 from hpcdl.optim.optimizer import Optimizer, check_decay_rate
 
 
 class SGD(Optimizer):
     """Gradient descent."""
 
-    def apply(self, w, g, rate, scale):
+    def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
         """w <- w - rate d."""
         updates.sgd(w, g, rate, scale, self.weight_decay)
 
@@ -27,12 +30,12 @@ class Momentum(Optimizer):
     vectors = ("momentum",)
     kernel = updates.momentum
 
-    def __init__(self, *args, beta: float = 0.9, **kwargs):
+    def __init__(self, *args: Any, beta: float = 0.9, **kwargs: Any):
         check_decay_rate("the momentum's beta", beta)
         super().__init__(*args, **kwargs)
         self.beta = beta
 
-    def apply(self, w, g, rate, scale):
+    def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
         """v <- beta v + d, then w by v."""
         self.kernel(w, g, self.state["momentum"], rate, scale, self.weight_decay, self.beta)
 

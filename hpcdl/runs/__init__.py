@@ -1,6 +1,7 @@
 """One training run: its options, progress, metrics, evaluation, checkpoints, signals and summary."""
 
 import importlib
+from typing import Any
 
 _HOME = {
     "Accumulated": "accumulated",
@@ -12,7 +13,7 @@ _HOME = {
 __all__ = list(_HOME)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     # On demand: a script's signal handlers must be in place before the first import of MPI starts it.
     if name in _HOME:
         return getattr(importlib.import_module(f"hpcdl.runs.{_HOME[name]}"), name)

@@ -4,12 +4,13 @@ import json
 import statistics
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from hpcdl.errors import UsageError
 from hpcdl.runs.folder import environment
 
 
-def several(options, *names: str) -> None:
+def several(options: Any, *names: str) -> None:
     """Turn options like "1,4,16" into sorted lists; UsageError where one is no list of whole numbers above 0."""
     for name in names:
         words = getattr(options, name).split(",")
@@ -18,14 +19,14 @@ def several(options, *names: str) -> None:
         setattr(options, name, sorted(map(int, words)))
 
 
-def positive(options, *names: str) -> None:
+def positive(options: Any, *names: str) -> None:
     """Raise UsageError unless these options are above 0."""
     for name in names:
         if getattr(options, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {getattr(options, name)}")
 
 
-def report(title: str, options, results: dict, rows: list[dict]) -> None:
+def report(title: str, options: Any, results: dict, rows: list[dict]) -> None:
     """Print what was measured, how it was started and the table of rows (cells by column); write the file of --json."""
     about = environment()
     print(f"{title}\n{about['launch']}; {about['mpi']}; {about['machine']}\n")

@@ -36,7 +36,7 @@ class Checkpoint:
         for name in sorted(self.vectors):
             digest.update(name.encode())
             digest.update(str(self.vectors[name].dtype).encode())
-            digest.update(np.ascontiguousarray(self.vectors[name]))
+            digest.update(np.ascontiguousarray(self.vectors[name]))  # type: ignore[arg-type]
         digest.update(json.dumps(self.attributes, sort_keys=True).encode())
         return digest.hexdigest()
 
@@ -68,7 +68,7 @@ class Checkpoint:
                     )
                 attributes, checksum = json.loads(file.attrs["attributes"]), file.attrs["checksum"]
 
-                def visit(name, item):
+                def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
                     if isinstance(item, h5py.Dataset):
                         vectors[name] = item[()]
 

@@ -21,7 +21,7 @@ def export(tensors: dict[str, np.ndarray], path: Path) -> None:
     """Write the named tensors in the format that the file's ending names, .npz or .safetensors."""
     if path.suffix == ".npz":
         with atomic_write(path) as file:
-            np.savez(file, **tensors)
+            np.savez(file, **tensors)  # type: ignore[arg-type]
     else:
         try:
             from safetensors.numpy import save

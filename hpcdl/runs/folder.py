@@ -12,17 +12,18 @@ import platform
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TextIO
 
 import yaml
 from mpi4py import MPI
 
 from hpcdl.errors import UsageError
 from hpcdl.files import atomic_write
+from hpcdl.machine.versions import versions
+from hpcdl.runs.options import Options
 
 log = logging.getLogger("hpcdl")
-PACKAGES = ("hpcdl", "numpy", "numba", "mpi4py", "h5py")
 
 
 def check_run_folder(path: Path, resumed: bool) -> None:
@@ -42,12 +43,7 @@ def check_run_folder(path: Path, resumed: bool) -> None:
 @functools.cache  # asks git, and does not change while a program runs
 def environment() -> dict[str, str]:
     """What a reader needs to repeat the run: launch line, git commit, versions, machine."""
-    found = {"launch": launch_line(), "commit": commit(), "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
+    found = {"launch": launch_line(), "commit": commit(), "python": platform.python_version(), **versions()}
     found["mpi"] = " ".join(MPI.Get_library_version().splitlines()[0].strip("\0").split())
     found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"
     return found
@@ -72,23 +68,24 @@ class Folder:
 
     def __init__(self, path: Path | None, rank: int):
         self.path, self.rank = path, rank
-        self.metrics = self.handler = None
+        self.metrics: TextIO | None = None
+        self.handler: logging.FileHandler | None = None
 
-    def create(self, options) -> None:
+    def create(self, options: Options) -> None:
         """Make the folder with its config.yaml (rank 0). Raises UsageError where it cannot be written."""
         if self.path is None:
             return
         try:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
-            self._write_config(options)
+            self._write_config(self.path / "config.yaml", options)
         except OSError as error:
             raise UsageError(f"--out {self.path} cannot be written: {error.strerror}") from None
 
-    def _write_config(self, options) -> None:
+    def _write_config(self, path: Path, options: Options) -> None:
         values = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "resume")}
         values["data"] = absolute(options.data)
         header = [f"# {name}: {value}" for name, value in environment().items()]
-        with atomic_write(self.path / "config.yaml") as file:
+        with atomic_write(path) as file:
             file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
 
     def open(self, step: int) -> None:

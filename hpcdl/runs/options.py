@@ -9,13 +9,17 @@ import contextlib
 import dataclasses
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import yaml
 
 from hpcdl.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from hpcdl.optim import Optimizer
 
 INSTEAD = {
     "epochs": "steps",
@@ -23,7 +27,7 @@ INSTEAD = {
 }  # the second, where it is not 0, holds instead of the first
 
 
-def option(default, text: str):
+def option(default: Any, text: str) -> Any:
     """A field of an options dataclass, with the help text that the script prints."""
     if default is ...:  # there is none: a positional argument
         return dataclasses.field(metadata={"help": text})
@@ -79,7 +83,7 @@ class Options:
     trace: int = option(2000, "spans per rank kept for trace.json; 0: no trace")
     progress: Literal["auto", "bar", "lines", "none"] = option("auto", "how a run shows how far it is")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.batch_size, str) and self.batch_size != "full":
             try:
                 self.batch_size = int(self.batch_size)
@@ -98,7 +102,7 @@ class Options:
         if self.patience and not self.validation:
             raise UsageError("--patience looks at the validation loss; add --validation FRACTION")
 
-    def _refuse_negative(self, name):
+    def _refuse_negative(self, name: str) -> None:
         value = getattr(self, name)
         if not (value >= 0 and math.isfinite(value)):
             raise UsageError(f"--{name.replace('_', '-')} must not be negative, and is {value}")
@@ -108,13 +112,13 @@ class Options:
         """The schedule of the learning rate; where a script has another --schedule, this one has another name."""
         return self.schedule
 
-    def plan(self, ranks: int, data) -> tuple[int, int, int]:
+    def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
         """Examples per update, updates per epoch, updates in all."""
         batch = self.global_batch(ranks, data.examples)
         per_epoch = data.steps_per_epoch(batch)
         return batch, per_epoch, self.steps or self.epochs * per_epoch
 
-    def make_optimizer(self, model, plan: tuple[int, int, int], size: int | None = None):
+    def make_optimizer(self, model: Any, plan: tuple[int, int, int], size: int | None = None) -> "Optimizer":
         """The optimizer for `size` parameters (default: all of the model's), where `plan` is what `plan` returns."""
         from hpcdl.kernels.device import CPU  # here: who only reads options needs no kernels
         from hpcdl.optim import make_optimizer, make_schedule
@@ -131,15 +135,15 @@ class Options:
         """Examples per update, all ranks together."""
         if self.batch_per_rank:
             return self.batch_per_rank * ranks
-        return examples if self.batch_size == "full" else self.batch_size
+        return examples if isinstance(self.batch_size, str) else self.batch_size
 
 
 class Parser(argparse.ArgumentParser):
     """Reports a bad option like any other bad input: in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError with argparse's message in the words of ours."""
-        raise UsageError(" ".join(message.removeprefix("argument ").split()))
+        """Raise UsageError instead of printing the usage and the message."""
+        raise UsageError(" ".join(message.split()))
 
 
 def parse(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
@@ -170,7 +174,7 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
     found |= given
     found = (resumed(found["resume"], kinds) if found.get("resume") else defaults) | found
     for name, instead in INSTEAD.items():
-        if name in given and name in kinds:
+        if name in given and instead in kinds:
             if instead in given:
                 raise UsageError(f"give --{dashed(name)} or --{dashed(instead)}, not both")
             found[instead] = 0  # what a file says of it holds no longer
@@ -233,7 +237,7 @@ def value_of(kind: Any, text: Any, where: str) -> Any:
     """
     for each in [kind] if kind in READ or get_origin(kind) is Literal else get_args(kind):
         choices = {str(value): value for value in get_args(each)}  # of a Literal
-        read = choices.__getitem__ if choices else READ[each][0]
+        read: Callable[[str], Any] = choices.__getitem__ if choices else READ[each][0]
         with contextlib.suppress(ValueError, KeyError):
             if isinstance(text, str):
                 return read(text)
@@ -254,7 +258,7 @@ def boolean(text: str) -> bool:
     return yaml.SafeLoader.bool_values[text.lower()]
 
 
-READ = {
+READ: dict[Any, tuple[Callable[[str], Any], str]] = {
     str: (str, "a text"),
     int: (int, "a whole number"),
     float: (finite, "a number"),

@@ -4,12 +4,13 @@ import contextlib
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 
 from hpcdl.errors import AgreedError, TrainingError
 
 
 @contextlib.contextmanager
-def ended(program: str, rank: int):
+def ended(program: str, rank: int) -> Iterator[None]:
     """Turn an error that all ranks share into one line, on rank 0 or who speaks for it, and an exit status on all.
 
     Any other error goes on to hpcdl/comm/failure.py, which ends all ranks, for they do not know of it.
@@ -18,13 +19,13 @@ def ended(program: str, rank: int):
         yield
     except (AgreedError, TrainingError) as error:
         sys.stdout.flush()
-        if rank == getattr(error, "speaker", 0):
+        if rank == error.speaker:
             print(f"{program}: error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2 if isinstance(error, AgreedError) else 1) from None
 
 
 @contextlib.contextmanager
-def quiet(silent: bool):
+def quiet(silent: bool) -> Iterator[None]:
     """Silence the help text on all ranks but one."""
     with contextlib.ExitStack() as stack:
         if silent:

@@ -132,6 +132,7 @@ class More(Options):
 class Placed:
     run: str = option(..., "a folder")
     rows: int | str = option("all", "how many")
+    epochs: int = option(1, "without --steps beside it")
 
 
 def test_a_script_adds_its_own():
@@ -144,7 +145,7 @@ def test_a_script_adds_its_own():
 def test_a_positional_argument(tmp_path):
     (tmp_path / "c.yaml").write_text("rows: 5\n")
     assert parse(Placed, "p", "d", ["there", "--config", str(tmp_path / "c.yaml")]) == Placed("there", 5)
-    assert parse(Placed, "p", "d", ["--rows", "some", "there"]) == Placed("there", "some")
+    assert parse(Placed, "p", "d", ["--rows", "some", "there", "--epochs", "3"]) == Placed("there", "some", 3)
     with pytest.raises(UsageError, match=r"required: run$"):
         parse(Placed, "p", "d", [])
     with pytest.raises(UsageError, match="unrecognized arguments: here"):

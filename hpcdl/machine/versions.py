@@ -1,0 +1,17 @@
+"""The versions of the packages on which the numbers of a run depend."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+PACKAGES = ("hpcdl", "numpy", "numba", "mpi4py", "h5py")
+
+
+def versions() -> dict[str, str]:
+    """Each package's version; "unknown" where it is not installed, as in a folder on PYTHONPATH."""
+    return {name: version_of(name) for name in PACKAGES}
+
+
+def version_of(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"
