@@ -25,10 +25,11 @@ from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.exposed import Exposed
 from hpcdl.comm.node import KEY
 from hpcdl.comm.operations import operation
-from hpcdl.comm.requests import Request, meet, nap_until
+from hpcdl.comm.progress import activity, meet, nap_until
+from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged, takes_device_arrays
 from hpcdl.comm.trace import Timeline, Traffic
-from hpcdl.comm.watchdog import Watchdog, activity
+from hpcdl.comm.watchdog import Watchdog
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, device_of, on_device
 

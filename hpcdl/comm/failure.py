@@ -13,7 +13,7 @@ import traceback
 from mpi4py import MPI
 
 from hpcdl.comm.ending import end_job
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError
 
 

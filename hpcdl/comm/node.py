@@ -17,8 +17,8 @@ from mpi4py import MPI
 
 from hpcdl import shared_memory
 from hpcdl.comm.operations import SUM, reducible
+from hpcdl.comm.progress import activity
 from hpcdl.comm.steps import Until
-from hpcdl.comm.watchdog import activity
 from hpcdl.kernels import shared as kernels
 
 SPINS = 2000  # looks at flags between two offers of the core to other processes, where every rank has a core of its own

@@ -26,7 +26,7 @@ import math
 import numpy as np
 
 from hpcdl.chunks import chunk
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.kernels.reduce import add_into

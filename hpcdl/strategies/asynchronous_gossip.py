@@ -42,7 +42,7 @@ from collections import Counter
 
 import numpy as np
 
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import LoneError, TrainingError, UsageError
 from hpcdl.kernels.device import CPU, device_of
 from hpcdl.kernels.reduce import add_into, add_scaled, scale

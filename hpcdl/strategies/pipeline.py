@@ -31,7 +31,7 @@ language model training on GPU clusters using Megatron-LM", SC 2021)
 import dataclasses
 
 from hpcdl.comm.grid import two_ends
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 from hpcdl.models.part import Part
 from hpcdl.runs.straggler import unslowed

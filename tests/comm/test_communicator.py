@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 
 

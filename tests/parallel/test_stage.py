@@ -8,7 +8,7 @@ import pytest
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.comm.grid import two_ends
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.data import Batch, from_arrays
 from hpcdl.memory import Memory
 from hpcdl.models import make_model

@@ -35,7 +35,7 @@ from hpcdl.comm.allreduce.shared import shared
 from hpcdl.comm.allreduce.tree import tree
 from hpcdl.comm.node import node_memory
 from hpcdl.comm.operations import SUM
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.files import atomic_write
 
 log = logging.getLogger("hpcdl")
