@@ -4,22 +4,24 @@ The algorithm is a generator. Where its blocking form would wait for messages it
 on when they are complete:
 
     @collective
-    def ring(comm, vector, op=SUM):
+    def ring_all_reduce(comm, vector, op=SUM):
         ...
         yield comm.Irecv(inbox, left), comm.Isend(chunk, right)
         op(vector, inbox)
 
-`ring(comm, vector)` then waits at each yield. `ring.steps(comm, vector, op)` is the generator itself, which
-`hpcdl.comm.Request` takes forward whenever its messages have arrived, while the caller computes.
+`ring_all_reduce(comm, vector)` then waits at each yield. `ring_all_reduce.steps(comm, vector, op)` is the generator
+itself, which `hpcdl.comm.requests.Request` takes forward whenever its messages have arrived, while the caller computes.
 
 What is yielded is a list of MPI requests, or, where no message comes (shared memory), an `Until`.
 """
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from mpi4py import MPI
+
+from hpcdl.comm.progress import clock
 
 
 class Until:
@@ -47,13 +49,28 @@ def complete(step, statuses=None) -> None:
             os.sched_yield()
 
 
-def collective(steps):
-    """Make the generator `steps` callable as a blocking function; the generator stays at hand as `.steps`."""
+def waited(steps: Iterable) -> int:
+    """Run the steps one after the other; returns the nanoseconds for which they had to be waited for."""
+    total = 0
+    for step in steps:
+        start = clock()
+        complete(step)
+        total += clock() - start
+    return total
 
-    @functools.wraps(steps)
-    def blocking(*arguments, **options):
-        for step in steps(*arguments, **options):
+
+class Collective:
+    """An operation written as the generator `steps`; called, it blocks until the last step."""
+
+    def __init__(self, steps: Callable[..., Iterator]):
+        self.steps = steps
+        functools.update_wrapper(self, steps)
+
+    def __call__(self, *arguments, **options) -> None:
+        for step in self.steps(*arguments, **options):
             complete(step)
 
-    blocking.steps = steps
-    return blocking
+
+def collective(steps: Callable[..., Iterator]) -> Collective:
+    """Decorator: make the generator callable, as a function that blocks; the generator itself is its `.steps`."""
+    return Collective(steps)

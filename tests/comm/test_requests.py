@@ -39,7 +39,7 @@ def test_a_wait_for_a_condition_is_counted_as_blocked(world, monkeypatch):
         given.append(arguments)
         return 0.5
 
-    monkeypatch.setattr("hpcdl.comm.communicator.nap_until", told)
+    monkeypatch.setattr("hpcdl.comm.point_to_point.nap_until", told)
     comm.wait_until(any, all, patient=True)
     comm.wait_until(any)
     assert given == [(any, "wait", all, True), (any, "wait", None, False)]
