@@ -68,9 +68,16 @@ class Request:
 
     def advance(self) -> bool:
         """Take it as far as its messages have come, and nothing else; True when the operation is complete."""
-        while not self.done and ready(self.pending, self.statuses):
+        while not self.done and self._sent_in(ready):
             self._next_step()
         return self.done
+
+    def _sent_in(self, look: Callable):
+        """look(pending step, statuses); the step may be a call that sends (Algorithm.meeting)."""
+        before = self.counters.bytes
+        found = look(self.pending, self.statuses)
+        self.bytes += self.counters.bytes - before
+        return found
 
     def wait(self, doze: bool = False):
         """Block until the operation is complete; returns its result, if it has one. doze: in naps."""
@@ -87,7 +94,7 @@ class Request:
             while not self.done:
                 before = clock()
                 if len(activity.in_flight) == 1:
-                    complete(self.pending, self.statuses)
+                    self._sent_in(complete)
                     blocked += clock() - before
                     self._next_step()
                 else:
