@@ -5,8 +5,7 @@ reduce            combine the data of all on one rank     barrier               
 all_reduce        reduce, and all ranks get the result    all_reduce_compressed         the same in 16-bit messages
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from mpi4py import MPI
@@ -17,13 +16,14 @@ from hpcdl.comm.allreduce.ring import ring_all_gather, ring_reduce_scatter
 from hpcdl.comm.allreduce.tree import tree_broadcast, tree_reduce
 from hpcdl.comm.barrier import dissemination_barrier
 from hpcdl.comm.compressed import Compressed
-from hpcdl.comm.door import Door, flat
+from hpcdl.comm.counting import CountingIntracomm
+from hpcdl.comm.door import OWN_LANES, Door, flat
 from hpcdl.comm.node import NodeMemory
 from hpcdl.comm.operations import Operation, operation
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
-from hpcdl.comm.steps import waited
+from hpcdl.comm.steps import complete
 
 MOST_CALLS = 1000  # that are kept: a program has a few lengths, or any number of them
 
@@ -38,7 +38,7 @@ class Collectives(Door):
         """Use this all-reduce algorithm from now on; collective."""
         self.algorithm = algorithm
         self.node_memory = algorithm.prepare(self._collective) if algorithm.prepare else None
-        self._short_calls: dict[tuple[str, np.dtype, int], Callable[[np.ndarray], int]] = {}
+        self._short_calls: dict[tuple[str, np.dtype, int], Callable[[np.ndarray], tuple[int, int]]] = {}
 
     # -- all-reduce --------------------------------------------------------------------------------------------------
 
@@ -50,12 +50,13 @@ class Collectives(Door):
         return self._all_reduce(array, op)
 
     def all_reduce(self, array: np.ndarray, op: str = "sum") -> None:
-        if activity.in_flight or type(array) is not np.ndarray or not array.flags.c_contiguous:
+        if activity.in_flight or type(array) is not np.ndarray or not array.flags.carray:
             self._all_reduce(array, op, blocking=True).wait()
             return
         run = self._short_calls.get((op, array.dtype, array.size)) or self._short_call(array, op)
+        self._sequence += 1
         vector = array if array.ndim == 1 else array.reshape(-1)
-        self._in_place("all_reduce", self._short_lane("all_reduce"), run, vector)
+        self._in_place("all_reduce", self.traffic["all_reduce"], run, vector)
 
     @staged
     def iall_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> Request:
@@ -101,25 +102,28 @@ class Collectives(Door):
         choose = self.algorithm.choose
         return self.algorithm if choose is None else choose(self._collective, vector)
 
-    def _short_call(self, array: np.ndarray, op: str) -> Callable[[np.ndarray], int]:
-        """All that the short way needs for arrays of this type and length, looked up once: run(vector), which returns
-        the nanoseconds for which it waited. Raises UsageError."""
+    def _short_call(self, array: np.ndarray, op: str) -> Callable[[np.ndarray], tuple[int, int]]:
+        """What the short way runs for vectors of this type and length, looked up once. Raises UsageError."""
         vector, key, op = flat(array), (op, array.dtype, array.size), operation(op, array.dtype)
-        comm, memory, size = self._counted("all_reduce", self._collective), self.node_memory, self.size
-        reduce = short_form(self._chosen(vector), comm, vector, op)
+        comm = self._counted("all_reduce", self._collective)
+        algorithm, memory, size = self._chosen(vector), self.node_memory, self.size
+        reduce = algorithm.bind(comm, vector, op) if algorithm.bind is not None else None
 
-        def run(vector: np.ndarray) -> int:
-            waited = reduce(vector)
-            if op.divides:
-                op.finish(vector, size)
-            if memory is not None:
-                comm.counters.bytes += memory.take_written()
-            return waited
+        def by_messages(vector: np.ndarray) -> tuple[int, int]:
+            comm.lane, comm.counters = 1 + self._sequence % OWN_LANES, self.traffic["all_reduce"]
+            waited = at_once(algorithm, comm, vector, op)
+            return waited, memory.take_written() if memory is not None else 0
 
+        def mean(vector: np.ndarray) -> tuple[int, int]:
+            found = reduce(vector)
+            op.finish(vector, size)
+            return found
+
+        reduce = reduce or by_messages
         if len(self._short_calls) == MOST_CALLS:
             self._short_calls.clear()
-        self._short_calls[key] = run
-        return run
+        found = self._short_calls[key] = mean if op.divides else reduce
+        return found
 
     # -- the others --------------------------------------------------------------------------------------------------
 
@@ -134,14 +138,13 @@ class Collectives(Door):
 
     def reduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> None:
         vector = self._short(array)
-        if vector is None:
+        if vector is None or not self._known(root):
             self.ireduce(array, root, op).wait()
             return
         op = operation(op, vector.dtype)
-        self._check_rank(root)
         total, finish = self._of_root(vector, root, op)
         comm = self._short_lane("reduce")
-        self._in_place("reduce", comm, waited, tree_reduce.steps(comm, total, op, root), finish=finish)
+        self._in_place("reduce", comm.counters, in_turn, tree_reduce.steps(comm, total, op, root), finish)
 
     def _of_root(self, vector: np.ndarray, root: int, op: Operation) -> tuple[np.ndarray, Callable | None]:
         """The vector that is reduced in place, and what is left to do: the root's own, of others a copy and nothing."""
@@ -159,12 +162,11 @@ class Collectives(Door):
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
         vector = self._short(array)
-        if vector is None:
+        if vector is None or not self._known(root):
             self.ibroadcast(array, root).wait()
             return
-        self._check_rank(root)
         comm = self._short_lane("broadcast")
-        self._in_place("broadcast", comm, waited, tree_broadcast.steps(comm, vector, root))
+        self._in_place("broadcast", comm.counters, in_turn, tree_broadcast.steps(comm, vector, root))
 
     @staged
     def ireduce_scatter(self, array: np.ndarray, op: str = "sum") -> Request:
@@ -187,8 +189,8 @@ class Collectives(Door):
             return self.ireduce_scatter(array, op).wait()
         op = operation(op, vector.dtype)
         own, comm = vector[chunk(vector.size, self.size, self.rank)], self._short_lane("reduce_scatter")
-        steps, finish = ring_reduce_scatter.steps(comm, vector, op), lambda: op.finish(own, self.size)
-        self._in_place("reduce_scatter", comm, waited, steps, finish=finish)
+        finish = (lambda: op.finish(own, self.size)) if op.divides else None
+        self._in_place("reduce_scatter", comm.counters, in_turn, ring_reduce_scatter.steps(comm, vector, op), finish)
         return own
 
     @staged
@@ -203,7 +205,7 @@ class Collectives(Door):
             self.iall_gather(array).wait()
             return
         comm = self._short_lane("all_gather")
-        self._in_place("all_gather", comm, waited, ring_all_gather.steps(comm, vector))
+        self._in_place("all_gather", comm.counters, in_turn, ring_all_gather.steps(comm, vector))
 
     def ibarrier(self) -> Request:
         """Complete when all ranks have called this."""
@@ -215,25 +217,28 @@ class Collectives(Door):
             self.ibarrier().wait()
             return
         comm = self._short_lane("barrier")
-        self._in_place("barrier", comm, waited, dissemination_barrier.steps(comm))
+        self._in_place("barrier", comm.counters, in_turn, dissemination_barrier.steps(comm))
 
 
-def short_form(algorithm: Algorithm, comm: Any, vector: np.ndarray, op: Operation) -> Callable[[np.ndarray], int]:
-    """The blocking call of an algorithm, as a function of vectors as this one that returns the nanoseconds it waited.
+def in_turn(steps: Iterable) -> tuple[int, int]:
+    """Run the steps one after the other; returns the nanoseconds of the wait, and no bytes beside the messages."""
+    waited = 0
+    for step in steps:
+        start = clock()
+        complete(step)
+        waited += clock() - start
+    return waited, 0
+
+
+def at_once(algorithm: Algorithm, comm: CountingIntracomm, vector: np.ndarray, op: Operation) -> int:
+    """The blocking call of an algorithm; returns the nanoseconds for which it waited.
 
     All of a call that does not tell what it waits for counts as waiting.
     """
-    bound = algorithm.bind(comm, vector, op) if algorithm.bind is not None else None
-    if bound is not None:
-        return bound
     if algorithm.steps is not None and not algorithm.meets:
-        return lambda vector: waited(algorithm.steps(comm, vector, op))
-
-    def call(vector: np.ndarray) -> int:
-        start = clock()
-        come = comm.Ibarrier() if algorithm.meets else MPI.REQUEST_NULL  # for those that wait for all before the call
-        algorithm.blocking(comm, vector, op)
-        come.Wait()
-        return clock() - start
-
-    return call
+        return in_turn(algorithm.steps(comm, vector, op))[0]
+    start = clock()
+    come = comm.Ibarrier() if algorithm.meets else MPI.REQUEST_NULL  # some wait for all before the call: see `meeting`
+    algorithm.blocking(comm, vector, op)
+    come.Wait()
+    return clock() - start

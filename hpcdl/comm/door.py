@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.counting import LANES, CountingIntracomm
+from hpcdl.comm.counting import LANES, Counters, CountingIntracomm
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.trace import Timeline, Traffic
@@ -20,6 +20,9 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import on_device
 
 NUMBERS = frozenset(map(np.dtype, np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"))  # that MPI knows
+
+OWN_LANES = LANES - 1  # for operations that take one; lane 0 is for tags that the caller names
+MOST_TAG = 32767  # what MPI guarantees
 
 
 def flat(array: np.ndarray) -> np.ndarray:
@@ -73,19 +76,22 @@ class Door:
         """As `_lane`, for an operation that is over before the next one starts."""
         return self._next_lane(self._counting.get(name) or self._counted(name, self._collective), name)
 
-    def _in_place(self, name: str, comm: CountingIntracomm, run: Callable, *arguments, finish=None, peer=None) -> None:
-        """The short way: run(*arguments), which returns the nanoseconds for which it waited, then finish()."""
-        counters = comm.counters
+    def _in_place(self, name: str, counters: Counters, run: Callable, argument, finish=None, peer=None) -> None:
+        """The short way: run(argument), then finish().
+
+        run returns the nanoseconds for which it waited, and the bytes that passed without a message.
+        """
         counters.calls += 1
         before = counters.bytes
         activity.since = start = clock()
-        activity.operation = name
+        activity.operation = activity.last = name
         try:
-            waited = run(*arguments)
+            waited, written = run(argument)
             if finish is not None:
                 finish()
         finally:
-            activity.operation, activity.last = None, name
+            activity.operation = None
+        counters.bytes += written
         stop = clock()
         counters.seconds += (stop - start) / 1e9
         counters.blocked_seconds += waited / 1e9
@@ -104,8 +110,8 @@ class Door:
         return counting
 
     def _next_lane(self, comm: CountingIntracomm, name: str) -> CountingIntracomm:
-        self._sequence = sequence = self._sequence + 1
-        comm.lane, comm.counters = 1 + sequence % (LANES - 1), self.traffic[name]
+        self._sequence += 1
+        comm.lane, comm.counters = 1 + self._sequence % OWN_LANES, self.traffic[name]
         return comm
 
     def _peer(self, direction: str, rank: int) -> dict[str, int] | None:
@@ -119,9 +125,13 @@ class Door:
             rows.Free()
         return {direction: int(self._places[rank])}
 
+    def _known(self, rank: int, tag: int = 0) -> bool:
+        """Whether there are such a rank and such a tag; if not, the plain way says which there are."""
+        return 0 <= rank < self.size and 0 <= tag <= MOST_TAG
+
     def _check_tag(self, tag: int) -> None:
-        if not 0 <= tag <= 32767:  # what MPI guarantees
-            raise UsageError(f"a tag is a number from 0 to 32767, not {tag}")
+        if not 0 <= tag <= MOST_TAG:
+            raise UsageError(f"a tag is a number from 0 to {MOST_TAG}, not {tag}")
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size:

@@ -120,18 +120,23 @@ class NodeMemory:
         while not self._advance(vector, op, self.patience):
             self._progress()
 
-    def reducer(self, dtype: np.dtype, op: Operation) -> Callable[[np.ndarray], int]:
-        """The same, as a function of vectors of this type, which returns the nanoseconds for which it waited."""
-        self._compile(dtype)
-        loop, state, words, code, patience = kernels.all_reduce, self.state, self.words, CODES[op.name], self.patience
+    def reducer(self, dtype: np.dtype, op: Operation) -> Callable[[np.ndarray], tuple[int, int]]:
+        """The same, as a function of vectors of this type that can be written to, with nothing left to look up.
 
-        def reduce(vector: np.ndarray) -> int:
-            before = words[kernels.WAITED]
+        It returns the nanoseconds for which it waited, and the bytes that `take_written` would have given.
+        """
+        self._compile(dtype)
+        loop, state, code, patience = kernels.all_reduce.version(dtype), self.state, CODES[op.name], self.patience
+        words, waited, written = self.words, kernels.WAITED, kernels.WRITTEN
+
+        def reduce(vector: np.ndarray) -> tuple[int, int]:
+            before = words[waited]
             while not loop(vector, self.places, state, code, patience):
                 start = clock()
                 self._progress()
-                words[kernels.WAITED] += clock() - start
-            return words[kernels.WAITED] - before
+                words[waited] += clock() - start
+            count, words[written] = words[written], 0
+            return words[waited] - before, count
 
         return reduce
 

@@ -7,10 +7,9 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.barrier import EMPTY
-from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.door import Door, flat
 from hpcdl.comm.exposed import Exposed
-from hpcdl.comm.progress import clock, nap_until
+from hpcdl.comm.progress import activity, clock, nap_until
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
 from hpcdl.errors import UsageError
@@ -35,20 +34,22 @@ def one_message(start: Callable[[], MPI.Request]) -> Iterator[list[MPI.Request]]
     yield [start()]
 
 
-def send(comm: MPI.Intracomm, vector: np.ndarray, to: int, tag: int) -> int:
-    """Send, and wait until the vector may be changed; returns the nanoseconds of the wait."""
+def send(message: tuple[MPI.Intracomm, np.ndarray, int, int]) -> tuple[int, int]:
+    """Send, and wait until the vector may be changed; returns the nanoseconds of the wait, and no bytes beside."""
+    comm, vector, to, tag = message
     request = comm.Isend(vector, to, tag)
     start = clock()
     request.Wait()
-    return clock() - start
+    return clock() - start, 0
 
 
-def receive(comm: MPI.Intracomm, vector: np.ndarray, source: int, tag: int, status: MPI.Status) -> int:
-    """Wait for a message; returns the nanoseconds of the wait."""
+def receive(message: tuple[MPI.Intracomm, np.ndarray, int, int, MPI.Status]) -> tuple[int, int]:
+    """Wait for a message; returns the nanoseconds of the wait, and no bytes beside."""
+    comm, vector, source, tag, status = message
     request = comm.Irecv(vector, source, tag)
     start = clock()
     request.Wait(status)
-    return clock() - start
+    return clock() - start, 0
 
 
 class PointToPoint(Door):
@@ -72,7 +73,7 @@ class PointToPoint(Door):
         vector = flat(array)
         self._check_rank(to)
         self._check_tag(tag)
-        comm, peer = self._pair("push"), self._peer("to", to)
+        comm, peer = self._counted("push", self.mpi), self._peer("to", to)
         if into is None:
             return self._request("push", one_message(lambda: comm.Isend(vector, to, tag)), comm, peer=peer)
         into.check_transfer(vector, to, at)
@@ -97,13 +98,11 @@ class PointToPoint(Door):
         op: str = "replace",
     ) -> None:
         vector = self._short(array) if into is None else None
-        if vector is None:
+        if vector is None or not self._known(to, tag):
             self.ipush(array, to, tag, into, at, op).wait()
             return
-        self._check_rank(to)
-        self._check_tag(tag)
-        comm = self._pair("push")
-        self._in_place("push", comm, send, comm, vector, to, tag, peer=self._peer("to", to))
+        comm = self._counted("push", self.mpi)
+        self._in_place("push", comm.counters, send, (comm, vector, to, tag), peer=self._peer("to", to))
 
     @staged(out=False, collective=False)
     def ipull(self, array: np.ndarray, source: int, of: Exposed, at: int = 0) -> Request:
@@ -111,7 +110,7 @@ class PointToPoint(Door):
         vector = flat(array)
         self._check_rank(source)
         of.check_transfer(vector, source, at)
-        comm = self._pair("pull")
+        comm = self._counted("pull", self.mpi)
         comm.count(EMPTY)  # the values are sent by `source`; what this rank sends is the question
         return self._request(
             "pull", iter([[of.window.Rget(vector, source, target=at)]]), comm, peer=self._peer("from", source)
@@ -124,18 +123,16 @@ class PointToPoint(Door):
         """Give rank `to` a sign, an empty message, for which it can `wait(source=...)`."""
         self._check_rank(to)
         self._check_tag(tag)
-        comm = self._pair("notify")
+        comm = self._counted("notify", self.mpi)
         steps = one_message(lambda: comm.Isend(EMPTY, to, tag))
         return self._request("notify", steps, comm, peer=self._peer("to", to))
 
     def notify(self, to: int, tag: int = 0) -> None:
-        if self._short(EMPTY) is None:
+        if activity.in_flight or not self._known(to, tag):
             self.inotify(to, tag).wait()
             return
-        self._check_rank(to)
-        self._check_tag(tag)
-        comm = self._pair("notify")
-        self._in_place("notify", comm, send, comm, EMPTY, to, tag, peer=self._peer("to", to))
+        comm = self._counted("notify", self.mpi)
+        self._in_place("notify", comm.counters, send, (comm, EMPTY, to, tag), peer=self._peer("to", to))
 
     @staged(collective=False)
     def iwait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Request:
@@ -144,21 +141,18 @@ class PointToPoint(Door):
         if source != ANY:
             self._check_rank(source)
         self._check_tag(tag)
-        comm, status = self._pair("wait"), MPI.Status()
+        comm, status = self._counted("wait", self.mpi), MPI.Status()
         peer = None if source == ANY else self._peer("from", source)
         steps = iter([[comm.Irecv(vector, source, tag)]])
         return self._request("wait", steps, comm, lambda: arrival(status, vector), [status], peer)
 
     def wait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Arrival:
         vector = self._short(EMPTY if array is None else array)
-        if vector is None:
+        if vector is None or not self._known(0 if source == ANY else source, tag):
             return self.iwait(array, source, tag).wait()
-        if source != ANY:
-            self._check_rank(source)
-        self._check_tag(tag)
-        comm, status = self._pair("wait"), MPI.Status()
+        comm, status = self._counted("wait", self.mpi), MPI.Status()
         peer = None if source == ANY else self._peer("from", source)
-        self._in_place("wait", comm, receive, comm, vector, source, tag, status, peer=peer)
+        self._in_place("wait", comm.counters, receive, (comm, vector, source, tag, status), peer=peer)
         return arrival(status, vector)
 
     def wait_until(
@@ -171,6 +165,3 @@ class PointToPoint(Door):
         waited = nap_until(condition, "wait", meanwhile, patient)
         self.traffic["wait"].seconds += waited
         self.traffic["wait"].blocked_seconds += waited
-
-    def _pair(self, name: str) -> CountingIntracomm:
-        return self._counted(name, self.mpi)

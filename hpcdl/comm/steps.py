@@ -17,11 +17,9 @@ What is yielded is a list of MPI requests, or, where no message comes (shared me
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from mpi4py import MPI
-
-from hpcdl.comm.progress import clock
 
 
 class Until:
@@ -47,16 +45,6 @@ def complete(step, statuses=None) -> None:
     else:
         while not step.condition():
             os.sched_yield()
-
-
-def waited(steps: Iterable) -> int:
-    """Run the steps one after the other; returns the nanoseconds for which they had to be waited for."""
-    total = 0
-    for step in steps:
-        start = clock()
-        complete(step)
-        total += clock() - start
-    return total
 
 
 class Collective:

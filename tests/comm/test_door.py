@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm import Communicator, collectives, door, steps
+from hpcdl.comm import Communicator, collectives, door
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.comm.allreduce.ring import ring_all_reduce
 from hpcdl.comm.allreduce.tree import tree_all_reduce
@@ -254,13 +254,13 @@ def test_an_algorithm_that_fails(world, monkeypatch):
 
 @pytest.mark.mpi(min_size=2)
 def test_the_watchdog_sees_what_is_waited_in(world, monkeypatch):
-    comm, seen, plain = Communicator(world, allreduce="ring"), [], steps.complete
+    comm, seen, plain = Communicator(world, allreduce="ring"), [], collectives.complete
 
     def complete(step):
         seen.append(activity.waiting())
         plain(step)
 
-    monkeypatch.setattr(steps, "complete", complete)
+    monkeypatch.setattr(collectives, "complete", complete)
     array = np.zeros(8)
     calls = {
         "all_reduce": lambda: comm.all_reduce(array),

@@ -25,7 +25,8 @@ class Algorithm:
                 algorithm works in (hpcdl/comm/node.py)
     choose      (comm, vector): the algorithm to take instead, which depends on the length of the vector and its type
     bind        (comm, vector, op): the blocking call for vectors of this length and type, with all at hand that it
-                looks up: a function of the vector that returns the nanoseconds for which it waited; or None
+                looks up: a function of the vector that returns the nanoseconds for which it waited and the bytes
+                that it wrote to shared memory or copied from there; or None
     direct      whether it only hands its vector on to the MPI library, which may take one on a GPU
     meets       whether its blocking call matches no asynchronous one and takes nothing else forward: all ranks wait for
                 all before they make it
@@ -36,7 +37,7 @@ class Algorithm:
     blocking: Callable[..., None] | None = None
     prepare: Callable[..., Any] | None = None
     choose: "Callable[..., Algorithm] | None" = None
-    bind: Callable[..., Callable[[np.ndarray], int] | None] | None = None
+    bind: Callable[..., Callable[[np.ndarray], tuple[int, int]] | None] | None = None
     direct: bool = False
     meets: bool = False
 
