@@ -37,8 +37,11 @@ SCRATCH = LINE + 2 * SMALL  # where the scratch block begins in the memory of a 
 BYTES = SCRATCH + BLOCK  # of that memory
 
 # A rank's state: its flag, the phase and block it stands in, bytes written, pieces of its leader known to be complete,
-# its number, and looks at flags between two offers of its core to other processes: 1 where ranks outnumber cores.
-COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED, RANK, SPINS = range(8)
+# its number, looks at flags between two offers of its core to other processes (1 where ranks outnumber cores), the
+# nanoseconds for which it has waited for flags, and two words for the clock.
+COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED, RANK, SPINS, WAITED, CLOCK = range(10)
+WORDS = CLOCK + 2
+MONOTONIC = 1  # CLOCK_MONOTONIC of Linux
 BEGIN, OFFERED, ADDED = range(3)  # phases
 
 
@@ -76,6 +79,7 @@ def pointer(context, address, like):
 
 
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
+clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
 
 
 @function
@@ -119,16 +123,28 @@ def ranks_of(places):
 
 
 @function
+def now(state):
+    """Nanoseconds on a clock that only goes forward."""
+    clock_gettime(MONOTONIC, np.int64(state.ctypes.data) + 8 * CLOCK)
+    return 1_000_000_000 * state[CLOCK] + state[CLOCK + 1]
+
+
+@function
 def come(places, state, patience):
     """Wait until the flags of all have come as far as this rank's; False when it takes more than `patience` looks."""
-    count, spins, looks = state[COUNT], state[SPINS], 0
+    count, spins, looks, start = state[COUNT], state[SPINS], 0, 0
     for rank in range(ranks_of(places)):
         while load(peer(places, rank)) < count:
+            if looks == 0:
+                start = now(state)
             looks += 1
             if looks >= patience:
+                state[WAITED] += now(state) - start
                 return False
             if looks % spins == 0:
                 sched_yield()
+    if looks:
+        state[WAITED] += now(state) - start
     return True
 
 

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator, agreement
 from hpcdl.comm.allreduce import algorithm
-from hpcdl.comm.requests import nap_until
+from hpcdl.comm.progress import nap_until
 from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model

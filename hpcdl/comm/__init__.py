@@ -1,9 +1,7 @@
 """Messages between ranks: the primitives, the all-reduce algorithms, the trace and the watchdog."""
 
-from hpcdl.comm import failure
-from hpcdl.comm.communicator import ANY, Arrival, Communicator
+from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.failure import agreement
+from hpcdl.comm.point_to_point import ANY, Arrival
 
 __all__ = ["ANY", "Arrival", "Communicator", "agreement"]
-
-failure.install()

@@ -13,7 +13,7 @@ EMPTY = np.empty(0, np.uint8)
 
 
 @collective
-def barrier(comm):
+def dissemination_barrier(comm):
     """Wait until all ranks of `comm` have called this."""
     rank, size = comm.Get_rank(), comm.Get_size()
     distance = 1

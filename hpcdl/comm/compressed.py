@@ -75,7 +75,7 @@ class Compressed:
         part.residual, part.code, part.inbox = self.residual[cut], self.code[cut], np.empty((0, 0), np.uint16)
         return part
 
-    def check(self, vector: np.ndarray, op: str) -> None:
+    def check_vector(self, vector: np.ndarray, op: str) -> None:
         """Raise UsageError where an all-reduce of this vector cannot start, before any message leaves."""
         if vector.size != self.residual.size or vector.dtype != self.residual.dtype:
             wanted = f"{self.residual.size} elements of {self.residual.dtype}"
@@ -87,7 +87,7 @@ class Compressed:
 
     def steps(self, comm, vector, op=None):
         """The all-reduce as a generator, in the form of the other algorithms; `op` is the sum."""
-        return compressed.steps(comm, vector, self)
+        return compressed_all_reduce.steps(comm, vector, self)
 
     def inbox_of(self, ranks: int, length: int) -> np.ndarray:
         """Room for one chunk of codes from each of so many ranks; kept, for fresh memory costs more than the codes."""
@@ -97,7 +97,7 @@ class Compressed:
 
 
 @collective
-def compressed(comm, vector, state):
+def compressed_all_reduce(comm, vector, state):
     """Sum `vector` (flat, contiguous) over all ranks of `comm`, in place; state: this rank's `Compressed`."""
     rank, size = comm.Get_rank(), comm.Get_size()
     cut, code, others = chunks(vector.size, size), state.code, [other for other in range(size) if other != rank]

@@ -1,8 +1,8 @@
 """A communicator that counts what really passes through it, so that the bytes a run reports are measured.
 
 The algorithms are handed this subclass of `mpi4py.MPI.Intracomm` and know nothing of it. Each operation in flight
-gets an instance of its own with tags of its own, so that the messages of two operations never meet. Counting costs
-about 1 us a call. Persistent and partitioned sends, and pickled messages (which serve set-up only), are not
+gets tags of its own, so that the messages of two operations never meet. Counting costs 0.3 us for each Isend, 1 us
+for other calls. Persistent and partitioned sends, and pickled messages (which serve set-up only), are not
 counted.
 """
 
@@ -15,6 +15,8 @@ from hpcdl.kernels.device import on_device
 
 TAGS = 32  # each operation in flight has this many tags; MPI guarantees at least 32,768
 LANES = 1024
+ANY_TAG = MPI.ANY_TAG
+isend, irecv, allreduce = MPI.Intracomm.Isend, MPI.Intracomm.Irecv, MPI.Intracomm.Allreduce
 
 
 @dataclass
@@ -50,13 +52,32 @@ class CountingIntracomm(MPI.Intracomm):
         self.counters = Counters()
         self.lane = 0
 
-    def count(self, buffer):
+    def count(self, buffer) -> None:
+        """A message with this payload leaves."""
         self.counters.bytes += nbytes(buffer)
         if self.counters.messages is not None:
             self.counters.messages += 1
 
     def shift(self, tag: int) -> int:
-        return self.lane * TAGS + (0 if tag == MPI.ANY_TAG else tag)
+        """The tag in this lane."""
+        return self.lane * TAGS + (0 if tag == ANY_TAG else tag)
+
+    # What our own algorithms call, as fast as can be, so written out; the others are wrapped below.
+
+    def Isend(self, buf, dest, tag=0):
+        counters = self.counters
+        counters.bytes += buf.nbytes if type(buf) is np.ndarray else nbytes(buf)
+        if counters.messages is not None:
+            counters.messages += 1
+        return isend(self, buf, dest, self.lane * TAGS + tag)
+
+    def Irecv(self, buf, source=MPI.ANY_SOURCE, tag=ANY_TAG):
+        return irecv(self, buf, source, self.lane * TAGS + (0 if tag == ANY_TAG else tag))
+
+    def Allreduce(self, sendbuf, recvbuf, op=MPI.SUM):
+        self.count(recvbuf if sendbuf is MPI.IN_PLACE else sendbuf)
+        self.counters.messages = None
+        allreduce(self, sendbuf, recvbuf, op)
 
 
 def _wrap(name: str, sends: str | None, tags: dict[str, int], hidden: bool = False):
@@ -96,20 +117,19 @@ def _derive(name: str):
     setattr(CountingIntracomm, name, method)
 
 
-SEND, RECEIVE = ("buf", "dest", "tag"), ("buf", "source", "tag")
+SEND = ("buf", "dest", "tag")
 EXCHANGE = ("sendbuf", "dest", "sendtag", "recvbuf", "source", "recvtag")
 REPLACE = ("buf", "dest", "sendtag", "source", "recvtag")
-PARAMETERS = dict.fromkeys(("Send", "Bsend", "Ssend", "Rsend", "Isend", "Ibsend", "Issend", "Irsend"), SEND)
-PARAMETERS |= {"Recv": (*RECEIVE, "status"), "Irecv": RECEIVE}
-PARAMETERS |= {"Sendrecv": (*EXCHANGE, "status"), "Isendrecv": EXCHANGE}
+PARAMETERS = dict.fromkeys(("Send", "Bsend", "Ssend", "Rsend", "Ibsend", "Issend", "Irsend"), SEND)
+PARAMETERS |= {"Recv": ("buf", "source", "tag", "status"), "Sendrecv": (*EXCHANGE, "status"), "Isendrecv": EXCHANGE}
 PARAMETERS |= {"Sendrecv_replace": (*REPLACE, "status"), "Isendrecv_replace": REPLACE}
 for _name, _order in PARAMETERS.items():
     _tags = {_tag: 0 if _tag == "sendtag" or _order is SEND else MPI.ANY_TAG for _tag in _order if "tag" in _tag}
-    _wrap(_name, None if _name in ("Recv", "Irecv") else _order[0], _tags)
+    _wrap(_name, None if _name == "Recv" else _order[0], _tags)
 
 COLLECTIVES = {
     "Bcast": ("buf", "root"),
-    "Allreduce": ("sendbuf", "recvbuf", "op"),
+    "Allreduce": ("sendbuf", "recvbuf", "op"),  # of Iallreduce; see above
     "Reduce": ("sendbuf", "recvbuf", "op", "root"),
     "Reduce_scatter_block": ("sendbuf", "recvbuf", "op"),
     "Reduce_scatter": ("sendbuf", "recvbuf", "recvcounts", "op"),
@@ -121,6 +141,7 @@ COLLECTIVES |= dict.fromkeys(("Gather", "Gatherv", "Scatter", "Scatterv"), ("sen
 for _name, _order in COLLECTIVES.items():
     for _form in (_name, "I" + _name.lower()):
         PARAMETERS[_form] = _order
-        _wrap(_form, _order[0], {}, hidden=True)
+        if _form != "Allreduce":
+            _wrap(_form, _order[0], {}, hidden=True)
 for _name in ("Dup", "Clone", "Split", "Split_type", "Create", "Create_group"):
     _derive(_name)

@@ -27,7 +27,7 @@ class Exposed:
         self.window.Sync()
         comm.Barrier()  # nobody pulls before everybody's values are there
 
-    def check(self, array: np.ndarray, rank: int, at: int) -> None:
+    def check_transfer(self, array: np.ndarray, rank: int, at: int) -> None:
         """Refuse a transfer that would leave the exposed array of `rank`."""
         if array.dtype != self.array.dtype:
             raise UsageError(f"the exposed array holds {self.array.dtype}, not {array.dtype}")

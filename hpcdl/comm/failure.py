@@ -5,6 +5,7 @@ Plain mpi4py hangs here: the rank that raised waits in MPI_Finalize for the othe
 
 import atexit
 import contextlib
+import functools
 import sys
 import threading
 import time
@@ -13,15 +14,18 @@ import traceback
 from mpi4py import MPI
 
 from hpcdl.comm.ending import end_job
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError
 
 
+@functools.cache  # once
 def install() -> None:
     """Make an exception that nobody catches, in any thread, print its traceback once and abort the job.
 
     `sys.exit` with a status other than 0 ends the job, too: the others would wait for this rank. Where all ranks know
-    that they leave, `raise SystemExit(status)` leaves quietly.
+    that they leave, `raise SystemExit(status)` leaves quietly. Programs install it when they start (runs/program.py),
+    and for a user's own program the first `Communicator` over several ranks does, unless it is made with
+    `ends_job=False`. It replaces sys.excepthook, threading.excepthook and sys.exit, and stays until the process ends.
     """
     sys.excepthook = abort
     threading.excepthook = lambda event: abort(event.exc_type, event.exc_value, event.exc_traceback)

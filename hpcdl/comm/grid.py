@@ -45,11 +45,11 @@ def parse_grid(text: str, size: int) -> dict[str, int]:
             raise UsageError(f"grid {text!r}: {axis} is a whole number of ranks from 1 on, not {number!r}")
         grid[axis] = int(number)
     grid = {axis: grid.get(axis, 1) for axis in AXES}
-    check(grid, size)
+    check_grid(grid, size)
     return grid
 
 
-def check(grid: dict[str, int], size: int) -> None:
+def check_grid(grid: dict[str, int], size: int) -> None:
     """Raise UsageError where the grid has not `size` ranks; the message says what would fit."""
     text = ",".join(f"{axis}={number}" for axis, number in grid.items())
     if min(grid.values()) < 1:
@@ -70,7 +70,7 @@ class Grid:
     """
 
     def __init__(self, comm: Communicator, data: int = 1, pipeline: int = 1, tensor: int = 1):
-        check({"data": data, "pipeline": pipeline, "tensor": tensor}, comm.size)
+        check_grid({"data": data, "pipeline": pipeline, "tensor": tensor}, comm.size)
         self.shape = data, pipeline, tensor
         self.place = d, p, t = place(comm.rank, self.shape)
         self.data = comm.split(p * tensor + t, d, "data")

@@ -11,18 +11,19 @@ order in which they were started, which is the same on all ranks.
 
 import os
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdl import shared_memory
-from hpcdl.comm.operations import SUM, reducible
+from hpcdl.comm.operations import SUM, Operation, reducible
+from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.steps import Until
-from hpcdl.comm.watchdog import activity
 from hpcdl.kernels import shared as kernels
 
 SPINS = 2000  # looks at flags between two offers of the core to other processes, where every rank has a core of its own
-OFFERS = 50  # of the core before MPI and Python's signal handlers are given a turn; each may take a slice of some ms
+YIELDS = 50  # of the core before MPI and Python's signal handlers are given a turn; each may take a slice of some ms
 CODES = {"sum": kernels.SUM, "mean": kernels.SUM, "max": kernels.MAX, "min": kernels.MIN}
 MESSAGES = "ranks exchange messages instead"
 
@@ -41,9 +42,10 @@ class NodeMemory:
         self.firsts = sorted(set(firsts))
         self.nodes, self.ranks_per_node = len(self.firsts), max(map(firsts.count, self.firsts))
         spins = SPINS if self.size <= cores(self.comm) else 1
-        self.patience = OFFERS * spins  # looks
-        self.queue, self.table = deque(), None  # operations in flight; which algorithm for which length (auto.py)
-        self.state = np.zeros(8, np.int64)
+        self.patience = YIELDS * spins  # looks
+        self.queue = deque()  # operations in flight
+        self.state = np.zeros(kernels.WORDS, np.int64)
+        self.words = memoryview(self.state)  # the same, faster to read one by one
         self.state[kernels.RANK], self.state[kernels.SPINS] = self.rank, spins
         self.places, self.parts = np.empty((0, 1 + self.size), np.int64), []
         made = self.size == 1 or self._share(kernels.BYTES, "an all-reduce in shared memory", MESSAGES) is not None
@@ -105,7 +107,7 @@ class NodeMemory:
 
     def take_written(self) -> int:
         """Bytes that this rank has written to shared memory, or copied from there, since it was last asked."""
-        written, self.state[kernels.WRITTEN] = int(self.state[kernels.WRITTEN]), 0
+        written, self.words[kernels.WRITTEN] = self.words[kernels.WRITTEN], 0
         return written
 
     # -- the all-reduce of one node ----------------------------------------------------------------------------------
@@ -117,6 +119,26 @@ class NodeMemory:
         """Reduce `vector` over the ranks of the node, in place."""
         while not self._advance(vector, op, self.patience):
             self._progress()
+
+    def reducer(self, dtype: np.dtype, op: Operation) -> Callable[[np.ndarray], tuple[int, int]]:
+        """The same, as a function of vectors of this type that can be written to, with nothing left to look up.
+
+        It returns the nanoseconds for which it waited, and the bytes that `take_written` would have given.
+        """
+        self._compile(dtype)
+        loop, state, code, patience = kernels.all_reduce.version(dtype), self.state, CODES[op.name], self.patience
+        words, waited, written = self.words, kernels.WAITED, kernels.WRITTEN
+
+        def reduce(vector: np.ndarray) -> tuple[int, int]:
+            before = words[waited]
+            while not loop(vector, self.places, state, code, patience):
+                start = clock()
+                self._progress()
+                words[waited] += clock() - start
+            count, words[written] = words[written], 0
+            return words[waited] - before, count
+
+        return reduce
 
     def steps(self, vector, op=SUM):
         """The same, asynchronously."""

@@ -1,5 +1,6 @@
 """The reductions: sum, mean, max and min, as kernels for our algorithms and as MPI operations."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,23 +13,27 @@ from hpcdl.kernels import reduce as kernels
 
 @dataclass(frozen=True)
 class Operation:
-    """op(into, values) combines two flat vectors into the first; `mpi` is the same operation in MPI's words."""
+    """op(into, values) combines two flat vectors into the first; `mpi` is the same operation in MPI's words.
+
+    divides: whether what is combined is then divided by the number of vectors, which `finish` does.
+    """
 
     name: str
     mpi: MPI.Op
     combine: Callable[[np.ndarray, np.ndarray], None]
+    divides: bool = False
 
     def __call__(self, into: np.ndarray, values: np.ndarray) -> None:
         self.combine(into, values)
 
     def finish(self, vector: np.ndarray, size: int) -> None:
-        """What is left to do once `size` vectors are combined: the mean divides by their number."""
-        if self.name == "mean":
+        """What is left to do once `size` vectors are combined."""
+        if self.divides:
             kernels.scale(vector, 1 / size)
 
 
 SUM = Operation("sum", MPI.SUM, kernels.add_into)
-MEAN = Operation("mean", MPI.SUM, kernels.add_into)
+MEAN = Operation("mean", MPI.SUM, kernels.add_into, divides=True)
 MAX = Operation("max", MPI.MAX, kernels.max_into)
 MIN = Operation("min", MPI.MIN, kernels.min_into)
 OPERATIONS = {op.name: op for op in (SUM, MEAN, MAX, MIN)}
@@ -39,6 +44,7 @@ def reducible(dtype: np.dtype) -> bool:
     return dtype.isnative and (dtype.kind in "iu" or dtype in (np.float32, np.float64))
 
 
+@functools.cache
 def operation(name: str, dtype: np.dtype) -> Operation:
     """The operation of that name, if the type has it: a mean of integers would not be an integer."""
     if name not in OPERATIONS:

@@ -26,9 +26,9 @@ import numpy as np
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.inbox import Inbox
+from hpcdl.comm.progress import activity
 from hpcdl.comm.requests import Request
 from hpcdl.comm.topology import Topology
-from hpcdl.comm.watchdog import activity
 from hpcdl.kernels.device import device_of
 from hpcdl.kernels.reduce import add_into, add_scaled, scale
 

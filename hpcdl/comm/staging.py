@@ -20,7 +20,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, device_of, on_device
 

@@ -4,20 +4,20 @@ The algorithm is a generator. Where its blocking form would wait for messages it
 on when they are complete:
 
     @collective
-    def ring(comm, vector, op=SUM):
+    def ring_all_reduce(comm, vector, op=SUM):
         ...
         yield comm.Irecv(inbox, left), comm.Isend(chunk, right)
         op(vector, inbox)
 
-`ring(comm, vector)` then waits at each yield. `ring.steps(comm, vector, op)` is the generator itself, which
-`hpcdl.comm.Request` takes forward whenever its messages have arrived, while the caller computes.
+`ring_all_reduce(comm, vector)` then waits at each yield. `ring_all_reduce.steps(comm, vector, op)` is the generator
+itself, which `hpcdl.comm.requests.Request` takes forward whenever its messages have arrived, while the caller computes.
 
 What is yielded is a list of MPI requests, or, where no message comes (shared memory), an `Until`.
 """
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from mpi4py import MPI
 
@@ -47,13 +47,18 @@ def complete(step, statuses=None) -> None:
             os.sched_yield()
 
 
-def collective(steps):
-    """Make the generator `steps` callable as a blocking function; the generator stays at hand as `.steps`."""
+class Collective:
+    """An operation written as the generator `steps`; called, it blocks until the last step."""
 
-    @functools.wraps(steps)
-    def blocking(*arguments, **options):
-        for step in steps(*arguments, **options):
+    def __init__(self, steps: Callable[..., Iterator]):
+        self.steps = steps
+        functools.update_wrapper(self, steps)
+
+    def __call__(self, *arguments, **options) -> None:
+        for step in self.steps(*arguments, **options):
             complete(step)
 
-    blocking.steps = steps
-    return blocking
+
+def collective(steps: Callable[..., Iterator]) -> Collective:
+    """Decorator: make the generator callable, as a function that blocks; the generator itself is its `.steps`."""
+    return Collective(steps)

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from hpcdl.comm.counting import Counters
 from hpcdl.comm.node import ranks_of_node
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.files import atomic_write
 
 ROUNDS = 10

@@ -7,7 +7,6 @@ stopped), the rank that raised the alarm speaks for itself and aborts. Needs MPI
 speaks for itself.
 """
 
-import contextlib
 import os
 import sys
 import threading
@@ -18,53 +17,14 @@ from mpi4py import MPI
 
 from hpcdl import kernels, shared_memory
 from hpcdl.comm.ending import end_job
+from hpcdl.comm.progress import activity
 
 ALARM, ASK, ANSWER = 1, 2, 3
-POLLED_LATELY = 0.25  # seconds since the last `test` for which a loop of them is taken to go on
 BELOW = *(os.path.dirname(file) + os.sep for file in (__file__, kernels.__file__)), shared_memory.__file__
 
 
-class Activity:
-    """What this process is doing now: the operation it waits in, since when, and the requests in flight."""
-
-    def __init__(self):
-        self.in_flight = []
-        self.operation, self.since, self.last = None, 0.0, "none yet"
-        self.polled = None  # the request that `test` was last called for without success, and when
-
-    def enter(self, name: str) -> None:
-        self.since = time.monotonic()
-        self.operation = name
-
-    def leave(self) -> None:
-        self.last, self.operation = self.operation, None
-
-    @contextlib.contextmanager
-    def inside(self, name: str):
-        """`with activity.inside("split"): ...`, for calls of MPI that are not made by a request."""
-        around = self.operation, self.since
-        self.enter(name)
-        try:
-            yield
-        finally:
-            self.leave()
-            self.operation, self.since = around
-
-    def waiting(self) -> tuple[str, float] | None:
-        """The operation that this process waits in, and how long: blocked in it, or calling `test` again and again."""
-        operation, polled, now = self.operation, self.polled, time.monotonic()
-        if operation is not None:
-            return operation, now - self.since
-        if polled is not None and not polled[0].done and now - polled[1] < POLLED_LATELY:
-            return polled[0].name, now - polled[0].progressed
-        return None
-
-
-activity = Activity()
-
-
 class Watchdog(threading.Thread):
-    """Watches `activity`; a collective call makes it, for it has messages of its own."""
+    """Reads `activity` (progress.py) now and then; a collective call makes it, for it has messages of its own."""
 
     def __init__(self, comm: MPI.Intracomm, timeout: float):
         super().__init__(name="hpcdl-watchdog", daemon=True)

@@ -18,8 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce import algorithm
-from hpcdl.comm.requests import nap_until
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity, nap_until
 
 LONG, VECTOR = 1 << 20, 4 << 20  # bytes of the long message, of the vector
 SECONDS = 0.05  # to spend on each measurement, after what does not count

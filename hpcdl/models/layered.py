@@ -142,21 +142,21 @@ class Layered:
 
     # -- the same with weights that lie anywhere ----------------------------------------------------------------------
 
-    def forward_backward(self, weights: Any, batch: Any) -> float:
+    def forward_backward(self, weights: Weights, batch: Any) -> float:
         """Forward and backward through all layers; returns the sum of losses."""
         layers = range(len(self.layers))
         (loss, _), kept = self.forward(weights, batch.x, layers, self.targets(batch))
         self.backward(weights, kept, None, layers)
         return loss
 
-    def score(self, weights: Any, batch: Any) -> tuple[float, float]:
+    def score(self, weights: Weights, batch: Any) -> tuple[float, float]:
         """(sum of losses, score), in one pass forward that keeps nothing."""
         result, kept = self.forward(weights, batch.x, range(len(self.layers)), self.targets(batch), keep=False)
         self.release(kept)
         return result
 
     def forward(
-        self, weights: Any, x: Any, layers: range, targets: Array | None = None, keep: bool = True
+        self, weights: Weights, x: Any, layers: range, targets: Array | None = None, keep: bool = True
     ) -> tuple[Any, list[tuple[Any, Any]]]:
         """What the last of `layers` makes of x, and what the layers have kept for backward, as (layer, saved).
 
@@ -176,7 +176,7 @@ class Layered:
             kept.append((layer, saved))
         return x, kept
 
-    def backward(self, weights: Any, kept: list[tuple[Any, Any]], dy: Array | None, layers: range) -> Array | None:
+    def backward(self, weights: Weights, kept: list[tuple[Any, Any]], dy: Array | None, layers: range) -> Array | None:
         """The gradient by the input of `layers`, from that by their output (None for the loss); uses `kept` and dy up.
 
         It is None where the first layer is that of the model.

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.data import Batch
 from hpcdl.errors import UsageError
 from hpcdl.kernels.norm import sum_of_squares

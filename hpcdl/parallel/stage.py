@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.node import ranks_of_node
+from hpcdl.comm.progress import activity
 from hpcdl.comm.trace import clock_offset
-from hpcdl.comm.watchdog import activity
 from hpcdl.data import Batch
 from hpcdl.models.layered import Weights
 from hpcdl.models.part import Part

@@ -11,7 +11,7 @@ it. Gathering puts one whole vector into the memory of rank 0 (on the host, wher
 
 import numpy as np
 
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.kernels.device import device_of
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcdl.comm import agreement
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.runs.checkpoint import Checkpoint, rotate
 from hpcdl.runs.folder import Folder, absolute, automatic, check_run_folder

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 
+from hpcdl.comm import failure
 from hpcdl.errors import AgreedError, TrainingError
 
 
@@ -13,8 +14,10 @@ from hpcdl.errors import AgreedError, TrainingError
 def ended(program: str, rank: int) -> Iterator[None]:
     """Turn an error that all ranks share into one line, on rank 0 or who speaks for it, and an exit status on all.
 
-    Any other error goes on to hpcdl/comm/failure.py, which ends all ranks, for they do not know of it.
+    Any other error goes on to hpcdl/comm/failure.py, which is installed here and ends all ranks, for they do not know
+    of it.
     """
+    failure.install()
     try:
         yield
     except (AgreedError, TrainingError) as error:

@@ -10,7 +10,7 @@ All of it travels in messages of the run's own, which are counted apart: the tra
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.kernels.device import device_of
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.memory import Memory

@@ -143,8 +143,8 @@ class Run:
         self.bookkeeping.barrier()
         log.info("%s, rank %d of %d, from step %d", strategy, self.comm.rank, self.comm.size, self.step)
         reduces = self.reported.get("allreduce", self.comm.allreduce) == self.comm.allreduce
-        if reduces and self.comm.memory is not None and self.comm.memory.table:
-            log.info("all-reduce by length: %s", ", ".join(self.comm.memory.table))
+        if reduces and self.comm.by_length:
+            log.info("all-reduce by length: %s", ", ".join(self.comm.by_length))
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from mpi4py import MPI
 from rich.table import Table
 
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import CPU
 from hpcdl.memory import KINDS

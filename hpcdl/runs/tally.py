@@ -21,7 +21,7 @@ import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.inbox import Inbox
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import LoneError, TrainingError
 from hpcdl.kernels.device import device_of
 from hpcdl.memory import Memory

@@ -15,6 +15,10 @@ from hpcdl.runs import signals
 signals.install()  # before MPI starts
 start()
 
+from hpcdl.comm import failure  # noqa: E402
+
+failure.install()  # what fails from here on ends all ranks
+
 from collections.abc import Callable  # noqa: E402
 
 from mpi4py import MPI  # noqa: E402

@@ -31,8 +31,8 @@ import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.pairwise_gossip import Pairs
+from hpcdl.comm.progress import activity
 from hpcdl.comm.topology import Topology
-from hpcdl.comm.watchdog import activity
 from hpcdl.data import Data
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU

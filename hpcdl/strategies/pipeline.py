@@ -30,7 +30,7 @@ language model training on GPU clusters using Megatron-LM", SC 2021)
 
 import dataclasses
 
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 from hpcdl.parallel.pipelined import OnePipeline, pipelined
 from hpcdl.parallel.stash import Stash

@@ -22,6 +22,7 @@ import numpy as np
 from hosts import Hosts
 from mpi4py import MPI
 
+from hpcdl.comm import failure
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.comm.node import node_memory
 from hpcdl.comm.steps import ready
@@ -274,6 +275,7 @@ def curves(panel, result: dict, ms: str, size: int, name: str, color: str) -> No
 
 def main(arguments=None):
     if MPI.COMM_WORLD.size > 1:  # what this program itself has launched
+        failure.install()
         found = measure(json.loads(sys.argv[1]))
         if MPI.COMM_WORLD.rank == 0:
             print(json.dumps(found))
@@ -302,7 +304,7 @@ def launch(options) -> dict:
     """Bring up the hosts for each latency, and measure."""
     names, latencies = options.algorithms.split(","), options.ms.split(",")
     for name in names:
-        if not hasattr(algorithm(name), "steps"):
+        if algorithm(name).steps is None:
             raise UsageError(f"--algorithms {name} has no steps: write it as a generator (hpcdl/comm/steps.py)")
     if options.hosts < 2 or options.per_host < 1 or options.repeats < 1 or options.mbits <= 0:
         raise UsageError("it takes 2 hosts or more, a rank on each, one repeat, and links of more than 0 Mbit/s")

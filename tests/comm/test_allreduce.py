@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS, algorithm
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 
 LENGTHS = [0, 1, 2, 3, 5, 7, 64, 1009, 100_003]

@@ -2,24 +2,21 @@
 
 import json
 import logging
-import sys
 import time
 
 import numpy as np
 import pytest
 
-import hpcdl.comm.allreduce.auto  # noqa: F401 - the name of the module is that of the function, too
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS, auto
-
-module = sys.modules["hpcdl.comm.allreduce.auto"]
+from hpcdl.comm.node import node_memory
 
 
 @pytest.fixture
 def cache(mpi_tmp_path, monkeypatch, world):
     """An empty folder for tables, and none known to the process."""
     monkeypatch.setenv("HPCDL_CACHE", str(mpi_tmp_path / "cache"))
-    monkeypatch.setattr(module, "tables", {})
+    monkeypatch.setattr(auto, "tables", {})
     return mpi_tmp_path / "cache"
 
 
@@ -32,8 +29,8 @@ def test_measured_once_and_kept(world, cache, caplog, monkeypatch):
         if world.rank == 0
         else []
     )
-    table = comm.memory.table
-    assert len(table) == len(module.SIZES) and set(table) <= {"shared", "recursive", "ring", "tree", "mpi"}
+    table = comm.by_length
+    assert len(table) == len(auto.SIZES) and set(table) <= {"shared", "recursive", "ring", "tree", "mpi"}
     assert world.allgather(table) == [table] * world.size
     comm.free()
     world.Barrier()
@@ -44,17 +41,17 @@ def test_measured_once_and_kept(world, cache, caplog, monkeypatch):
         assert name in medians and "mpi" in medians
         others = [time for other, time in medians.items() if other != "shared"]
         assert name == "shared" or medians[name] == min(others)
-    monkeypatch.setattr(module, "measure", None)  # not called any more
-    monkeypatch.setattr(module, "tables", {})
+    monkeypatch.setattr(auto, "measure", None)  # not called any more
+    monkeypatch.setattr(auto, "tables", {})
     again = Communicator(world, allreduce="auto")
-    assert again.memory.table == table
+    assert again.by_length == table
     again.free()
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("content", ["", "{", '{"table": ["shared"]}', '{"about": {}, "table": [1, 2, 3, 4, 5]}', "[]"])
 def test_a_file_that_makes_no_sense_is_measured_anew(world, cache, content, monkeypatch):
-    monkeypatch.setattr(module, "measure", lambda comm: (["ring"] * len(module.SIZES), []))
+    monkeypatch.setattr(auto, "measure", lambda comm: (["ring"] * len(auto.SIZES), []))
     first = Communicator(world, allreduce="auto")
     world.Barrier()
     (path,) = cache.iterdir()
@@ -62,11 +59,11 @@ def test_a_file_that_makes_no_sense_is_measured_anew(world, cache, content, monk
     if world.rank == 0:
         path.write_text(content)
     world.Barrier()
-    monkeypatch.setattr(module, "tables", {})
+    monkeypatch.setattr(auto, "tables", {})
     second = Communicator(world, allreduce="auto")
-    assert first.memory.table == second.memory.table == ["ring"] * len(module.SIZES)
+    assert first.by_length == second.by_length == ["ring"] * len(auto.SIZES)
     world.Barrier()
-    assert json.loads(path.read_text())["table"] == second.memory.table
+    assert json.loads(path.read_text())["table"] == second.by_length
     first.free()
     second.free()
 
@@ -75,14 +72,14 @@ def test_a_file_that_makes_no_sense_is_measured_anew(world, cache, content, monk
 def test_a_folder_that_cannot_be_written_is_no_error(world, cache, monkeypatch):
     monkeypatch.setenv("HPCDL_CACHE", "/proc/nowhere")
     comm = Communicator(world, allreduce="auto")
-    assert len(comm.memory.table) == len(module.SIZES)
+    assert len(comm.by_length) == len(auto.SIZES)
     comm.free()
 
 
 @pytest.mark.mpi(min_size=2)
 def test_the_length_decides(world, cache, monkeypatch):
     names = ["tree", "recursive", "ring", "shared", "mpi"]
-    monkeypatch.setattr(module, "measure", lambda comm: (names, []))
+    monkeypatch.setattr(auto, "measure", lambda comm: (names, []))
     comm = Communicator(world, allreduce="auto")
     expected = {4: "tree", 2048: "tree", 2052: "recursive", 16384: "recursive", 16388: "ring", 131072: "ring"}
     expected |= {131076: "shared", 1 << 20: "shared", (1 << 20) + 4: "mpi"}
@@ -117,7 +114,7 @@ def test_the_hopeless_are_left_out_but_not_the_librarys_own(world):
 
     vector = np.ones(8, "float32")
     timed = {"fast": fast, "slow": slow, "mpi": slow, "elsewhere": slow}
-    medians = module.race(world, {name: (algorithm, vector) for name, algorithm in timed.items()})
+    medians = auto.race(world, {name: (algorithm, vector) for name, algorithm in timed.items()})
     assert set(medians) == {"fast", "mpi", "elsewhere"} and medians["mpi"] >= 20_000 > medians["fast"]
     assert world.allgather(medians) == [medians] * world.size
 
@@ -127,20 +124,16 @@ def test_not_taken_where_it_is_far_behind_in_other_vectors(world, monkeypatch):
     """The algorithm in shared memory is the fastest in windows, and elsewhere far behind the library's own."""
 
     def timed(name, seconds):
-        def algorithm(comm, vector, op=None):
-            time.sleep(seconds(vector))
-
-        algorithm.__name__ = name
-        monkeypatch.setattr(module, name, algorithm)
+        monkeypatch.setitem(auto.CANDIDATES, name, lambda comm, vector: time.sleep(seconds(vector)))
 
     own, windows = world.Dup(), []
-    memory = module.node_memory(own)
+    memory = node_memory(own)
     monkeypatch.setattr(memory, "empty", lambda n, dtype: windows.append(np.ones(n, dtype)) or windows[-1])
     timed("shared", lambda vector: 0.001 if np.shares_memory(vector, windows[0]) else 0.03)
     for name in ("recursive", "ring", "tree", "mpi"):
         timed(name, lambda vector: 0.005)
-    monkeypatch.setattr(module, "SIZES", [1 << 10])
-    table, _ = module.measure(own)
+    monkeypatch.setattr(auto, "SIZES", [1 << 10])
+    table, _ = auto.measure(own)
     assert table[0] in ("recursive", "ring", "tree", "mpi")
     memory.free()
     own.Free()
@@ -150,7 +143,7 @@ def test_a_user_without_a_home(monkeypatch):
     def none():
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(module.Path, "home", none)
+    monkeypatch.setattr(auto.Path, "home", none)
     for name in ("HPCDL_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert module.folder().is_absolute()
+    assert auto.folder().is_absolute()

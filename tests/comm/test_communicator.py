@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 
 
@@ -211,7 +211,7 @@ def test_free_completes_what_is_in_flight(name, world):
 
 def test_free_gives_back_the_memory_of_an_algorithm_that_was_in_use(world):
     comm = Communicator(world, allreduce="shared")
-    memory = comm.memory
+    memory = comm.node_memory
     vector = np.ones(1000)
     request = comm.iall_reduce(vector)
     comm.use("ring")

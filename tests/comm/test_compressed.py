@@ -5,7 +5,7 @@ import pytest
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
-from hpcdl.comm.compressed import Compressed, compressed
+from hpcdl.comm.compressed import Compressed, compressed_all_reduce
 from hpcdl.errors import UsageError
 
 KINDS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # the largest relative error of one rounding
@@ -32,7 +32,7 @@ def test_the_sum_is_within_the_rounding_bound(kind, dtype, each_group):
         for length in LENGTHS:
             rows = vectors(comm.size, length, dtype)
             mine = rows[comm.rank].copy()
-            compressed(comm, mine, Compressed(length, dtype, kind))  # on the bare communicator, as a benchmark would
+            compressed_all_reduce(comm, mine, Compressed(length, dtype, kind))  # on the bare communicator
             exact, size = rows.astype("f8").sum(0), np.abs(rows).astype("f8").sum(0)
             unit = KINDS[kind] * (1 + 2.0**-7) if comm.size > 1 else 0  # two roundings: of the parts, and of their sum
             tiny = comm.size * 2.0**-25 if kind == "float16" else 0  # below 2^-14 the error is no longer relative
@@ -48,7 +48,7 @@ def test_whole_numbers_that_16_bits_can_hold_are_exact(kind, each_group):
             mine = ((np.arange(length) + 5 * comm.rank) % 11).astype("f4")
             total = sum((np.arange(length) + 5 * rank) % 11 for rank in range(comm.size))
             state = Compressed(length, "float32", kind)
-            compressed(comm, mine, state)
+            compressed_all_reduce(comm, mine, state)
             assert np.array_equal(mine, total) and not state.residual.any()
 
     each_group(body)
@@ -59,7 +59,7 @@ def test_one_rank_rounds_nothing(kind):
 
     mine = vectors(1, 50)[0]
     before, state = mine.copy(), Compressed(50, "float32", kind)
-    compressed(MPI.COMM_SELF, mine, state)
+    compressed_all_reduce(MPI.COMM_SELF, mine, state)
     assert np.array_equal(mine, before) and not state.residual.any()
 
 
@@ -93,7 +93,7 @@ def test_all_ranks_get_the_same_bits_and_again(kind, each_group):
             state, run = Compressed(4099, "float32", kind), []
             for seed in range(3):
                 mine = vectors(comm.size, 4099, seed=seed)[comm.rank]
-                compressed(comm, mine, state)
+                compressed_all_reduce(comm, mine, state)
                 assert all(np.array_equal(mine, other) for other in comm.allgather(mine))
                 run.append(mine)
             results.append(run)
@@ -143,7 +143,7 @@ def test_what_goes_in_comes_out_or_stays(kind, each_group):
         for seed in range(5):
             mine, before = vectors(comm.size, 301, "float64", seed)[comm.rank].copy(), state.residual.copy()
             total = sum(comm.allgather(mine + before))
-            compressed(comm, mine, state)
+            compressed_all_reduce(comm, mine, state)
             left = sum(comm.allgather(state.residual))
             assert np.allclose(mine + left, total, rtol=0, atol=1e-13)
             assert comm.size == 1 or left.any()
@@ -160,12 +160,12 @@ def test_error_feedback_makes_the_mean_converge_and_without_it_a_bias_stays(kind
         exact, means, biased, total = rows.astype("f8").sum(0), {}, {}, np.zeros(200)
         for count in range(1, 257):
             mine = rows[comm.rank].copy()
-            compressed(comm, mine, state)
+            compressed_all_reduce(comm, mine, state)
             total += mine
             means[count] = np.abs(total / count - exact).max()
         for count in (1, 256):
             mine = rows[comm.rank].copy()
-            compressed(comm, mine, Compressed(200, "float32", kind))  # a fresh residual: no feedback
+            compressed_all_reduce(comm, mine, Compressed(200, "float32", kind))  # a fresh residual: no feedback
             biased[count] = np.abs(mine - exact).max()
         left = np.abs(comm.allreduce(state.residual.astype("f8"))).max()
         assert means[256] <= 1.01 * left / 256 + 1e-5  # all that is missing is what the residuals hold

@@ -4,7 +4,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.allreduce.direct import direct
+from hpcdl.comm.allreduce.direct import direct_all_reduce
 
 
 def test_counts(each_group):
@@ -20,7 +20,7 @@ def test_counts(each_group):
 
 def test_one_step(world):
     steps = 0
-    for requests in direct.steps(world, np.ones(3)):
+    for requests in direct_all_reduce.steps(world, np.ones(3)):
         for request in requests:
             request.Wait()
         steps += 1
@@ -45,6 +45,6 @@ def test_no_two_ranks_send_to_the_same_one_at_the_same_time():
     for size in range(2, 8):
         recorders = [Recorder(rank, size) for rank in range(size)]
         for each in recorders:
-            next(direct.steps(each, np.ones(3)))
+            next(direct_all_reduce.steps(each, np.ones(3)))
         turns = list(zip(*(each.sent_to for each in recorders), strict=True))
         assert len(turns) == size - 1 and all(sorted(turn) == list(range(size)) for turn in turns)

@@ -60,6 +60,45 @@ def test_an_exit_that_is_caught_ends_nothing(launch, tmp_path):
     assert launch(3, program, check=0).stdout.count("3") == 3
 
 
+INSTALLED = """
+import sys, threading
+before = sys.excepthook, threading.excepthook, sys.exit
+from mpi4py import MPI
+from hpcdl.comm import Communicator
+comm = Communicator({arguments})
+print("installed" if (sys.excepthook, threading.excepthook, sys.exit) != before else "as it was")
+"""
+
+
+@pytest.mark.parametrize(
+    "ranks, arguments, words",
+    [
+        (2, "", "installed"),
+        (2, "ends_job=False", "as it was"),
+        (2, "MPI.COMM_SELF", "as it was"),
+        (1, "", "as it was"),
+    ],
+)
+def test_the_first_communicator_over_several_ranks_installs_it(launch, tmp_path, ranks, arguments, words):
+    program = tmp_path / "installs.py"
+    program.write_text(INSTALLED.format(arguments=arguments))
+    assert launch(ranks, program, check=0).stdout.splitlines() == [words] * ranks
+
+
+def test_without_it_an_exception_is_as_python_has_it(launch, tmp_path):
+    """The rank that fails goes on to the interpreter's own end, where what the program has registered is called."""
+    program = tmp_path / "own.py"
+    program.write_text(
+        "import atexit\nfrom mpi4py import MPI\nfrom hpcdl.comm import Communicator\n"
+        "comm = Communicator(ends_job=False)\n"
+        "if comm.rank == 1:\n    atexit.register(MPI.COMM_WORLD.Abort, 7)\n    raise RuntimeError('the cat is out')\n"
+        "comm.barrier()\n"
+    )
+    done = launch(2, program, timeout=30)
+    assert done.returncode == 7
+    assert "RuntimeError: the cat is out" in done.stderr and "rank 1 of 2 failed" not in done.stderr
+
+
 def test_agreement_refuses_on_all_ranks_with_the_word_of_the_lowest(world):
     with pytest.raises(UsageError, match=f"rank {world.size // 2} says no"), agreement(world):
         if world.rank >= world.size // 2:

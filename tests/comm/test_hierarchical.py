@@ -1,13 +1,11 @@
 """Several nodes: the sums, and who sends how much. The nodes are made up: ranks of one machine in groups."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator, node
-from hpcdl.comm.allreduce import shared
+from hpcdl.comm.allreduce import hierarchical, shared
 from hpcdl.errors import UsageError
 from hpcdl.kernels import shared as kernels
 
@@ -65,11 +63,11 @@ def test_operations(op, layout, each_group):
 
 
 def test_only_leaders_send_and_what_theory_says(layout, each_group, monkeypatch):
-    monkeypatch.setattr(sys.modules["hpcdl.comm.allreduce.hierarchical"], "PIECE", 4096)
+    monkeypatch.setattr(hierarchical, "PIECE", 4096)
 
     def body(bare):
         comm = Communicator(bare, allreduce="hierarchical")
-        memory, length = comm.memory, 5000
+        memory, length = comm.node_memory, 5000
         vector = comm.empty(length)
         memory.take_written()
         comm.all_reduce(vector)
@@ -87,7 +85,7 @@ def test_only_leaders_send_and_what_theory_says(layout, each_group, monkeypatch)
         comm.free()
 
     def leader(comm):
-        return comm.memory.firsts.index(comm.rank)
+        return comm.node_memory.firsts.index(comm.rank)
 
     def sent(comm, counted):  # a leader writes nothing to shared memory
         return counted.bytes
@@ -120,7 +118,7 @@ def test_shared_is_refused_on_several_nodes(layout, world):
         bare, vector = world.Dup(), np.ones(5)
         for call in (
             lambda: Communicator(world, allreduce="shared"),
-            lambda: shared(bare, vector),
+            lambda: shared.shared_all_reduce(bare, vector),
             lambda: next(shared.steps(bare, vector)),
         ):
             with pytest.raises(UsageError, match=f"on {nodes}; use hierarchical or auto"):
@@ -156,7 +154,7 @@ def test_bytes_of_a_node(monkeypatch, world):
     """In windows a leader writes nothing to shared memory; elsewhere a rank's values go to its scratch block, too."""
     monkeypatch.setattr(node, "ranks_of_node", lambda comm: comm.Split(min(comm.rank // 2, 1), comm.rank))
     comm = Communicator(world, allreduce="hierarchical")
-    length, memory = BLOCK // 2, comm.memory
+    length, memory = BLOCK // 2, comm.node_memory
     others = memory.size - 1  # they share the adding into the leader's vector, and copy all of it
     whole = 4 * length
     for vector, copies in ((comm.empty(length), 0), (np.empty(length, "float32"), 1)):

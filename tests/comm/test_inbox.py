@@ -4,7 +4,7 @@ import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.inbox import Inbox
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 
 
 def test_each_rank_is_heard_in_its_order(each_group):

@@ -5,8 +5,8 @@ import pytest
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.pairwise_gossip import Pairs
+from hpcdl.comm.progress import activity
 from hpcdl.comm.topology import topology
-from hpcdl.comm.watchdog import activity
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
 

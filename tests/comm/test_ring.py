@@ -1,12 +1,11 @@
 """Rank r sends 2 K - k(r+1) - k(r+2) values in 2 (N - 1) messages; its halves are reduce-scatter and all-gather."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
+from hpcdl.comm.allreduce import ring
 
 
 def chunk_length(length, size, index):
@@ -78,7 +77,7 @@ def test_the_two_halves_are_an_all_reduce(each_group):
 
 @pytest.mark.parametrize("length", [200, 1000, 1009, 4001])
 def test_long_chunks_travel_in_segments(length, each_group, monkeypatch):
-    monkeypatch.setattr(sys.modules["hpcdl.comm.allreduce.ring"], "SEGMENT", 100)  # bytes, so 12 float64
+    monkeypatch.setattr(ring, "SEGMENT", 100)  # bytes, so 12 float64
 
     def body(bare):
         comm = Communicator(bare, allreduce="ring")

@@ -8,7 +8,7 @@ import pytest
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.node import node_memory
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.kernels import shared as kernels
 
 # Around the limits of the short way (SMALL) and of a scratch block (BLOCK), in float32, and not a multiple of anything.

@@ -3,8 +3,6 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-from hpcdl.comm.watchdog import Activity
-
 HANG = """
 import sys, time
 import numpy as np
@@ -96,13 +94,3 @@ def test_a_slow_but_living_job_is_left_alone(launch, tmp_path):
     program = tmp_path / "steady.py"
     program.write_text(STEADY)
     assert launch(2, program, check=0).stdout.count("done") == 2
-
-
-def test_a_call_within_another_leaves_the_outer_one_watched():
-    activity = Activity()
-    with activity.inside("outer"):
-        started = activity.since
-        with activity.inside("inner"):
-            assert activity.waiting()[0] == "inner"
-        assert activity.waiting()[0] == "outer" and activity.since == started
-    assert activity.waiting() is None

@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.data import Batch
 from hpcdl.memory import Memory
 from hpcdl.models import make_model

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.runs import Replicas
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.tally import Follower, Leader

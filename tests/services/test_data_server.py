@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.data import Batch, open_data
 from hpcdl.data import format as data_format
 from hpcdl.data.placement import FileRows, MemoryRows

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
 from hpcdl.services.consistency import BSP, Consistency

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.random import Random
 from hpcdl.runs import signals
 from hpcdl.runs.checkpoint import Checkpoint

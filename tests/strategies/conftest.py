@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.data import from_arrays
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Replicas, Run

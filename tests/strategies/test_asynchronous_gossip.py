@@ -5,8 +5,8 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.progress import activity
 from hpcdl.comm.topology import topology
-from hpcdl.comm.watchdog import activity
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model

@@ -1,42 +1,27 @@
-"""All-reduce algorithms, one per file, chosen by name; or a user's own, as package.module:function.
+"""All-reduce algorithms, one per file, chosen by name; or a user's own, as package.module:name.
 
 An algorithm is a function (comm, vector, op): comm a bare mpi4py communicator, vector a flat contiguous array that
 it reduces in place over all ranks, op(into, values) the reduction of two vectors. Written as a generator under
 `@collective` (hpcdl/comm/steps.py) it runs asynchronously too. A generator's messages may bear tags 0 to 31, and a
 receive that names no tag takes those sent without one.
 
-Two attributes are optional: prepare(comm), a collective call made before the first all-reduce, returns the memory of
-the node (hpcdl/comm/node.py) that the algorithm works in; choose(comm, vector) returns the algorithm to take.
+What else there is to know of an algorithm stands in its record, an `Algorithm` (record.py): ALGORITHM in each file
+here. A user's own is a function, plain or under `@collective`, or such a record.
 """
 
 import importlib
-from collections.abc import Callable
 
-from hpcdl.comm.allreduce.auto import auto
-from hpcdl.comm.allreduce.direct import direct
-from hpcdl.comm.allreduce.hierarchical import hierarchical
-from hpcdl.comm.allreduce.mpi import mpi
-from hpcdl.comm.allreduce.naive import naive
-from hpcdl.comm.allreduce.recursive import recursive
-from hpcdl.comm.allreduce.ring import ring
-from hpcdl.comm.allreduce.shared import shared
-from hpcdl.comm.allreduce.tree import tree
+from hpcdl.comm.allreduce import auto, direct, hierarchical, mpi, naive, recursive, ring, shared, tree
+from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.errors import UsageError, unknown
 
 ALGORITHMS = {
-    "naive": naive,
-    "direct": direct,
-    "ring": ring,
-    "tree": tree,
-    "recursive": recursive,
-    "shared": shared,
-    "hierarchical": hierarchical,
-    "mpi": mpi,
-    "auto": auto,
+    module.ALGORITHM.name: module.ALGORITHM
+    for module in (naive, direct, ring, tree, recursive, shared, hierarchical, mpi, auto)
 }
 
 
-def algorithm(name: str) -> Callable:
+def algorithm(name: str) -> Algorithm:
     """The all-reduce algorithm of that name. Raises UsageError, with the known names, when there is none."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
@@ -47,6 +32,9 @@ def algorithm(name: str) -> Callable:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"--allreduce {name}: {error}; give an importable package.module:function") from None
+    if isinstance(found, Algorithm):
+        return found
     if not callable(found):
         raise UsageError(f"--allreduce {name}: {function} is not a function")
-    return found
+    steps = getattr(found, "steps", None)
+    return Algorithm(name, steps, None if steps else found)

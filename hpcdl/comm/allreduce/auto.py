@@ -27,31 +27,29 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.allreduce.hierarchical import hierarchical
-from hpcdl.comm.allreduce.mpi import mpi
-from hpcdl.comm.allreduce.recursive import recursive
-from hpcdl.comm.allreduce.ring import ring
-from hpcdl.comm.allreduce.shared import shared
-from hpcdl.comm.allreduce.tree import tree
+from hpcdl.comm.allreduce import hierarchical, mpi, recursive, ring, shared, tree
+from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.node import node_memory
 from hpcdl.comm.operations import SUM
-from hpcdl.comm.watchdog import activity
+from hpcdl.comm.progress import activity
 from hpcdl.files import atomic_write
 
 log = logging.getLogger("hpcdl")
 SIZES = [1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20]  # bytes
 LIMITS = [2 * size for size in SIZES[:-1]]  # up to which a size stands for others
-ALGORITHMS = {each.__name__: each for each in (shared, hierarchical, recursive, ring, tree, mpi)}
+CANDIDATES = {each.ALGORITHM.name: each.ALGORITHM for each in (shared, hierarchical, recursive, ring, tree, mpi)}
+SHARING = ("shared", "hierarchical")  # algorithms that work in the memory of a node
 SECONDS = 0.04  # for the turns of a candidate at one size, at least those of the trial
 TRIAL, MAX_TURNS = 3, 100
 HOPELESS = 3.0  # times the best one's best trial turn
 KEPT = ("mpi", "elsewhere")  # though hopeless, for they are compared with each other
 BEHIND = 1.25  # times the library's own, in vectors that no window holds
 
+TABLE = MPI.Comm.Create_keyval()  # what is kept with a communicator: its table
 tables: dict[str, list[str]] = {}  # of this process: the algorithm for each size, by key
 
 
-def auto(comm, vector, op=SUM):
+def auto_all_reduce(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, by the fastest for its length."""
     choose(comm, vector)(comm, vector, op)
 
@@ -63,17 +61,23 @@ def steps(comm, vector, op=SUM):
 
 def choose(comm, vector):
     """The algorithm for this vector; the same on all ranks, for it depends on its length alone."""
-    memory = node_memory(comm)
-    if memory.table is None:
+    return CANDIDATES[table(comm)[bisect.bisect_left(LIMITS, vector.nbytes)]]
+
+
+def table(comm) -> list[str]:
+    """The algorithms that are taken for each of SIZES; collective at the first call."""
+    found = comm.Get_attr(TABLE)
+    if found is None:
         prepare(comm)
-    return ALGORITHMS[memory.table[bisect.bisect_left(LIMITS, vector.nbytes)]]
+        found = comm.Get_attr(TABLE)
+    return found
 
 
 def prepare(comm):
     """Make the memory of the node and read or measure the table; collective."""
     memory = node_memory(comm)
     if comm.Get_size() == 1:
-        memory.table = ["ring"] * len(SIZES)  # which then sends nothing
+        comm.Set_attr(TABLE, ["ring"] * len(SIZES))  # which then sends nothing
         return memory
     with activity.inside("measuring all-reduce algorithms"):
         about = description(comm, memory)
@@ -83,7 +87,8 @@ def prepare(comm):
         known = comm.bcast(known)
         if known is None:
             known = measure_and_keep(comm, path, about)
-    tables[key] = memory.table = known
+    tables[key] = known
+    comm.Set_attr(TABLE, known)
     return memory
 
 
@@ -127,7 +132,7 @@ def read(path: Path, about: dict) -> list[str] | None:
     try:
         found = json.loads(path.read_text())
         usable = (
-            found["about"] == about and len(found["table"]) == len(SIZES) and set(found["table"]) <= set(ALGORITHMS)
+            found["about"] == about and len(found["table"]) == len(SIZES) and set(found["table"]) <= set(CANDIDATES)
         )
         return found["table"] if usable else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -137,7 +142,7 @@ def read(path: Path, about: dict) -> list[str] | None:
 def measure_and_keep(comm, path: Path, about: dict) -> list[str]:
     """Measure the table on all ranks; rank 0 writes it, where it can."""
     start, own = time.perf_counter(), comm.Dup()
-    table, times = measure(own)
+    fastest, times = measure(own)
     node_memory(own).free()
     own.Free()
     if comm.Get_rank() == 0:
@@ -145,35 +150,35 @@ def measure_and_keep(comm, path: Path, about: dict) -> list[str]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as file:
-                text = json.dumps({"about": about, "table": table, "microseconds": times}, indent=1)
+                text = json.dumps({"about": about, "table": fastest, "microseconds": times}, indent=1)
                 file.write(text.encode())
         except OSError as error:
             where = f"not kept: {path.parent}: {error.strerror}"
-        names = ", ".join(f"{size >> 10} KiB {name}" for size, name in zip(SIZES, table, strict=True))
+        names = ", ".join(f"{size >> 10} KiB {name}" for size, name in zip(SIZES, fastest, strict=True))
         seconds = time.perf_counter() - start
         log.info("all-reduce measured on %d ranks in %.1f s: %s; %s", comm.Get_size(), seconds, names, where)
-    return table
+    return fastest
 
 
 def measure(comm) -> tuple[list[str], list[dict[str, float]]]:
     """The fastest algorithm for each size, and the microseconds of all candidates; the same on all ranks."""
     memory = node_memory(comm)
-    sharing = [shared if memory.nodes == 1 else hierarchical] if memory.usable and memory.ranks_per_node > 1 else []
-    table, microseconds = [], []
+    sharing = ["shared" if memory.nodes == 1 else "hierarchical"] if memory.usable and memory.ranks_per_node > 1 else []
+    fastest, microseconds = [], []
     window = None if not sharing else memory.empty(SIZES[-1] // 4, np.dtype(np.float32))
     plain = np.ones(SIZES[-1] // 4, np.float32)
     for size in SIZES:
         length = size // 4
-        vectors = {each.__name__: (each, plain[:length]) for each in (recursive, ring, tree, mpi)}
-        for each in sharing:
-            vectors["elsewhere"] = (each, plain[:length])
-            vectors[each.__name__] = (each, plain[:length] if window is None else window[:length])
+        vectors = {name: (CANDIDATES[name], plain[:length]) for name in ("recursive", "ring", "tree", "mpi")}
+        for name in sharing:
+            vectors["elsewhere"] = (CANDIDATES[name], plain[:length])
+            vectors[name] = (CANDIDATES[name], plain[:length] if window is None else window[:length])
         found = race(comm, vectors)
         behind = found.pop("elsewhere", 0) > BEHIND * found["mpi"]
-        choice = {name: value for name, value in found.items() if not (behind and name in ("shared", "hierarchical"))}
-        table.append(min(choice, key=choice.get))
+        choice = {name: value for name, value in found.items() if not (behind and name in SHARING)}
+        fastest.append(min(choice, key=choice.get))
         microseconds.append({name: round(value, 2) for name, value in found.items()})
-    return table, microseconds
+    return fastest, microseconds
 
 
 def race(comm, vectors: dict) -> dict[str, float]:
@@ -198,4 +203,4 @@ def race(comm, vectors: dict) -> dict[str, float]:
     return {name: float(1e6 * np.percentile(times, 25)) for name, times in taken.items()}
 
 
-auto.steps, auto.prepare, auto.choose = steps, prepare, choose
+ALGORITHM = Algorithm("auto", steps, auto_all_reduce, prepare, choose)

@@ -16,12 +16,13 @@ bits.
 
 import numpy as np
 
+from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.steps import collective
 
 
 @collective
-def direct(comm, vector, op=SUM):
+def direct_all_reduce(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, each rank adding all vectors itself."""
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [(rank + i) % size for i in range(1, size)]
@@ -31,3 +32,6 @@ def direct(comm, vector, op=SUM):
     vector[:] = inbox[0]
     for other in range(1, size):
         op(vector, inbox[other])
+
+
+ALGORITHM = Algorithm("direct", direct_all_reduce.steps)

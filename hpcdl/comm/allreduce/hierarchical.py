@@ -24,9 +24,10 @@ them to their nodes.
 
 import numpy as np
 
-from hpcdl.comm.allreduce.recursive import recursive
-from hpcdl.comm.allreduce.ring import ring
-from hpcdl.comm.allreduce.shared import shared
+from hpcdl.comm.allreduce import shared
+from hpcdl.comm.allreduce.record import Algorithm
+from hpcdl.comm.allreduce.recursive import recursive_all_reduce
+from hpcdl.comm.allreduce.ring import ring_all_reduce
 from hpcdl.comm.node import node_memory
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.steps import collective
@@ -36,13 +37,13 @@ PIECE = 512 << 10  # bytes; a scratch block holds a whole number of them
 
 
 @collective
-def hierarchical(comm, vector, op=SUM):
+def hierarchical_all_reduce(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, node by node."""
     memory = node_memory(comm)
     if memory.nodes == 1:
         yield from shared.steps(comm, vector, op)
     elif not memory.usable:
-        yield from recursive.steps(comm, vector, op)
+        yield from recursive_all_reduce.steps(comm, vector, op)
     elif memory.ranks_per_node == 1:
         yield from between(comm).steps(comm, vector, op)
     else:
@@ -52,7 +53,7 @@ def hierarchical(comm, vector, op=SUM):
 def between(comm):
     """The algorithm between the leaders."""
     size = comm.Get_size()
-    return recursive if size & (size - 1) == 0 else ring
+    return recursive_all_reduce if size & (size - 1) == 0 else ring_all_reduce
 
 
 def pieces(first: int, size: int, itemsize: int) -> list[slice]:
@@ -95,4 +96,9 @@ def over_nodes(comm, memory, vector, op):
         start += size
 
 
-hierarchical.prepare = node_memory
+def bind(comm, vector, op):
+    """The blocking form for vectors as this one, where all ranks are on one node."""
+    return shared.bind(comm, vector, op) if node_memory(comm).nodes == 1 else None
+
+
+ALGORITHM = Algorithm("hierarchical", hierarchical_all_reduce.steps, prepare=node_memory, bind=bind)

@@ -7,11 +7,11 @@ really sends cannot be seen from outside, so a trace counts the payload of the c
 
 from mpi4py import MPI
 
+from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.operations import SUM
-from hpcdl.comm.steps import Until
 
 
-def mpi(comm, vector, op=SUM):
+def mpi_all_reduce(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, by MPI_Allreduce."""
     comm.Allreduce(MPI.IN_PLACE, vector, op.mpi)
 
@@ -21,15 +21,7 @@ def steps(comm, vector, op=SUM):
     yield [comm.Iallreduce(MPI.IN_PLACE, vector, op.mpi)]
 
 
-def at_once(comm, vector, op=SUM):
-    """The steps of a blocking call: MPI_Allreduce, once all ranks have come, which takes nothing else forward.
-
-    Every rank does so, whatever it has in flight: MPI_Allreduce on one rank does not match MPI_Iallreduce on another,
-    and that one on all ranks may be much slower (ten times for 4 MiB within a node, seen with Open MPI 5).
-    """
-    yield [comm.Ibarrier()]
-    yield Until(lambda: mpi(comm, vector, op) is None, lambda: mpi(comm, vector, op))
-
-
-mpi.steps, mpi.at_once = steps, at_once
-mpi.direct = True  # it only hands the vector on, which may lie on a GPU where the library takes that
+# MPI_Allreduce on one rank does not match MPI_Iallreduce on another, and that one on all ranks may be much slower (ten
+# times for 4 MiB within a node, seen with Open MPI 5): so a blocking call is MPI_Allreduce whatever a rank has in
+# flight, once all ranks have come. The vector is only handed on, and may lie on a GPU where the library takes that.
+ALGORITHM = Algorithm("mpi", steps, mpi_all_reduce, direct=True, meets=True)

@@ -14,6 +14,7 @@ The driver's link carries 2 (N - 1) K values: time grows linearly with the numbe
 
 import numpy as np
 
+from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.steps import collective
 
@@ -21,7 +22,7 @@ DRIVER = 0
 
 
 @collective
-def naive(comm, vector, op=SUM):
+def naive_all_reduce(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, through rank 0."""
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [other for other in range(size) if other != DRIVER]
@@ -34,3 +35,6 @@ def naive(comm, vector, op=SUM):
     else:
         yield [comm.Isend(vector, DRIVER)]
         yield [comm.Irecv(vector, DRIVER)]
+
+
+ALGORITHM = Algorithm("naive", naive_all_reduce.steps)

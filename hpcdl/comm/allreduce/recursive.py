@@ -22,12 +22,13 @@ Good for all lengths where P = N; with ranks to fold, half of the pairs send K v
 import numpy as np
 
 from hpcdl.chunks import chunks
+from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.steps import collective
 
 
 @collective
-def recursive(comm, vector, op=SUM):
+def recursive_all_reduce(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, by halving and doubling."""
     rank, size = comm.Get_rank(), comm.Get_size()
     power = 1 << (size.bit_length() - 1)  # the largest power of two that is not larger than size
@@ -68,3 +69,6 @@ def halve_and_double(comm, vector, op, place, power, rank_of):
         partner, other = rank_of(place ^ distance), first ^ distance
         yield comm.Irecv(part(other, distance), partner), comm.Isend(part(first, distance), partner)
         first, distance = min(first, other), 2 * distance
+
+
+ALGORITHM = Algorithm("recursive", recursive_all_reduce.steps)

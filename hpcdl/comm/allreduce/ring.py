@@ -27,6 +27,7 @@ on its way, and a segment goes on to the right as soon as it is added, so that a
 import numpy as np
 
 from hpcdl.chunks import chunks
+from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.steps import collective
 
@@ -35,15 +36,15 @@ SEGMENTS = 16  # of a chunk, at most: more hide no more, and MPI would search lo
 
 
 @collective
-def ring(comm, vector, op=SUM):
+def ring_all_reduce(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, around a ring."""
     rank = comm.Get_rank()
-    yield from reduce_scatter.steps(comm, vector, op, first=rank)
-    yield from all_gather.steps(comm, vector, first=rank + 1)
+    yield from ring_reduce_scatter.steps(comm, vector, op, first=rank)
+    yield from ring_all_gather.steps(comm, vector, first=rank + 1)
 
 
 @collective
-def reduce_scatter(comm, vector, op=SUM, first=None):
+def ring_reduce_scatter(comm, vector, op=SUM, first=None):
     """Leave in each rank one chunk of the reduced vector; the other chunks hold partial sums afterwards.
 
     first: the chunk that this rank sends first; the one that it completes is `first + 1`. By default rank r completes
@@ -65,7 +66,7 @@ def reduce_scatter(comm, vector, op=SUM, first=None):
 
 
 @collective
-def all_gather(comm, vector, first=None):
+def ring_all_gather(comm, vector, first=None):
     """Fill in the chunks of `vector` that other ranks hold; each rank starts with one.
 
     first: the chunk that this rank holds, by default rank r holds chunk r. Sends all chunks but `first + 1`, which its
@@ -114,3 +115,6 @@ def in_segments(comm, vector, first, inbox=None, op=None):
                 sending.append(comm.Isend(segment, right))
                 receiving[number] = comm.Irecv(arrival(coming[number], number), left)
         yield sent
+
+
+ALGORITHM = Algorithm("ring", ring_all_reduce.steps)

@@ -19,14 +19,15 @@ Each element is added by one rank, in one order: all ranks get the same bits. On
 goes on between nodes.
 """
 
-from hpcdl.comm.allreduce.recursive import recursive
+from hpcdl.comm.allreduce.record import Algorithm
+from hpcdl.comm.allreduce.recursive import recursive_all_reduce
 from hpcdl.comm.node import KEY, node_memory
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.steps import complete
 from hpcdl.errors import AgreedError
 
 
-def shared(comm, vector, op=SUM):
+def shared_all_reduce(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, which are on one node, in place."""
     memory = comm.Get_attr(KEY) or prepare(comm)
     if memory.shared:
@@ -40,7 +41,7 @@ def steps(comm, vector, op=SUM):
     """The asynchronous form."""
     memory = prepare(comm)
     if not memory.usable:
-        yield from recursive.steps(comm, vector, op)
+        yield from recursive_all_reduce.steps(comm, vector, op)
     elif memory.size > 1:
         yield from memory.turn(memory.steps(vector, op), vector.dtype)
 
@@ -55,4 +56,10 @@ def prepare(comm):
     return memory
 
 
-shared.steps, shared.prepare = steps, prepare
+def bind(comm, vector, op):
+    """The blocking form for vectors as this one, where all ranks share memory."""
+    memory = prepare(comm)
+    return memory.reducer(vector.dtype, op) if memory.shared else None
+
+
+ALGORITHM = Algorithm("shared", steps, shared_all_reduce, prepare, bind=bind)

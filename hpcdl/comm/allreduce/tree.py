@@ -21,19 +21,20 @@ same bits.
 
 import numpy as np
 
+from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.steps import collective
 
 
 @collective
-def tree(comm, vector, op=SUM):
+def tree_all_reduce(comm, vector, op=SUM):
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, up and down a binomial tree."""
-    yield from reduce.steps(comm, vector, op)
-    yield from broadcast.steps(comm, vector)
+    yield from tree_reduce.steps(comm, vector, op)
+    yield from tree_broadcast.steps(comm, vector)
 
 
 @collective
-def reduce(comm, vector, op=SUM, root=0):
+def tree_reduce(comm, vector, op=SUM, root=0):
     """Combine the vectors of all ranks into that of `root`; the others' vectors hold partial sums afterwards."""
     rank, size = comm.Get_rank(), comm.Get_size()
     place = (rank - root) % size  # the tree is drawn with the root at 0
@@ -50,7 +51,7 @@ def reduce(comm, vector, op=SUM, root=0):
 
 
 @collective
-def broadcast(comm, vector, root=0):
+def tree_broadcast(comm, vector, root=0):
     """Copy the vector of `root` to all ranks."""
     rank, size = comm.Get_rank(), comm.Get_size()
     place = (rank - root) % size
@@ -63,3 +64,6 @@ def broadcast(comm, vector, root=0):
             yield [comm.Irecv(vector, (rank - distance) % size)]
         elif place % (2 * distance) == 0 and place + distance < size:
             yield [comm.Isend(vector, (rank + distance) % size)]
+
+
+ALGORITHM = Algorithm("tree", tree_all_reduce.steps)

@@ -1,0 +1,244 @@
+"""Operations of all ranks together: every rank of the group makes the same calls in the same order.
+
+broadcast         one rank sends the same to all          reduce_scatter, all_gather    the halves of an all-reduce
+reduce            combine the data of all on one rank     barrier                       until all ranks have come
+all_reduce        reduce, and all ranks get the result    all_reduce_compressed         the same in 16-bit messages
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.chunks import chunk
+from hpcdl.comm.allreduce.record import Algorithm
+from hpcdl.comm.allreduce.ring import ring_all_gather, ring_reduce_scatter
+from hpcdl.comm.allreduce.tree import tree_broadcast, tree_reduce
+from hpcdl.comm.barrier import dissemination_barrier
+from hpcdl.comm.compressed import Compressed
+from hpcdl.comm.counting import CountingIntracomm
+from hpcdl.comm.door import OWN_LANES, Door, flat
+from hpcdl.comm.node import NodeMemory
+from hpcdl.comm.operations import Operation, operation
+from hpcdl.comm.progress import activity, clock
+from hpcdl.comm.requests import Request
+from hpcdl.comm.staging import staged
+from hpcdl.comm.steps import complete
+
+MOST_CALLS = 1000  # that are kept: a program has a few lengths, or any number of them
+
+
+class Collectives(Door):
+    """The operations of all ranks of a group."""
+
+    algorithm: Algorithm
+    node_memory: NodeMemory | None  # that the algorithm works in
+
+    def _open_collectives(self, algorithm: Algorithm) -> None:
+        """Use this all-reduce algorithm from now on; collective."""
+        self.algorithm = algorithm
+        self.node_memory = algorithm.prepare(self._collective) if algorithm.prepare else None
+        self._short_calls: dict[tuple[str, np.dtype, int], Callable[[np.ndarray], tuple[int, int]]] = {}
+
+    # -- all-reduce --------------------------------------------------------------------------------------------------
+
+    def iall_reduce(self, array: np.ndarray, op: str = "sum") -> Request:
+        """Replace every rank's `array` by the sum (mean, max, min) over all ranks, by the algorithm chosen.
+
+        An algorithm of the user's that is no generator is done when this returns.
+        """
+        return self._all_reduce(array, op)
+
+    def all_reduce(self, array: np.ndarray, op: str = "sum") -> None:
+        if activity.in_flight or type(array) is not np.ndarray or not array.flags.carray:
+            self._all_reduce(array, op, blocking=True).wait()
+            return
+        run = self._short_calls.get((op, array.dtype, array.size)) or self._short_call(array, op)
+        self._sequence += 1
+        vector = array if array.ndim == 1 else array.reshape(-1)
+        self._in_place("all_reduce", self.traffic["all_reduce"], run, vector)
+
+    @staged
+    def iall_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> Request:
+        """The sum (mean) as by `iall_reduce`, in 16-bit messages; state: a `Compressed` (hpcdl/comm/compressed.py).
+
+        It has an algorithm of its own. What is rounded away stays in `state` for the next call.
+        """
+        state.check_vector(flat(array), op)
+        return self._all_reduce(array, op, Algorithm("compressed", state.steps))
+
+    def all_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> None:
+        self.iall_reduce_compressed(array, state, op).wait()
+
+    @staged(direct=True)
+    def _all_reduce(self, array, op, algorithm=None, blocking=False) -> Request:
+        """The plain way."""
+        vector, op, comm = flat(array), operation(op, array.dtype), self._lane("all_reduce")
+        algorithm, memory = algorithm or self._chosen(vector), self.node_memory
+        if algorithm.steps is None:
+            steps = self._at_once("all_reduce", lambda: algorithm.blocking(comm, vector, op))
+        elif blocking and algorithm.meets:
+            steps = algorithm.meeting(comm, vector, op)
+        else:
+            steps = algorithm.steps(comm, vector, op)
+
+        def finish():
+            op.finish(vector, self.size)
+            if memory is not None:
+                comm.counters.bytes += memory.take_written()
+
+        return self._request("all_reduce", steps, comm, finish)
+
+    def _at_once(self, name, call):
+        """The steps of a call that does not tell what it waits for: none, and all of its time counts as blocked."""
+        start = clock()
+        with activity.inside(name):
+            call()
+        self.traffic[name].blocked_seconds += (clock() - start) / 1e9
+        yield from ()
+
+    def _chosen(self, vector: np.ndarray) -> Algorithm:
+        """The algorithm that reduces this vector."""
+        choose = self.algorithm.choose
+        return self.algorithm if choose is None else choose(self._collective, vector)
+
+    def _short_call(self, array: np.ndarray, op: str) -> Callable[[np.ndarray], tuple[int, int]]:
+        """What the short way runs for vectors of this type and length, looked up once. Raises UsageError."""
+        vector, key, op = flat(array), (op, array.dtype, array.size), operation(op, array.dtype)
+        comm = self._counted("all_reduce", self._collective)
+        algorithm, memory, size = self._chosen(vector), self.node_memory, self.size
+        reduce = algorithm.bind(comm, vector, op) if algorithm.bind is not None else None
+
+        def by_messages(vector: np.ndarray) -> tuple[int, int]:
+            comm.lane, comm.counters = 1 + self._sequence % OWN_LANES, self.traffic["all_reduce"]
+            waited = at_once(algorithm, comm, vector, op)
+            return waited, memory.take_written() if memory is not None else 0
+
+        def mean(vector: np.ndarray) -> tuple[int, int]:
+            found = reduce(vector)
+            op.finish(vector, size)
+            return found
+
+        reduce = reduce or by_messages
+        if len(self._short_calls) == MOST_CALLS:
+            self._short_calls.clear()
+        found = self._short_calls[key] = mean if op.divides else reduce
+        return found
+
+    # -- the others --------------------------------------------------------------------------------------------------
+
+    @staged
+    def ireduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> Request:
+        """Replace the `array` of rank `root` by the sum (mean, max, min) over all ranks; the others keep theirs."""
+        vector, op = flat(array), operation(op, array.dtype)
+        self._check_rank(root)
+        total, finish = self._of_root(vector, root, op)
+        comm = self._lane("reduce")
+        return self._request("reduce", tree_reduce.steps(comm, total, op, root), comm, finish)
+
+    def reduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> None:
+        vector = self._short(array)
+        if vector is None or not self._known(root):
+            self.ireduce(array, root, op).wait()
+            return
+        op = operation(op, vector.dtype)
+        total, finish = self._of_root(vector, root, op)
+        comm = self._short_lane("reduce")
+        self._in_place("reduce", comm.counters, in_turn, tree_reduce.steps(comm, total, op, root), finish)
+
+    def _of_root(self, vector: np.ndarray, root: int, op: Operation) -> tuple[np.ndarray, Callable | None]:
+        """The vector that is reduced in place, and what is left to do: the root's own, of others a copy and nothing."""
+        if self.rank != root:
+            return vector.copy(), None
+        return vector, (lambda: op.finish(vector, self.size)) if op.divides else None
+
+    @staged
+    def ibroadcast(self, array: np.ndarray, root: int = 0) -> Request:
+        """Replace every rank's `array` by that of rank `root`."""
+        vector = flat(array)
+        self._check_rank(root)
+        comm = self._lane("broadcast")
+        return self._request("broadcast", tree_broadcast.steps(comm, vector, root), comm)
+
+    def broadcast(self, array: np.ndarray, root: int = 0) -> None:
+        vector = self._short(array)
+        if vector is None or not self._known(root):
+            self.ibroadcast(array, root).wait()
+            return
+        comm = self._short_lane("broadcast")
+        self._in_place("broadcast", comm.counters, in_turn, tree_broadcast.steps(comm, vector, root))
+
+    @staged
+    def ireduce_scatter(self, array: np.ndarray, op: str = "sum") -> Request:
+        """Leave in rank r chunk r of the sum (mean, max, min) over all ranks; the result is a view of that chunk.
+
+        In place: the other chunks of `array` hold partial sums afterwards. Chunks are those of `hpcdl.chunks`.
+        """
+        vector, op = flat(array), operation(op, array.dtype)
+        own, comm = vector[chunk(vector.size, self.size, self.rank)], self._lane("reduce_scatter")
+
+        def finish():
+            op.finish(own, self.size)
+            return own
+
+        return self._request("reduce_scatter", ring_reduce_scatter.steps(comm, vector, op), comm, finish)
+
+    def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
+        vector = self._short(array)
+        if vector is None:
+            return self.ireduce_scatter(array, op).wait()
+        op = operation(op, vector.dtype)
+        own, comm = vector[chunk(vector.size, self.size, self.rank)], self._short_lane("reduce_scatter")
+        finish = (lambda: op.finish(own, self.size)) if op.divides else None
+        self._in_place("reduce_scatter", comm.counters, in_turn, ring_reduce_scatter.steps(comm, vector, op), finish)
+        return own
+
+    @staged
+    def iall_gather(self, array: np.ndarray) -> Request:
+        """Fill in all chunks of `array`, of which rank r holds chunk r, on all ranks."""
+        comm = self._lane("all_gather")
+        return self._request("all_gather", ring_all_gather.steps(comm, flat(array)), comm)
+
+    def all_gather(self, array: np.ndarray) -> None:
+        vector = self._short(array)
+        if vector is None:
+            self.iall_gather(array).wait()
+            return
+        comm = self._short_lane("all_gather")
+        self._in_place("all_gather", comm.counters, in_turn, ring_all_gather.steps(comm, vector))
+
+    def ibarrier(self) -> Request:
+        """Complete when all ranks have called this."""
+        comm = self._lane("barrier")
+        return self._request("barrier", dissemination_barrier.steps(comm), comm)
+
+    def barrier(self) -> None:
+        if activity.in_flight:
+            self.ibarrier().wait()
+            return
+        comm = self._short_lane("barrier")
+        self._in_place("barrier", comm.counters, in_turn, dissemination_barrier.steps(comm))
+
+
+def in_turn(steps: Iterable) -> tuple[int, int]:
+    """Run the steps one after the other; returns the nanoseconds of the wait, and no bytes beside the messages."""
+    waited = 0
+    for step in steps:
+        start = clock()
+        complete(step)
+        waited += clock() - start
+    return waited, 0
+
+
+def at_once(algorithm: Algorithm, comm: CountingIntracomm, vector: np.ndarray, op: Operation) -> int:
+    """The blocking call of an algorithm; returns the nanoseconds for which it waited.
+
+    All of a call that does not tell what it waits for counts as waiting.
+    """
+    if algorithm.steps is not None and not algorithm.meets:
+        return in_turn(algorithm.steps(comm, vector, op))[0]
+    start = clock()
+    come = comm.Ibarrier() if algorithm.meets else MPI.REQUEST_NULL  # some wait for all before the call: see `meeting`
+    algorithm.blocking(comm, vector, op)
+    come.Wait()
+    return clock() - start

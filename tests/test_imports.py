@@ -1,0 +1,72 @@
+"""Importing hpcdl changes nothing in a user's process: what takes over handlers does so when it is called."""
+
+import json
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+from mpi4py import MPI
+
+import hpcdl
+import hpcdl.kernels
+
+# Programs take over signals, and install what ends all ranks, before or right after MPI starts, and are not imported by
+# others: hpcdl.scripts, what its training programs share, and `python -m hpcdl`. A GPU's kernels need CUDA.
+LEFT_OUT = ("hpcdl.scripts", "hpcdl.services.training", "hpcdl.__main__", "hpcdl.kernels.gpu")
+
+LOOK = """
+import atexit, importlib, json, os, signal, sys, threading, warnings
+import numpy as np, threadpoolctl
+from mpi4py import MPI  # starts MPI, as any module does that sends messages
+import h5py, numba, rich.console, jsonargparse, networkx  # what these change is theirs
+
+registered = []
+atexit.register = lambda function, *arguments, **options: registered.append(function) or function
+
+
+def state():
+    return {
+        "sys.excepthook": sys.excepthook,
+        "sys.unraisablehook": sys.unraisablehook,
+        "sys.exit": sys.exit,
+        "threading.excepthook": threading.excepthook,
+        "np.geterr": np.geterr(),
+        "np.geterrcall": np.geterrcall(),
+        "np.printoptions": np.get_printoptions(),
+        "warnings.filters": list(warnings.filters),
+        "warnings.showwarning": warnings.showwarning,
+        "signals": {each: signal.getsignal(each) for each in signal.valid_signals()},
+        "threads of BLAS": {each["filepath"]: each["num_threads"] for each in threadpoolctl.threadpool_info()},
+        "threads": threading.active_count(),
+        "os.environ": dict(os.environ),
+        "atexit": [each for each in registered if each.__module__.startswith("hpcdl")],
+    }
+
+
+before = state()
+changes = []
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+    after = state()
+    changes += [f"{name}: {key}" for key in after if after[key] != before[key]]
+    before = after
+print(json.dumps(changes))
+"""
+
+
+def modules():
+    """The names of all modules of the library."""
+    for package in (hpcdl, hpcdl.kernels):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
+            if not found.name.startswith(LEFT_OUT):
+                yield found.name
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="starts a process of its own")
+def test_importing_any_module_changes_nothing():
+    names = list(modules())
+    assert {"hpcdl.comm.failure", "hpcdl.runs.signals", "hpcdl.runs.run", "hpcdl.kernels.reduce"} <= set(names)
+    done = subprocess.run([sys.executable, "-c", LOOK, json.dumps(names)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
