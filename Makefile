@@ -19,7 +19,7 @@ MPIEXEC := $(if $(filter site,$(MPI)),mpiexec,$(BIN)/mpiexec)
 
 SHOW := -q --color=no --durations=5
 # What ranks do together; the other tests need one rank, or start ranks of their own.
-TOGETHER := $(addprefix tests/,comm data runs services strategies test_shared_memory.py)
+TOGETHER := $(addprefix tests/,comm data machine runs services parallel federated strategies test_shared_memory.py)
 
 # Open MPI refuses root and more ranks than cores unless it is told; harmless elsewhere.
 export OMPI_ALLOW_RUN_AS_ROOT = 1

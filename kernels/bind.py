@@ -204,7 +204,7 @@ class Kernel(CPUDispatcher):
         self.compiled[np.dtype(dtype)] = self
         return self
 
-    def version(self, dtype):
+    def version(self, dtype: DTypeLike) -> Any:
         """The CPU version for this element type, compiled or loaded where it is not; it is called a third faster.
 
         It looks at no types: arguments are as the signature says, and arrays that it writes to can be written to.
