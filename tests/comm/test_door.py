@@ -130,10 +130,12 @@ def test_ranks_go_different_ways(name, helper, each_group):
             operation = drawn(random, bare.rank, bare.size)
             with in_flight(helper):
                 wanted, _ = carry_out(plain, *operation)
-            kind, array, arguments, _ = operation
+            kind, array, arguments, shared = operation
             asynchronous = kind in ("all_reduce", "broadcast") and random.integers(3) == 0
             if asynchronous:  # on all ranks alike, for a blocking mpi is no asynchronous one; each waits when it likes
-                mine = array.copy()
+                # In the same memory as the other way has it: what is copied to be shared counts.
+                mine = mixed.empty(array.size, array.dtype).reshape(array.shape) if shared else np.empty_like(array)
+                mine[...] = array
                 flying.append((getattr(mixed, "i" + kind)(mine, *arguments), mine, wanted))
                 while flying and own.integers(2):
                     finish(flying.pop(own.integers(len(flying))))
