@@ -1,11 +1,13 @@
 """Microseconds of each all-reduce by size: mpiexec -n 4 python scripts/bench_allreduce.py --json allreduce.json
 
-All algorithms run on the bare communicator, the library's own (`mpi`) among them, each in vectors from `comm.empty` as
-a training run has them; `shared, copied` is `shared` on a vector that is not in shared memory, and `gloo` (--gloo) is
-PyTorch's all-reduce in the same processes. For each size they take turns, so that all see the same machine. Every rank
-fills its vector anew; then, from a barrier on, come as many calls as take about 100 us (one for long vectors); a turn's
-time is the slowest rank's, for one call. Medians, and the spread between the first and the third quartile of what each
-algorithm takes relative to the library in the same turn, whose order is drawn by lot.
+Each algorithm is measured twice. Through the door: `Communicator.all_reduce` as a training run calls it, which checks,
+counts and times, under a watchdog and with a trace. Bare: the algorithm alone on an mpi4py communicator. Vectors are
+from `comm.empty`, as a training run has them; `shared, copied` is `shared` on a vector that is not in shared memory,
+`mpi` the library's own, and `gloo` (--gloo) PyTorch's all-reduce in the same processes. For each size all take turns,
+so that they see the same machine. Every rank fills its vector anew; then, from a barrier on, come as many calls as take
+about 100 us (one for long vectors); a turn's time is the slowest rank's, for one call. Medians, and the spread between
+the first and the third quartile of what each algorithm takes through the door relative to the library's own, bare, in
+the same turn, whose order is drawn by lot.
 
 The last column, `copy`, is no all-reduce: every rank copies its vector to another, all at the same time, which moves
 the bytes that `shared` moves (N K values read, N K written), and so is what the memory or the caches allow.
@@ -14,18 +16,22 @@ the bytes that `shared` moves (N K values read, N K written), and so is what the
 import json
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm import agreement
+from hpcdl.comm import Communicator, agreement
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.errors import UsageError
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
+
+BARE = ", bare"  # ends the name of a contender without the door
+HOUR, SPANS = 3600.0, 2000  # the watchdog's patience; spans that are kept, as in a training run
 
 
 @dataclass
@@ -36,7 +42,7 @@ class BenchOptions:
         "naive,direct,ring,tree,recursive,shared,hierarchical,auto", "names, with commas between; mpi is added"
     )
     gloo: bool = option(False, "measure PyTorch's gloo, too")
-    sizes: str = option("1KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB", "bytes of the vector (float32)")
+    sizes: str = option("4,1KiB,4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB", "bytes of the vector (float32)")
     seconds: float = option(0.5, "seconds to spend on each size and algorithm, at least 5 turns")
     json: str = option("", "file for the result")
 
@@ -47,40 +53,57 @@ def main(arguments=None):
         with agreement(world), quiet(world.rank > 0):
             options = parse(BenchOptions, "bench-allreduce", __doc__.split("\n")[0], arguments)
             names = [name for name in options.algorithms.split(",") if name and name != "mpi"]
-            functions = {name: algorithm(name) for name in names}
+            for name in names:
+                algorithm(name)
             if options.gloo:
                 find_torch()
             sizes = {text: bytes_of(text) for text in options.sizes.split(",")}
             if options.seconds <= 0:
                 raise UsageError(f"--seconds must be greater than 0, not {options.seconds}")
-        contenders = [Contender(world, name, function) for name, function in functions.items()]
-        if "shared" in functions:
-            contenders.append(Contender(world, "shared, copied", functions["shared"], windows=False))
+        everyone = Communicator(world, "tree", HOUR, SPANS)
+        contenders = []
+        for name in [*names, *(["shared, copied"] if "shared" in names else []), "mpi"]:
+            contenders += [through_the_door(everyone, name), bare(world, name)]
         if options.gloo:
-            contenders.append(Contender(world, "gloo", gloo(world)))
-        contenders += [Contender(world, "mpi", algorithm("mpi")), Contender(world, "copy", copy)]
+            contenders.insert(-2, Contender("gloo", gloo(world)))
+        contenders.append(Contender("copy", copy))
         rows = {text: measure(world, contenders, size // 4, options.seconds) for text, size in sizes.items()}
         if world.rank == 0:
             report(options, world.size, rows)
 
 
+@dataclass
 class Contender:
-    """An algorithm with a communicator of its own, and vectors where it works best (windows) or in private memory."""
+    """A function of a vector; empty(length, dtype) makes vectors where it works best, or None: in private memory."""
 
-    def __init__(self, world, name, function, windows=True):
-        self.name, self.function, self.comm = name, function, world.Dup()
-        prepare = getattr(function, "prepare", None)
-        self.memory = prepare(self.comm) if prepare and windows else None
+    name: str
+    call: Callable[[np.ndarray], None]
+    empty: Callable[[int, np.dtype], np.ndarray | None] | None = None
 
-    def vector(self, length):
+    def vector(self, length: int) -> np.ndarray:
         """A vector of zeros."""
-        found = self.memory.empty(length, np.dtype(np.float32)) if self.memory is not None else None
+        found = None if self.empty is None else self.empty(length, np.dtype(np.float32))
         found = np.empty(length, np.float32) if found is None else found
         found[:] = 0
         return found
 
 
-def copy(comm, vector):
+def through_the_door(everyone: Communicator, column: str) -> Contender:
+    """Communicator.all_reduce, with the watchdog and the trace of `everyone`."""
+    name, copied, _ = column.partition(",")
+    comm = everyone.split(0, name=name, allreduce=name)
+    return Contender(column, comm.all_reduce, None if copied else comm.empty)
+
+
+def bare(world: MPI.Intracomm, column: str) -> Contender:
+    """The algorithm on a communicator of MPI's, and nothing around it."""
+    name, copied, _ = column.partition(",")
+    found, comm = algorithm(name), world.Dup()
+    memory, call = found.prepare(comm) if found.prepare else None, found.blocking or found
+    return Contender(column + BARE, lambda vector: call(comm, vector), None if copied or not memory else memory.empty)
+
+
+def copy(vector: np.ndarray) -> None:
     """Read and write as much as an all-reduce in shared memory does."""
     if len(copies) != 1 or copies[0].size != vector.size:
         copies[:] = [np.zeros_like(vector)]
@@ -108,7 +131,7 @@ def gloo(world):
         address = world.bcast((socket.gethostname(), probe.getsockname()[1]))
     store = torch.distributed.TCPStore(*address, world.size, is_master=world.rank == 0)
     torch.distributed.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
-    return lambda comm, vector: torch.distributed.all_reduce(torch.from_numpy(vector))
+    return lambda vector: torch.distributed.all_reduce(torch.from_numpy(vector))
 
 
 def bytes_of(text: str) -> int:
@@ -127,12 +150,12 @@ def measure(world, contenders: list, length: int, seconds: float) -> dict[str, l
     calls = max(1, min(20, (64 << 10) // max(1, 4 * length)))
 
     def turn(each) -> float:
-        function, comm, vector = each.function, each.comm, vectors[each.name]
+        call, vector = each.call, vectors[each.name]
         vector[:] = 1
         world.Barrier()
         start = time.perf_counter()
         for _ in range(calls):
-            function(comm, vector)
+            call(vector)
         return world.allreduce(time.perf_counter() - start, MPI.MAX) / calls
 
     for each in contenders:  # compile, and touch the memory
@@ -147,19 +170,18 @@ def measure(world, contenders: list, length: int, seconds: float) -> dict[str, l
 
 
 def report(options: BenchOptions, ranks: int, rows: dict) -> None:
-    """Print medians, and each algorithm's time relative to the library's own, turn by turn."""
+    """Print medians, and each algorithm's time through the door relative to the library's own, turn by turn."""
     about = environment()
-    names = list(next(iter(rows.values())))
-    print(f"all-reduce of float32 in place on {ranks} ranks, microseconds, median")
+    names = [name for name in next(iter(rows.values())) if not name.endswith(BARE)]
+    print(f"all-reduce of float32 in place on {ranks} ranks, microseconds, median: through the door / bare")
     print(f"{about['mpi']}, numpy {about['numpy']}, numba {about['numba']}, {about['machine']}\n")
     print("| size | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
     for text, taken in rows.items():
-        print(f"| {text} | " + " | ".join(microseconds(np.median(taken[name])) for name in names) + " |")
-    print("\ntime divided by that of mpi in the same turn: median (first to third quartile)\n")
-    others = [name for name in names if name != "mpi"]
-    print("| size | " + " | ".join(others) + " |\n|" + "---|" * len(names))
+        print(f"| {text} | " + " | ".join(both(taken, name) for name in names) + " |")
+    print("\ntime through the door divided by that of mpi, bare, in the same turn: median (first to third quartile)\n")
+    print("| size | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
     for text, taken in rows.items():
-        ratios = [np.divide(taken[name], taken["mpi"]) for name in others]
+        ratios = [np.divide(taken[name], taken[f"mpi{BARE}"]) for name in names]
         quartiles = [np.percentile(ratio, (50, 25, 75)) for ratio in ratios]
         print(f"| {text} | " + " | ".join(f"{m:.2f} ({low:.2f} to {high:.2f})" for m, low, high in quartiles) + " |")
     if "shared" in names:
@@ -171,6 +193,12 @@ def report(options: BenchOptions, ranks: int, rows: dict) -> None:
     if options.json:
         result = {"ranks": ranks, "microseconds": rows, "environment": about}
         Path(options.json).write_text(json.dumps(result, indent=2))
+
+
+def both(taken: dict[str, list[float]], name: str) -> str:
+    """The median through the door and, where there is one, the bare one."""
+    ways = [taken[name], *([taken[f"{name}{BARE}"]] if f"{name}{BARE}" in taken else [])]
+    return " / ".join(microseconds(np.median(times)) for times in ways)
 
 
 def microseconds(value: float) -> str:

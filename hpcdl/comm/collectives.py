@@ -56,7 +56,7 @@ class Collectives(Door):
         run = self._short_calls.get((op, array.dtype, array.size)) or self._short_call(array, op)
         self._sequence += 1
         vector = array if array.ndim == 1 else array.reshape(-1)
-        self._in_place("all_reduce", self.traffic["all_reduce"], run, vector)
+        self._short_way("all_reduce", self.traffic["all_reduce"], run, vector)
 
     @staged
     def iall_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> Request:
@@ -137,14 +137,14 @@ class Collectives(Door):
         return self._request("reduce", tree_reduce.steps(comm, total, op, root), comm, finish)
 
     def reduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> None:
-        vector = self._short(array)
+        vector = self._short_vector(array)
         if vector is None or not self._known(root):
             self.ireduce(array, root, op).wait()
             return
         op = operation(op, vector.dtype)
         total, finish = self._of_root(vector, root, op)
         comm = self._short_lane("reduce")
-        self._in_place("reduce", comm.counters, in_turn, tree_reduce.steps(comm, total, op, root), finish)
+        self._short_way("reduce", comm.counters, in_turn, tree_reduce.steps(comm, total, op, root), finish)
 
     def _of_root(self, vector: np.ndarray, root: int, op: Operation) -> tuple[np.ndarray, Callable | None]:
         """The vector that is reduced in place, and what is left to do: the root's own, of others a copy and nothing."""
@@ -161,12 +161,12 @@ class Collectives(Door):
         return self._request("broadcast", tree_broadcast.steps(comm, vector, root), comm)
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
-        vector = self._short(array)
+        vector = self._short_vector(array)
         if vector is None or not self._known(root):
             self.ibroadcast(array, root).wait()
             return
         comm = self._short_lane("broadcast")
-        self._in_place("broadcast", comm.counters, in_turn, tree_broadcast.steps(comm, vector, root))
+        self._short_way("broadcast", comm.counters, in_turn, tree_broadcast.steps(comm, vector, root))
 
     @staged
     def ireduce_scatter(self, array: np.ndarray, op: str = "sum") -> Request:
@@ -184,13 +184,13 @@ class Collectives(Door):
         return self._request("reduce_scatter", ring_reduce_scatter.steps(comm, vector, op), comm, finish)
 
     def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
-        vector = self._short(array)
+        vector = self._short_vector(array)
         if vector is None:
             return self.ireduce_scatter(array, op).wait()
         op = operation(op, vector.dtype)
         own, comm = vector[chunk(vector.size, self.size, self.rank)], self._short_lane("reduce_scatter")
         finish = (lambda: op.finish(own, self.size)) if op.divides else None
-        self._in_place("reduce_scatter", comm.counters, in_turn, ring_reduce_scatter.steps(comm, vector, op), finish)
+        self._short_way("reduce_scatter", comm.counters, in_turn, ring_reduce_scatter.steps(comm, vector, op), finish)
         return own
 
     @staged
@@ -200,12 +200,12 @@ class Collectives(Door):
         return self._request("all_gather", ring_all_gather.steps(comm, flat(array)), comm)
 
     def all_gather(self, array: np.ndarray) -> None:
-        vector = self._short(array)
+        vector = self._short_vector(array)
         if vector is None:
             self.iall_gather(array).wait()
             return
         comm = self._short_lane("all_gather")
-        self._in_place("all_gather", comm.counters, in_turn, ring_all_gather.steps(comm, vector))
+        self._short_way("all_gather", comm.counters, in_turn, ring_all_gather.steps(comm, vector))
 
     def ibarrier(self) -> Request:
         """Complete when all ranks have called this."""
@@ -217,7 +217,7 @@ class Collectives(Door):
             self.ibarrier().wait()
             return
         comm = self._short_lane("barrier")
-        self._in_place("barrier", comm.counters, in_turn, dissemination_barrier.steps(comm))
+        self._short_way("barrier", comm.counters, in_turn, dissemination_barrier.steps(comm))
 
 
 def in_turn(steps: Iterable) -> tuple[int, int]:

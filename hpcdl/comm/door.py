@@ -64,7 +64,7 @@ class Door:
 
     # -- the short way -----------------------------------------------------------------------------------------------
 
-    def _short(self, array) -> np.ndarray | None:
+    def _short_vector(self, array) -> np.ndarray | None:
         """The array as a flat vector, where a blocking call may go the short way; else None."""
         if activity.in_flight or type(array) is not np.ndarray:
             return None
@@ -76,7 +76,7 @@ class Door:
         """As `_lane`, for an operation that is over before the next one starts."""
         return self._next_lane(self._counting.get(name) or self._counted(name, self._collective), name)
 
-    def _in_place(self, name: str, counters: Counters, run: Callable, argument, finish=None, peer=None) -> None:
+    def _short_way(self, name: str, counters: Counters, run: Callable, argument, finish=None, peer=None) -> None:
         """The short way: run(argument), then finish().
 
         run returns the nanoseconds for which it waited, and the bytes that passed without a message.
@@ -95,9 +95,11 @@ class Door:
         stop = clock()
         counters.seconds += (stop - start) / 1e9
         counters.blocked_seconds += waited / 1e9
-        if self.timeline.limit:
-            details = {"bytes sent": counters.bytes - before} | (peer or {})
-            self.timeline.add(name, start, stop, **details)
+        timeline = self.timeline
+        if len(timeline.spans) < timeline.limit:
+            timeline.add(name, start, stop, **{"bytes sent": counters.bytes - before}, **(peer or {}))
+        else:
+            timeline.dropped += 1
 
     # -- both --------------------------------------------------------------------------------------------------------
 

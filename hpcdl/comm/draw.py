@@ -34,7 +34,7 @@ def draw(topology: Topology, rule: str, path) -> None:
         raise UsageError(f"cannot draw into {path}: end its name with .png, .svg or .pdf")
 
     weights = [mixing(topology, step, rule) for step in range(steps)]
-    places = layout(topology)
+    places = coordinates(topology)
     corners = np.array([np.min([*places.values()], axis=0), np.max([*places.values()], axis=0)])
     middle, half = corners.mean(axis=0), max(1, np.ptp(corners, axis=0).max() / 2)
     limits = np.stack([middle - 1.25 * half, middle + 1.25 * half])
@@ -62,7 +62,7 @@ def _title(topology: Topology, rule: str) -> str:
     return f"{topology.spec}, {topology.size} ranks\n{weights}, spectral gap{over} {gap:.3g}"
 
 
-def layout(topology: Topology) -> dict[int, np.ndarray]:
+def coordinates(topology: Topology) -> dict[int, np.ndarray]:
     """Where each rank lies: on a circle; a torus on its grid, a star around rank 0, a hypercube as cubes of cubes."""
     ranks = np.arange(topology.size)
     if topology.name == "torus":

@@ -97,12 +97,12 @@ class PointToPoint(Door):
         at: int = 0,
         op: str = "replace",
     ) -> None:
-        vector = self._short(array) if into is None else None
+        vector = self._short_vector(array) if into is None else None
         if vector is None or not self._known(to, tag):
             self.ipush(array, to, tag, into, at, op).wait()
             return
         comm = self._counted("push", self.mpi)
-        self._in_place("push", comm.counters, send, (comm, vector, to, tag), peer=self._peer("to", to))
+        self._short_way("push", comm.counters, send, (comm, vector, to, tag), peer=self._peer("to", to))
 
     @staged(out=False, collective=False)
     def ipull(self, array: np.ndarray, source: int, of: Exposed, at: int = 0) -> Request:
@@ -132,7 +132,7 @@ class PointToPoint(Door):
             self.inotify(to, tag).wait()
             return
         comm = self._counted("notify", self.mpi)
-        self._in_place("notify", comm.counters, send, (comm, EMPTY, to, tag), peer=self._peer("to", to))
+        self._short_way("notify", comm.counters, send, (comm, EMPTY, to, tag), peer=self._peer("to", to))
 
     @staged(collective=False)
     def iwait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Request:
@@ -147,12 +147,12 @@ class PointToPoint(Door):
         return self._request("wait", steps, comm, lambda: arrival(status, vector), [status], peer)
 
     def wait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Arrival:
-        vector = self._short(EMPTY if array is None else array)
+        vector = self._short_vector(EMPTY if array is None else array)
         if vector is None or not self._known(0 if source == ANY else source, tag):
             return self.iwait(array, source, tag).wait()
         comm, status = self._counted("wait", self.mpi), MPI.Status()
         peer = None if source == ANY else self._peer("from", source)
-        self._in_place("wait", comm.counters, receive, (comm, vector, source, tag, status), peer=peer)
+        self._short_way("wait", comm.counters, receive, (comm, vector, source, tag, status), peer=peer)
         return arrival(status, vector)
 
     def wait_until(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm.draw import draw, layout
+from hpcdl.comm.draw import coordinates, draw
 from hpcdl.comm.topology import topology
 from hpcdl.errors import UsageError
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="one rank draws"
     [("ring", 16), ("torus", 16), ("hypercube", 64), ("star", 9), ("torus:1x1", 1), ("ring", 1), ("star", 2)],
 )
 def test_ranks_lie_apart(spec, size):
-    places = np.array(list(layout(topology(spec, size)).values()))
+    places = np.array(list(coordinates(topology(spec, size)).values()))
     apart = np.linalg.norm(places[:, None] - places[None], axis=2) + 10 * np.eye(size)
     assert places.shape == (size, 2) and apart.min() > 0.1
 
