@@ -1,4 +1,6 @@
-# make train          train on the embedded digits over RANKS ranks        make test    every test, on 1, 4 and 3 ranks
+# make train          train on the embedded digits over RANKS ranks
+# make test           every test: on one rank, two at a time; what ranks do together, on 4 and 3     ARGS=, TESTS=: of pytest
+# make test-all       with whole grids of parameters, and on 4 ranks also what needs but one; longer
 # make test-cluster   what needs a cluster, both MPIs: emulated hosts, a real Slurm, made here; root on Debian, installs
 # make soak           500 random pipelines; 200 short runs with parameter servers, ended in all ways; minutes
 # make lint           ruff, format check included                          make clean   take away what make made
@@ -7,7 +9,6 @@ MPI    ?= mpich
 RANKS  ?= 4
 PYTHON ?= python3
 ARGS   ?=
-# What of the tests one rank runs.
 TESTS  ?= tests
 
 comma  := ,
@@ -18,8 +19,9 @@ EXTRA  := $(if $(filter mpich,$(MPI)),mpi$(comma),$(if $(filter openmpi,$(MPI)),
 MPIEXEC := $(if $(filter site,$(MPI)),mpiexec,$(BIN)/mpiexec)
 
 SHOW := -q --color=no --durations=5
-# What ranks do together; the other tests need one rank, or start ranks of their own.
-TOGETHER := $(addprefix tests/,comm data machine runs services parallel federated strategies test_shared_memory.py)
+
+# Each rank that a test starts would compile hpcdl's modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Open MPI refuses root and more ranks than cores unless it is told; harmless elsewhere.
 export OMPI_ALLOW_RUN_AS_ROOT = 1
@@ -27,15 +29,19 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
 export OMPI_MCA_mpi_yield_when_idle = 1
 
-.PHONY: train test test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak lint install print-bin clean
+.PHONY: train test test-all test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak lint install print-bin clean
 
 train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(SHOW) $(TESTS)
-	$(MPIEXEC) -n 4 $(BIN)/python -m pytest -q --color=no $(TOGETHER)
-	$(MPIEXEC) -n 3 $(BIN)/python -m pytest -q --color=no $(TOGETHER)
+	$(BIN)/python tests/kernels/compile.py
+	$(BIN)/python -m pytest $(SHOW) --numprocesses=2 --dist=loadfile $(TESTS) $(ARGS)
+	$(MPIEXEC) -n 4 $(BIN)/python -m pytest $(SHOW) $(TESTS) $(ARGS)
+	$(MPIEXEC) -n 3 $(BIN)/python -m pytest $(SHOW) --without-groups $(TESTS) $(ARGS)
+
+test-all:
+	$(MAKE) --no-print-directory test ARGS="--all $(ARGS)"
 
 test-cluster:
 	$(MAKE) --no-print-directory install MPI=mpich

@@ -17,7 +17,8 @@ A body uses i and j as indices only (unsigned or signed, as the loop has it), an
 
 Compiled code is cached on disk beside the module (or in NUMBA_CACHE_DIR). Numba's cache is not safe when processes
 compile different types of one function at once (both pick the same file number), and N cold ranks would all compile
-the same thing; so compiling happens under a lock on the machine: one process compiles, then all others load at once.
+the same thing; so a kernel is compiled under its lock on the machine: one process compiles, then all others load at
+once, and different kernels are compiled by different processes.
 """
 
 import ast
@@ -89,12 +90,13 @@ INDICES = {"elementwise": 1, "rowwise": 2, "sums": 2, "sums only": 2, "block": 0
 
 
 @contextlib.contextmanager
-def compile_lock(kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold this user's lock on this machine; the lock goes with the process, so a killed one leaves none behind.
+def compile_lock(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold this user's lock of a kernel on this machine; it goes with the process, so a killed one leaves none behind.
 
+    name: the kernel's; some share a lock, so that there are no more than 16 files of locks.
     kind: LOCK_EX to compile, alone, or LOCK_SH to load, many at a time.
     """
-    path = os.path.join(tempfile.gettempdir(), f"hpcdl-compile-{os.getuid()}.lock")
+    path = os.path.join(tempfile.gettempdir(), f"hpcdl-compile-{os.getuid()}-{zlib.crc32(name.encode()) % 16}.lock")
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a temporary folder that cannot be written: compile without a lock
             file = stack.enter_context(open(path, "w"))
@@ -199,7 +201,7 @@ class Kernel(CPUDispatcher):
     def compile(self, dtype: DTypeLike) -> "Kernel":
         """Compile, or load from the cache, the CPU version for this element type; returns the callable."""
         types = self.types(dtype)
-        with compile_lock(fcntl.LOCK_SH if self.cached(types) else fcntl.LOCK_EX):
+        with compile_lock(self.__name__, fcntl.LOCK_SH if self.cached(types) else fcntl.LOCK_EX):
             super().compile(types)
         self.compiled[np.dtype(dtype)] = self
         return self

@@ -102,7 +102,7 @@ class CudaKernel:
     def compile(self, dtype: DTypeLike) -> tuple[Any, tuple[Any, ...]]:
         """Compile, or load from the cache, the version for this element type."""
         types = numba_types(self.signature, dtype)
-        with compile_lock():
+        with compile_lock(self.name):
             compiled = cuda.jit(numba.types.void(*types), cache=not SIMULATED)(self.make(types[0].dtype))
         self.compiled[np.dtype(dtype)] = compiled, types
         return compiled, types

@@ -1,8 +1,21 @@
-"""Tests run on one rank and under mpiexec on several: a rank that fails ends all, for the others would wait for it."""
+"""Tests run on one rank and under mpiexec on several: a rank that fails ends all, for the others would wait for it.
 
+    pytest                   on one rank: what needs no others, and what starts ranks of its own; -n 2: on both cores
+    mpiexec -n 4 pytest      what ranks do together: the tests that ask for `world` or have the mark `mpi`
+    --without-groups         leave out the tests that ask for `each_group`, which 4 ranks run on 1, 2, 3 and 4
+    --all                    leave out nothing: whole grids, and on several ranks also what needs but one
+
+A grid of parameters is thinned where they do not meet in the code. `in_turn("optimizer")`: the optimizers take turns
+over the grid of the other parameters. `exhaustive`, of a test or of a set of its parameters: with --all only.
+A test that is named, as FILE::TEST, always runs.
+"""
+
+import collections
 import contextlib
 import errno
+import gc
 import importlib.util
+import itertools
 import json
 import os
 import socket
@@ -12,6 +25,11 @@ import tempfile
 import time
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The ranks that two tests start share the cores, where a rank of MPICH that waits must leave its own to the other
+    # job's: to yield does nothing for another session where the kernel groups processes by them. Alone, it is slower.
+    os.environ.setdefault("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -20,6 +38,13 @@ from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.kernels import device
 
 STANDIN = Path(__file__).parent / "standin"
+TOGETHER = {"world", "mpi_tmpdir", "mpi_tmp_path", "mpi_file_name"}  # fixtures that all ranks ask for
+BUDGET = 20  # seconds that a file may take on a quiet machine
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="whole grids; on several ranks, what needs one, too")
+    parser.addoption("--without-groups", action="store_true", help="no tests of groups of ranks: 4 ranks run them")
 
 
 @pytest.hookimpl(trylast=True)
@@ -29,6 +54,100 @@ def pytest_configure(config):
     os.environ["HPCDL_CACHE"] = config.cache_folder.name  # what `auto` measures is not kept
     if MPI.COMM_WORLD.rank > 0:
         config.get_terminal_writer()._file = open(os.devnull, "w")  # noqa: SIM115 - open as long as pytest runs
+    config.pluginmanager.register(Budget())
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what another run shows; all ranks take the same decisions, which depend on names and marks alone."""
+    without = ["each_group"] if config.getoption("without_groups") else []
+    thin = not config.getoption("all") and not any("::" in argument for argument in config.args)
+    tests = collections.defaultdict(list)
+    for item in items:
+        tests[item.location[0], getattr(item, "originalname", item.name)].append(item)
+    chosen = itertools.chain(*map(in_turn, tests.values())) if thin else items
+
+    def wanted(item):
+        fixtures, marks = set(item.fixturenames), {mark.name for mark in item.iter_markers()}
+        together = fixtures & TOGETHER or "mpi" in marks or MPI.COMM_WORLD.size == 1
+        return not fixtures & set(without) and (not thin or (together and "exhaustive" not in marks))
+
+    kept = set(filter(wanted, chosen))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def in_turn(grid):
+    """Of the tests of one function, those in which it is the turn of what the mark `in_turn` names."""
+    names = [name for mark in grid[0].iter_markers("in_turn") for name in mark.args]
+    if not names:
+        return grid
+    columns = {}  # of each parameter: the number of its value in each test
+    for name in grid[0].callspec.params:
+        values = [repr(item.callspec.params[name]) for item in grid]
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        columns[name] = tuple(numbers[value] for value in values)
+    others = {column for name, column in columns.items() if name not in names}  # a set: two may go hand in hand
+    turn = list(map(sum, zip(*others, strict=True)))
+
+    def has_come(column, row):
+        return (column[row] - turn[row]) % min(1 + max(column), 1 + max(turn)) == 0
+
+    return [item for row, item in enumerate(grid) if all(has_come(columns[name], row) for name in names)]
+
+
+def pytest_collection_finish():
+    """What is there by now stays: the collector need not look at thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+class Budget:
+    """How long each file takes: the slowest are printed, and one beyond the budget fails.
+
+    What counts is processor time, of this process on all ranks and of the programs that it has started, over all
+    cores: no quiet machine of so many cores is faster, however long it takes here, where others may compute, too.
+    """
+
+    def __init__(self):
+        self.seconds, self.busy, self.before = collections.Counter(), collections.Counter(), 0.0
+
+    def now(self):
+        return MPI.COMM_WORLD.size * sum(os.times()[:4]) + Ranks.busy
+
+    def pytest_collection_finish(self):
+        self.before = self.now()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self):
+        """Where a test runs: send along what it took since the last report."""
+        report = yield
+        before, self.before = self.before, self.now()
+        report.user_properties.append(("busy", self.before - before))
+        return report
+
+    def pytest_runtest_logreport(self, report):
+        """Where reports come together."""
+        self.seconds[report.location[0]] += report.duration
+        self.busy[report.location[0]] += dict(report.user_properties)["busy"]
+
+    def beyond(self, config):
+        """The files beyond the budget, unless whole grids were asked for."""
+        limit = float("inf") if config.getoption("all") else BUDGET * len(os.sched_getaffinity(0))
+        return [file for file, busy in self.busy.items() if busy > limit]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and MPI.COMM_WORLD.size > 1:
+            session.exitstatus = pytest.ExitCode.OK  # one rank has run what there is
+        if self.beyond(session.config) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter, config):
+        terminalreporter.section("slowest files")
+        for file, busy in self.busy.most_common(10):
+            terminalreporter.write_line(f"{busy:5.1f} s of processors in {self.seconds[file]:5.1f} s: {file}")
+        for file in self.beyond(config):
+            terminalreporter.write_line(f"ERROR: {file} takes more than {BUDGET} s on all cores")
 
 
 @pytest.hookimpl(trylast=True)
@@ -41,17 +160,25 @@ def pytest_exception_interact(node, call, report):
         MPI.COMM_WORLD.Abort(1)
 
 
+def meet(comm):
+    """A barrier that leaves the cores to those who are not there yet."""
+    come = comm.Ibarrier()
+    while not come.Test():
+        time.sleep(1e-4)
+
+
 @pytest.fixture
 def world():
     """All ranks; a barrier before and after keeps one test's messages out of the next."""
-    MPI.COMM_WORLD.Barrier()
+    meet(MPI.COMM_WORLD)
     yield MPI.COMM_WORLD
-    MPI.COMM_WORLD.Barrier()
+    meet(MPI.COMM_WORLD)
 
 
 def groups(world):
     """One communicator for each size from 1, or $LEAST_RANKS, to the world's; a rank that is not in it gets None."""
     for size in range(int(os.environ.get("LEAST_RANKS", 1)), world.size + 1):
+        meet(world)
         part = world.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
         yield size, None if part == MPI.COMM_NULL else part
         if part != MPI.COMM_NULL:
@@ -71,10 +198,15 @@ def each_group(world):
 
 
 @pytest.fixture
-def launch(tmp_path):
-    """A function: start a program on so many ranks, as a user would; for tests that run on one rank themselves."""
+def alone():
+    """For tests that start ranks of their own."""
     if MPI.COMM_WORLD.size > 1:
         pytest.skip("starts ranks of its own")
+
+
+@pytest.fixture
+def launch(alone, tmp_path):
+    """A function: start a program on so many ranks, as a user would; for tests that run on one rank themselves."""
 
     def run(ranks, *command, timeout=60, check=None, cwd=tmp_path, **environment):
         done = subprocess.run(
@@ -96,8 +228,10 @@ def launch(tmp_path):
 class Ranks:
     """Ranks that stay up and run one program after another (tests/standin/rank.py)."""
 
+    busy = 0.0  # seconds of processors taken by ranks that are up; of those that have ended, os.times knows
+
     def __init__(self, ranks: int, environment: dict[str, str]):
-        self.folder, self.lines = tempfile.TemporaryDirectory(), []
+        self.folder, self.lines, self.busy = tempfile.TemporaryDirectory(), [], 0.0
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(f"{self.folder.name}/door")
             door.listen(ranks)
@@ -117,7 +251,9 @@ class Ranks:
             line.sendall(f"{json.dumps(order)}\n".encode())
         for line in self.lines:
             line.settimeout(max(0.1, deadline - time.monotonic()))
-            statuses.add(line.recv(10).decode().strip())
+            status, _, busy = line.recv(40).decode().partition(" ")
+            statuses.add(status)
+            self.take(float(busy or 0))
         if "" in statuses:  # a rank has ended the job
             statuses = {self.process.wait(timeout=10)}
         said = [
@@ -126,8 +262,13 @@ class Ranks:
         assert len(statuses) == 1, f"the ranks leave with statuses {statuses}\n{''.join(said)}"
         return subprocess.CompletedProcess(order, int(statuses.pop()), *said)
 
+    def take(self, seconds):
+        self.busy += seconds
+        Ranks.busy += seconds
+
     def end(self):
         """Let them go, or end them where they are still in a program."""
+        self.take(-self.busy)
         for line in self.lines:
             line.close()
         for stop in (self.process.poll, self.process.terminate, self.process.kill):
@@ -148,10 +289,8 @@ def ready():
 
 
 @pytest.fixture
-def run_on(tmp_path, ready):
+def run_on(alone, tmp_path, ready):
     """A function as `launch`, for what a script prints and writes: on ranks that stay up, all of the same status."""
-    if MPI.COMM_WORLD.size > 1:
-        pytest.skip("starts ranks of its own")
 
     def run(ranks, script, *arguments, timeout=60, check=None, cwd=tmp_path, **environment):
         which = ranks, *sorted(environment.items())

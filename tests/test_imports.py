@@ -19,7 +19,7 @@ LOOK = """
 import atexit, importlib, json, os, signal, sys, threading, warnings
 import numpy as np, threadpoolctl
 from mpi4py import MPI  # starts MPI, as any module does that sends messages
-import h5py, numba, rich.console, jsonargparse, networkx  # what these change is theirs
+import h5py, numba, rich.console, networkx  # what these change is theirs
 
 registered = []
 atexit.register = lambda function, *arguments, **options: registered.append(function) or function

@@ -82,7 +82,7 @@ print("installed" if (sys.excepthook, threading.excepthook, sys.exit) != before 
 def test_the_first_communicator_over_several_ranks_installs_it(launch, tmp_path, ranks, arguments, words):
     program = tmp_path / "installs.py"
     program.write_text(INSTALLED.format(arguments=arguments))
-    assert launch(ranks, program, check=0).stdout.splitlines() == [words] * ranks
+    assert launch(ranks, program, check=0).stdout.count(words) == ranks
 
 
 def test_without_it_an_exception_is_as_python_has_it(launch, tmp_path):

@@ -6,12 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from mpi4py import MPI
 
 from hpcdl.comm.launcher import clean_environment
 from hpcdl.kernels.cases import CASES
-
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="has nothing to do with the number of ranks")
 
 
 @pytest.fixture(scope="module")

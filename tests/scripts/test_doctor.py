@@ -19,7 +19,7 @@ STEP = JOB | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
 
 
 @pytest.fixture
-def alone(launch, tmp_path):
+def by_itself(launch, tmp_path):
     """A function: start a script without a launcher, in this environment; what Slurm says here is left out."""
 
     def run(script, *options, check=None, **environment):
@@ -55,13 +55,13 @@ def test_two_ranks(launch, tmp_path):
         assert bool(row["advice"]) <= (row["verdict"] != "ok")
 
 
-def test_alone(alone, tmp_path):
+def test_alone(by_itself, tmp_path):
     """With the mpiexec of another library first on the PATH, and more threads than any machine has cores."""
     other, says = ("Open MPI", "mpiexec (Open MPI) 5") if library() != "Open MPI" else ("MPICH", "HYDRA build details")
     (tmp_path / "mpiexec").write_text(f"#!/bin/sh\necho '{says}'\n")
     (tmp_path / "mpiexec").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = alone("doctor.py", "--quick", "--json", "rows.json", check=1, PATH=path, OMP_NUM_THREADS="9999")
+    done = by_itself("doctor.py", "--quick", "--json", "rows.json", check=1, PATH=path, OMP_NUM_THREADS="9999")
     rows = {row["what"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
     assert rows["world"]["found"] == "1 rank, started alone" and "latency" not in rows
     assert rows["mpiexec"]["verdict"] == rows["cores"]["verdict"] == "hurts" and other in rows["mpiexec"]["found"]
@@ -70,12 +70,12 @@ def test_alone(alone, tmp_path):
 
 
 @pytest.mark.parametrize("number", ["0", "2"])
-def test_a_world_of_one_of_three(alone, tmp_path, number):
+def test_a_world_of_one_of_three(by_itself, tmp_path, number):
     """As `srun --mpi=none` starts it; number 0 has the word."""
     environ, flavour = STEP | {"SLURM_PROCID": number}, f"srun --mpi={FLAVOURS[library()]}"
     both = ("doctor.py", ["--json", "rows.json"], 1), ("train_allreduce.py", QUICK, 2)
     for script, options, status in both if number == "0" else both[1:]:
-        done = alone(script, *options, check=status, **environ)
+        done = by_itself(script, *options, check=status, **environ)
         assert done.stdout == "" and "Traceback" not in done.stderr and len(ours(done)) == (number == "0")
         assert all("srun has started 3 processes" in line and flavour in line for line in ours(done))
     assert (tmp_path / "rows.json").exists() == (number == "0")
@@ -84,11 +84,11 @@ def test_a_world_of_one_of_three(alone, tmp_path, number):
         assert row["what"] == "world" and row["verdict"] == "hurts" and flavour in row["advice"]
 
 
-def test_strategies_of_one_rank_and_ranks_of_a_batch_script(alone):
+def test_strategies_of_one_rank_and_ranks_of_a_batch_script(by_itself):
     """A world of one that is meant, in a step of three tasks; one that may not be meant, in a batch script."""
-    done = alone("train_sequential.py", *QUICK, check=0, **STEP)
+    done = by_itself("train_sequential.py", *QUICK, check=0, **STEP)
     assert "world" not in done.stderr
-    done = alone("train_allreduce.py", *QUICK, check=0, **JOB)
+    done = by_itself("train_allreduce.py", *QUICK, check=0, **JOB)
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("world: "))
     assert "allocation of 3 tasks" in line and f"srun --mpi={FLAVOURS[library()]}" in line
 
@@ -105,27 +105,27 @@ def test_threads_that_the_environment_asks_for(launch):
 
 
 @pytest.mark.skipif("MPICH" not in MPI.Get_library_version(), reason="the other libraries know PMIx, or say so")
-def test_mpich_under_a_launcher_that_offers_pmix_alone(alone):
+def test_mpich_under_a_launcher_that_offers_pmix_alone(by_itself):
     """As Open MPI's mpiexec starts it; MPICH without PMIx ends the process while MPI starts."""
     environ = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0", "PMIX_NAMESPACE": "a"}
     for script, status in (("doctor.py", 1), ("train_allreduce.py", 2)):
-        done = alone(script, check=status, **environ)
+        done = by_itself(script, check=status, **environ)
         (line,) = ours(done)
         assert "started 3 processes" in line and "PMIx" in line and "Abort" not in done.stderr and done.stdout == ""
-    done = alone(script, check=status, **environ | {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"})
+    done = by_itself(script, check=status, **environ | {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"})
     assert done.stdout + done.stderr == ""
 
 
 @pytest.mark.skipif("/MPI.cpython" in MPI.__file__, reason="this mpi4py was built for one library")
-def test_no_mpi_library(alone):
+def test_no_mpi_library(by_itself):
     for script, status in (("doctor.py", 1), ("train_allreduce.py", 2)):
-        done = alone(script, check=status, MPI4PY_LIBMPI="/nowhere/libmpi.so")
+        done = by_itself(script, check=status, MPI4PY_LIBMPI="/nowhere/libmpi.so")
         (line,) = ours(done)
         assert "no MPI library" in line and "pip install 'hpcdl[mpi]'" in line and len(done.stderr.splitlines()) == 1
     hpcdl = Path(sys.executable).with_name("hpcdl")
-    done = alone(hpcdl, "evaluate", "a", check=2, MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    done = by_itself(hpcdl, "evaluate", "a", check=2, MPI4PY_LIBMPI="/nowhere/libmpi.so")
     assert "no MPI library" in done.stderr and "Traceback" not in done.stderr
-    alone(hpcdl, "prepare-data", "--help", check=0, MPI4PY_LIBMPI="/nowhere/libmpi.so")  # it needs none
+    by_itself(hpcdl, "prepare-data", "--help", check=0, MPI4PY_LIBMPI="/nowhere/libmpi.so")  # it needs none
 
 
 def test_bad_options(launch):

@@ -4,8 +4,8 @@ Imports and compiled kernels are most of a short run, so the tests that ask what
 ranks (`run_on` in tests/conftest.py). How ranks start, and how they die, is asked by tests that launch them.
 
 A rank connects to the socket FOLDER/door. For each line that comes, [script, arguments, folder] as JSON, it answers a
-line with the status that the program left with; what the program printed is then in FOLDER/NUMBER.out and .err. An
-exception that nobody catches ends the world, as it ends any job of hpcdl.
+line with the status that the program left with and the seconds of processor time that it took; what it printed is then
+in FOLDER/NUMBER.out and .err. An exception that nobody catches ends the world, as it ends any job of hpcdl.
 """
 
 import hpcdl.services.training  # noqa: F401 - first: it takes over the signals before MPI starts
@@ -50,7 +50,7 @@ def status_of(script: str, arguments: list[str]) -> int:
 
 
 def main(folder: Path) -> None:
-    number = MPI.COMM_WORLD.rank
+    number, busy = MPI.COMM_WORLD.rank, 0.0
     with socket.socket(socket.AF_UNIX) as door:
         door.connect(str(folder / "door"))
         with door.makefile("rw") as lines:
@@ -59,7 +59,8 @@ def main(folder: Path) -> None:
                 os.chdir(where)
                 with printed(folder / f"{number}.out", sys.stdout), printed(folder / f"{number}.err", sys.stderr):
                     status = status_of(script, arguments)
-                print(status, file=lines, flush=True)
+                before, busy = busy, sum(os.times()[:4])
+                print(status, busy - before, file=lines, flush=True)
 
 
 if __name__ == "__main__":

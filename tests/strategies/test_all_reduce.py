@@ -25,6 +25,7 @@ def agree(run, reference, tolerance):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.in_turn("optimizer")
 def test_step_by_step_for_every_algorithm_and_optimizer(name, optimizer, follow, each_group):
     reference = follow(MPI.COMM_SELF, sequential.train, optimizer=optimizer)
     assert len(reference.path) == 4 * 3
@@ -37,6 +38,7 @@ def test_step_by_step_for_every_algorithm_and_optimizer(name, optimizer, follow,
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("name", ["shared", "hierarchical", "auto", "recursive"])
+@pytest.mark.in_turn("nodes")
 def test_step_by_step_where_vectors_are_not_short(name, nodes, follow, each_group, monkeypatch):
     if name == "shared" and nodes == 2:
         return  # refused, see its own test
@@ -187,19 +189,20 @@ def overlapped(size, **own):
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_overlapped_step_by_step_for_every_algorithm_and_size_of_bucket(name, follow, each_group):
+@pytest.mark.parametrize("size, count", [(1, 3), (200, 2), (2**20, 1)])  # of 119 parameters, layers of 56, 40 and 18
+@pytest.mark.in_turn("size", "count")
+def test_overlapped_step_by_step_for_every_algorithm_and_size_of_bucket(name, size, count, follow, each_group):
     reference = follow(MPI.COMM_SELF, sequential.train, model="mlp:7,5", optimizer="adam")
 
     def body(comm):
-        for size, count in ((1, 3), (200, 2), (2**20, 1)):  # bytes; of 119 parameters in 3 layers of 56, 40 and 18
-            options = {"model": "mlp:7,5", "optimizer": "adam", "allreduce": name}
-            run = follow(comm, all_reduce.train, own=overlapped(size), **options)
-            agree(run, reference, 1e-10)
-            assert all(np.array_equal(run.parameters, other) for other in comm.allgather(run.parameters))
-            assert run.reported["overlap"]["buckets"] == count
-            assert run.comm.traffic["all_reduce"].calls == count * len(run.path)
-            hidden = run.reported["hidden_fraction"]
-            assert hidden is None if comm.size == 1 else 0 <= hidden <= 1
+        options = {"model": "mlp:7,5", "optimizer": "adam", "allreduce": name}
+        run = follow(comm, all_reduce.train, own=overlapped(size), **options)
+        agree(run, reference, 1e-10)
+        assert all(np.array_equal(run.parameters, other) for other in comm.allgather(run.parameters))
+        assert run.reported["overlap"]["buckets"] == count
+        assert run.comm.traffic["all_reduce"].calls == count * len(run.path)
+        hidden = run.reported["hidden_fraction"]
+        assert hidden is None if comm.size == 1 else 0 <= hidden <= 1
 
     each_group(body)
 
@@ -210,6 +213,7 @@ def test_overlapped_step_by_step_for_every_algorithm_and_size_of_bucket(name, fo
     [{"clip_norm": 0.05}, {"accumulate": 3}, {"batch_size": 2}, {"steps": 5}, {"dtype": "float32"}],
     ids=str,
 )
+@pytest.mark.in_turn("optimizer")
 def test_overlapped_with_other_options(options, optimizer, follow, each_group):
     reference = follow(MPI.COMM_SELF, sequential.train, optimizer=optimizer, **options)
     tolerance = 2e-4 if options.get("dtype") == "float32" else 1e-10
@@ -233,6 +237,7 @@ def test_overlapped_where_vectors_are_not_short(name, follow, each_group):
 
 @pytest.mark.parametrize("kind, tolerance", [("float16", 2e-3), ("bfloat16", 2e-2)])
 @pytest.mark.parametrize("size", [1, 200])
+@pytest.mark.in_turn("size")
 def test_overlapped_in_16_bits(kind, tolerance, size, follow, each_group):
     reference = follow(MPI.COMM_SELF, sequential.train, model="mlp:7,5")
 

@@ -14,6 +14,6 @@ IDENTITIES = [
 def test_identities_on_8_ranks(launch):
     """With the groups of the first 5, 6, 7 and 8 ranks."""
     files = HERE / "test_gossip.py", HERE / "test_local_sgd.py"
-    command = ["-m", "pytest", "-q", *files, "-k", " or ".join(IDENTITIES)]
+    command = ["-m", "pytest", "-q", "--all", *files, "-k", " or ".join(IDENTITIES)]
     done = launch(8, *command, cwd=HERE.parents[1], timeout=240, LEAST_RANKS="5")
     assert done.returncode == 0 and "5 passed" in done.stdout, done.stdout + done.stderr

@@ -39,6 +39,7 @@ def train(method, spec, follow, comm, **options):
 
 @pytest.mark.parametrize("optimizer", LINEAR)
 @pytest.mark.parametrize("rule", ["metropolis-hastings", "uniform"])
+@pytest.mark.in_turn("rule")
 def test_adapt_then_combine_on_the_complete_graph_is_all_reduce_sgd(rule, optimizer, follow, each_group):
     """The shares are uneven, and some are empty."""
     reference = follow(MPI.COMM_SELF, sequential.train, optimizer=optimizer, weight_decay=0.01)
@@ -64,6 +65,7 @@ def test_adam_is_not_linear(follow, world):
 
 @pytest.mark.parametrize("optimizer", LINEAR)
 @pytest.mark.parametrize("spec", ["ring", "star", "hypercube", "torus", "one-peer", "exponential"])
+@pytest.mark.in_turn("optimizer")
 def test_defacto_in_phases_of_one_batch_is_all_reduce_sgd_on_any_graph(spec, optimizer, follow, each_group):
     reference = follow(MPI.COMM_SELF, sequential.train, optimizer=optimizer)
 
@@ -135,6 +137,7 @@ def plain(method, graph, size, data, model, phase, *, lr, steps, batch):
 @pytest.mark.parametrize("partition", ["iid", "by-label"])
 @pytest.mark.parametrize("spec", ["ring", "star", "one-peer", "random-matching"])
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.in_turn("partition")
 def test_every_method_takes_the_steps_of_its_matrix_form(method, spec, partition, follow, each_group):
     options = {"optimizer": "sgd", "schedule": "constant", "lr": 0.3, "batch_size": 13, "steps": 11}
 
@@ -164,8 +167,9 @@ def data_of(partition):
     return from_arrays(x, y, x[:11], y[:11], dtype="float64", partition=partition)
 
 
-@pytest.mark.parametrize("stop", [4, 6])  # in the middle of a phase of 3, and at its end
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(  # in the middle of a phase of 3, and at its end
+    "method, stop", [*((method, 4) for method in METHODS), ("detag", 6), ("defacto", 6)]
+)
 def test_resumed_is_never_stopped_to_the_bit(method, stop, follow, world, mpi_tmp_path):
     options = {"steps": 10, "partition": "by-label", "data": data_of("by-label")}
     options |= {"phase": 3} if method in ("detag", "defacto") else {}

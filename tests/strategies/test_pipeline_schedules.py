@@ -6,15 +6,12 @@ from fractions import Fraction
 from itertools import islice, pairwise
 
 import pytest
-from mpi4py import MPI
 
 from hpcdl.errors import UsageError
 from hpcdl.parallel.timetable import Action, Span
 from hpcdl.strategies import pipeline_schedules
 from hpcdl.strategies.pipeline_schedules import SCHEDULES, chart, idle_share, most_in_flight, plan, simulate
 from hpcdl.strategies.pipeline_schedules import actions_of as actions
-
-pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions: one rank is enough")
 
 PLAIN = ["naive", "gpipe", "1f1b", "pipedream"]
 DURATIONS = [(Fraction(1), Fraction(2)), (Fraction(1), Fraction(1)), (Fraction(3), Fraction(1))]
