@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm import Communicator, agreement
+from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.errors import UsageError
 from hpcdl.runs.folder import environment
@@ -50,7 +50,7 @@ class BenchOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-allreduce", world.rank):
-        with agreement(world), quiet(world.rank > 0):
+        with refuse_together(world), quiet(world.rank > 0):
             options = parse(BenchOptions, "bench-allreduce", __doc__.split("\n")[0], arguments)
             names = [name for name in options.algorithms.split(",") if name and name != "mpi"]
             for name in names:

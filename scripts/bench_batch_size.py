@@ -17,7 +17,7 @@ from typing import Literal
 
 from mpi4py import MPI
 
-from hpcdl.comm import Communicator, agreement
+from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError, unknown
 from hpcdl.models import make_model
@@ -53,7 +53,7 @@ class SweepOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-batch-size", world.rank):
-        with agreement(world), quiet(world.rank > 0):
+        with refuse_together(world), quiet(world.rank > 0):
             options = parse(SweepOptions, "bench-batch-size", __doc__.split("\n")[0], arguments)
             sizes = [int(text) for text in options.batches.split(",") if text.isdecimal() and int(text) > 0]
             if len(sizes) != len(options.batches.split(",")):

@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm import Communicator, agreement
+from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.comm.mixing import RULES
 from hpcdl.comm.topology import topology
@@ -107,7 +107,7 @@ class Watched(Run):
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-gossip", world.rank):
-        with agreement(world), quiet(world.rank > 0):
+        with refuse_together(world), quiet(world.rank > 0):
             options = parse(GossipBench, "bench-gossip", __doc__.split("\n")[0], arguments)
             algorithm(options.allreduce)
             strategies = compared(options, world.size)
@@ -141,13 +141,13 @@ def compared(options: GossipBench, size: int) -> dict:
 def measure(world, options: GossipBench, train, seed: int, steps: int = 0) -> dict:
     """One run, of `steps` or as the options say: its summary (on rank 0), and what was seen on the way."""
     marks, best = options.at if options.case == "optimum" else [], None
-    with agreement(world):
+    with refuse_together(world):
         settings = Options(**{name: getattr(options, name) for name in OF_A_RUN}, seed=seed, progress="none")
     settings.steps = marks[-1] if marks else steps
     settings.evaluate_every = settings.steps or settings.epochs  # at the end only
     how = {"dtype": options.dtype, "partition": options.partition, "seed": seed}
     data = open_data(options.data, comm=world, **how)
-    with agreement(world):
+    with refuse_together(world):
         model = make_model(options.model, data.features, data.classes, options.dtype)
     if marks:
         best = optimum(world, options, model, data)
@@ -175,7 +175,7 @@ def optimum(world, options: GossipBench, model, data):
     if options.weight_decay == 0 or parse_model(options.model)[0] not in ("linear", "logistic", "softmax"):
         return None
     w, rows = np.zeros(model.layout.size, options.dtype), data.examples
-    with agreement(world):
+    with refuse_together(world):
         if world.rank == 0:
             batch = Batch(*data.train.rows(0, rows), rows, epoch=0, step=0, index=np.arange(rows))
             decay = options.weight_decay

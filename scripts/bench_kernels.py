@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm import agreement
+from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.cases import CASES, Case
 from hpcdl.kernels.device import CPU
@@ -41,7 +41,7 @@ class BenchOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-kernels", world.rank):
-        with agreement(world):
+        with refuse_together(world):
             options = parse(BenchOptions, "bench-kernels", __doc__.split("\n")[0], arguments)
             cases, sizes = chosen(options), {text: bytes_of(text) for text in options.sizes.split(",")}
             if world.size > 1:

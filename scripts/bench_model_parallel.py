@@ -13,7 +13,7 @@ from typing import Literal
 
 from mpi4py import MPI
 
-from hpcdl.comm import Communicator, agreement
+from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.comm.progress import nap_until
 from hpcdl.data import from_arrays, open_data
@@ -66,11 +66,11 @@ class ModelBench:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-model-parallel", world.rank):
-        with agreement(world), quiet(world.rank > 0):
+        with refuse_together(world), quiet(world.rank > 0):
             options = parse(ModelBench, "bench-model-parallel", __doc__.split("\n")[0], arguments)
             algorithm(options.allreduce)
             runs = compared(options, world.size)
-        with agreement(world):
+        with refuse_together(world):
             data = few(options)
         groups = {ranks: world.Split(0 if world.rank < ranks else MPI.UNDEFINED) for ranks, _ in runs.values()}
         results = {name: [] for name in runs}

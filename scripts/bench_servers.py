@@ -20,7 +20,7 @@ from typing import Literal
 
 from mpi4py import MPI
 
-from hpcdl.comm import Communicator, agreement
+from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
@@ -58,7 +58,7 @@ class BenchOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-servers", world.rank):
-        with agreement(world), quiet(world.rank > 0):
+        with refuse_together(world), quiet(world.rank > 0):
             options = parse(BenchOptions, "bench-servers", __doc__.split("\n")[0], arguments)
             bounds = [int(text) for text in options.bounds.split(",") if text.isdecimal()]
             if len(bounds) != len(options.bounds.split(",")):
@@ -91,7 +91,7 @@ def measure(world, options: BenchOptions, scheme: dict, seed: int) -> dict | Non
     """One run; on rank 0 its summary, with the lines of its evaluations."""
     names = ("model", "optimizer", "lr", "batch_per_rank", "epochs", "steps", "straggler", "pretend_compute")
     data = open_data(options.data, comm=world, seed=seed)
-    with agreement(world):
+    with refuse_together(world):
         settings = Options(**{name: getattr(options, name) for name in names}, seed=seed, progress="none")
         workers = divide(world.size, scheme["servers"]).workers
         model = slowed(make_model(options.model, data.features, data.classes), settings, world.rank, workers)

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from rich.table import Table
 from rich.text import Text
 
-from hpcdl.comm import Communicator, agreement
+from hpcdl.comm import Communicator, refuse_together
 from hpcdl.files import atomic_write
 from hpcdl.machine.doctor import HURTS, Row, examine
 from hpcdl.machine.world import leave, library, lone
@@ -44,7 +44,7 @@ class DoctorOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("doctor", world.rank):
-        with agreement(world), quiet(world.rank > 0):
+        with refuse_together(world), quiet(world.rank > 0):
             options = parse(DoctorOptions, "doctor", __doc__.split("\n")[0], arguments)
             check_output_file("--json", options.json, (".json",))
         problem = lone(world.size, os.environ, library())

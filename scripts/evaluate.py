@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm import agreement
+from hpcdl.comm import refuse_together
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
@@ -49,7 +49,7 @@ def main(arguments=None):
     """All ranks score their shares; rank 0 prints and writes."""
     world = MPI.COMM_WORLD
     with ended("evaluate", world.rank):
-        with agreement(world), quiet(world.rank > 0):
+        with refuse_together(world), quiet(world.rank > 0):
             options = parse(EvaluateOptions, "evaluate", __doc__, arguments)
             check_output_file("--predict", options.predict, (".csv", ".npz"))
             check_output_file("--export", options.export, (".npz", ".safetensors"))
@@ -57,12 +57,12 @@ def main(arguments=None):
             about, parameters = found.attributes, found.vectors["parameters"]
         standardize = trained_with(found.vectors)
         data = open_data(options.data or about["source"], comm=world, dtype=parameters.dtype, standardize=standardize)
-        with agreement(world):
+        with refuse_together(world):
             model, split = rebuilt(about, data, parameters.dtype), data.test if options.split == "test" else data.train
             prompt = begun(options.prompt, model, data) if options.sample else None
         sums = evaluate(model, parameters, split, data.classes, share=(world.rank, world.size))
         world.Allreduce(MPI.IN_PLACE, sums)
-        with agreement(world):
+        with refuse_together(world):
             if world.rank == 0:
                 line = scores(sums, data.classes).named(options.split)
                 print(f"{options.run}, step {about['step']}, on {split.examples} rows of {data.name}:")

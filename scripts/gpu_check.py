@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm import Communicator, agreement
+from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.kernels.cases import CASES
@@ -49,7 +49,7 @@ class CheckOptions:
 
 
 def main(arguments=None):
-    with ended("gpu-check", MPI.COMM_WORLD.rank), agreement(MPI.COMM_WORLD), quiet(MPI.COMM_WORLD.rank > 0):
+    with ended("gpu-check", MPI.COMM_WORLD.rank), refuse_together(MPI.COMM_WORLD), quiet(MPI.COMM_WORLD.rank > 0):
         options = parse(CheckOptions, "gpu-check", __doc__.split("\n")[0], arguments)
         if MPI.COMM_WORLD.size > 1:
             raise UsageError("this looks at one GPU: start it without mpiexec")

@@ -6,7 +6,7 @@ from hpcdl.services.training import training  # first: it takes over the signals
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcdl.comm import agreement
+from hpcdl.comm import refuse_together
 from hpcdl.comm.draw import draw
 from hpcdl.comm.mixing import RULES
 from hpcdl.comm.topology import topology
@@ -51,7 +51,7 @@ def main(arguments=None):
     def start(comm, model, data, optimizer, run):
         options = run.options
         graph = topology(options.topology, comm.size, options.seed)
-        with agreement(comm.mpi):
+        with refuse_together(comm.mpi):
             if options.draw and comm.rank == 0:
                 draw(graph, options.mixing, options.draw)
         if options.method == "adpsgd":

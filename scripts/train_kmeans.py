@@ -36,7 +36,7 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 from hpcdl.chunks import chunk, chunks
-from hpcdl.comm import Communicator, agreement
+from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import open_data
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.machine.doctor import warn
@@ -93,12 +93,12 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("train-kmeans", world.rank):
         one_world(world)
-        with agreement(world), quiet(world.rank > 0):
+        with refuse_together(world), quiet(world.rank > 0):
             options = parse(KMeansOptions, "train-kmeans", __doc__, arguments)
             divide(world.size, options.servers)
         warn(world)
         data = open_data(options.data, comm=world, dtype="float64")
-        with agreement(world):
+        with refuse_together(world):
             if options.clusters > data.examples:
                 raise UsageError(f"--clusters {options.clusters}: {data.name} has {data.examples} training rows")
             first = plus_plus(data.train, options.clusters, options.seed) if world.rank == 0 else None

@@ -74,7 +74,7 @@ def abort(kind, value, trace) -> None:
 
 
 @contextlib.contextmanager
-def agreement(comm: MPI.Intracomm):
+def refuse_together(comm: MPI.Intracomm):
     """Run a part of the set-up that may refuse bad input on some ranks only; then all ranks refuse together.
 
     The body must not communicate. Raises, on all ranks, an AgreedError with the words of the lowest rank that raised a
@@ -85,7 +85,7 @@ def agreement(comm: MPI.Intracomm):
         yield
     except UsageError as error:
         refusal = str(error)
-    with activity.inside("agreement"):
+    with activity.inside("agree whether to refuse"):
         refusals = [text for text in comm.allgather(refusal) if text is not None]
     if refusals:
         raise AgreedError(refusals[0])

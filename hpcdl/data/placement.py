@@ -222,7 +222,7 @@ def agreed(comm: "Comm", work: Callable[[], Any], here: bool = True) -> Any:
     """Collective: do the work on the ranks with `here`; a UsageError of one rank is raised on all of them."""
     if comm is None:
         return work()
-    from hpcdl.comm import agreement  # not above: it starts MPI too
+    from hpcdl.comm import refuse_together  # not above: it starts MPI too
 
-    with agreement(comm):
+    with refuse_together(comm):
         return work() if here else None

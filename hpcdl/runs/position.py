@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcdl.comm import agreement
+from hpcdl.comm import refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.runs.checkpoint import Checkpoint, rotate
@@ -62,7 +62,7 @@ def refuse_another(run, found: Checkpoint) -> None:
         before = theirs.get("fixed", {}).get(name, value)
         if before != value:
             raise UsageError(f"{refusal} {name.replace('_', ' ')} is {before}, not {value}")
-    run.state.check(found, run.comm.size, refusal)
+    run.state.check_vectors(found, run.comm.size, refusal)
 
 
 def go_on_from(run, attributes: dict) -> None:
@@ -88,7 +88,7 @@ def open_folder(run) -> Folder:
     folder = Folder(path, run.comm.rank)
     same = bool(resume) and path is not None and path.resolve() == Path(resume).resolve()
     found = None
-    with agreement(run.bookkeeping.mpi):
+    with refuse_together(run.bookkeeping.mpi):
         if path is not None and leads:
             check_run_folder(path, same)
         if resume and leads:
@@ -100,7 +100,7 @@ def open_folder(run) -> Folder:
         run.state.load(run.held.peers, found)
         go_on_from(run, attributes)
         run.saved = run.step if same else None
-    with agreement(run.bookkeeping.mpi):
+    with refuse_together(run.bookkeeping.mpi):
         if leads:
             folder.create(run.options)
     folder.open(run.step)

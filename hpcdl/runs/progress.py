@@ -78,8 +78,9 @@ class Display:
             self.bar.refresh()
 
     def line(self, text: str) -> None:
-        """A line that stays: above the bar, or by itself."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        """A line, or several, that stays: above the bar, or by itself; an empty text is none."""
+        if text:
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def stop(self) -> None:
         if self.bar is not None:

@@ -26,7 +26,7 @@ from hpcdl.data import Batch
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import CPU
 from hpcdl.machine.threads import threads
-from hpcdl.memory import KINDS, Memory
+from hpcdl.memory import Memory
 from hpcdl.random import Random
 from hpcdl.runs import signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
@@ -63,9 +63,7 @@ class Run:
     def __init__(self, comm: Communicator, options: Options | None = None, everyone=None, workers: int | None = None):
         self.comm, self.options, self.everyone = comm, options or Options(), everyone or comm
         self.workers = workers or comm.size
-        self.bookkeeping = comm.duplicate(
-            "run", allreduce="tree"
-        )  # exact counts, the same bits on all ranks, few steps
+        self.bookkeeping = comm.duplicate("run", allreduce="tree")  # exact counts, the same bits on all ranks
         self.random = Random(self.options.seed)
         self.display = Display(self.options.progress, comm.rank)
         self.stopwatch, self.memory = Stopwatch(comm.traffic, comm.timeline), Memory()
@@ -213,11 +211,6 @@ class Run:
         self.stopping.end()
         self.display.stop()
 
-    def show(self, text: str) -> None:
-        """Print a text on rank 0, however progress is shown."""
-        if self.comm.rank == 0 and text:
-            self.display.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
     def record(self, loss: float, total: int) -> None:
         """Note this rank's sum of losses of a step of `total` examples, all ranks together; local."""
         self.agreement.steps_done.append(Step(float(loss), total, self.stopwatch.now()))
@@ -286,8 +279,8 @@ class Run:
 
     def measurements(self) -> dict:
         """What this run cost this rank, in the names of summary.json."""
-        held = {kind: self.memory.peak[kind] for kind in KINDS} if self.memory.peak["gradients"] else None
-        return measured(self.comm.traffic, self.bookkeeping.traffic.bytes, self.stopwatch, self.device, held)
+        peak = self.memory.peak if self.memory.peak["gradients"] else None
+        return measured(self.comm.traffic, self.bookkeeping.traffic.bytes, self.stopwatch, self.device, peak)
 
     def __enter__(self) -> "Run":
         self.threads = threadpool_limits(threads(self.bookkeeping.mpi))

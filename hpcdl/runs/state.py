@@ -106,7 +106,7 @@ class State:
         """Make it part of each checkpoint."""
         self.tracked[name] = vector
 
-    def check(self, found: Checkpoint, ranks: int, refusal: str) -> None:
+    def check_vectors(self, found: Checkpoint, ranks: int, refusal: str) -> None:
         """Raise UsageError where the vectors of a checkpoint are others, or are of another number of ranks."""
         wanted = {vector.stored(name) for name, vector in self.tracked.items()}
         if set(found.vectors) != wanted:

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import resource
+from collections import Counter
 from pathlib import Path
 
 from mpi4py import MPI
@@ -19,10 +20,10 @@ log = logging.getLogger("hpcdl")
 SCHEMA_VERSION = 1
 
 
-def measured(traffic, bookkeeping: int, stopwatch: Stopwatch, device=CPU, memory: dict | None = None) -> dict:
+def measured(traffic, bookkeeping: int, stopwatch: Stopwatch, device=CPU, peak: Counter | None = None) -> dict:
     """What a run cost this rank, in the names of summary.json: bytes, and the seconds of its steps and their parts.
 
-    bookkeeping: bytes of the run's own messages. memory: peaks by kind, where they were counted.
+    bookkeeping: bytes of the run's own messages. peak: of memory by kind, where it was counted.
     """
     gpu = {"device_per_rank": str(device), "device_memory_bytes_per_rank": device.memory()} if device is not CPU else {}
     return {
@@ -36,7 +37,7 @@ def measured(traffic, bookkeeping: int, stopwatch: Stopwatch, device=CPU, memory
         "peak_memory_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **gpu,
         "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
-        **({"memory": memory} if memory is not None else {}),
+        **({"memory": {kind: peak[kind] for kind in KINDS}} if peak is not None else {}),
     }
 
 

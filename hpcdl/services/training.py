@@ -23,7 +23,7 @@ from collections.abc import Callable  # noqa: E402
 
 from mpi4py import MPI  # noqa: E402
 
-from hpcdl.comm import Communicator, agreement  # noqa: E402
+from hpcdl.comm import Communicator, refuse_together  # noqa: E402
 from hpcdl.comm.allreduce import algorithm  # noqa: E402
 from hpcdl.comm.node import ranks_of_node  # noqa: E402
 from hpcdl.data import open_data  # noqa: E402
@@ -64,25 +64,25 @@ def training(
     with ended(program, world.rank):
         if ranks is None:
             one_world(world)
-        with agreement(world), quiet(world.rank > 0):
+        with refuse_together(world), quiet(world.rank > 0):
             options = parse(options_class, program, description, arguments)
             if ranks is not None and options.data_servers:
                 raise UsageError("--data-servers: this strategy has one rank, which holds the examples itself")
             if ranks not in (None, world.size):
                 raise UsageError(f"this strategy runs on {ranks} rank, not on {world.size}: start it without mpiexec")
             roles = divide(world.size, getattr(options, "servers", 0), options.data_servers)
-        with agreement(world):
+        with refuse_together(world):
             algorithm(options.allreduce)
         warn(world, ranks is None)
         role, number = roles.of(world.rank), local_rank(world)
-        with agreement(world):
+        with refuse_together(world):
             device = open_device(options.device if role == "worker" else "cpu", number)
         spans = 0 if options.out == "none" else options.trace
         everyone = Communicator(world, options.allreduce, options.timeout, spans, device)
         comm = everyone.split(int(role == "data server"), name="training") if options.data_servers else everyone
         data = open_for(role, roles, options, everyone)
         run = Run(comm, options, everyone, len(roles.workers))
-        with agreement(world):
+        with refuse_together(world):
             model = make_model(options.model, data.features, data.classes, options.dtype, device)
             if check is not None:
                 check(options, world.size - options.data_servers, model)
@@ -115,7 +115,7 @@ def open_for(role: str, roles: Roles, options, everyone):
     elif role == "data server" and options.placement == "partitioned":
         how["parts"] = [roles.workers.index(each) for each in roles.clients(everyone.rank)], len(roles.workers)
     data, remote = None, role == "worker" and bool(options.data_servers)
-    with agreement(everyone.mpi):
+    with refuse_together(everyone.mpi):
         if not remote:
             data = open_data(
                 options.data,

@@ -36,7 +36,7 @@ With E = 1, B = all, every client and sgd the mean is w - lr times the full grad
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from hpcdl.comm import Communicator, agreement
+from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import Data
 from hpcdl.errors import UsageError
 from hpcdl.federated.aggregators import Aggregator, LateSum, Sum
@@ -82,7 +82,7 @@ def train(
     """
     size, dtype, random = model.layout.size, model.layout.dtype, run.random
     gradient = comm.device.empty(size, dtype)
-    with agreement(comm.mpi):
+    with refuse_together(comm.mpi):
         rows = data.divide(clients)
         rule = make_optimizer(server, size, dtype, lambda step: server_lr, device=comm.device)
         if rounds_to and not (data.classes and data.test):

@@ -34,7 +34,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hpcdl.comm import Communicator, agreement
+from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.gossip import AcceleratedGossip, Gossip
 from hpcdl.comm.mixing import (
     RULES,
@@ -74,7 +74,7 @@ def train(
     """
     w = run.initial(model)
     gradient = comm.empty(like=w)
-    with agreement(comm.mpi):
+    with refuse_together(comm.mpi):
         phase = batches_of(method, topology, rule, phase)
     step = METHODS[method](comm, model, run, w, gradient, optimizer, topology, rule, phase)
     run.report(allreduce=None, method=method, topology=topology.spec, mixing=rule, phase=phase)

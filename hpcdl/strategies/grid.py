@@ -55,5 +55,5 @@ def train(
         run.boundary()
     run.report(**layers.costs(run.bookkeeping))
     if draw and comm.rank < comm.size // copies and t == 0:
-        run.show(pictures(schedule, stages, microbatches, chunks, layers.gather_spans()))
+        run.display.line(pictures(schedule, stages, microbatches, chunks, layers.gather_spans()))
     return held.parameters

@@ -71,7 +71,7 @@ def train(
             run.boundary()
     run.report(**stage.costs(run.bookkeeping))
     if draw:
-        run.show(pictures(schedule, comm.size, microbatches, chunks, stage.gather_spans()))
+        run.display.line(pictures(schedule, comm.size, microbatches, chunks, stage.gather_spans()))
     return held.parameters
 
 

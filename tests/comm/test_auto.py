@@ -137,13 +137,3 @@ def test_not_taken_where_it_is_far_behind_in_other_vectors(world, monkeypatch):
     assert table[0] in ("recursive", "ring", "tree", "mpi")
     memory.free()
     own.Free()
-
-
-def test_a_user_without_a_home(monkeypatch):
-    def none():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(auto.Path, "home", none)
-    for name in ("HPCDL_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    assert auto.folder().is_absolute()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcdl.comm import agreement
+from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError
 
 FAILS = """
@@ -89,9 +89,10 @@ def test_without_it_an_exception_is_as_python_has_it(launch, tmp_path):
     """The rank that fails goes on to the interpreter's own end, where what the program has registered is called."""
     program = tmp_path / "own.py"
     program.write_text(
-        "import atexit\nfrom mpi4py import MPI\nfrom hpcdl.comm import Communicator\n"
+        "import atexit, time\nfrom mpi4py import MPI\nfrom hpcdl.comm import Communicator\n"
         "comm = Communicator(ends_job=False)\n"
-        "if comm.rank == 1:\n    atexit.register(MPI.COMM_WORLD.Abort, 7)\n    raise RuntimeError('the cat is out')\n"
+        "def end():\n    time.sleep(0.5)  # the launcher passes on what was printed\n    MPI.COMM_WORLD.Abort(7)\n"
+        "if comm.rank == 1:\n    atexit.register(end)\n    raise RuntimeError('the cat is out')\n"
         "comm.barrier()\n"
     )
     done = launch(2, program, timeout=30)
@@ -99,9 +100,9 @@ def test_without_it_an_exception_is_as_python_has_it(launch, tmp_path):
     assert "RuntimeError: the cat is out" in done.stderr and "rank 1 of 2 failed" not in done.stderr
 
 
-def test_agreement_refuses_on_all_ranks_with_the_word_of_the_lowest(world):
-    with pytest.raises(UsageError, match=f"rank {world.size // 2} says no"), agreement(world):
+def test_it_refuses_on_all_ranks_with_the_word_of_the_lowest(world):
+    with pytest.raises(UsageError, match=f"rank {world.size // 2} says no"), refuse_together(world):
         if world.rank >= world.size // 2:
             raise UsageError(f"rank {world.rank} says no")
-    with agreement(world):
+    with refuse_together(world):
         pass  # and nobody is left waiting

@@ -10,7 +10,7 @@ memory are timed in vectors from `comm.empty`, and are taken only where they do 
 other vectors either.
 
 The table is kept in a file, one for each MPI library, processor, number of cores, of nodes and of ranks per node, in
-$HPCDL_CACHE, else in $XDG_CACHE_HOME/hpcdl, else in ~/.cache/hpcdl. Delete it to measure again. Which algorithm is
+$HPCDL_CACHE or the user's folder for caches (hpcdl/files.py). Delete it to measure again. Which algorithm is
 taken decides the order of additions: name one to get the same bits on every machine.
 """
 
@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import platform
-import tempfile
 import time
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.node import node_memory
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.progress import activity
-from hpcdl.files import atomic_write
+from hpcdl.files import atomic_write, cache_folder
 
 log = logging.getLogger("hpcdl")
 SIZES = [1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20]  # bytes
@@ -82,7 +81,7 @@ def prepare(comm):
     with activity.inside("measuring all-reduce algorithms"):
         about = description(comm, memory)
         key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
-        path = folder() / f"allreduce-{key}.json"
+        path = cache_folder() / f"allreduce-{key}.json"
         known = tables.get(key) or (read(path, about) if comm.Get_rank() == 0 else None)
         known = comm.bcast(known)
         if known is None:
@@ -115,16 +114,6 @@ def processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def folder() -> Path:
-    """Where tables are kept."""
-    if os.environ.get("HPCDL_CACHE"):
-        return Path(os.environ["HPCDL_CACHE"])
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hpcdl"
-    except RuntimeError:  # a user without a home, as in some containers
-        return Path(tempfile.gettempdir()) / f"hpcdl-{os.getuid()}"
 
 
 def read(path: Path, about: dict) -> list[str] | None:
