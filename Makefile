@@ -3,7 +3,7 @@
 # make test-all       with whole grids of parameters, and on 4 ranks also what needs but one; longer
 # make test-cluster   what needs a cluster, both MPIs: emulated hosts, a real Slurm, made here; root on Debian, installs
 # make soak           500 random pipelines; 200 short runs with parameter servers, ended in all ways; minutes
-# make lint           ruff, format check included                          make clean   take away what make made
+# make lint           ruff, its format, and mypy                                  make clean   take away what make made
 # MPI=mpich (default) or openmpi: from the registry, into a .venv; MPI=site: the mpiexec on the PATH, mpi4py built for it
 MPI    ?= mpich
 RANKS  ?= 4
@@ -69,6 +69,8 @@ soak: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	rm -rf build/typed && mkdir -p build/typed/hpcdl && ln -s $(CURDIR)/hpcdl/* $(CURDIR)/kernels $(CURDIR)/scripts build/typed/hpcdl/
+	cd build/typed && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
 
 install: $(STAMP)
 
