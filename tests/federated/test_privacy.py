@@ -66,7 +66,7 @@ def test_published_divergences():
 )
 def test_the_accountant_of_dp_accounting(noise, fraction, rounds, delta):
     """The same epsilon by the same orders; and not below what the distribution of the privacy loss itself gives."""
-    dp_accounting = pytest.importorskip("dp_accounting", reason="pip install 'hpcdl[test]' installs it")
+    dp_accounting = pytest.importorskip("dp_accounting", reason="pip install dp-accounting")
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
