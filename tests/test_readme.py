@@ -22,3 +22,16 @@ def test_every_page_and_file_that_is_named_exists():
             assert link.startswith("http") or (page.parent / link).exists(), f"{page} links to {link}"
         for name in re.findall(r"`((?:hpcdl|tests|scripts|kernels)/[\w/.]+)`", text):
             assert (root / name).exists(), f"{page} names {name}"
+
+
+def test_every_file_has_its_row_in_the_table_of_concepts():
+    """A cell names a folder once: `hpcdl/runs/state.py`, `position.py`."""
+    root, named = Path(__file__).parents[1], set()
+    for cell in (root / "docs" / "README.md").read_text().split("|"):
+        folder = ""
+        for name in re.findall(r"`([\w/]+\.py)`", cell):
+            folder, name = name.rpartition("/")[::2] if "/" in name else (folder, name)
+            named.add(f"{folder}/{name}")
+    missing = [name for name in named if not (root / name).exists()]
+    files = {str(path.relative_to(root)) for path in (root / "hpcdl").rglob("*.py") if not path.stem.startswith("__")}
+    assert not missing and files <= named, f"no such file: {missing}; no row for {sorted(files - named)}"

@@ -11,6 +11,7 @@ scores (`evaluate`), whether ranks that must agree do (`agree`), for a step's co
 """
 
 import hashlib
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -105,16 +106,18 @@ class Whole(Held):
         return {"parameters": Same(self.parameters)} | state
 
 
-def warm_up(held: Held, data, make_optimizer) -> None:
+def warm_up(held: Held, data, make_optimizer, uncounted: AbstractContextManager) -> None:
     """Compile, or load from the cache, what a step needs, before any clock runs.
 
-    make_optimizer: `Run.make_optimizer`.
+    make_optimizer: `Run.make_optimizer`. uncounted: what a step sends is not counted; the row that it needs, and that a
+    data server may send, is.
     """
     device, dtype = held.device, held.model.layout.dtype
     least = 0 if device is CPU else 1  # a launch of nothing compiles nothing
     if held.parameters is not None:
         x, y = (device.array(each[:least]) for each in data.train.rows(0, 1))
-        held.warm_up(Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)))
+        with uncounted:
+            held.warm_up(Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)))
     make_optimizer(held.model, data, least).update(device.zeros(least, dtype), device.zeros(least, dtype))
     SUM(np.empty(0, dtype), np.empty(0, dtype))
 

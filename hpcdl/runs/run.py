@@ -136,8 +136,8 @@ class Run:
         self.folder = open_folder(self)
         self.metrics.open(self.folder, self.per_epoch)
         self.agreement = Agreement(held.peers, self.step)
-        with self.memory.paused(), self.comm.traffic.uncounted():
-            warm_up(held, data, self.make_optimizer)
+        with self.memory.paused():
+            warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
         self.bookkeeping.barrier()
         log.info("%s, rank %d of %d, from step %d", strategy, self.comm.rank, self.comm.size, self.step)
         reduces = self.reported.get("allreduce", self.comm.allreduce) == self.comm.allreduce

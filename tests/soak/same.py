@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 SHORT = ["--epochs", "2", "--seed", "3", "--progress", "none", "--allreduce", "ring", "--checkpoint-every", "40"]
-GPT = ["--model", "gpt:layers=2,width=16,heads=4,context=16", "--data", "text", "--steps", "6", "--batch-size", "12"]
+GPT = ["--model", "gpt:layers=2,width=16,heads=4,context=64", "--data", "text", "--steps", "6", "--batch-size", "12"]
 MLP = ["--model", "mlp:24,16"]
 CASES = {  # name: (number of ranks, command)
     "sequential": ((1,), "train-sequential --model mlp:24 --optimizer adam"),
@@ -33,25 +33,28 @@ CASES = {  # name: (number of ranks, command)
     "all-reduce data server": ((3, 4), "train-allreduce --data-servers 1 --standardize"),
     "all-reduce streamed": ((3,), "train-allreduce --placement streamed --augment shift:1"),
     "server bsp": ((3, 4), "train-parameter-server --consistency bsp"),
-    "server bsp on workers": ((1, 3, 4), "train-parameter-server --on-workers --optimizer adam"),
+    "server bsp on workers": ((1, 3, 4), "train-parameter-server --servers-on-workers --optimizer adam"),
     "server bsp two": ((4,), "train-parameter-server --servers 2 --clip-norm 0.5"),
     "server bsp unasked": ((3, 4), "train-parameter-server --broadcast-every 1"),
-    "server delay": ((3,), "train-parameter-server --delay 2 --lr 0.01"),
+    "server delay": ((3,), "train-parameter-server --fixed-delay 2 --lr 0.01 --checkpoint-every 0"),
     "server ssp one worker": ((3,), "train-parameter-server --servers 2 --consistency ssp --staleness 2"),
     "server async one worker": ((3,), "train-parameter-server --servers 2 --consistency async"),
     **{
         f"gossip {name}": ((3, 4), f"train-gossip --topology ring --method {name}")
         for name in ("adapt-then-combine", "dpsgd", "gradient-tracking", "detag", "defacto")
     },
-    "gossip one-peer": ((4,), "train-gossip --topology one-peer-exponential --method dpsgd --accumulate 2"),
+    "gossip one-peer": ((4,), "train-gossip --topology one-peer --method dpsgd --accumulate 2"),
     "local": ((1, 3, 4), "train-local-sgd --sync-every 4 --local-momentum average"),
     "local outer": ((3, 4), "train-local-sgd --sync-every 3 --local-from 1 --outer nesterov --outer-lr 0.7"),
     "federated": ((1, 3, 4), "train-federated --clients 20 --rounds 5 --local-epochs 2"),
-    "federated late": ((1, 3, 4), "train-federated --clients 20 --rounds 6 --drop-out 0.2 --late 0.3 --server adam"),
+    "federated late": (
+        (1, 3, 4),
+        "train-federated --clients 20 --rounds 6 --drop-out 0.2 --late 0.3 --server-optimizer adam",
+    ),
     "federated proximal": ((3,), "train-federated --clients 20 --rounds 4 --proximal 0.1 --partition dirichlet:0.5"),
     "federated secure": (
         (1, 3, 4),
-        "train-federated --clients 20 --rounds 4 --fraction 0.3 --secure 0.5 --drop-out 0.1",
+        "train-federated --clients 20 --rounds 4 --fraction 0.3 --secure --threshold 0.5 --drop-out 0.1",
     ),
     "federated private": ((3,), "train-federated --clients 20 --rounds 4 --fraction 0.5 --clip 1 --noise 1"),
     "layers": ((3,), "train-model-parallel MLP"),
