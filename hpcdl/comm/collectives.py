@@ -178,7 +178,7 @@ class Collectives(Door):
         vector, reduction = flat(array), operation(op, array.dtype)
         own, comm = vector[chunk(vector.size, self.size, self.rank)], self._lane("reduce_scatter")
 
-        def finish() -> np.ndarray:
+        def finish() -> "np.ndarray":
             reduction.finish(own, self.size)
             return own
 

@@ -82,7 +82,7 @@ class PointToPoint(Door):
         put = into.window.Rput if op == "replace" else into.window.Raccumulate
         options = {} if op == "replace" else {"op": MPI.SUM}
 
-        def write() -> MPI.Request:
+        def write() -> "MPI.Request":
             comm.count(vector)
             return put(vector, to, target=at, **options)
 

@@ -57,7 +57,7 @@ def halve_and_double(
     """The steps among `power` ranks; this one has the number `place` among them, number p is rank_of(p)."""
     cut = chunks(vector.size, power)
 
-    def part(first: int, count: int) -> np.ndarray:
+    def part(first: int, count: int) -> "np.ndarray":
         return vector[cut[first].start : cut[first + count - 1].stop]
 
     first, distance = 0, power // 2  # this rank still works on 2 * distance chunks, from `first` on

@@ -105,11 +105,11 @@ def in_segments(
     left, right, cut = (rank - 1) % size, (rank + 1) % size, chunks(vector.size, size)
     count = min(SEGMENTS, -(-cut[0].stop * vector.itemsize // SEGMENT))  # for all chunks, though one may be shorter
 
-    def segments(index: int) -> list[np.ndarray]:
+    def segments(index: int) -> "list[np.ndarray]":
         part = vector[cut[index % size]]
         return [part[place] for place in chunks(part.size, count)]
 
-    def arrival(segment: np.ndarray, number: int) -> np.ndarray:
+    def arrival(segment: "np.ndarray", number: int) -> "np.ndarray":
         return segment if inbox is None else inbox[places[number]][: segment.size]
 
     places = chunks(cut[0].stop, count)  # one for each number, whatever the length of the chunk
