@@ -191,8 +191,9 @@ class Collectives(Door):
         reduction = operation(op, vector.dtype)
         own, comm = vector[chunk(vector.size, self.size, self.rank)], self._short_lane("reduce_scatter")
         finish = (lambda: reduction.finish(own, self.size)) if reduction.divides else None
-        steps = ring_reduce_scatter.steps(comm, vector, reduction)
-        self._short_way("reduce_scatter", comm.counters, in_turn, steps, finish)
+        self._short_way(
+            "reduce_scatter", comm.counters, in_turn, ring_reduce_scatter.steps(comm, vector, reduction), finish
+        )
         return own
 
     @staged
