@@ -176,8 +176,9 @@ def world():
 
 
 def groups(world):
-    """One communicator for each size from 1, or $LEAST_RANKS, to the world's; a rank that is not in it gets None."""
-    for size in range(int(os.environ.get("LEAST_RANKS", 1)), world.size + 1):
+    """One communicator for each size from 1 to the world's, or of $RANKS; a rank that is not in it gets None."""
+    sizes = map(int, os.environ["RANKS"].split(",")) if "RANKS" in os.environ else range(1, world.size + 1)
+    for size in sizes:
         meet(world)
         part = world.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
         yield size, None if part == MPI.COMM_NULL else part
