@@ -100,7 +100,7 @@ class Door:
         run returns the nanoseconds for which it waited, and the bytes that passed without a message.
         """
         counters.calls += 1
-        before = counters.bytes
+        before, around = counters.bytes, activity.operation
         activity.since = start = clock()
         activity.operation = activity.last = name
         try:
@@ -108,7 +108,7 @@ class Door:
             if finish is not None:
                 finish()
         finally:
-            activity.operation = None
+            activity.operation = around
         counters.bytes += written
         stop = clock()
         counters.seconds += (stop - start) / 1e9

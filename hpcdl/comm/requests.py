@@ -104,7 +104,7 @@ class Request:
             self.counters.seconds += waited
             self.counters.blocked_seconds += waited
             return self.result
-        start, blocked = clock(), 0
+        start, blocked, around = clock(), 0, activity.operation
         activity.enter(self.name)
         try:
             while not self.done:
@@ -119,6 +119,7 @@ class Request:
                     blocked += clock() - before
         finally:
             activity.leave()
+            activity.operation = around  # where it waits in naps and talks meanwhile
         self.counters.seconds += (clock() - start) / 1e9
         self.counters.blocked_seconds += blocked / 1e9
         return self.result
