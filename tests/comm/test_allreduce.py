@@ -25,6 +25,7 @@ def vector(rank, length, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32"])
+@pytest.mark.in_turn("dtype")
 def test_sum_is_exact_on_whole_numbers(name, dtype, each_group):
     def body(comm):
         for length in LENGTHS:
@@ -51,6 +52,7 @@ def test_sum_of_reals_is_within_rounding_and_the_same_bits_on_all_ranks_and_agai
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min"])
 @pytest.mark.parametrize("shape", [(6,), (4, 5), (0, 3)])
+@pytest.mark.in_turn("shape")
 def test_operations_on_arrays_of_any_shape(name, op, shape, each_group):
     def body(bare):
         comm = Communicator(bare, allreduce=name)
