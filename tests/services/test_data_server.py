@@ -22,6 +22,8 @@ from hpcdl.services.data_server import Line, introduce, serve
 from hpcdl.services.remote_data import RemoteData
 from hpcdl.strategies.all_reduce import train
 
+pytestmark = pytest.mark.four
+
 CASES = [
     {},
     {"validation": 0.2, "standardize": True},

@@ -13,6 +13,8 @@ from hpcdl.errors import TrainingError
 from hpcdl.runs.wrapped import plain
 from hpcdl.strategies import all_reduce, sequential
 
+pytestmark = pytest.mark.four
+
 OPTIMIZERS = ["sgd", "momentum", "nesterov", "adam", "adamw"]
 
 

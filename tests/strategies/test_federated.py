@@ -16,6 +16,8 @@ from hpcdl.federated.codec import fraction_bits
 from hpcdl.random import Random
 from hpcdl.strategies import federated, sequential
 
+pytestmark = pytest.mark.four
+
 PLAIN = {"optimizer": "sgd", "schedule": "constant", "lr": 0.1}
 
 

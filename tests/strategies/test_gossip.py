@@ -15,6 +15,8 @@ from hpcdl.models import make_model
 from hpcdl.random import Random
 from hpcdl.strategies import gossip, sequential
 
+pytestmark = pytest.mark.four
+
 LINEAR = ["sgd", "momentum", "nesterov"]
 METHODS = sorted(gossip.METHODS)
 

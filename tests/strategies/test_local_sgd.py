@@ -14,6 +14,8 @@ from hpcdl.models import make_model
 from hpcdl.random import Random
 from hpcdl.strategies import all_reduce, local_sgd, sequential
 
+pytestmark = pytest.mark.four
+
 RATE, STEPS, PER_EPOCH = 0.05, 12, 3  # 29 examples in batches of 13, 4 epochs
 
 

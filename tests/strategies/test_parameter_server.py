@@ -19,6 +19,8 @@ from hpcdl.services.slice_server import SliceServer
 from hpcdl.services.store_messages import ANSWER_HEADER, REQUEST_HEADER
 from hpcdl.strategies import all_reduce, parameter_server, sequential
 
+pytestmark = pytest.mark.four
+
 ASYNC, SSP0 = Consistency("async"), Consistency("ssp", 0)
 STEPS = 4 * 3
 

@@ -18,6 +18,8 @@ from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.strategies import pipeline
 from hpcdl.strategies.pipeline import check_schedule
 
+pytestmark = pytest.mark.four
+
 DEEP = "mlp:5,4,6,5,4,6,5"  # 8 layers: 2 chunks on each of 4 ranks
 WIDTHS = 5, 4, 6, 5, 4, 6, 5
 GPT = "gpt:layers=3,width=8,heads=2,context=12"  # 9 layers
