@@ -15,6 +15,7 @@ from hpcdl.optim import make_optimizer
 from hpcdl.random import Random
 from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.progress import Display
 from hpcdl.strategies import pipeline
 from hpcdl.strategies.pipeline import check_schedule
 
@@ -155,7 +156,7 @@ def test_layers_lie_in_turns_and_balanced(cut, world):
 
 def test_the_pictures_of_a_step(cut, world, monkeypatch):
     shown = []
-    monkeypatch.setattr(Run, "show", lambda run, text: shown.append(text))
+    monkeypatch.setattr(Display, "line", lambda display, text: shown.append(text))
     cut(world, pipeline.train, {"schedule": "gpipe", "microbatches": 2, "draw": True}, DEEP)
     assert len(shown) == 1 and bool(shown[0]) == (world.rank == 0)
     if world.rank == 0:
