@@ -131,7 +131,7 @@ class Budget:
     def pytest_runtest_logreport(self, report):
         """Where reports come together."""
         self.seconds[report.location[0]] += report.duration
-        self.busy[report.location[0]] += dict(report.user_properties)["busy"]
+        self.busy[report.location[0]] += dict(report.user_properties).get("busy", 0.0)  # none of a worker that died
 
     def beyond(self, config):
         """The files beyond the budget, unless whole grids were asked for."""
