@@ -100,7 +100,7 @@ class Door:
         run returns the nanoseconds for which it waited, and the bytes that passed without a message.
         """
         counters.calls += 1
-        before, around = counters.bytes, activity.operation
+        before, around, began = counters.bytes, activity.operation, activity.since
         activity.since = start = clock()
         activity.operation = activity.last = name
         try:
@@ -108,7 +108,7 @@ class Door:
             if finish is not None:
                 finish()
         finally:
-            activity.operation = around
+            activity.operation, activity.since = around, began  # as `leave` does
         counters.bytes += written
         stop = clock()
         counters.seconds += (stop - start) / 1e9

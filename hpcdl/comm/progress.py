@@ -40,25 +40,26 @@ class Activity:
         for request in list(self.in_flight):
             request.advance()
 
-    def enter(self, name: str) -> None:
-        """Wait in this operation from now on."""
+    def enter(self, name: str) -> tuple[str | None, int]:
+        """Wait in this operation from now on; returns what it stands in, for `leave`."""
+        around = self.operation, self.since
         self.since = clock()
         self.operation = name
+        return around
 
-    def leave(self) -> None:
-        """The wait is over."""
-        self.last, self.operation = self.operation, None
+    def leave(self, around: tuple[str | None, int]) -> None:
+        """The wait is over; what it stood in, which began when it did, goes on."""
+        self.last = self.operation
+        self.operation, self.since = around
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
         """`with activity.inside("split"): ...`, for calls of MPI that are not made by a request."""
-        around = self.operation, self.since
-        self.enter(name)
+        around = self.enter(name)
         try:
             yield
         finally:
-            self.leave()
-            self.operation, self.since = around
+            self.leave(around)
 
     def waiting(self) -> tuple[str, float] | None:
         """The operation that this process waits in and for how many seconds: blocked in it, or testing it in a loop."""

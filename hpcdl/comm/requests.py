@@ -104,8 +104,7 @@ class Request:
             self.counters.seconds += waited
             self.counters.blocked_seconds += waited
             return self.result
-        start, blocked, around = clock(), 0, activity.operation
-        activity.enter(self.name)
+        start, blocked, around = clock(), 0, activity.enter(self.name)
         try:
             while not self.done:
                 before = clock()
@@ -118,8 +117,7 @@ class Request:
                     os.sched_yield()
                     blocked += clock() - before
         finally:
-            activity.leave()
-            activity.operation = around  # where it waits in naps and talks meanwhile
+            activity.leave(around)
         self.counters.seconds += (clock() - start) / 1e9
         self.counters.blocked_seconds += blocked / 1e9
         return self.result

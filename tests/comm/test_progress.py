@@ -119,9 +119,9 @@ def test_an_operation_within_a_nap_leaves_the_nap_watched(way, world):
             comm.barrier()
         else:
             comm.ibarrier().wait()
-        seen.append(activity.operation)
-        return True
+        seen.append((activity.operation, activity.since))
+        return False
 
     comm.wait_until(lambda: len(seen) == 3, meanwhile=meanwhile)
-    assert seen == ["wait"] * 3 and activity.operation is None
+    assert seen == [("wait", seen[0][1])] * 3 and activity.operation is None
     comm.free()
