@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from mpi4py import MPI
+from mpi4py.util.dtlib import to_numpy_dtype
 
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels import reduce as kernels
@@ -32,10 +33,24 @@ class Operation:
             kernels.scale(vector, 1 / size)
 
 
+def keeping_nan(combine: Callable[[np.ndarray, np.ndarray], None]) -> MPI.Op:
+    """A maximum or minimum in MPI's words that is not a number where one of its values is none, as IEEE 754-2019 has it.
+
+    MPI's own leaves that to the library, and which of two values is lost then depends on their order. Of whole numbers,
+    too, so that both sides of a call name the same operation.
+    """
+
+    def call(values: MPI.memory, into: MPI.memory, datatype: MPI.Datatype) -> None:
+        dtype = to_numpy_dtype(datatype)
+        combine(np.frombuffer(into, dtype), np.frombuffer(values, dtype))
+
+    return MPI.Op.Create(call, commute=True)
+
+
 SUM = Operation("sum", MPI.SUM, kernels.add_into)
 MEAN = Operation("mean", MPI.SUM, kernels.add_into, divides=True)
-MAX = Operation("max", MPI.MAX, kernels.max_into)
-MIN = Operation("min", MPI.MIN, kernels.min_into)
+MAX = Operation("max", keeping_nan(kernels.max_into), kernels.max_into)
+MIN = Operation("min", keeping_nan(kernels.min_into), kernels.min_into)
 OPERATIONS = {op.name: op for op in (SUM, MEAN, MAX, MIN)}
 
 
