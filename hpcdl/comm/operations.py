@@ -34,7 +34,7 @@ class Operation:
 
 
 def keeping_nan(combine: Callable[[np.ndarray, np.ndarray], None]) -> MPI.Op:
-    """A maximum or minimum in MPI's words that is not a number where one of its values is none, as IEEE 754-2019 has it.
+    """A maximum or minimum for MPI that is not a number where one of its values is none (IEEE 754-2019).
 
     MPI's own leaves that to the library, and which of two values is lost then depends on their order. Of whole numbers,
     too, so that both sides of a call name the same operation.
