@@ -2,7 +2,8 @@
 
     pytest                   on one rank: what needs no others, and what starts ranks of its own; -n 2: on both cores
     mpiexec -n 4 pytest      what ranks do together: the tests that ask for `world` or have the mark `mpi`
-    --without-groups         leave out the tests that ask for `each_group`, which 4 ranks run on 1, 2, 3 and 4
+    --without-groups         leave out what 4 ranks show: the tests that ask for `each_group`, which they run on 2, 3
+                             and 4, and those with the mark `four`, for which the number of ranks does not matter
     --all                    leave out nothing: whole grids, and on several ranks also what needs but one
 
 A grid of parameters is thinned where they do not meet in the code. `in_turn("optimizer")`: the optimizers take turns
@@ -34,17 +35,19 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.comm.allreduce import auto
 from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.kernels import device
 
 STANDIN = Path(__file__).parent / "standin"
 TOGETHER = {"world", "mpi_tmpdir", "mpi_tmp_path", "mpi_file_name"}  # fixtures that all ranks ask for
 BUDGET = 20  # seconds that a file may take on a quiet machine
+auto.SECONDS = 0.001  # each run measures anew, and any table will do
 
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="whole grids; on several ranks, what needs one, too")
-    parser.addoption("--without-groups", action="store_true", help="no tests of groups of ranks: 4 ranks run them")
+    parser.addoption("--without-groups", action="store_true", help="leave out what 4 ranks show for any number")
 
 
 @pytest.hookimpl(trylast=True)
@@ -59,7 +62,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     """Leave out what another run shows; all ranks take the same decisions, which depend on names and marks alone."""
-    without = ["each_group"] if config.getoption("without_groups") else []
+    without = {"each_group", "four"} if config.getoption("without_groups") else set()
     thin = not config.getoption("all") and not any("::" in argument for argument in config.args)
     tests = collections.defaultdict(list)
     for item in items:
@@ -69,7 +72,7 @@ def pytest_collection_modifyitems(config, items):
     def wanted(item):
         fixtures, marks = set(item.fixturenames), {mark.name for mark in item.iter_markers()}
         together = fixtures & TOGETHER or "mpi" in marks or MPI.COMM_WORLD.size == 1
-        return not fixtures & set(without) and (not thin or (together and "exhaustive" not in marks))
+        return not (fixtures | marks) & without and (not thin or (together and "exhaustive" not in marks))
 
     kept = set(filter(wanted, chosen))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -175,9 +178,10 @@ def world():
     meet(MPI.COMM_WORLD)
 
 
-def groups(world):
-    """One communicator for each size from 1, or $LEAST_RANKS, to the world's; a rank that is not in it gets None."""
-    for size in range(int(os.environ.get("LEAST_RANKS", 1)), world.size + 1):
+def groups(world, least):
+    """One communicator for each size from `least` to the world's, or of $RANKS; a rank that is not in it gets None."""
+    sizes = range(min(least, world.size), world.size + 1)
+    for size in map(int, os.environ["RANKS"].split(",")) if "RANKS" in os.environ else sizes:
         meet(world)
         part = world.Split(0 if world.rank < size else MPI.UNDEFINED, world.rank)
         yield size, None if part == MPI.COMM_NULL else part
@@ -187,10 +191,13 @@ def groups(world):
 
 @pytest.fixture
 def each_group(world):
-    """A function: run `body(comm)` on the first 1, 2, ... ranks, so that a world of 4 tests sizes 1 to 4."""
+    """A function: run `body(comm)` on the first 2, 3, ... ranks, so that a world of 4 tests sizes 2 to 4.
 
-    def run(body):
-        for _, comm in groups(world):
+    One rank runs the same tests on its own. least: begin with so many, where fewer show nothing new.
+    """
+
+    def run(body, least=2):
+        for _, comm in groups(world, least):
             if comm is not None:
                 body(comm)
 

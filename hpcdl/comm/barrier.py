@@ -5,15 +5,18 @@ rounds word of every rank has reached every other. N ceil(log2 N) empty messages
 algorithms for barrier synchronization", 1988; doi:10.1007/BF01379320)
 """
 
-import numpy as np
+from collections.abc import Iterator
 
-from hpcdl.comm.steps import collective
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.comm.steps import Step, collective
 
 EMPTY = np.empty(0, np.uint8)
 
 
 @collective
-def dissemination_barrier(comm):
+def dissemination_barrier(comm: MPI.Intracomm) -> Iterator[Step]:
     """Wait until all ranks of `comm` have called this."""
     rank, size = comm.Get_rank(), comm.Get_size()
     distance = 1

@@ -5,7 +5,8 @@ reduce            combine the data of all on one rank     barrier               
 all_reduce        reduce, and all ranks get the result    all_reduce_compressed         the same in 16-bit messages
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -23,7 +24,7 @@ from hpcdl.comm.operations import Operation, operation
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
-from hpcdl.comm.steps import complete
+from hpcdl.comm.steps import Step, complete
 
 MOST_CALLS = 1000  # that are kept: a program has a few lengths, or any number of them
 
@@ -71,9 +72,9 @@ class Collectives(Door):
         self.iall_reduce_compressed(array, state, op).wait()
 
     @staged(direct=True)
-    def _all_reduce(self, array, op, algorithm=None, blocking=False) -> Request:
+    def _all_reduce(self, array: np.ndarray, name: str, algorithm: Any = None, blocking: bool = False) -> Request:
         """The plain way."""
-        vector, op, comm = flat(array), operation(op, array.dtype), self._lane("all_reduce")
+        vector, op, comm = flat(array), operation(name, array.dtype), self._lane("all_reduce")
         algorithm, memory = algorithm or self._chosen(vector), self.node_memory
         if algorithm.steps is None:
             steps = self._at_once("all_reduce", lambda: algorithm.blocking(comm, vector, op))
@@ -82,14 +83,14 @@ class Collectives(Door):
         else:
             steps = algorithm.steps(comm, vector, op)
 
-        def finish():
+        def finish() -> None:
             op.finish(vector, self.size)
             if memory is not None:
                 comm.counters.bytes += memory.take_written()
 
         return self._request("all_reduce", steps, comm, finish)
 
-    def _at_once(self, name, call):
+    def _at_once(self, name: str, call: Callable[[], object]) -> Iterator[Step]:
         """The steps of a call that does not tell what it waits for: none, and all of its time counts as blocked."""
         start = clock()
         with activity.inside(name):
@@ -102,12 +103,12 @@ class Collectives(Door):
         choose = self.algorithm.choose
         return self.algorithm if choose is None else choose(self._collective, vector)
 
-    def _short_call(self, array: np.ndarray, op: str) -> Callable[[np.ndarray], tuple[int, int]]:
+    def _short_call(self, array: np.ndarray, name: str) -> Callable[[np.ndarray], tuple[int, int]]:
         """What the short way runs for vectors of this type and length, looked up once. Raises UsageError."""
-        vector, key, op = flat(array), (op, array.dtype, array.size), operation(op, array.dtype)
+        vector, key, op = flat(array), (name, array.dtype, array.size), operation(name, array.dtype)
         comm = self._counted("all_reduce", self._collective)
         algorithm, memory, size = self._chosen(vector), self.node_memory, self.size
-        reduce = algorithm.bind(comm, vector, op) if algorithm.bind is not None else None
+        reduce: Any = algorithm.bind(comm, vector, op) if algorithm.bind is not None else None
 
         def by_messages(vector: np.ndarray) -> tuple[int, int]:
             comm.lane, comm.counters = 1 + self._sequence % OWN_LANES, self.traffic["all_reduce"]
@@ -130,21 +131,21 @@ class Collectives(Door):
     @staged
     def ireduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> Request:
         """Replace the `array` of rank `root` by the sum (mean, max, min) over all ranks; the others keep theirs."""
-        vector, op = flat(array), operation(op, array.dtype)
+        vector, reduction = flat(array), operation(op, array.dtype)
         self._check_rank(root)
-        total, finish = self._of_root(vector, root, op)
+        total, finish = self._of_root(vector, root, reduction)
         comm = self._lane("reduce")
-        return self._request("reduce", tree_reduce.steps(comm, total, op, root), comm, finish)
+        return self._request("reduce", tree_reduce.steps(comm, total, reduction, root), comm, finish)
 
     def reduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> None:
         vector = self._short_vector(array)
         if vector is None or not self._known(root):
             self.ireduce(array, root, op).wait()
             return
-        op = operation(op, vector.dtype)
-        total, finish = self._of_root(vector, root, op)
+        reduction = operation(op, vector.dtype)
+        total, finish = self._of_root(vector, root, reduction)
         comm = self._short_lane("reduce")
-        self._short_way("reduce", comm.counters, in_turn, tree_reduce.steps(comm, total, op, root), finish)
+        self._short_way("reduce", comm.counters, in_turn, tree_reduce.steps(comm, total, reduction, root), finish)
 
     def _of_root(self, vector: np.ndarray, root: int, op: Operation) -> tuple[np.ndarray, Callable | None]:
         """The vector that is reduced in place, and what is left to do: the root's own, of others a copy and nothing."""
@@ -174,23 +175,25 @@ class Collectives(Door):
 
         In place: the other chunks of `array` hold partial sums afterwards. Chunks are those of `hpcdl.chunks`.
         """
-        vector, op = flat(array), operation(op, array.dtype)
+        vector, reduction = flat(array), operation(op, array.dtype)
         own, comm = vector[chunk(vector.size, self.size, self.rank)], self._lane("reduce_scatter")
 
-        def finish():
-            op.finish(own, self.size)
+        def finish() -> "np.ndarray":
+            reduction.finish(own, self.size)
             return own
 
-        return self._request("reduce_scatter", ring_reduce_scatter.steps(comm, vector, op), comm, finish)
+        return self._request("reduce_scatter", ring_reduce_scatter.steps(comm, vector, reduction), comm, finish)
 
     def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
         vector = self._short_vector(array)
         if vector is None:
             return self.ireduce_scatter(array, op).wait()
-        op = operation(op, vector.dtype)
+        reduction = operation(op, vector.dtype)
         own, comm = vector[chunk(vector.size, self.size, self.rank)], self._short_lane("reduce_scatter")
-        finish = (lambda: op.finish(own, self.size)) if op.divides else None
-        self._short_way("reduce_scatter", comm.counters, in_turn, ring_reduce_scatter.steps(comm, vector, op), finish)
+        finish = (lambda: reduction.finish(own, self.size)) if reduction.divides else None
+        self._short_way(
+            "reduce_scatter", comm.counters, in_turn, ring_reduce_scatter.steps(comm, vector, reduction), finish
+        )
         return own
 
     @staged
@@ -220,7 +223,7 @@ class Collectives(Door):
         self._short_way("barrier", comm.counters, in_turn, dissemination_barrier.steps(comm))
 
 
-def in_turn(steps: Iterable) -> tuple[int, int]:
+def in_turn(steps: Iterable[Step]) -> tuple[int, int]:
     """Run the steps one after the other; returns the nanoseconds of the wait, and no bytes beside the messages."""
     waited = 0
     for step in steps:
@@ -239,6 +242,6 @@ def at_once(algorithm: Algorithm, comm: CountingIntracomm, vector: np.ndarray, o
         return in_turn(algorithm.steps(comm, vector, op))[0]
     start = clock()
     come = comm.Ibarrier() if algorithm.meets else MPI.REQUEST_NULL  # some wait for all before the call: see `meeting`
-    algorithm.blocking(comm, vector, op)
+    algorithm.blocking(comm, vector, op)  # type: ignore[misc]  # here is one
     come.Wait()
     return clock() - start

@@ -10,8 +10,11 @@ A `Communicator` checks buffers, chooses the algorithm, and counts and times wha
 made, cut into groups, and given back.
 """
 
+from typing import Any, overload
+
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import DTypeLike
 
 from hpcdl.comm import failure
 from hpcdl.comm.allreduce import algorithm, auto
@@ -24,7 +27,7 @@ from hpcdl.comm.progress import activity, meet
 from hpcdl.comm.staging import takes_device_arrays
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.comm.watchdog import Watchdog
-from hpcdl.kernels.device import CPU, device_of
+from hpcdl.kernels.device import CPU, Array, Device, device_of
 
 PAIRS = ("push", "pull", "notify", "wait")  # operations of two ranks, which may never be answered
 
@@ -47,7 +50,7 @@ class Communicator(PointToPoint, Collectives):
         allreduce: str = "auto",
         timeout: float = 0,
         trace: int = 0,
-        device=CPU,
+        device: Device = CPU,
         ends_job: bool = True,
     ):
         if ends_job and comm.Get_size() > 1:
@@ -73,7 +76,7 @@ class Communicator(PointToPoint, Collectives):
         """How all_reduce sends an array on its GPU: direct or staged (hpcdl/comm/staging.py)."""
         return "direct" if self.direct and self.algorithm.direct else "staged"
 
-    def _open(self, comm, name, traffic, allreduce):
+    def _open(self, comm: MPI.Intracomm, name: str, traffic: Traffic, allreduce: str) -> None:
         self.name, self.traffic = name, traffic
         self.mpi, self.rank, self.size = comm.Dup(), comm.Get_rank(), comm.Get_size()
         self._exposed: list[Exposed] = []
@@ -81,6 +84,16 @@ class Communicator(PointToPoint, Collectives):
         self.use(allreduce)
 
     # -- groups ------------------------------------------------------------------------------------------------------
+
+    @overload
+    def split(
+        self, color: int, key: int | None = None, name: str = "group", allreduce: str | None = None
+    ) -> "Communicator": ...
+
+    @overload
+    def split(
+        self, color: int | None, key: int | None = None, name: str = "group", allreduce: str | None = None
+    ) -> "Communicator | None": ...
 
     def split(
         self, color: int | None, key: int | None = None, name: str = "group", allreduce: str | None = None
@@ -106,7 +119,7 @@ class Communicator(PointToPoint, Collectives):
         group.timeline = Timeline(group.mpi)
         return group
 
-    def _derive(self, comm, name, traffic, allreduce=None):
+    def _derive(self, comm: Any, name: str, traffic: Traffic, allreduce: str | None = None) -> "Communicator":
         group = object.__new__(Communicator)
         group.device, group.direct = self.device, self.direct
         group.timeline, group.watchdog = self.timeline, None
@@ -114,14 +127,17 @@ class Communicator(PointToPoint, Collectives):
             group._open(comm, name, traffic, allreduce or self.allreduce)
         return group
 
-    def empty(self, n: int | None = None, dtype="float32", like: np.ndarray | None = None) -> np.ndarray:
+    def empty(self, n: int | None = None, dtype: DTypeLike = "float32", like: Array | None = None) -> Array:
         """A flat vector of n elements, aligned to 64 bytes (whole cache lines); a collective call.
 
         Where the all-reduce algorithm gains from it, the other ranks of the node reach the vector, too; that memory is
         given back when this communicator is freed and the vector is no longer used. n may differ from rank to rank
         only where the algorithm works by messages alone.
         """
-        n, dtype = like.size if n is None else n, np.dtype(dtype if like is None else like.dtype)
+        if n is None:
+            assert like is not None
+            n = like.size
+        dtype = np.dtype(dtype if like is None else like.dtype)
         device = self.device if like is None else device_of(like)
         if device is not CPU:
             return device.empty(n, dtype)
@@ -153,7 +169,7 @@ class Communicator(PointToPoint, Collectives):
                 exposed.free()
             if self.timeline.comm is self.mpi:
                 self.timeline.close()
-            memory = self._collective.Get_attr(KEY)  # of any algorithm that has been in use
+            memory: Any = self._collective.Get_attr(KEY)  # of any algorithm that has been in use
             if memory is not None:
                 memory.free()
             self.mpi.Free()

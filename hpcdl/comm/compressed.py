@@ -30,11 +30,15 @@ codes: they get the same bits. One rank alone has no messages, and nothing is ro
 """
 
 import copy
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from mpi4py import MPI
+from numpy.typing import DTypeLike
 
 from hpcdl.chunks import chunks
-from hpcdl.comm.steps import collective
+from hpcdl.comm.steps import Step, collective
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels import convert
 from hpcdl.kernels.device import CPU
@@ -52,7 +56,7 @@ class Compressed:
     belongs to this rank, among this number of ranks. Raises UsageError for what it cannot do.
     """
 
-    def __init__(self, size: int, dtype, kind: str):
+    def __init__(self, size: int, dtype: DTypeLike, kind: str):
         if kind not in KINDS:
             raise unknown("compression", kind, KINDS)
         if np.dtype(dtype) not in (np.float32, np.float64):
@@ -85,7 +89,7 @@ class Compressed:
         if self.in_flight:
             raise UsageError("this compression is in use by an all-reduce in flight; wait for it, or make another")
 
-    def steps(self, comm, vector, op=None):
+    def steps(self, comm: MPI.Intracomm, vector: np.ndarray, op: Any = None) -> Iterator[Step]:
         """The all-reduce as a generator, in the form of the other algorithms; `op` is the sum."""
         return compressed_all_reduce.steps(comm, vector, self)
 
@@ -97,7 +101,7 @@ class Compressed:
 
 
 @collective
-def compressed_all_reduce(comm, vector, state):
+def compressed_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, state: Compressed) -> Iterator[Step]:
     """Sum `vector` (flat, contiguous) over all ranks of `comm`, in place; state: this rank's `Compressed`."""
     rank, size = comm.Get_rank(), comm.Get_size()
     cut, code, others = chunks(vector.size, size), state.code, [other for other in range(size) if other != rank]

@@ -7,6 +7,7 @@ counted.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -30,7 +31,7 @@ class Counters:
     blocked_seconds: float = 0.0
 
 
-def nbytes(buffer) -> int:
+def nbytes(buffer: Any) -> int:
     """The payload of an mpi4py buffer argument: an array, or [array, (count,) type]."""
     if isinstance(buffer, np.ndarray) or on_device(buffer):
         return buffer.nbytes
@@ -52,7 +53,7 @@ class CountingIntracomm(MPI.Intracomm):
         self.counters = Counters()
         self.lane = 0
 
-    def count(self, buffer) -> None:
+    def count(self, buffer: Any) -> None:
         """A message with this payload leaves."""
         self.counters.bytes += nbytes(buffer)
         if self.counters.messages is not None:
@@ -64,23 +65,23 @@ class CountingIntracomm(MPI.Intracomm):
 
     # What our own algorithms call, as fast as can be, so written out; the others are wrapped below.
 
-    def Isend(self, buf, dest, tag=0):
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
         counters = self.counters
         counters.bytes += buf.nbytes if type(buf) is np.ndarray else nbytes(buf)
         if counters.messages is not None:
             counters.messages += 1
         return isend(self, buf, dest, self.lane * TAGS + tag)
 
-    def Irecv(self, buf, source=MPI.ANY_SOURCE, tag=ANY_TAG):
+    def Irecv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = ANY_TAG) -> MPI.Request:
         return irecv(self, buf, source, self.lane * TAGS + (0 if tag == ANY_TAG else tag))
 
-    def Allreduce(self, sendbuf, recvbuf, op=MPI.SUM):
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         self.count(recvbuf if sendbuf is MPI.IN_PLACE else sendbuf)
         self.counters.messages = None
         allreduce(self, sendbuf, recvbuf, op)
 
 
-def _wrap(name: str, sends: str | None, tags: dict[str, int], hidden: bool = False):
+def _wrap(name: str, sends: str | None, tags: dict[str, int], hidden: bool = False) -> None:
     """Make the method `name` count its argument `sends` and shift its tags (parameter name -> default).
 
     hidden: a collective of the library's, whose payload is all that is known. Arguments may come by place or by name.
@@ -88,7 +89,7 @@ def _wrap(name: str, sends: str | None, tags: dict[str, int], hidden: bool = Fal
     plain = getattr(MPI.Intracomm, name)
     order = PARAMETERS[name]
 
-    def method(self, *arguments, **options):
+    def method(self: CountingIntracomm, *arguments: Any, **options: Any) -> Any:
         given = dict(zip(order, arguments, strict=False)) | options
         for tag, default in tags.items():
             given[tag] = self.shift(given.get(tag, default))
@@ -102,11 +103,11 @@ def _wrap(name: str, sends: str | None, tags: dict[str, int], hidden: bool = Fal
     setattr(CountingIntracomm, name, method)
 
 
-def _derive(name: str):
+def _derive(name: str) -> None:
     """Make the communicator that the method `name` returns count on the same counters."""
     plain = getattr(MPI.Intracomm, name)
 
-    def method(self, *arguments, **options):
+    def method(self: CountingIntracomm, *arguments: Any, **options: Any) -> Any:
         made = plain(self, *arguments, **options)
         if made == MPI.COMM_NULL or not isinstance(made, MPI.Intracomm):
             return made
@@ -120,6 +121,7 @@ def _derive(name: str):
 SEND = ("buf", "dest", "tag")
 EXCHANGE = ("sendbuf", "dest", "sendtag", "recvbuf", "source", "recvtag")
 REPLACE = ("buf", "dest", "sendtag", "source", "recvtag")
+PARAMETERS: dict[str, tuple[str, ...]]  # by name of the method
 PARAMETERS = dict.fromkeys(("Send", "Bsend", "Ssend", "Rsend", "Ibsend", "Issend", "Irsend"), SEND)
 PARAMETERS |= {"Recv": ("buf", "source", "tag", "status"), "Sendrecv": (*EXCHANGE, "status"), "Isendrecv": EXCHANGE}
 PARAMETERS |= {"Sendrecv_replace": (*REPLACE, "status"), "Isendrecv_replace": REPLACE}
@@ -127,7 +129,7 @@ for _name, _order in PARAMETERS.items():
     _tags = {_tag: 0 if _tag == "sendtag" or _order is SEND else MPI.ANY_TAG for _tag in _order if "tag" in _tag}
     _wrap(_name, None if _name == "Recv" else _order[0], _tags)
 
-COLLECTIVES = {
+COLLECTIVES: dict[str, tuple[str, ...]] = {
     "Bcast": ("buf", "root"),
     "Allreduce": ("sendbuf", "recvbuf", "op"),  # of Iallreduce; see above
     "Reduce": ("sendbuf", "recvbuf", "op", "root"),

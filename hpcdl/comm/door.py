@@ -7,7 +7,8 @@ What is in flight differs from rank to rank, so one rank may go the plain way an
 count and time the same, both tell the watchdog, and both leave the same span. The plain way costs several us more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -15,9 +16,10 @@ from mpi4py import MPI
 from hpcdl.comm.counting import LANES, Counters, CountingIntracomm
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.requests import Request
+from hpcdl.comm.steps import Step
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import on_device
+from hpcdl.kernels.device import Array, on_device
 
 NUMBERS = frozenset(map(np.dtype, np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"))  # that MPI knows
 
@@ -51,11 +53,19 @@ class Door:
         self._collective = collective  # for operations of all ranks
         self._sequence = 0  # of those operations
         self._counting: dict[str, CountingIntracomm] = {}  # by operation, for those that go the short way or name tags
-        self._places: np.ndarray | None = None
+        self._places: list[int] | None = None
 
     # -- the plain way -----------------------------------------------------------------------------------------------
 
-    def _request(self, name, steps, comm, finish=None, statuses=None, peer=None) -> Request:
+    def _request(
+        self,
+        name: str,
+        steps: Iterator[Step],
+        comm: CountingIntracomm,
+        finish: Callable[[], Any] | None = None,
+        statuses: list[MPI.Status] | None = None,
+        peer: dict[str, int] | None = None,
+    ) -> Request:
         return Request(self, name, steps, comm.counters, finish, statuses, peer)
 
     def _lane(self, name: str) -> CountingIntracomm:
@@ -64,7 +74,7 @@ class Door:
 
     # -- the short way -----------------------------------------------------------------------------------------------
 
-    def _short_vector(self, array) -> np.ndarray | None:
+    def _short_vector(self, array: Array) -> np.ndarray | None:
         """The array as a flat vector, where a blocking call may go the short way; else None."""
         if activity.in_flight or type(array) is not np.ndarray:
             return None
@@ -76,13 +86,21 @@ class Door:
         """As `_lane`, for an operation that is over before the next one starts."""
         return self._next_lane(self._counting.get(name) or self._counted(name, self._collective), name)
 
-    def _short_way(self, name: str, counters: Counters, run: Callable, argument, finish=None, peer=None) -> None:
+    def _short_way(
+        self,
+        name: str,
+        counters: Counters,
+        run: Callable[[Any], tuple[int, int]],
+        argument: Any,
+        finish: Callable[[], object] | None = None,
+        peer: dict[str, int] | None = None,
+    ) -> None:
         """The short way: run(argument), then finish().
 
         run returns the nanoseconds for which it waited, and the bytes that passed without a message.
         """
         counters.calls += 1
-        before = counters.bytes
+        before, around = counters.bytes, activity.operation
         activity.since = start = clock()
         activity.operation = activity.last = name
         try:
@@ -90,7 +108,7 @@ class Door:
             if finish is not None:
                 finish()
         finally:
-            activity.operation = None
+            activity.operation = around
         counters.bytes += written
         stop = clock()
         counters.seconds += (stop - start) / 1e9

@@ -1,6 +1,7 @@
 """A picture of a topology: ranks, who sends to whom, and the weight of each edge as its width."""
 
 from pathlib import Path
+from typing import Any
 
 import networkx
 import numpy as np
@@ -16,7 +17,7 @@ TURN = np.array([[0.98, 0.19], [-0.19, 0.98]])  # of the next larger cube, so th
 EDGE, NODE = "#3b6ea5", "#f4e3c1"
 
 
-def draw(topology: Topology, rule: str, path) -> None:
+def draw(topology: Topology, rule: str, path: str | Path) -> None:
     """Draw `topology` with the weights of `rule` into the file `path` (.png, .svg, .pdf), one panel per step.
 
     Raises UsageError without matplotlib, and where no such file can be written.
@@ -64,7 +65,7 @@ def _title(topology: Topology, rule: str) -> str:
 
 def coordinates(topology: Topology) -> dict[int, np.ndarray]:
     """Where each rank lies: on a circle; a torus on its grid, a star around rank 0, a hypercube as cubes of cubes."""
-    ranks = np.arange(topology.size)
+    ranks: Any = np.arange(topology.size)
     if topology.name == "torus":
         columns = sides(topology.spec, topology.size)[1]
         return dict(enumerate(np.stack([ranks % columns, -(ranks // columns)], axis=1)))
@@ -85,7 +86,7 @@ def _circle(size: int) -> np.ndarray:
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
-def _panel(axes, topology: Topology, w: np.ndarray, places: dict[int, np.ndarray]) -> None:
+def _panel(axes: Any, topology: Topology, w: np.ndarray, places: dict[int, np.ndarray]) -> None:
     """One step: edges first, ranks above them."""
     graph = networkx.DiGraph()
     graph.add_nodes_from(places)
@@ -96,8 +97,8 @@ def _panel(axes, topology: Topology, w: np.ndarray, places: dict[int, np.ndarray
     length = {(a, b): abs(places[a] - places[b]).max() for a, b in graph.edges}
     far = {edge for edge in graph.edges if topology.name == "torus" and length[edge] > 1}  # where the borders meet
     bow = min(0.2, 0.8 / max(length.values(), default=1))  # less than half a row high
-    for rad, edges in ((bow, far), (-0.12 if topology.directed else 0.0, set(graph.edges) - far)):
-        edges = sorted(edges)
+    for rad, chosen in ((bow, far), (-0.12 if topology.directed else 0.0, set(graph.edges) - far)):
+        edges = sorted(chosen)
         networkx.draw_networkx_edges(
             graph,
             places,
@@ -121,7 +122,7 @@ def _width(weight: float) -> float:
     return 0.5 + 5 * weight
 
 
-def _key(figure, weights: list[np.ndarray]) -> None:
+def _key(figure: Any, weights: list[np.ndarray]) -> None:
     """What the widths mean: each weight where they are few, else the smallest, the middle one and the largest."""
     from matplotlib.lines import Line2D
 

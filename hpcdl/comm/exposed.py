@@ -6,6 +6,8 @@ guaranteed; between hosts over TCP the message waits until the owner next enters
 progress thread (MPICH: MPIR_CVAR_ASYNC_PROGRESS=1).
 """
 
+from typing import Any
+
 import numpy as np
 from mpi4py import MPI
 
@@ -21,7 +23,8 @@ class Exposed:
             raise UsageError(f"expose: all ranks must expose arrays of one type, not {', '.join(sorted(kinds))}")
         self.lengths = comm.allgather(array.size)
         self.window = MPI.Win.Allocate(array.nbytes, array.itemsize, comm=comm)
-        self.array = np.ndarray(array.shape, array.dtype, buffer=self.window.tomemory())
+        memory: Any = self.window.tomemory()
+        self.array: Any = np.ndarray(array.shape, array.dtype, buffer=memory)
         self.array[...] = array
         self.window.Lock_all(MPI.MODE_NOCHECK)
         self.window.Sync()

@@ -10,6 +10,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -36,14 +39,14 @@ def install() -> None:
 class Leaving(SystemExit):
     """What `sys.exit` raises here. It is destroyed with no Python frame below it only when nobody has caught it."""
 
-    status = None  # of the exit under way
+    status: Any = None  # of the exit under way, as `sys.exit` takes it
 
-    def __del__(self):
+    def __del__(self) -> None:
         if sys._getframe().f_back is None:
             Leaving.status = self.code
 
 
-def leave(status=None):
+def leave(status: Any = None) -> NoReturn:
     """sys.exit, in a form that tells whether it is caught."""
     raise Leaving(status)
 
@@ -56,7 +59,7 @@ def end_all() -> None:
         end_job(Leaving.status)
 
 
-def abort(kind, value, trace) -> None:
+def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) -> None:
     """Print what happened on this rank and end the whole job: status 2 for bad input, 1 for everything else."""
     if hasattr(sys, "ps1"):  # someone types into an interpreter: a mistake must not end it
         return sys.__excepthook__(kind, value, trace)
@@ -74,7 +77,7 @@ def abort(kind, value, trace) -> None:
 
 
 @contextlib.contextmanager
-def refuse_together(comm: MPI.Intracomm):
+def refuse_together(comm: MPI.Intracomm) -> Iterator[None]:
     """Run a part of the set-up that may refuse bad input on some ranks only; then all ranks refuse together.
 
     The body must not communicate. Raises, on all ranks, an AgreedError with the words of the lowest rank that raised a

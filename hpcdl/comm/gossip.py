@@ -17,10 +17,13 @@ falls by about 1 - sqrt(2 (1 - lambda)) a round, not by lambda:
 averaging", 2011)
 """
 
+from typing import Any
+
 import numpy as np
 
 from hpcdl.comm.communicator import Communicator
-from hpcdl.kernels.device import device_of
+from hpcdl.comm.requests import Request
+from hpcdl.kernels.device import Array, device_of
 from hpcdl.kernels.reduce import add_scaled, scale
 
 TAG = 11
@@ -29,9 +32,11 @@ TAG = 11
 class Gossip:
     """Rounds of gossip over one vector x, which `start` sends and `finish` replaces; collective over neighbours."""
 
-    def __init__(self, comm: Communicator, x: np.ndarray):
+    def __init__(self, comm: Communicator, x: Array):
         self.comm, self.x, self.device = comm, x, device_of(x)
-        self.received, self.in_flight, self.weights = {}, [], None
+        self.received: dict[int, Array] = {}
+        self.in_flight: list[Request] = []
+        self.weights: Any = None  # of x, and of what is received, by rank
         scale(x[:1], 1.0)  # changes nothing, but compiles before any clock runs
         add_scaled(x[:1], x[:1], 0.0)
 
@@ -46,7 +51,7 @@ class Gossip:
         self.in_flight += [self.comm.ipush(self.x, i, TAG) for i in np.flatnonzero(w[:, rank]).tolist() if i != rank]
         self.weights = float(w[rank, rank]), {j: float(w[rank, j]) for j in senders}
 
-    def progress(self, _part=None) -> None:
+    def progress(self, _part: slice | None = None) -> None:
         """Take forward what is in flight; may serve as `on_ready` of a backward pass."""
         all(request.test() for request in self.in_flight)  # the first that is not done takes all others forward
 
@@ -69,7 +74,7 @@ class Gossip:
 class AcceleratedGossip(Gossip):
     """Rounds that look back at the one before; `before` is x of that round. `begin` a new sequence of rounds."""
 
-    def __init__(self, comm: Communicator, x: np.ndarray, eta: float):
+    def __init__(self, comm: Communicator, x: Array, eta: float):
         super().__init__(comm, x)
         self.eta, self.before, self.sent = eta, *(self.device.empty(x.size, x.dtype) for _ in range(2))
 

@@ -8,6 +8,7 @@ hosts). So a server posts a receive per rank, and posts the next one when it has
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.requests import Request
@@ -19,7 +20,7 @@ class Inbox:
     coming: the receives that are posted, by the rank that is expected to send.
     """
 
-    def __init__(self, comm: Communicator, tag: int, sources: Iterable[int], length: int, dtype):
+    def __init__(self, comm: Communicator, tag: int, sources: Iterable[int], length: int, dtype: DTypeLike):
         self.comm, self.tag = comm, tag
         self.room = {source: np.empty(length, dtype) for source in sources}
         self.coming: dict[int, Request] = {}

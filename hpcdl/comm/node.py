@@ -11,7 +11,8 @@ order in which they were started, which is the same on all ranks.
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -19,7 +20,7 @@ from mpi4py import MPI
 from hpcdl import shared_memory
 from hpcdl.comm.operations import SUM, Operation, reducible
 from hpcdl.comm.progress import activity, clock
-from hpcdl.comm.steps import Until
+from hpcdl.comm.steps import Step, Until
 from hpcdl.kernels import shared as kernels
 
 SPINS = 2000  # looks at flags between two offers of the core to other processes, where every rank has a core of its own
@@ -43,11 +44,12 @@ class NodeMemory:
         self.nodes, self.ranks_per_node = len(self.firsts), max(map(firsts.count, self.firsts))
         spins = SPINS if self.size <= cores(self.comm) else 1
         self.patience = YIELDS * spins  # looks
-        self.queue = deque()  # operations in flight
+        self.queue: deque[Iterator[Step]] = deque()  # operations in flight
         self.state = np.zeros(kernels.WORDS, np.int64)
-        self.words = memoryview(self.state)  # the same, faster to read one by one
+        self.words = memoryview(self.state)  # type: ignore[arg-type]  # the same, faster to read one by one
         self.state[kernels.RANK], self.state[kernels.SPINS] = self.rank, spins
-        self.places, self.parts = np.empty((0, 1 + self.size), np.int64), []
+        self.places = np.empty((0, 1 + self.size), np.int64)
+        self.parts: list[list[np.ndarray]] = []
         made = self.size == 1 or self._share(kernels.BYTES, "an all-reduce in shared memory", MESSAGES) is not None
         self.usable = comm.allreduce(made, MPI.LAND)
         self.shared = self.usable and self.nodes == 1 and self.size > 1
@@ -71,7 +73,7 @@ class NodeMemory:
         self._compile(dtype)  # now, and not when the first step is timed
         return None if memory is None else memory.view(dtype)
 
-    def _compile(self, dtype) -> None:
+    def _compile(self, dtype: np.dtype) -> None:
         """Have the loops for this element type at hand: compiling takes seconds, which a watchdog takes for a hang."""
         loops = [kernels.all_reduce] if self.nodes == 1 else kernels.OVER_NODES
         for loop, kind in [*((loop, dtype) for loop in loops), *((loop, np.dtype(np.int64)) for loop in kernels.FLAGS)]:
@@ -95,7 +97,7 @@ class NodeMemory:
         """Give MPI a turn: others may need it, for a message that this rank has sent or for what it exposes. False."""
         return self.comm.Iprobe()  # nothing ever comes here: a message would end the turn at once
 
-    def turn(self, steps, dtype):
+    def turn(self, steps: Iterator[Step], dtype: np.dtype) -> Iterator[Step]:
         """Run the generator `steps` when all that were started before it are done; dtype: of its vector."""
         self.queue.append(steps)
         self._compile(dtype)
@@ -112,10 +114,10 @@ class NodeMemory:
 
     # -- the all-reduce of one node ----------------------------------------------------------------------------------
 
-    def _advance(self, vector, op, looks: int) -> bool:
+    def _advance(self, vector: np.ndarray, op: Operation, looks: int) -> bool:
         return kernels.all_reduce(vector, self.places, self.state, CODES[op.name], looks)
 
-    def all_reduce(self, vector, op=SUM) -> None:
+    def all_reduce(self, vector: np.ndarray, op: Operation = SUM) -> None:
         """Reduce `vector` over the ranks of the node, in place."""
         while not self._advance(vector, op, self.patience):
             self._progress()
@@ -140,24 +142,24 @@ class NodeMemory:
 
         return reduce
 
-    def steps(self, vector, op=SUM):
+    def steps(self, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
         """The same, asynchronously."""
         while not self._advance(vector, op, 0):
             yield self.arrived
 
     # -- one node of several: rank 0 of the node leads, the others add into its vector, all copy from there ----------
 
-    def offer(self, vector, start: int) -> None:
+    def offer(self, vector: np.ndarray, start: int) -> None:
         """Offer the vector from element `start` on, or a copy of its next block, to the node."""
         kernels.offer_from(vector, start, self.places, self.state)
 
-    def offered(self, vector, start: int) -> np.ndarray:
+    def offered(self, vector: np.ndarray, start: int) -> np.ndarray:
         """Where what this rank offers lies: the vector itself, from `start` on, or its scratch block."""
         if kernels.in_window(self.places, self.state):
             return vector[start:]
         return self.parts[0][self.rank][kernels.SCRATCH : kernels.BYTES].view(vector.dtype)
 
-    def add_to_leader(self, vector, first: int, size: int, op) -> None:
+    def add_to_leader(self, vector: np.ndarray, first: int, size: int, op: Operation) -> None:
         """Add this rank's share of all vectors of the node, from `first` on, into the leader's; raise the flag."""
         kernels.add_to_leader(vector, first, size, self.places, self.state, CODES[op.name])
 
@@ -175,7 +177,7 @@ class NodeMemory:
         count = self.state[kernels.PUBLISHED]
         return Until(lambda: kernels.published(self.places, count) or self._progress())
 
-    def copy_from_leader(self, into, first: int) -> None:
+    def copy_from_leader(self, into: np.ndarray, first: int) -> None:
         """into <- the leader's values, from `first` on in what it offers."""
         kernels.copy_from_leader(into, first, self.places, self.state)
 
@@ -197,16 +199,16 @@ class Members:
     def Get_size(self) -> int:
         return len(self.ranks)
 
-    def Isend(self, buffer, to: int, tag: int = 0) -> MPI.Request:
+    def Isend(self, buffer: np.ndarray, to: int, tag: int = 0) -> MPI.Request:
         return self.comm.Isend(buffer, self.ranks[to], tag)
 
-    def Irecv(self, buffer, source: int, tag: int = 0) -> MPI.Request:
+    def Irecv(self, buffer: np.ndarray, source: int, tag: int = 0) -> MPI.Request:
         return self.comm.Irecv(buffer, self.ranks[source], tag)
 
 
 def ranks_of_node(comm: MPI.Intracomm) -> MPI.Intracomm:
     """The ranks of `comm` on this rank's node; collective."""
-    return comm.Split_type(MPI.COMM_TYPE_SHARED)
+    return comm.Split_type(MPI.COMM_TYPE_SHARED)  # type: ignore[return-value]
 
 
 def cores(comm: MPI.Intracomm) -> int:
@@ -219,7 +221,7 @@ KEY = MPI.Comm.Create_keyval()
 
 def node_memory(comm: MPI.Intracomm) -> NodeMemory:
     """The node memory of this communicator; collective at the first call."""
-    memory = comm.Get_attr(KEY)
+    memory: Any = comm.Get_attr(KEY)
     if memory is None:
         with activity.inside("node memory"):
             memory = NodeMemory(comm)

@@ -25,19 +25,22 @@ How much is hidden is measured, never assumed: `Overlap.costs`.
 import functools
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.node import cores, ranks_of_node
+from hpcdl.comm.requests import Request
 from hpcdl.errors import UsageError
 
 MIB = 1 << 20
 FEWEST, MOST, SECONDS = 3, 15, 1.0  # turns of a trial, and the seconds that they may take between the two
 
 
-def buckets(layout, size: float) -> list[slice]:
+def buckets(layout: Any, size: float) -> list[slice]:
     """Cut the vector of `layout` from its end into buckets of whole layers, each the fewest that make `size` bytes.
 
     What is left at the beginning is the last bucket, and may be smaller.
@@ -81,12 +84,14 @@ class Overlap:
             else functools.partial(comm.iall_reduce_compressed, gradient[part], state.part(part))
             for part in cut
         ]
-        self.in_flight, self.steps, self.trial = deque(), 0, {}
+        self.in_flight: deque[Request] = deque()
+        self.steps = 0
+        self.trial: dict[str, float] = {}
         self.exchange = comm.traffic["all_reduce"]
         self.before = self.exchange.seconds
         self._reset()
 
-    def _reset(self):
+    def _reset(self) -> None:
         self.missing, self.started = [part.stop - part.start for part in self.cut], 0
 
     def ready(self, part: slice) -> None:
@@ -111,7 +116,7 @@ class Overlap:
         while self.in_flight and self.in_flight[0].test():
             self.in_flight.popleft()
 
-    def _start(self):
+    def _start(self) -> None:
         self.in_flight.append(self.starters[self.started]())
         self.started += 1
 
@@ -126,7 +131,7 @@ class Overlap:
 
     # -- whether it pays ---------------------------------------------------------------------------------------------
 
-    def try_out(self, backward) -> str | None:
+    def try_out(self, backward: Callable[..., object]) -> str | None:
         """Measure steps with and without overlap; says in a line why it loses, where it does. A collective call.
 
         backward(gradient, on_ready): compute the gradient of a step into a vector, which is another one than that of
@@ -148,26 +153,26 @@ class Overlap:
             reason = f"no core is spare: {ranks} ranks on {places}" if ranks >= places else "try another --bucket-mib"
         return f"overlap loses: {1e3 * overlapped:.3g} ms a step with it, {1e3 * plain:.3g} ms without; {reason}"
 
-    def _race(self, own: Communicator, backward) -> dict[str, float]:
+    def _race(self, own: Communicator, backward: Callable[..., object]) -> dict[str, float]:
         """Seconds of a step either way, and of the exchange alone: medians of turns, means over the ranks of `own`."""
         gradient, exchange = own.empty(like=self.gradient), own.traffic["all_reduce"]
         state = None if self.state is None else Compressed(gradient.size, gradient.dtype, self.state.kind)
         plain, overlapped = AfterBackward(own, gradient, state), Overlap(own, gradient, self.cut, state)
 
-        def step(way):
+        def step(way: AfterBackward | Overlap) -> float:
             own.barrier()
             start = time.perf_counter()
             backward(gradient, way.ready)
             way.finish()
             return time.perf_counter() - start
 
-        def alone():
+        def alone() -> float:
             own.barrier()
             before = exchange.seconds
             overlapped.finish()  # nothing was reported: all buckets start at once
             return exchange.seconds - before
 
-        def turn():
+        def turn() -> tuple[float, float, float]:
             return step(plain), step(overlapped), alone()
 
         turn()  # touches the memory

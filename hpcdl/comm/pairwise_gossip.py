@@ -21,6 +21,7 @@ thread of each worker talks, and only ranks of one side of a bipartite graph beg
 """
 
 import os
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from hpcdl.comm.inbox import Inbox
 from hpcdl.comm.progress import activity
 from hpcdl.comm.requests import Request
 from hpcdl.comm.topology import Topology
-from hpcdl.kernels.device import device_of
+from hpcdl.kernels.device import Array, device_of
 from hpcdl.kernels.reduce import add_into, add_scaled, scale
 
 SIGN, VALUES, MEAN = 1, 2, 3  # tags
@@ -43,7 +44,12 @@ class Pairs:
     resting: this rank does not begin any.
     """
 
-    def __init__(self, comm: Communicator, x: np.ndarray, topology: Topology):
+    sent: Any  # Array | None, as `mean`
+    mean: Any
+    sending: Any  # Request | None, as `answer`
+    answer: Any
+
+    def __init__(self, comm: Communicator, x: Array, topology: Topology):
         self.comm, self.x, self.topology = comm, x, topology
         self.to_send: dict[int, bool] = {}  # higher ranks that x is to be sent to, the first one first
         self.asked: set[int] = set()  # lower ranks that have been asked to send theirs

@@ -82,7 +82,7 @@ class PointToPoint(Door):
         put = into.window.Rput if op == "replace" else into.window.Raccumulate
         options = {} if op == "replace" else {"op": MPI.SUM}
 
-        def write():
+        def write() -> "MPI.Request":
             comm.count(vector)
             return put(vector, to, target=at, **options)
 
@@ -157,7 +157,7 @@ class PointToPoint(Door):
 
     def wait_until(
         self,
-        condition: Callable[[], bool],
+        condition: Callable[[], object],
         meanwhile: Callable[[], bool] | None = None,
         patient: bool = False,
     ) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from mpi4py import MPI
 
@@ -30,8 +31,9 @@ class Activity:
     def __init__(self) -> None:
         self.in_flight: list = []
         self.operation: str | None = None  # what it waits in
-        self.since, self.last = 0, "none yet"  # since when; the one before
-        self.tested = None  # the request that `test` was last called for without success, and when
+        self.since = 0  # since when
+        self.last: str | None = "none yet"  # the one before
+        self.tested: tuple[Any, int] | None = None  # the request whose last `test` was without success, and when
 
     def advance(self) -> None:
         """Take all that is in flight as far as its messages have come."""
@@ -85,7 +87,7 @@ def meet(comm: MPI.Intracomm, name: str) -> None:
 
 
 def nap_until(
-    condition: Callable[[], bool], name: str, meanwhile: Callable[[], bool] | None = None, patient: bool = False
+    condition: Callable[[], object], name: str, meanwhile: Callable[[], bool] | None = None, patient: bool = False
 ) -> float:
     """Wait until the condition holds, in naps that leave the core to others; returns the seconds spent waiting.
 

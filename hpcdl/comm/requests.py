@@ -1,10 +1,14 @@
 """An operation in flight: `wait()` until it is done, or `test()` to take it as far as its messages have come."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from mpi4py import MPI
+
+from hpcdl.comm.counting import Counters
 from hpcdl.comm.progress import activity, clock, nap_until
-from hpcdl.comm.steps import complete, ready
+from hpcdl.comm.steps import Step, complete, ready
 
 
 class Request:
@@ -19,10 +23,22 @@ class Request:
     may wait for their operations in different orders.
     """
 
-    def __init__(self, communicator, name, steps, counters, finish=None, statuses=None, peer=None):
+    pending: Any  # Step | None: what it waits for; once it is done, None
+    progressed: int  # when that was sent
+
+    def __init__(
+        self,
+        communicator: Any,
+        name: str,
+        steps: Iterator[Step],
+        counters: Counters,
+        finish: Callable[[], Any] | None = None,
+        statuses: list[MPI.Status] | None = None,
+        peer: dict[str, int] | None = None,
+    ):
         self.communicator, self.name, self.steps, self.counters = communicator, name, steps, counters
         self.finish, self.statuses, self.peer = finish, statuses, peer or {}
-        self.pending, self.done, self.result = (), False, None
+        self.pending, self.done, self.result = (), False, None  # type: Any, bool, Any
         self.start, self.bytes = clock(), 0
         counters.calls += 1
         activity.in_flight.append(self)
@@ -48,7 +64,7 @@ class Request:
             details = {"bytes sent": self.bytes} | self.peer
             self.communicator.timeline.add(self.name, self.start, clock(), **details)
 
-    def then(self, follow: Callable) -> None:
+    def then(self, follow: Callable[[Any], Any]) -> None:
         """Hand the result on to `follow` when the operation is complete; what that returns takes its place."""
         if self.done:
             self.result = follow(self.result)
@@ -72,14 +88,14 @@ class Request:
             self._next_step()
         return self.done
 
-    def _sent_in(self, look: Callable):
+    def _sent_in(self, look: Callable) -> Any:
         """look(pending step, statuses); the step may be a call that sends (Algorithm.meeting)."""
         before = self.counters.bytes
         found = look(self.pending, self.statuses)
         self.bytes += self.counters.bytes - before
         return found
 
-    def wait(self, doze: bool = False):
+    def wait(self, doze: bool = False) -> Any:
         """Block until the operation is complete; returns its result, if it has one. doze: in naps."""
         if self.done:
             return self.result
@@ -88,7 +104,7 @@ class Request:
             self.counters.seconds += waited
             self.counters.blocked_seconds += waited
             return self.result
-        start, blocked = clock(), 0
+        start, blocked, around = clock(), 0, activity.operation
         activity.enter(self.name)
         try:
             while not self.done:
@@ -103,6 +119,7 @@ class Request:
                     blocked += clock() - before
         finally:
             activity.leave()
+            activity.operation = around  # where it waits in naps and talks meanwhile
         self.counters.seconds += (clock() - start) / 1e9
         self.counters.blocked_seconds += blocked / 1e9
         return self.result

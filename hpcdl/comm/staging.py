@@ -16,18 +16,33 @@ handed such an array, for it would crash.
 import ctypes
 import functools
 import time
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import CPU, device_of, on_device
+from hpcdl.kernels.device import CPU, Device, device_of, on_device
 
 NVIDIA = 0  # MPIX_GPU_SUPPORT_CUDA in MPICH's mpi.h
+Start = TypeVar("Start", bound=Callable[..., Any])
 
 
-def staged(start=None, *, out=True, back=True, collective=True, direct=False):
+@overload
+def staged(start: Start) -> Start: ...
+
+
+@overload
+def staged(
+    *, out: bool = True, back: bool = True, collective: bool = True, direct: bool = False
+) -> Callable[[Start], Start]: ...
+
+
+def staged(
+    start: Any = None, *, out: bool = True, back: bool = True, collective: bool = True, direct: bool = False
+) -> Any:
     """Decorate a method that starts an operation on its first argument, so that this array may lie on a GPU.
 
     out, back: whether the operation reads the array, and whether it writes it. collective: whether it leaves the array
@@ -38,7 +53,7 @@ def staged(start=None, *, out=True, back=True, collective=True, direct=False):
         return functools.partial(staged, out=out, back=back, collective=collective, direct=direct)
 
     @functools.wraps(start)
-    def on_host(self, array=None, *arguments, **options):
+    def on_host(self: Any, array: Any = None, *arguments: Any, **options: Any) -> Any:
         if not on_device(array):
             return start(self, array, *arguments, **options)
         if not array.flags.c_contiguous:
@@ -54,7 +69,7 @@ def staged(start=None, *, out=True, back=True, collective=True, direct=False):
         copied = time.perf_counter() - begin
         request = start(self, host, *arguments, **options)
 
-        def finish(result):
+        def finish(result: Any) -> Any:
             if back and not alone:
                 device.copy_in(vector, host)
             if isinstance(result, np.ndarray):
@@ -81,7 +96,7 @@ def says_aware() -> bool:
     return False
 
 
-def self_test(comm: MPI.Intracomm, device) -> bool:
+def self_test(comm: MPI.Intracomm, device: Device) -> bool:
     """Whether a sum over all ranks and a message around the ring come out right from arrays on the GPU; collective."""
     rank, size = comm.Get_rank(), comm.Get_size()
     values = np.arange(1000, dtype=np.float32)
@@ -98,7 +113,7 @@ def self_test(comm: MPI.Intracomm, device) -> bool:
     )
 
 
-def takes_device_arrays(comm: MPI.Intracomm, device) -> bool:
+def takes_device_arrays(comm: MPI.Intracomm, device: Device) -> bool:
     """Whether all ranks may hand arrays on their GPUs to the MPI library; collective. Some may have none: servers."""
     with activity.inside("self-test of messages from the GPU"):
         if not comm.allreduce(device is not CPU, MPI.LAND):

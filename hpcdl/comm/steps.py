@@ -17,7 +17,8 @@ What is yielded is a list of MPI requests, or, where no message comes (shared me
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from mpi4py import MPI
 
@@ -29,14 +30,17 @@ class Until:
         self.condition, self.block = condition, block
 
 
-def ready(step, statuses=None) -> bool:
+Step: TypeAlias = Sequence[MPI.Request] | Until
+
+
+def ready(step: Step, statuses: list[MPI.Status] | None = None) -> bool:
     """Whether the step is complete; does not block."""
     if isinstance(step, Until):
         return step.condition()
     return MPI.Request.Testall(step, statuses)
 
 
-def complete(step, statuses=None) -> None:
+def complete(step: Step, statuses: list[MPI.Status] | None = None) -> None:
     """Block until the step is complete."""
     if not isinstance(step, Until):
         MPI.Request.Waitall(step, statuses)
@@ -50,15 +54,15 @@ def complete(step, statuses=None) -> None:
 class Collective:
     """An operation written as the generator `steps`; called, it blocks until the last step."""
 
-    def __init__(self, steps: Callable[..., Iterator]):
+    def __init__(self, steps: Callable[..., Iterator[Step]]):
         self.steps = steps
         functools.update_wrapper(self, steps)
 
-    def __call__(self, *arguments, **options) -> None:
+    def __call__(self, *arguments: Any, **options: Any) -> None:
         for step in self.steps(*arguments, **options):
             complete(step)
 
 
-def collective(steps: Callable[..., Iterator]) -> Collective:
+def collective(steps: Callable[..., Iterator[Step]]) -> Collective:
     """Decorator: make the generator callable, as a function that blocks; the generator itself is its `.steps`."""
     return Collective(steps)

@@ -27,8 +27,11 @@ blocks. (Shoeybi et al., "Megatron-LM: training multi-billion parameter language
 Sequence parallelism: Korthikanti et al., "Reducing activation recomputation in large transformer models", MLSys 2023.)
 """
 
+from typing import Any
+
 from hpcdl.comm.communicator import Communicator
 from hpcdl.errors import UsageError
+from hpcdl.kernels.device import Array
 
 
 class TensorGroup:
@@ -43,40 +46,40 @@ class TensorGroup:
         self.comm, self.sequence = comm, sequence
         self.rank, self.size = comm.rank, comm.size
 
-    def f(self, x, pool):
+    def f(self, x: Array, pool: Any) -> Array:
         """Forward, before a product with a matrix cut by columns: x with all its rows.
 
         sequence: a new array from the pool, (rows * size, width); x stays with the caller.
         """
         return self._gather(x, pool) if self.sequence else x
 
-    def f_backward(self, dx, pool):
+    def f_backward(self, dx: Array, pool: Any) -> Array:
         """Backward, after the products of all ranks: their sum, in dx's place.
 
         sequence: this rank's rows of it, (rows / size, width), a new array from the pool, to which dx goes back.
         """
         return self._sum(dx, pool)
 
-    def g(self, y, pool):
+    def g(self, y: Array, pool: Any) -> Array:
         """Forward, after a product with a matrix cut by rows: the sum over all ranks, as `f_backward`."""
         return self._sum(y, pool)
 
-    def g_backward(self, dy, pool):
+    def g_backward(self, dy: Array, pool: Any) -> Array:
         """Backward, before the products of all ranks: dy with all its rows, as `f`."""
         return self._gather(dy, pool) if self.sequence else dy
 
-    def all_reduce(self, array, op: str = "sum") -> None:
+    def all_reduce(self, array: Array, op: str = "sum") -> None:
         """Replace `array` by its sum (mean, max, min) over all ranks: what a loss cut over classes needs."""
         self.comm.all_reduce(array, op)
 
-    def _gather(self, part, pool):
+    def _gather(self, part: Array, pool: Any) -> Array:
         n, width = part.shape
         whole = pool.take(n * self.size, width)
         whole[self.rank * n : (self.rank + 1) * n] = part
         self.comm.all_gather(whole)
         return whole
 
-    def _sum(self, whole, pool):
+    def _sum(self, whole: Array, pool: Any) -> Array:
         if not self.sequence:
             self.comm.all_reduce(whole)
             return whole

@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import networkx
 
@@ -87,7 +88,7 @@ def topology(spec: str, size: int, seed: int = 0) -> Topology:
     name = spec.partition(":")[0]
     if name not in SETTINGS and (Path(spec).is_file() or "/" in spec or "." in name):
         edges = read_edges(spec, size)
-        weights = None if None in edges.values() else edges
+        weights: Any = None if None in edges.values() else edges
         found = Topology(spec, spec, size, [_graph(size, edges)], weights=weights)
         missing = unreached(found.steps[0])
         if missing:
@@ -209,7 +210,7 @@ def matching(size: int, seed: int, step: int) -> Graph:
 
 def _graph(size: int, edges: Iterable[tuple[int, int]]) -> Graph:
     """Edges that go both ways, as a graph."""
-    to = [set() for _ in range(size)]
+    to: list[set[int]] = [set() for _ in range(size)]
     for a, b in edges:
         to[a].add(b)
         to[b].add(a)
@@ -229,7 +230,7 @@ def read_edges(path: str, size: int) -> dict[tuple[int, int], float | None]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UsageError(f"cannot read the edges in {path}: {reason}") from None
-    edges = {}
+    edges: dict[tuple[int, int], float | None] = {}
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:

@@ -14,6 +14,9 @@ import contextlib
 import dataclasses
 import json
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -26,7 +29,7 @@ from hpcdl.files import atomic_write
 ROUNDS = 10
 
 
-class Traffic(dict):
+class Traffic(dict[str, Counters]):
     """Counters by kind of operation: traffic["all_reduce"].bytes."""
 
     def __missing__(self, name: str) -> Counters:
@@ -34,7 +37,7 @@ class Traffic(dict):
         return counters
 
     @contextlib.contextmanager
-    def uncounted(self):
+    def uncounted(self) -> Iterator[None]:
         """What passes inside is not counted: what is no part of the training, on its communicators."""
         before = {name: dataclasses.replace(counters) for name, counters in self.items()}
         try:
@@ -50,7 +53,7 @@ class Traffic(dict):
     @property
     def messages(self) -> int | None:
         """Messages sent, or None when a library's own collective hid some."""
-        each = [counters.messages for counters in self.values()]
+        each: list[Any] = [counters.messages for counters in self.values()]
         return None if None in each else sum(each)
 
     @property
@@ -96,11 +99,12 @@ class Timeline:
 
     def __init__(self, comm: MPI.Intracomm, limit: int = 0):
         self.comm, self.limit = comm, limit
-        self.spans, self.dropped = [], 0
-        self.node = ranks_of_node(comm) if limit else None
-        self.first = (time.perf_counter_ns(), clock_offset(comm, self.node)) if limit else None
+        self.spans: list[tuple[str, int, int, dict]] = []
+        self.dropped = 0
+        self.node: Any = ranks_of_node(comm) if limit else None  # MPI.Intracomm | None
+        self.first: Any = (time.perf_counter_ns(), clock_offset(comm, self.node)) if limit else None  # type: ignore[arg-type]
 
-    def add(self, name: str, start: int, stop: int, **details) -> None:
+    def add(self, name: str, start: int, stop: int, **details: Any) -> None:
         """Keep one span; start and stop are `time.perf_counter_ns()`; details: what a picture shows of it, by name."""
         if len(self.spans) < self.limit:
             self.spans.append((name, start, stop, details))
@@ -108,7 +112,7 @@ class Timeline:
             self.dropped += 1
 
     @contextlib.contextmanager
-    def span(self, name: str):
+    def span(self, name: str) -> Iterator[None]:
         """`with timeline.span("evaluate"): ...`"""
         start = time.perf_counter_ns()
         try:
@@ -122,7 +126,7 @@ class Timeline:
             self.node.Free()
             self.node = None
 
-    def write(self, path, root: int = 0) -> None:
+    def write(self, path: str | Path | None, root: int = 0) -> None:
         """Gather all ranks' spans, on the clock of rank 0, on `root`, and write them there to `path`; collective."""
         with activity.inside("write the trace"):
             now, last = time.perf_counter_ns(), clock_offset(self.comm, self.node)
@@ -134,11 +138,11 @@ class Timeline:
         if everyone is None or path is None:
             return
         origin = min((start for _, spans, _ in everyone for _, start, _, _ in spans), default=0)
-        events = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}}]
+        events: list[dict] = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}}]
         for rank, (host, spans, dropped) in enumerate(everyone):
             label = f"rank {rank} on {host}" + (f" ({dropped} later spans not kept)" if dropped else "")
             for row, nested in enumerate(rows(spans) or [[]]):
-                place = {"ph": "M", "pid": 0, "tid": row * len(everyone) + rank}
+                place: dict[str, Any] = {"ph": "M", "pid": 0, "tid": row * len(everyone) + rank}
                 events.append(place | {"name": "thread_name", "args": {"name": label}})
                 events.append(place | {"name": "thread_sort_index", "args": {"sort_index": rank}})
                 events += [as_event(span, origin, place["tid"]) for span in nested]
@@ -152,7 +156,8 @@ def rows(spans: list) -> list[list]:
 
     Blocking calls always nest; operations in flight at once may overlap, which a row of a trace cannot show.
     """
-    spread, open_until = [], []  # for each row its spans, and the ends of those that are open, the innermost last
+    spread: list[list] = []  # for each row its spans,
+    open_until: list[list[float]] = []  # and the ends of those that are open, the innermost last
     for span in sorted(spans, key=lambda span: (span[1], -span[2])):
         start, end = span[1], span[1] + span[2]
         for ends in open_until:
@@ -167,9 +172,9 @@ def rows(spans: list) -> list[list]:
     return spread
 
 
-def as_event(span, origin: float, row: int) -> dict:
+def as_event(span: tuple[str, float, float, dict], origin: float, row: int) -> dict:
     """A span as a complete event of the trace format, in microseconds from the origin."""
     name, start, length, details = span
-    event = {"name": name, "ph": "X", "pid": 0, "tid": row}
+    event: dict[str, Any] = {"name": name, "ph": "X", "pid": 0, "tid": row}
     event |= {"ts": round((start - origin) / 1e3, 3), "dur": round(length / 1e3, 3)}
     return event | {"args": details} if details else event

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from typing import Any
 
 from mpi4py import MPI
 
@@ -29,10 +30,11 @@ class Watchdog(threading.Thread):
     def __init__(self, comm: MPI.Intracomm, timeout: float):
         super().__init__(name="hpcdl-watchdog", daemon=True)
         self.comm, self.timeout = comm.Dup(), timeout
-        self.main, self.stopped = threading.main_thread().ident, threading.Event()
+        self.main: Any = threading.main_thread().ident
+        self.stopped = threading.Event()
         self.talks = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.grace = min(3.0, max(1.0, timeout / 2))  # seconds that others have to answer
-        self.alarmed = None
+        self.alarmed: float | None = None
         self.start()
 
     def run(self) -> None:
@@ -92,14 +94,14 @@ class Watchdog(threading.Thread):
             return f"in no communication (the last was {activity.last}), at {where}"
         return f"waits in {waiting[0]} for {waiting[1]:.1f} s, called from {where}"
 
-    def abort(self, lines) -> None:
+    def abort(self, lines: list[str]) -> None:
         sys.stderr.write("".join(f"hpcdl watchdog: {line}\n" for line in lines))
         end_job(1)
 
     def send(self, text: str, to: int, tag: int) -> None:
         self.comm.Isend(text.encode(), to, tag).Free()  # never waited for: the job is about to end
 
-    def receive(self, tag: int):
+    def receive(self, tag: int) -> tuple[int, str] | None:
         """(source, text) of a message with this tag that has come, or None."""
         status = MPI.Status()
         if not self.comm.Iprobe(MPI.ANY_SOURCE, tag, status):

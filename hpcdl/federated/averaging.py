@@ -9,6 +9,7 @@ is divided by           the sum of the n_k that came               C K, whoever 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,7 @@ class PrivateAverage(WeightedAverage):
         privacy.add_noise(one, 0.0, np.random.default_rng())
         self.expected = fraction * len(rows)
         self.clip, self.noise, self.delta = clip, noise, delta
-        self.each_round = privacy.divergences(noise, fraction) if noise else None
+        self.each_round: Any = privacy.divergences(noise, fraction) if noise else None
         self.spent = np.zeros(len(privacy.ORDERS))
 
     def tracked(self) -> dict[str, Same]:

@@ -16,6 +16,7 @@ order of the rows depends on seed, client, round and epoch, never on the rank.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class ClientUpdate:
 
     def __init__(
         self,
-        model,
+        model: Any,
         data: Data,
         rows: Sequence[np.ndarray],
         optimizer: Optimizer,

@@ -8,7 +8,7 @@
 Pure functions of the seed, the round and the client, never of the rank: every rank knows them without a message.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from hpcdl.chunks import longest_first
@@ -35,7 +35,7 @@ def fate(random: Random, turn: int, client: int, drop_out: float, late: float) -
     return "dropped" if dropped < drop_out else "late" if delayed < late else "answers"
 
 
-def deal(work: dict[int, float], ranks: int) -> list[list[int]]:
+def deal(work: Mapping[int, float], ranks: int) -> list[list[int]]:
     """The clients of each rank, by their work the longest first (hpcdl/chunks.py); equal ones in their own order."""
     clients = sorted(work, key=lambda client: (-work[client], client))
     owners = longest_first([work[client] for client in clients], ranks)

@@ -43,6 +43,7 @@ the `cryptography` package.)
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def add_mask(vector: np.ndarray, key: bytes, sign: int = 1) -> None:
     combine = np.add if sign > 0 else np.subtract
     for start in range(0, vector.size, BLOCK):
         part = vector[start : start + BLOCK]
-        cipher.update_into(ZEROS[: part.nbytes], STREAM.view(np.uint8))
+        cipher.update_into(ZEROS[: part.nbytes], STREAM.view(np.uint8))  # type: ignore[arg-type]
         combine(part, STREAM[: part.size], out=part)
 
 
@@ -103,7 +104,8 @@ class Party:
     def __init__(self, number: int):
         self.number = number
         self.sealing, self.masking = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-        self.seed, self.sealed = os.urandom(SEED), None
+        self.seed = os.urandom(SEED)
+        self.sealed: Any = None
 
     def advertise(self) -> np.ndarray:
         """Round 0: its public keys, (2 * KEY,) bytes."""
@@ -251,7 +253,7 @@ class SecureAggregator:
                 continue
             masking = X25519PrivateKey.from_private_bytes(secret)
             for v in np.flatnonzero(answered):
-                add_mask(self.total, agreed(masking, self.keys[v, KEY:], b"hpcdl mask"), -mask_sign(v, u))
+                add_mask(self.total, agreed(masking, self.keys[v, KEY:], b"hpcdl mask"), -mask_sign(int(v), u))
 
     def _exchange(self, rows: np.ndarray, columns: list[np.ndarray], counts: list[int]) -> np.ndarray:
         """Send columns[r] of this rank's rows to each rank r; returns, rank after rank, the counts[r] rows from rank r.

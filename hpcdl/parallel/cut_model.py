@@ -9,17 +9,19 @@ parts hold, too, and of the squares of the whole gradient.
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
+from hpcdl.comm.trace import Traffic
 from hpcdl.data import Batch
 from hpcdl.errors import UsageError
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.memory import Memory
 from hpcdl.models.layered import Weights
+from hpcdl.models.layout import Piece
 from hpcdl.models.part import Part
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.zero import Shards
@@ -27,11 +29,12 @@ from hpcdl.runs.accumulated import accumulation
 from hpcdl.runs.cut_vector import CutVector
 from hpcdl.runs.evaluation import summed_scores
 from hpcdl.runs.held import Held, fingerprint
+from hpcdl.runs.options import Options
 from hpcdl.runs.state import Tracked
 from hpcdl.runs.straggler import stretched
 
 
-def check_same_rows(options, sharing: int) -> None:
+def check_same_rows(options: Options, sharing: int) -> None:
     """Raise UsageError where `sharing` ranks, which share a model, cannot all read the same examples."""
     if sharing > 1 and options.placement == "partitioned":
         raise UsageError(
@@ -63,7 +66,7 @@ class AllLayers:
     computing.
     """
 
-    def __init__(self, model, part: Part, weights: Weights, traffic):
+    def __init__(self, model: Any, part: Part, weights: Weights, traffic: Traffic):
         self.model, self.part, self.weights, self.traffic = model, part, weights, traffic
 
     def forward_backward(self, batch: Batch) -> float:
@@ -89,7 +92,7 @@ class CutModel(Held):
     def __init__(
         self,
         comm: Communicator,
-        model,
+        model: Any,
         shards: Shards,
         computing: Computing | None = None,
         summed: Sequence[tuple[Communicator | None, list[slice]]] = (),
@@ -166,12 +169,14 @@ class CutModel(Held):
     def tracked(self) -> dict[str, Tracked]:
         """Whole vectors, in the order of the layout; collective."""
         shards, size = self.shards, self.model.layout.size
-        found = {"parameters": CutVector(self.peers, shards.parameters, shards.parameter_pieces, size)}
+        found: dict[str, Tracked] = {
+            "parameters": CutVector(self.peers, shards.parameters, shards.parameter_pieces, size)
+        }
         for name, vector in shards.optimizer.state.items():
             found[f"optimizer/{name}"] = CutVector(self.peers, vector, shards.pieces, size)
         return found
 
-    def evaluate(self, split, classes: int) -> np.ndarray:
+    def evaluate(self, split: Any, classes: int) -> np.ndarray:
         """[losses, right answers or squared errors, examples] of a split, summed over the peers; collective."""
 
         def score(batch: Batch) -> tuple[float, float]:
@@ -196,7 +201,7 @@ class CutModel(Held):
             mine[piece._replace(local=0)] = fingerprint(self.device.host(vector))
         with activity.inside("compare the replicas"):
             found = everyone.mpi.allgather(mine)
-        seen = {}
+        seen: dict[Piece, list[int]] = {}
         for each in found:
             for piece, value in each.items():
                 seen.setdefault(piece, []).append(value)

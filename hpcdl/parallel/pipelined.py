@@ -11,19 +11,22 @@ The groups are those of a grid (hpcdl/comm/grid.py), or of one `OnePipeline` of 
 """
 
 import itertools
+from typing import Any
 
 import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.grid import Grid, two_ends
 from hpcdl.comm.tensor_group import TensorGroup
-from hpcdl.data import Batch
+from hpcdl.data import Batch, Data
 from hpcdl.models.balance import cut_layers, measured_costs
 from hpcdl.models.part import Part
+from hpcdl.optim import Optimizer
 from hpcdl.parallel.cut_model import CutModel
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import Stage
 from hpcdl.parallel.zero import Shards
+from hpcdl.runs.run import Run
 from hpcdl.runs.wrapped import plain
 
 
@@ -43,10 +46,10 @@ class OnePipeline:
 
 
 def pipelined(
-    run,
-    model,
-    data,
-    optimizer,
+    run: Run,
+    model: Any,
+    data: Data,
+    optimizer: Optimizer,
     groups: Grid | OnePipeline,
     chunks: int = 1,
     balance: str = "parameters",
@@ -72,12 +75,14 @@ def pipelined(
     return CutModel(run.comm, model, shards, stage, summed, reports_loss, ahead), stage
 
 
-def place_layers(run, model, data, comm: Communicator, chunks: int = 1, balance: str = "parameters") -> list[range]:
+def place_layers(
+    run: Run, model: Any, data: Data, comm: Communicator, chunks: int = 1, balance: str = "parameters"
+) -> list[range]:
     """The layers of this rank: `chunks` ranges of their numbers, the chunks of all ranks lying in turns; collective.
 
     balance: "parameters" or "measured", by the seconds that rank 0 takes for a batch's layers, one after the other.
     """
-    costs = None
+    costs: Any = None
     if balance == "measured":
         model = plain(model)
         costs = np.empty(len(model.layers) - 1)

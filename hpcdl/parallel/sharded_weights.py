@@ -13,9 +13,13 @@ and when backward come to it, the next layer's while it is computed, and freed w
 """
 
 import dataclasses
+from typing import Any
 
+from hpcdl.comm.requests import Request
+from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_into
 from hpcdl.models.layered import FlatWeights, Weights
+from hpcdl.models.layout import Tensor
 from hpcdl.parallel.zero import Shards
 
 
@@ -33,10 +37,14 @@ class ShardedWeights:
     gives it up, so that between steps there is only what this rank owns.
     """
 
+    open_gradient: Any  # of the layer that backward is at
+    leaving: Any  # of the one before, on its way: its buffer, and (unit, its sum, request)
+
     def __init__(self, shards: Shards):
         self.shards, part, units = shards, shards.part, shards.units
         self.w = part.views(shards.parameters) if shards.stage < 3 else None
-        self.places, self.tensors = [], []  # of each layer: where its units, and its tensors, lie in a buffer
+        self.places: list[dict[int, slice]] = []  # of each layer: where its units lie in a buffer,
+        self.tensors: list[list[Tensor]] = []  # and where its tensors do
         for tensors in part.tensors:
             of = [units.unit_of(tensor.slice) for tensor in tensors]
             places, start = {}, 0
@@ -53,9 +61,10 @@ class ShardedWeights:
         self.lengths = [max((place.stop for place in places.values()), default=0) for places in self.places]
         sizes = sorted(self.lengths)
         self.most = {"parameters": sum(sizes[-2:]), "gradients": sum(sizes[-1:])}  # elements, in buffers of each kind
-        self.free, self.taken = {"parameters": [], "gradients": []}, {"parameters": 0, "gradients": 0}
-        self.gathered = {}  # layer: its buffer, and the requests that fill it
-        self.open_gradient = self.leaving = None  # of the layer that backward is at; of the one before, on its way
+        self.free: dict[str, list[Array]] = {"parameters": [], "gradients": []}
+        self.taken = {"parameters": 0, "gradients": 0}
+        self.gathered: dict[int, tuple[Any, list[Request]]] = {}  # layer: its buffer, and the requests that fill it
+        self.open_gradient = self.leaving = None
 
     def open(self, i: int, following: int | None) -> tuple:
         """The parameters of layer i; those of the following one are then on their way."""
@@ -69,9 +78,10 @@ class ShardedWeights:
             requests.pop().wait()
         return self._views(i, buffer)
 
-    def _gather(self, i):
+    def _gather(self, i: int) -> None:
         """Start to gather the parameters of layer i."""
-        buffer, requests = self._take("parameters", i) if self.tensors[i] else None, []
+        buffer: Any = self._take("parameters", i) if self.tensors[i] else None
+        requests: list[Request] = []
         for u, place in self.places[i].items():
             buffer[place][self.shards.units.in_unit[u]] = self.shards.owned_parameters[u]
             requests.append(self.shards.gather_unit(u, buffer[place]))
@@ -101,7 +111,7 @@ class ShardedWeights:
             requests = [(u, buffer[place], scatter(u, buffer[place])) for u, place in self.places[i].items()]
             self.leaving = buffer, requests
 
-    def _settle(self):
+    def _settle(self) -> None:
         """Add what this rank owns of the sums on their way to its gradient."""
         if self.leaving is None:
             return
@@ -121,7 +131,7 @@ class ShardedWeights:
             while buffers:
                 self._drop(kind)
 
-    def _take(self, kind, i):
+    def _take(self, kind: str, i: int) -> Array:
         """A buffer for layer i: a free one of its size, or a new one, for which others are given up where need be."""
         free, length = self.free[kind], self.lengths[i]
         for at, buffer in enumerate(free):
@@ -132,12 +142,12 @@ class ShardedWeights:
         self.taken[kind] += length
         return self.shards.memory.hold(kind, self.shards.device.empty(length, self.shards.part.dtype))
 
-    def _drop(self, kind):
+    def _drop(self, kind: str) -> None:
         """Give up a free buffer."""
         buffer = self.free[kind].pop()
         self.taken[kind] -= buffer.size
         self.shards.memory.add(kind, -buffer.nbytes)
 
-    def _views(self, i, buffer):
+    def _views(self, i: int, buffer: Array) -> tuple[Array, ...]:
         """The tensors of layer i in a buffer."""
         return tuple([tensor.view(buffer) for tensor in self.tensors[i]])

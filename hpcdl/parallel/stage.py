@@ -17,14 +17,16 @@ blocks, and that is all the time that a stage idles.
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.node import ranks_of_node
 from hpcdl.comm.progress import activity
+from hpcdl.comm.requests import Request
 from hpcdl.comm.trace import clock_offset
 from hpcdl.data import Batch
+from hpcdl.kernels.device import Array
 from hpcdl.models.layered import Weights
 from hpcdl.models.part import Part
 from hpcdl.parallel.timetable import Action, Span
@@ -38,10 +40,10 @@ class InFlight(NamedTuple):
     """A micro-batch between its forward and its backward; kept: None where it is made anew; shape: of y."""
 
     batch: Batch
-    x: object
+    x: Array
     kept: list | None
-    shape: tuple | None
-    sent: object
+    shape: Any  # tuple[int, ...] | None
+    sent: Any  # Request | None
     weights: Weights
 
 
@@ -54,17 +56,21 @@ class Stage:
     first start, last stop and seconds computing, for `costs`.
     """
 
-    def __init__(self, comm: Communicator, part: Part, weights: Weights, model, recompute: bool = False):
+    def __init__(self, comm: Communicator, part: Part, weights: Weights, model: Any, recompute: bool = False):
         self.comm, self.part, self.weights, self.model, self.recompute = comm, part, weights, model, recompute
         self.stages, self.chunks, self.pool = comm.size, len(part.chunks), part.pool
         self.before, self.after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-        self.in_flight, self.leaving = {}, []
-        self.most_in_flight, self.done = 0, []
+        self.in_flight: dict[tuple[int, int], InFlight] = {}  # by number and chunk
+        self.leaving: list[tuple[Request | None, Callable[[], None]]] = []
+        self.most_in_flight = 0
+        self.done: list[tuple[float, float, float]] = []
         self.begin()
 
     def begin(self, shown: int | None = None) -> None:
         """What follows is one step; of its spans the last so many are kept, or all."""
-        self.spans, self.started, self.busy = deque(maxlen=shown), None, 0.0
+        self.spans: deque[Span] = deque(maxlen=shown)
+        self.started: Any = None  # when, once it has
+        self.busy = 0.0
 
     def end(self, apart_seconds: float = 0.0) -> None:
         """The step ends when all that was sent has left; so many seconds of it were spent apart from it."""
@@ -76,7 +82,7 @@ class Stage:
         if self.spans:
             self.done.append((self.started, self.spans[-1].stop - apart_seconds, self.busy))
 
-    def run(self, actions: Iterable[Action], batches) -> float:
+    def run(self, actions: Iterable[Action], batches: Sequence[Batch]) -> float:
         """Take micro-batches through this stage as the schedule says; returns their sum of losses, 0 where it is not.
 
         batches: the micro-batches, on every stage.
@@ -132,7 +138,7 @@ class Stage:
         with self._computing(Action("B", number, chunk), 2 / 3 + (1 / 3 if kept is None else 0)):
             if kept is None:
                 _, kept = self._forward(weights, x, chunk, batch)
-            dx = self.part.backward(weights, kept, dy, self.part.numbers[chunk])
+            dx: Any = self.part.backward(weights, kept, dy, self.part.numbers[chunk])
         if not self._first(chunk):
             self.pool.give(x)
             to = self._send(dx, self.before, "B", number, chunk - (self.comm.rank == 0))
@@ -201,35 +207,37 @@ class Stage:
 
     # -- what these share --------------------------------------------------------------------------------------------
 
-    def _first(self, chunk):
+    def _first(self, chunk: int) -> bool:
         return self.comm.rank == 0 and chunk == 0
 
-    def _last(self, chunk):
+    def _last(self, chunk: int) -> bool:
         return self.comm.rank == self.stages - 1 and chunk == self.chunks - 1
 
-    def _forward(self, weights, x, chunk, batch, keep=True):
+    def _forward(
+        self, weights: Weights, x: Array, chunk: int, batch: Batch, keep: bool = True
+    ) -> tuple[Any, list[tuple[Any, Any]]]:
         targets = self.part.targets(batch) if self._last(chunk) else None
         return self.part.forward(weights, x, self.part.numbers[chunk], targets, keep)
 
-    def _tag(self, kind, number, chunk):
+    def _tag(self, kind: str, number: int, chunk: int) -> int:
         """Of a message to this chunk of the stage that receives it."""
         return (len(KINDS) * (number * self.chunks + chunk) + KINDS.index(kind)) % TAGS
 
-    def _receive(self, shape, source, tag):
+    def _receive(self, shape: Any, source: int, tag: int) -> Array:
         array = self.pool.take(*shape)
         self.comm.wait(array, source, tag)
         return array
 
-    def _send(self, array, to, kind, number, chunk):
+    def _send(self, array: Array, to: int, kind: str, number: int, chunk: int) -> Request:
         return self.comm.ipush(array, to, self._tag(kind, number, chunk))
 
-    def _send_on(self, y, kind, number, chunk):
+    def _send_on(self, y: Array, kind: str, number: int, chunk: int) -> Request:
         """To the stage after, whose chunk is the next one where this is the last stage."""
         return self._send(y, self.after, kind, number, chunk + (self.comm.rank == self.stages - 1))
 
-    def _sweep(self):
+    def _sweep(self) -> None:
         """Give back what has left."""
-        still = []
+        still: list[tuple[Request | None, Callable[[], None]]] = []
         for request, give in self.leaving:
             if request is None or request.test():
                 give()
@@ -238,7 +246,7 @@ class Stage:
         self.leaving = still
 
     @contextlib.contextmanager
-    def _computing(self, action: Action, fraction: float):
+    def _computing(self, action: Action, fraction: float) -> Iterator[None]:
         """A span of the picture; as long as the run pretends."""
         begun = time.perf_counter_ns()
         with stretched(self.model, fraction / self.chunks, self.comm.traffic):

@@ -23,8 +23,8 @@ class Stash:
         self.stage, self.parameters, part = stage, shards.parameters, shards.part
         rooms = [shards.new("parameters", part.size) for _ in range(versions)]
         self.free = [FlatWeights(part, room, shards.gradient) for room in rooms]
-        self.stashed = {}  # by micro-batch
-        self.current = []  # micro-batches in flight whose version no update has followed
+        self.stashed: dict[int, FlatWeights] = {}  # by micro-batch
+        self.current: list[int] = []  # micro-batches in flight whose version no update has followed
 
     def forward(self, microbatch: int) -> None:
         """Its forward has taken the current weights."""

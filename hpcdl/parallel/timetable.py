@@ -10,7 +10,7 @@ class Action(NamedTuple):
     microbatch: int
     chunk: int = 0
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.kind}{self.microbatch}" + (f".{self.chunk}" if self.chunk else "")
 
 

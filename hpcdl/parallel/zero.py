@@ -14,11 +14,15 @@ whole layers have an owner, who broadcasts their parameters and to whom their gr
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.requests import Request
+from hpcdl.kernels.device import Array
 from hpcdl.models.part import Part
+from hpcdl.optim import Optimizer
 from hpcdl.parallel.units import Units
+from hpcdl.random import Random
 
 
 class Shards:
@@ -32,7 +36,15 @@ class Shards:
     in the whole model the parameters and what it updates lie.
     """
 
-    def __init__(self, run, part: Part, optimizer, group: Communicator, stage: int = 0, owners: bool = False):
+    def __init__(
+        self,
+        run: Any,
+        part: Part,
+        optimizer: Optimizer,
+        group: Communicator,
+        stage: int = 0,
+        owners: bool = False,
+    ):
         self.part, self.group, self.stage = part, group, stage
         self.memory, self.device = run.memory, part.device
         place = (0, 1) if stage == 0 else (group.rank, group.size)
@@ -50,12 +62,12 @@ class Shards:
         self.pieces = pieces if stage == 0 else units.pieces(part.pieces())
         self.parameter_pieces = pieces if stage < 3 else self.pieces
 
-    def new(self, kind: str, size: int):
+    def new(self, kind: str, size: int) -> Array:
         """A vector that stays; where an all-reduce gains from it, the other ranks of the node reach it, too."""
         make = self.group.empty if self.stage == 0 else self.device.empty
         return self.memory.hold(kind, make(size, self.part.dtype))
 
-    def _initialize(self, random) -> None:
+    def _initialize(self, random: Random) -> None:
         """Fill in what is held here of the initial values, of which one layer is made at a time."""
         for where, values in self.part.initial(random):
             if self.stage < 3:
@@ -66,11 +78,11 @@ class Shards:
                 own = values[start : start + inside.stop - inside.start]
                 self.device.copy_in(self.owned_parameters[u][inside], own)
 
-    def gradients_of(self, part: slice) -> list:
+    def gradients_of(self, part: slice) -> list[Array]:
         """Views of what this rank owns of a slice of the gradient, as the part has it whole."""
         return [self.owned_gradients[u][inside] for u, inside in self.units.owned_of(part)]
 
-    def gradients_spoken_for(self) -> list:
+    def gradients_spoken_for(self) -> list[Array]:
         """Views that are, together with those of all other ranks, the whole model's gradient, each element once."""
         return [
             self.owned_gradients[u][piece.local - at.start : piece.local - at.start + piece.size]
@@ -100,18 +112,18 @@ class Shards:
         if self.stage in (1, 2):
             self._each_unit(self.gather_unit, self.parameters)
 
-    def _each_unit(self, start: Callable, vector) -> None:
+    def _each_unit(self, start: Callable[[int, Array], Request], vector: Array) -> None:
         """Start an operation on each unit of a vector, and wait for all."""
         for request in [start(u, vector[unit]) for u, unit in enumerate(self.units.units)]:
             request.wait()
 
-    def gather_unit(self, u: int, buffer) -> Request:
+    def gather_unit(self, u: int, buffer: Array) -> Request:
         """Fill in all of unit u, of which each rank has put in what it owns; a request."""
         if self.units.owner is None:
             return self.group.iall_gather(buffer)
         return self.group.ibroadcast(buffer, self.units.owner[u])
 
-    def scatter_unit(self, u: int, buffer) -> Request:
+    def scatter_unit(self, u: int, buffer: Array) -> Request:
         """Sum unit u over the ranks; what this rank owns of it is then the sum. A request."""
         if self.units.owner is None:
             return self.group.ireduce_scatter(buffer)

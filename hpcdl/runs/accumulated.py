@@ -9,11 +9,11 @@ same but for the order of additions, and no update takes place in between.
 """
 
 from collections.abc import Callable
-
-import numpy as np
+from typing import Any
 
 from hpcdl.data import Batch
 from hpcdl.errors import AgreedError
+from hpcdl.kernels.device import Array
 from hpcdl.runs.wrapped import Wrapped
 
 NOTHING = slice(0, 0)
@@ -22,12 +22,12 @@ NOTHING = slice(0, 0)
 class Accumulated(Wrapped):
     """`model`, whose gradient of a batch is computed in so many parts."""
 
-    def __init__(self, model, parts: int):
+    def __init__(self, model: Any, parts: int):
         super().__init__(model)
         self.parts = parts
 
     def loss_and_gradient(
-        self, parameters: np.ndarray, batch: Batch, gradient: np.ndarray, on_ready: Callable | None = None
+        self, parameters: Array, batch: Batch, gradient: Array, on_ready: Callable[[slice], object] | None = None
     ) -> float:
         """Adds to `gradient`; returns the sum of losses.
 
@@ -36,6 +36,7 @@ class Accumulated(Wrapped):
         """
 
         def not_yet(part: slice) -> None:
+            assert on_ready is not None
             on_ready(NOTHING)
 
         *parts, last = batch.split(self.parts)
@@ -44,17 +45,17 @@ class Accumulated(Wrapped):
         return loss + self.model.loss_and_gradient(parameters, last, gradient, on_ready)
 
 
-def accumulated(model, parts: int):
+def accumulated(model: Any, parts: int) -> Any:
     """The model itself, or one that accumulates its gradient over so many parts of a batch."""
     return model if parts == 1 else Accumulated(model, parts)
 
 
-def accumulation(model) -> int:
+def accumulation(model: Any) -> int:
     """The parts in which this model accumulates its gradient."""
     return getattr(model, "parts", 1)
 
 
-def refuse_another_accumulation(model, parts: int) -> None:
+def refuse_another_accumulation(model: Any, parts: int) -> None:
     """Raise AgreedError, on all ranks alike, where the options ask for so many parts and the model has others."""
     if accumulation(model) != parts:
         raise AgreedError(

@@ -50,7 +50,8 @@ class Agreement:
 
     def __init__(self, comm: Communicator, step: int = 0, fewest: int = 1):
         self.comm, self.step, self.fewest = comm, step, fewest
-        self.interval, self.steps_done = fewest, []
+        self.interval = fewest
+        self.steps_done: list[Step] = []
         self.begun = self.met = time.perf_counter()
 
     def start(self) -> None:

@@ -9,10 +9,16 @@ A checkpoint is the whole vector in the order of the layout, whatever the cut wa
 it. Gathering puts one whole vector into the memory of rank 0 (on the host, where the others are on GPUs).
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
-from hpcdl.kernels.device import device_of
+from hpcdl.kernels.device import Array, device_of
+
+if TYPE_CHECKING:
+    from hpcdl.models.layout import Piece
 
 
 class CutVector:
@@ -24,7 +30,7 @@ class CutVector:
     one rank speaks.
     """
 
-    def __init__(self, comm, array, pieces: list, size: int):
+    def __init__(self, comm: Communicator, array: Array, pieces: "list[tuple[Piece, bool]]", size: int):
         self.array, self.pieces, self.size = array, pieces, size
         with activity.inside("gather the cut"):
             self.everyone = comm.mpi.gather(pieces)
@@ -33,13 +39,14 @@ class CutVector:
         """A whole vector is stored under its own name."""
         return name
 
-    def gather(self, comm) -> np.ndarray | None:
+    def gather(self, comm: Communicator) -> np.ndarray | None:
         """The whole vector on rank 0, None elsewhere; collective."""
         host = device_of(self.array).host(self.array)
         mine = packed(host, self.pieces)
         if comm.rank > 0:
             comm.push(mine, 0)
             return None
+        assert self.everyone is not None
         whole = np.empty(self.size, host.dtype)
         for rank, pieces in enumerate(self.everyone):
             if rank > 0:
@@ -48,9 +55,10 @@ class CutVector:
             place(mine, [piece for piece, speaks in pieces if speaks], whole)
         return whole
 
-    def scatter(self, comm, whole: np.ndarray | None) -> None:
+    def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
         """Give all ranks their parts of the vector that rank 0 has; collective."""
         if comm.rank == 0:
+            assert whole is not None and self.everyone is not None
             parts = [take(whole, [piece for piece, _ in pieces]) for pieces in self.everyone]
             for rank in range(1, comm.size):
                 comm.push(parts[rank], rank)
@@ -65,20 +73,20 @@ class CutVector:
         device_of(self.array).copy_in(self.array, host)
 
 
-def packed(array: np.ndarray, pieces: list) -> np.ndarray:
+def packed(array: np.ndarray, pieces: "list[tuple[Piece, bool]]") -> np.ndarray:
     """The elements of the pieces that this rank speaks for, one after another."""
     parts = [array[piece.local : piece.local + piece.size] for piece, speaks in pieces if speaks]
     return np.concatenate([np.empty(0, array.dtype), *parts])
 
 
-def blocks(whole: np.ndarray, piece) -> np.ndarray:
+def blocks(whole: np.ndarray, piece: "Piece") -> np.ndarray:
     """The elements of a piece in the whole vector, as a view (blocks, length)."""
     item = whole.itemsize
     shape, strides = (piece.blocks, piece.length), (piece.stride * item, item)
     return np.lib.stride_tricks.as_strided(whole[piece.start :], shape, strides)
 
 
-def place(values: np.ndarray, pieces: list, whole: np.ndarray) -> None:
+def place(values: np.ndarray, pieces: "list[Piece]", whole: np.ndarray) -> None:
     """Write values, packed, where the pieces lie."""
     start = 0
     for piece in pieces:
@@ -87,6 +95,6 @@ def place(values: np.ndarray, pieces: list, whole: np.ndarray) -> None:
         start += piece.size
 
 
-def take(whole: np.ndarray, pieces: list) -> np.ndarray:
+def take(whole: np.ndarray, pieces: "list[Piece]") -> np.ndarray:
     """The elements of the pieces, packed."""
     return np.concatenate([np.empty(0, whole.dtype), *(blocks(whole, each).ravel() for each in pieces if each.size)])

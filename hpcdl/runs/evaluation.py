@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcdl.chunks import chunk, chunks
 from hpcdl.data import Batch
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Array, Device
 
 ROWS = 1024  # rows that are scored at once: bounds the memory that evaluation needs
 
@@ -27,7 +27,7 @@ class Scores(NamedTuple):
         return {f"{prefix}_{name}": value for name, value in ({"loss": self.loss} | second).items()}
 
 
-def evaluate(model, parameters, split, classes: int, share: tuple[int, int] = (0, 1)) -> np.ndarray:
+def evaluate(model: Any, parameters: Array, split: Any, classes: int, share: tuple[int, int] = (0, 1)) -> np.ndarray:
     """Sums over this rank's share of the split: [losses, right answers or squared errors, examples].
 
     A model with a member `evaluate` computes them in one forward pass; for any other the loss is taken from
@@ -46,7 +46,11 @@ def evaluate(model, parameters, split, classes: int, share: tuple[int, int] = (0
 
 
 def summed_scores(
-    score: Callable[[Batch], tuple[float, float]], split, share: tuple[int, int], rows_at_once: int, device=CPU
+    score: Callable[[Batch], tuple[float, float]],
+    split: Any,
+    share: tuple[int, int],
+    rows_at_once: int,
+    device: Device = CPU,
 ) -> np.ndarray:
     """[losses, scores, examples] summed over this rank's share of the split; score(batch) -> (sum of losses, score).
 

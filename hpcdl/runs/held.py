@@ -11,18 +11,23 @@ scores (`evaluate`), whether ranks that must agree do (`agree`), for a step's co
 """
 
 import hashlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.operations import SUM
 from hpcdl.data import Batch
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.memory import Memory
 from hpcdl.runs.evaluation import evaluate, scores
 from hpcdl.runs.state import Same, Tracked
 from hpcdl.runs.wrapped import plain
+
+if TYPE_CHECKING:
+    from hpcdl.optim import Optimizer
 
 
 class Held:
@@ -32,10 +37,11 @@ class Held:
     """
 
     peers: Communicator
+    parameters: Any  # Array | None: a strategy knows which
 
-    def __init__(self, model, parameters, optimizer):
+    def __init__(self, model: Any, parameters: Array | None, optimizer: "Optimizer"):
         self.model, self.parameters, self.optimizer = model, parameters, optimizer
-        self.device = getattr(model, "device", CPU)
+        self.device: Device = getattr(model, "device", CPU)
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         """The run begins: `bookkeeping` are all ranks, `memory` counts what is held. A collective call."""
@@ -60,13 +66,13 @@ class Held:
     def refresh(self) -> None:
         """Bring `parameters` up to date, before they are scored or saved; collective over the peers."""
 
-    def evaluate(self, split, classes: int) -> np.ndarray:
+    def evaluate(self, split: Any, classes: int) -> np.ndarray:
         """[losses, right answers or squared errors, examples] of a split, summed over the peers; collective."""
         sums = evaluate(self.model, self.parameters, split, classes, (self.peers.rank, self.peers.size))
         self.peers.all_reduce(sums)
         return sums
 
-    def scores(self, data) -> dict:
+    def scores(self, data: Any) -> dict:
         """The scores of an evaluation by name, on the test part and the validation part; collective over the peers."""
         found: dict = {}
         for name, split in (("test", data.test), ("validation", data.validation)):
@@ -74,7 +80,7 @@ class Held:
                 found |= scores(self.evaluate(split, data.classes), data.classes).named(name)
         return found
 
-    def last_scores(self, data) -> dict:
+    def last_scores(self, data: Any) -> dict:
         """Scores that only the last evaluation has, beside those; collective over the peers."""
         return {}
 
@@ -102,11 +108,13 @@ class Whole(Held):
     """Every rank holds all of it, and the same."""
 
     def tracked(self) -> dict[str, Tracked]:
-        state = {f"optimizer/{name}": Same(vector) for name, vector in self.optimizer.state.items()}
-        return {"parameters": Same(self.parameters)} | state
+        state: dict[str, Tracked] = {"parameters": Same(self.parameters)}
+        return state | {f"optimizer/{name}": Same(vector) for name, vector in self.optimizer.state.items()}
 
 
-def warm_up(held: Held, data, make_optimizer, uncounted: AbstractContextManager) -> None:
+def warm_up(
+    held: Held, data: Any, make_optimizer: "Callable[..., Optimizer]", uncounted: AbstractContextManager
+) -> None:
     """Compile, or load from the cache, what a step needs, before any clock runs.
 
     make_optimizer: `Run.make_optimizer`. uncounted: what a step sends is not counted; the row that it needs, and that a
@@ -124,4 +132,5 @@ def warm_up(held: Held, data, make_optimizer, uncounted: AbstractContextManager)
 
 def fingerprint(vector: np.ndarray) -> int:
     """A number that two vectors share only if they are the same bits."""
-    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(vector), digest_size=7).digest(), "little")
+    contiguous: Any = np.ascontiguousarray(vector)  # a buffer, which mypy believes from Python 3.12 on
+    return int.from_bytes(hashlib.blake2b(contiguous, digest_size=7).digest(), "little")

@@ -5,10 +5,16 @@ and the summary is collective. The parameters lie on servers, or are the average
 derives from `OnOneRank` and says how rank 0 gets at them.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from hpcdl.comm import Communicator
+from hpcdl.kernels.device import Array
 from hpcdl.memory import Memory
 from hpcdl.runs.held import Held
 from hpcdl.runs.state import Same, Tracked
+
+if TYPE_CHECKING:
+    from hpcdl.optim import Optimizer
 
 
 class OnOneRank(Held):
@@ -19,13 +25,13 @@ class OnOneRank(Held):
 
     leads = False  # whether this is rank 0, once the run has begun
 
-    def __init__(self, model, parameters, optimizer, works: bool = True):
+    def __init__(self, model: Any, parameters: Array | None, optimizer: "Optimizer", works: bool = True):
         super().__init__(model, parameters, optimizer)
         self.works = works
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         self.leads = bookkeeping.rank == 0
-        self.peers = bookkeeping.split(0 if self.leads else None, name="leader")
+        self.peers = bookkeeping.split(0 if self.leads else None, name="leader")  # type: ignore[assignment]  # others: None
         if self.works:
             self.weigh(memory)
 

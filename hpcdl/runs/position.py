@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm import refuse_together
 from hpcdl.comm.progress import activity
@@ -11,10 +12,13 @@ from hpcdl.runs.checkpoint import Checkpoint, rotate
 from hpcdl.runs.folder import Folder, absolute, automatic, check_run_folder
 from hpcdl.runs.state import NOT_FINITE
 
+if TYPE_CHECKING:
+    from hpcdl.runs.run import Run
+
 ALIKE = ("optimizer", "seed", "batch")
 
 
-def position(run) -> dict:
+def position(run: "Run") -> dict:
     """The attributes of a checkpoint of this run, as it stands now."""
     return {
         "strategy": run.strategy,
@@ -43,15 +47,15 @@ def position(run) -> dict:
     }
 
 
-def refuse_another(run, found: Checkpoint) -> None:
+def refuse_another(run: "Run", found: Checkpoint) -> None:
     """Raise UsageError for a checkpoint of another model, data, optimizer, seed, batch size or state."""
     mine, theirs = position(run), found.attributes
     refusal = f"--resume {run.options.resume}: that run's"
     if mine["layout"] != theirs["layout"]:
         vectors = {"theirs": found.vectors["parameters"], "mine": run.model.layout}
         sizes = {name: f"{vector.size} parameters of {vector.dtype}" for name, vector in vectors.items()}
-        theirs, mine = f"{theirs['model']} with {sizes['theirs']}", f"{mine['model']} with {sizes['mine']}"
-        raise UsageError(f"{refusal} model is {theirs}, not {mine}")
+        before, now = f"{theirs['model']} with {sizes['theirs']}", f"{mine['model']} with {sizes['mine']}"
+        raise UsageError(f"{refusal} model is {before}, not {now}")
     if mine["data"] != theirs["data"]:
         rows = [f"{each['data']['name']} with {each['data']['rows']} training rows" for each in (theirs, mine)]
         raise UsageError(f"{refusal} data are {rows[0]}, not {rows[1]}")
@@ -65,7 +69,7 @@ def refuse_another(run, found: Checkpoint) -> None:
     run.state.check_vectors(found, run.comm.size, refusal)
 
 
-def go_on_from(run, attributes: dict) -> None:
+def go_on_from(run: "Run", attributes: dict) -> None:
     """Let the run be as far as these attributes say."""
     run.step, run.examples, run.optimizer.step = attributes["step"], attributes["examples"], attributes["updates"]
     run.metrics.scores = attributes["scores"]
@@ -76,7 +80,7 @@ def go_on_from(run, attributes: dict) -> None:
     run.stopping.reach(run.scores.get("test_accuracy"))
 
 
-def open_folder(run) -> Folder:
+def open_folder(run: "Run") -> Folder:
     """Make the folder of a run that begins, and let it go on from the checkpoint that its options name; collective.
 
     Raises AgreedError, before anything is written, where the folder cannot be, or the checkpoint is of another run.
@@ -112,18 +116,20 @@ def open_folder(run) -> Folder:
     return folder
 
 
-def save_last(run) -> None:
+def save_last(run: "Run") -> None:
     """Write checkpoint.h5, and keep as many older ones as the options say; collective over the ranks that agree."""
-    save(run, lambda found: rotate(run.folder.path, run.options.keep, found, run.saved))
+    path: Any = run.folder.path  # where there is none, nothing is saved
+    save(run, lambda found: rotate(path, run.options.keep, found, run.saved))
     run.saved = run.step
 
 
-def save_best(run) -> None:
+def save_best(run: "Run") -> None:
     """Write best.h5; collective over the ranks that agree."""
-    save(run, lambda found: found.write(run.folder.path / "best.h5"))
+    path: Any = run.folder.path
+    save(run, lambda found: found.write(path / "best.h5"))
 
 
-def save(run, write: Callable[[Checkpoint], None]) -> None:
+def save(run: "Run", write: Callable[[Checkpoint], None]) -> None:
     """Write a checkpoint of the run as it stands, where it has a folder. Raises TrainingError where that fails."""
     if run.folder.path is None:
         return

@@ -56,7 +56,7 @@ class Display:
             mode = "none"
         self.console = console() if mode != "none" else Console(quiet=True)
         self.mode = ("bar" if self.console.is_terminal else "lines") if mode == "auto" else mode
-        self.bar = None
+        self.bar: Progress | None = None
 
     def start(self, step: int, steps: int) -> None:
         if self.mode == "bar":

@@ -7,22 +7,27 @@
 All of it travels in messages of the run's own, which are counted apart: the training never averages over all ranks.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
-from hpcdl.kernels.device import device_of
+from hpcdl.kernels.device import Array, device_of
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.memory import Memory
 from hpcdl.runs.evaluation import evaluate, scores
 from hpcdl.runs.held import Held
 from hpcdl.runs.state import PerRank, Same, Tracked
 
+if TYPE_CHECKING:
+    from hpcdl.optim import Optimizer
+
 
 class Replicas(Held):
     """Each rank holds a replica and an optimizer of its own; `parameters` is the average as it was refreshed last."""
 
-    def __init__(self, model, replica, optimizer):
+    def __init__(self, model: Any, replica: Array, optimizer: "Optimizer"):
         average = device_of(replica).empty(replica.size, replica.dtype)
         average[:] = replica
         super().__init__(model, average, optimizer)
@@ -33,18 +38,18 @@ class Replicas(Held):
         super().join(bookkeeping, memory)
 
     def tracked(self) -> dict[str, Tracked]:
-        state = {f"optimizer/{name}": PerRank(vector) for name, vector in self.optimizer.state.items()}
-        return {"replica": PerRank(self.replica), "parameters": Same(self.parameters)} | state
+        state: dict[str, Tracked] = {"replica": PerRank(self.replica), "parameters": Same(self.parameters)}
+        return state | {f"optimizer/{name}": PerRank(vector) for name, vector in self.optimizer.state.items()}
 
     def refresh(self) -> None:
         """parameters <- the mean of the replicas, the same bits on all ranks; collective."""
         self.parameters[:] = self.replica
         self.everyone.all_reduce(self.parameters, op="mean")
 
-    def scores(self, data) -> dict:
+    def scores(self, data: Any) -> dict:
         return super().scores(data) | {"consensus_distance": self.distance()}
 
-    def last_scores(self, data) -> dict:
+    def last_scores(self, data: Any) -> dict:
         return {"replica_test_accuracy": self.accuracies(data)}
 
     def distance(self) -> float:
@@ -53,7 +58,7 @@ class Replicas(Held):
         self.everyone.all_reduce(total, op="mean")
         return float(total[0])
 
-    def accuracies(self, data) -> list[float] | None:
+    def accuracies(self, data: Any) -> list[float] | None:
         """The test accuracy of each replica; None where there is none to tell. Collective."""
         if data.test is None or not data.classes:
             return None

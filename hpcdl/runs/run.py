@@ -17,6 +17,7 @@ their steps: `with run.stopwatch.step(): ...`.
 import logging
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -24,9 +25,10 @@ from threadpoolctl import threadpool_limits
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch
 from hpcdl.errors import TrainingError
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Array
 from hpcdl.machine.threads import threads
 from hpcdl.memory import Memory
+from hpcdl.optim import Optimizer
 from hpcdl.random import Random
 from hpcdl.runs import signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
@@ -39,10 +41,10 @@ from hpcdl.runs.position import open_folder, save_best, save_last
 from hpcdl.runs.progress import Display
 from hpcdl.runs.state import Same, State, Tracked
 from hpcdl.runs.stopping import Stopping
-from hpcdl.runs.stopwatch import Stopwatch
 from hpcdl.runs.summary import finish, measured
 
 log = logging.getLogger("hpcdl")
+Everyone = Communicator | None
 ADVICE = "a smaller --lr or a --clip-norm may help"
 
 
@@ -60,17 +62,17 @@ class Run:
     fixed: dict  # of `reported`, what a run that goes on must have as it was
     agreement: Agreement
 
-    def __init__(self, comm: Communicator, options: Options | None = None, everyone=None, workers: int | None = None):
+    def __init__(
+        self, comm: Communicator, options: Options | None = None, everyone: Everyone = None, workers: int | None = None
+    ):
         self.comm, self.options, self.everyone = comm, options or Options(), everyone or comm
-        self.workers = workers or comm.size
+        self.workers, self.device = workers or comm.size, CPU  # type: int, Any
         self.bookkeeping = comm.duplicate("run", allreduce="tree")  # exact counts, the same bits on all ranks
-        self.random = Random(self.options.seed)
-        self.display = Display(self.options.progress, comm.rank)
-        self.stopwatch, self.memory = Stopwatch(comm.traffic, comm.timeline), Memory()
+        self.random, self.display = Random(self.options.seed), Display(self.options.progress, comm.rank)
+        self.stopwatch, self.memory = stopwatch.Stopwatch(comm.traffic, comm.timeline), Memory()
         self.stopping, self.state = Stopping(self.options.patience), State()
         self.folder, self.metrics = Folder(None, comm.rank), Metrics(self.display, hasattr(self.options, "rounds"))
-        self.strategy, self.model, self.optimizer, self.data = "", None, None, None
-        self.device = CPU
+        self.strategy, self.model, self.optimizer, self.data = "", None, None, None  # type: str, Any, Any, Any
         self.step = self.examples = 0
         self.signalled = False  # whether a rank that does not meet the others has had a signal
         self.saved: int | None = None  # the step of the checkpoint that this run has written last
@@ -82,20 +84,20 @@ class Run:
 
     # -- before the loop ---------------------------------------------------------------------------------------------
 
-    def plan(self, data) -> tuple[int, int, int]:
+    def plan(self, data: Any) -> tuple[int, int, int]:
         """Examples per update, updates per epoch, updates in all, as the options say."""
         return self.options.plan(self.workers, data)
 
-    def make_optimizer(self, model, data, size: int | None = None):
+    def make_optimizer(self, model: Any, data: Any, size: int | None = None) -> Optimizer:
         """The optimizer that the options name, for `size` parameters (default: all of the model's)."""
         return self.options.make_optimizer(model, self.plan(data), size)
 
-    def until_end(self, group):
+    def until_end(self, group: Any) -> Any:
         """A group of ranks, or None, that is freed when the run ends: MPI has no more than some thousands at once."""
         self.groups += [group] if group is not None else []
         return group
 
-    def initial(self, model):
+    def initial(self, model: Any) -> Array:
         """The model's initial values, made on rank 0 and broadcast: the same flat vector on all ranks; collective."""
         parameters = self.comm.empty(model.layout.size, model.layout.dtype)
         if self.comm.rank == 0:
@@ -107,7 +109,7 @@ class Run:
         """Make a vector (state.py) part of each checkpoint; before `begin`, which loads what the run goes on from."""
         self.state.track(name, vector)
 
-    def report(self, **entries) -> None:
+    def report(self, **entries: Any) -> None:
         """Add entries to the summary."""
         self.reported |= entries
 
@@ -115,16 +117,15 @@ class Run:
         """Call observer(run, loss, total) after each step, with this rank's sum of losses and all ranks' examples."""
         self.observers.append(observer)
 
-    def begin(self, strategy: str, held: Held, data, fixed: tuple[str, ...] = ()) -> None:
+    def begin(self, strategy: str, held: Held, data: Any, fixed: tuple[str, ...] = ()) -> None:
         """Track what is held, make the run's folder, load the state where the run goes on from one, compile a step.
 
         fixed: which reported entries a run that goes on must have as they were, for what is saved depends on them.
         """
         self.strategy, self.held, self.data = strategy, held, data
-        self.model, self.optimizer = held.model, held.optimizer
+        self.model, self.optimizer, self.device = held.model, held.optimizer, held.device
         self.fixed = {name: self.reported[name] for name in fixed}
         refuse_another_accumulation(held.model, self.options.accumulate)
-        self.device = held.device
         data.to(self.device)
         self.batch, self.per_epoch, self.stopping.steps = self.plan(data)
         held.join(self.bookkeeping, self.memory)
@@ -140,13 +141,12 @@ class Run:
             warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
         self.bookkeeping.barrier()
         log.info("%s, rank %d of %d, from step %d", strategy, self.comm.rank, self.comm.size, self.step)
-        reduces = self.reported.get("allreduce", self.comm.allreduce) == self.comm.allreduce
-        if reduces and self.comm.by_length:
+        if self.reported.get("allreduce", self.comm.allreduce) == self.comm.allreduce and self.comm.by_length:
             log.info("all-reduce by length: %s", ", ".join(self.comm.by_length))
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def batches(self, data, share: tuple[int, int]) -> Iterator[Batch]:
+    def batches(self, data: Any, share: tuple[int, int]) -> Iterator[Batch]:
         """This rank's share of each batch, epoch after epoch, until the run ends; the loop body is timed as a step."""
         self.start()
         while not self.over:
@@ -188,7 +188,7 @@ class Run:
         return self.examples / max(1e-9, self.seconds)
 
     @property
-    def parameters(self):
+    def parameters(self) -> Any:
         """What is scored and saved, as this rank holds it."""
         return self.held.parameters
 
@@ -287,7 +287,7 @@ class Run:
         self.warnings = np.seterr(all="ignore")  # what is not finite is found by the run, and said once
         return self
 
-    def __exit__(self, kind, value, trace) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: object) -> None:
         self.threads.restore_original_limits()
         np.seterr(**self.warnings)
         self.display.stop()

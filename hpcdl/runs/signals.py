@@ -7,6 +7,7 @@ the status to requeue.
 
 import os
 import signal
+from types import FrameType
 
 STATUS = 85
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -20,7 +21,7 @@ def install() -> None:
         signal.signal(number, _note)
 
 
-def _note(number, frame) -> None:
+def _note(number: int, frame: FrameType | None) -> None:
     if received and number != signal.SIGUSR1:
         os._exit(128 + number)
     received.append(signal.Signals(number).name)

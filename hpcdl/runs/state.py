@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
-from hpcdl.kernels.device import device_of
+from hpcdl.kernels.device import Array, device_of
 from hpcdl.runs.checkpoint import Checkpoint, one_line
 
 NOT_FINITE, UNWRITTEN = "not finite", "unwritten"
@@ -37,7 +37,7 @@ class Tracked(Protocol):
 class Same:
     """`array` is the same on all ranks."""
 
-    def __init__(self, array):
+    def __init__(self, array: Array):
         self.array = array
 
     def stored(self, name: str) -> str:
@@ -55,7 +55,7 @@ class Same:
 class PerRank:
     """`array` is this rank's own."""
 
-    def __init__(self, array):
+    def __init__(self, array: Array):
         self.array = array
 
     def stored(self, name: str) -> str:
@@ -93,13 +93,14 @@ class Elsewhere:
         return self.read()
 
     def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
+        assert whole is not None
         self.write(whole)
 
 
 class State:
     """The vectors by name, as this rank knows them; the ranks of the communicator that is handed over know the same."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.tracked: dict[str, Tracked] = {}
 
     def track(self, name: str, vector: Tracked) -> None:

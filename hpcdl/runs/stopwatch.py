@@ -17,13 +17,15 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from hpcdl.comm.trace import Timeline, Traffic
+
 clock = time.perf_counter_ns
 
 
 class Stopwatch:
     """The seconds of one rank. earlier: of a run that is gone on with, the seconds before."""
 
-    def __init__(self, traffic, timeline):
+    def __init__(self, traffic: Traffic, timeline: Timeline):
         self.traffic, self.timeline = traffic, timeline
         self.step_seconds = self.data_seconds = self.apart_seconds = self.earlier_seconds = 0.0
         self.communication_seconds = self.idle_seconds = 0.0

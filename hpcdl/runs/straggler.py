@@ -8,13 +8,20 @@ have on cores of their own.
 
 import contextlib
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
+from hpcdl.comm.trace import Traffic
+from hpcdl.data import Batch
 from hpcdl.errors import UsageError
+from hpcdl.kernels.device import Array
 from hpcdl.random import Random
+from hpcdl.runs.options import Options
 from hpcdl.runs.wrapped import Wrapped
 
 
-def slowed(model, options, rank: int, workers: range):
+def slowed(model: Any, options: Options, rank: int, workers: range) -> Any:
     """The model itself, or one whose `loss_and_gradient` takes as long as the options say; workers: who computes."""
     factor, probability = parse(options.straggler, rank, workers)
     if factor == 1 and not options.pretend_compute:
@@ -22,7 +29,7 @@ def slowed(model, options, rank: int, workers: range):
     return Slowed(model, factor, probability, options.pretend_compute / 1000, Random(options.seed), rank)
 
 
-def stretched(model, fraction: float, traffic):
+def stretched(model: Any, fraction: float, traffic: Traffic) -> AbstractContextManager[None]:
     """A context in which `fraction` of a gradient is computed, by a part of `model` that is slowed as the model is.
 
     traffic: of the communicator; the seconds that are spent in its calls inside are no computing. Two thirds of a
@@ -40,9 +47,9 @@ def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
     if not straggler:
         return 1, 0
     refusal = UsageError(f"--straggler is RANK:FACTOR or random:PROBABILITY:FACTOR, not {straggler!r}")
-    who, *numbers = straggler.split(":")
+    who, *texts = straggler.split(":")
     try:
-        numbers = [float(number) for number in numbers]
+        numbers = [float(text) for text in texts]
         slow = int(who) if who != "random" else None
     except ValueError:
         raise refusal from None
@@ -61,13 +68,13 @@ def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
 class Slowed(Wrapped):
     """A model whose gradient takes at least `least` seconds, and `factor` times as long when it straggles."""
 
-    def __init__(self, model, factor, probability, least, random, rank):
+    def __init__(self, model: Any, factor: float, probability: float, least: float, random: Random, rank: int):
         super().__init__(model)
         self.factor, self.probability, self.least = factor, probability, least
         self.random, self.rank, self.count = random, rank, 0
 
     @contextlib.contextmanager
-    def stretch(self, fraction, traffic):
+    def stretch(self, fraction: float, traffic: Traffic) -> Iterator[None]:
         """What is inside takes at least its fraction of a gradient's time, and longer when it straggles."""
         factor = self.factor if self._struck() else 1
         begun, talked = time.perf_counter(), traffic.seconds
@@ -81,11 +88,13 @@ class Slowed(Wrapped):
         self.count += 1
         return struck
 
-    def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):
+    def loss_and_gradient(
+        self, parameters: Array, batch: Batch, gradient: Array, on_ready: Callable[[slice], object] | None = None
+    ) -> float:
         factor, begun = self.factor if self._struck() else 1, time.perf_counter()
-        done = told = slept = 0
+        done, told, slept = 0, 0.0, 0.0
 
-        def fall_behind():
+        def fall_behind() -> None:
             """Sleep until computing has taken as long as it should by now; a third of it is the forward pass."""
             nonlocal slept
             before = time.perf_counter()
@@ -94,8 +103,9 @@ class Slowed(Wrapped):
             time.sleep(max(0.0, pretended - computed - slept))
             slept += time.perf_counter() - before
 
-        def ready(part):
+        def ready(part: slice) -> None:
             nonlocal done, told
+            assert on_ready is not None
             start, stop, _ = part.indices(gradient.size)
             done += stop - start
             fall_behind()

@@ -5,27 +5,35 @@ import logging
 import resource
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 from rich.table import Table
 
+from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
+from hpcdl.comm.trace import Traffic
 from hpcdl.errors import TrainingError
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Device
 from hpcdl.memory import KINDS
 from hpcdl.runs.folder import environment
 from hpcdl.runs.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
 SCHEMA_VERSION = 1
 
 
-def measured(traffic, bookkeeping: int, stopwatch: Stopwatch, device=CPU, peak: Counter | None = None) -> dict:
+def measured(
+    traffic: Traffic, bookkeeping: int, stopwatch: Stopwatch, device: Device = CPU, peak: Counter | None = None
+) -> dict:
     """What a run cost this rank, in the names of summary.json: bytes, and the seconds of its steps and their parts.
 
     bookkeeping: bytes of the run's own messages. peak: of memory by kind, where it was counted.
     """
-    gpu = {"device_per_rank": str(device), "device_memory_bytes_per_rank": device.memory()} if device is not CPU else {}
+    gpu = {"device_per_rank": str(device), "device_memory_bytes_per_rank": device.memory()} if device is not CPU else {}  # type: ignore[union-attr]
     return {
         "bytes_sent_per_rank": traffic.bytes,
         "messages_per_rank": traffic.messages,
@@ -41,7 +49,13 @@ def measured(traffic, bookkeeping: int, stopwatch: Stopwatch, device=CPU, peak: 
     }
 
 
-def conclude(everyone, measurements: dict, leads=False, trace: Path | None = None, stopped=None) -> tuple:
+def conclude(
+    everyone: Communicator,
+    measurements: dict,
+    leads: bool = False,
+    trace: Path | None = None,
+    stopped: str | None = None,
+) -> tuple[list[dict] | None, str | None]:
     """Gather what the run cost each rank on the rank that leads, and write the trace there; collective over all ranks.
 
     Returns what was gathered (None elsewhere), and why the run has ended, as the rank that leads knows it. `finish`
@@ -56,7 +70,7 @@ def conclude(everyone, measurements: dict, leads=False, trace: Path | None = Non
     return ranks, stopped
 
 
-def finish(run) -> None:
+def finish(run: "Run") -> None:
     """End a run whose loop has ended: write trace and summary and print the table; collective over all ranks.
 
     If a signal stopped the run it says how to go on instead. Raises TrainingError where ranks that must hold the same
@@ -78,7 +92,7 @@ def finish(run) -> None:
         raise TrainingError("the replicas do not agree: the ranks hold different parameters, which must not be")
 
 
-def summarize(run, ranks: list[dict], agree: bool | None) -> dict:
+def summarize(run: "Run", ranks: list[dict], agree: bool | None) -> dict:
     """The summary as a dictionary, printed as a table, too; `ranks` holds each rank's `Run.measurements()`.
 
     communication_seconds is the time inside the communicator's calls during steps; idle_seconds is the part of it that

@@ -15,7 +15,7 @@ messages are the run's own, and counted apart.
 """
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -67,10 +67,10 @@ class Tally(OnOneRank):
         state = {f"optimizer/{name}": Same(vector) for name, vector in self.average_state.items()}
         return super().tracked() | (state if self.leads else {})
 
-    def scores(self, data) -> dict:
+    def scores(self, data: Any) -> dict:
         return super().scores(data) | {"consensus_distance": self.consensus_distance}
 
-    def last_scores(self, data) -> dict:
+    def last_scores(self, data: Any) -> dict:
         return self.replicas.last_scores(data)
 
     def agree(self, everyone: Communicator) -> bool | None:
@@ -179,7 +179,7 @@ class Leader(Tally):
             self.meet()
             self.optimizer.step = self.run.step  # as it is saved
 
-    def last_scores(self, data) -> dict:
+    def last_scores(self, data: Any) -> dict:
         self._tell_all(SCORE)
         return super().last_scores(data)
 

@@ -3,18 +3,20 @@
 `Accumulated` (accumulated.py) computes in parts, `Slowed` (straggler.py) takes its time.
 """
 
+from typing import Any
+
 
 class Wrapped:
     """`model`, with what a derived class does otherwise."""
 
-    def __init__(self, model):
+    def __init__(self, model: Any):
         self.model = model
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
 
-def plain(model):
+def plain(model: Any) -> Any:
     """The innermost model: for what is no part of the training."""
     while isinstance(model, Wrapped):
         model = model.model

@@ -15,6 +15,7 @@ consistency.py; steps wait where a lead says so (lead.py).
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from hpcdl.errors import UsageError
 from hpcdl.services.consistency import Consistency
@@ -130,7 +131,7 @@ class Delay:
         self.versions = versions
         self.waiting: deque = deque()
 
-    def enter(self, update) -> Iterator:
+    def enter(self, update: Any) -> Iterator:
         """One more update; what is due then."""
         self.waiting.append(update)
         if len(self.waiting) > self.versions:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcdl.data import Batch
-from hpcdl.kernels.device import CPU, LINE
+from hpcdl.kernels.device import CPU, LINE, Device
 
 REQUEST, INDEX, ANSWER = 30001, 30002, 30003  # tags
 MOST_ROWS, BATCH, ROWS, TAKE, CLOSE = range(5)
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
     header: np.ndarray
     x: np.ndarray
     y: np.ndarray
-    index: np.ndarray
+    index: np.ndarray  # type: ignore[assignment]  # tuple.index is of no use here
 
 
 class Form:
@@ -57,7 +57,7 @@ class Form:
         index = y + up(rows * self.y_dtype.itemsize)
         return y, index, index + 8 * rows
 
-    def empty(self, rows: int, device=CPU) -> np.ndarray:
+    def empty(self, rows: int, device: Device = CPU) -> np.ndarray:
         """A message with room for so many rows; copies from it to the device are fast."""
         return device.pinned(self.places(rows)[-1], np.uint8)
 
@@ -84,7 +84,7 @@ class Outbox:
     def __init__(self, form: Form, count: int):
         self.form, self.host, self.turn = form, self, 0
         self.messages = [(form.empty(0), 0)] * count
-        self.given = [None] * count
+        self.given: list[tuple[np.ndarray, Answer] | None] = [None] * count
 
     def next(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """x and y of the next message."""

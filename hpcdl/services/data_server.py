@@ -17,10 +17,15 @@ al., "tf.data service", SoCC 2023).
 import json
 import signal
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from hpcdl.comm import Communicator
 from hpcdl.comm.inbox import Inbox
+from hpcdl.comm.requests import Request
+from hpcdl.data import Data
 from hpcdl.data.cursor import following
 from hpcdl.errors import UsageError
 from hpcdl.runs import signals
@@ -47,7 +52,7 @@ TRUSTED = 2  # requests in sequence after which the next one is guessed
 SETTLED = 1.0  # seconds after which the workers have had a signal, too, if it was for all
 
 
-def introduce(everyone, opened, clients) -> None:
+def introduce(everyone: Communicator, opened: Data, clients: Sequence[int]) -> None:
     """Tell the clients what the data set is; each makes its `RemoteData` meanwhile."""
     text = describe(opened)
     for client in clients:
@@ -55,7 +60,7 @@ def introduce(everyone, opened, clients) -> None:
         everyone.push(text, client, ANSWER)
 
 
-def serve(everyone, opened, clients) -> int:
+def serve(everyone: Communicator, opened: Data, clients: Sequence[int]) -> int:
     """Answer the requests of the ranks `clients` of `everyone` until each has closed; returns their largest status.
 
     opened: a `Data` with what they will ask for. A request that cannot be answered is raised here, as a UsageError.
@@ -72,7 +77,7 @@ def serve(everyone, opened, clients) -> int:
     return status
 
 
-def describe(data) -> np.ndarray:
+def describe(data: Data) -> np.ndarray:
     """What a worker knows of the data, as bytes of JSON."""
     about = {
         "name": data.name,
@@ -90,17 +95,18 @@ def describe(data) -> np.ndarray:
 class Server:
     """What a data server holds: the examples, and for each client the batches that it asks for in turn."""
 
-    def __init__(self, everyone, data, clients):
+    def __init__(self, everyone: Communicator, data: Data, clients: Sequence[int]):
         self.comm, self.data, self.inbox = everyone, data, Inbox(everyone, REQUEST, clients, WORDS, np.int64)
         self.form = Form(data.train.source.width, data.dtype, data.train.source.y_kind)
-        self.lines, self.sent = {}, {}  # by (client, batch size, rank, size); the last answer by client, on its way
-        self.replies = {
+        self.lines: dict[tuple[int, int, int, int], Line] = {}  # by (client, batch size, rank, size)
+        self.sent: dict[int, Request] = {}  # the last answer by client, on its way
+        self.replies: dict[int, Callable[..., np.ndarray]] = {
             MOST_ROWS: self._most_rows,
             BATCH: self._batch,
             ROWS: self._rows,
             TAKE: self._take,
         }
-        self.signalled = None  # when this rank had a signal
+        self.signalled: float | None = None  # when this rank had a signal
 
     def receive(self) -> tuple[int, ...]:
         """The next request: from which client, and its words. Batches are made while there is none."""
@@ -116,7 +122,7 @@ class Server:
         """Make one batch that is likely to be asked for; False when there is none to make."""
         return any(line.make() for line in self.lines.values())
 
-    def answer(self, client: int, operation: int, *arguments) -> None:
+    def answer(self, client: int, operation: int, *arguments: int) -> None:
         """Answer one request."""
         if client in self.sent:
             self.sent[client].wait()  # its memory may be what the next batch is made in
@@ -132,24 +138,26 @@ class Server:
         settled = time.monotonic() - self.signalled > SETTLED
         return signal.Signals[signals.received[0]].value if settled else 0
 
-    def _most_rows(self, client, batch_size, rank, size, *_):
+    def _most_rows(self, client: int, batch_size: int, rank: int, size: int, *_: int) -> np.ndarray:
         return number(self.data.most_rows(batch_size, (rank, size)))
 
-    def _batch(self, client, batch_size, rank, size, ahead, epoch, step, *_):
+    def _batch(
+        self, client: int, batch_size: int, rank: int, size: int, ahead: int, epoch: int, step: int, *_: int
+    ) -> np.ndarray:
         key = client, batch_size, rank, size
         if key not in self.lines:
             self.lines[key] = Line(self.data, self.form, batch_size, (rank, size))
         return self.lines[key].take(epoch, step, bool(ahead))
 
-    def _rows(self, client, split, first, last, *_):
+    def _rows(self, client: int, split: int, first: int, last: int, *_: int) -> np.ndarray:
         return self._taken(split, np.arange(first, last))
 
-    def _take(self, client, split, count, *_):
+    def _take(self, client: int, split: int, count: int, *_: int) -> np.ndarray:
         index = np.empty(count, np.int64)
         self.comm.wait(index, client, INDEX)
         return self._taken(split, index)
 
-    def _taken(self, split, index):
+    def _taken(self, split: int, index: np.ndarray) -> np.ndarray:
         message = self.form.empty(len(index))
         answer = self.form.parts(message, len(index))
         answer.x[:], answer.y[:] = getattr(self.data, SPLITS[split]).take(index)
@@ -171,10 +179,15 @@ class Line:
     thread that runs ahead.
     """
 
-    def __init__(self, data, form: Form, batch_size: int, share: tuple):
+    expected: tuple[int, int] | None
+    guess: tuple[int, int] | None
+    made: np.ndarray | None
+
+    def __init__(self, data: Any, form: Form, batch_size: int, share: tuple[int, int]):
         self.make_cursor = lambda ahead: data.cursor(batch_size, share, ahead, lambda count: Outbox(form, count))
         self.steps = data.steps_per_epoch(batch_size)
-        self.cursors, self.row = {}, TRUSTED  # row: requests in sequence, up to now
+        self.cursors: dict[bool, Any] = {}  # of `data`, whose batches are messages
+        self.row = TRUSTED  # requests in sequence, up to now
         self.expected = self.guess = self.made = None
 
     def take(self, epoch: int, step: int, ahead: bool) -> np.ndarray:
@@ -186,7 +199,7 @@ class Line:
         self.guess, self.made = self.expected if ahead and self.row >= TRUSTED else None, None
         return message
 
-    def _take(self, epoch, step, ahead):
+    def _take(self, epoch: int, step: int, ahead: bool) -> np.ndarray:
         ahead = ahead and self.row >= TRUSTED
         if ahead not in self.cursors:
             self.cursors[ahead] = self.make_cursor(ahead)

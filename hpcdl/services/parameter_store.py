@@ -34,6 +34,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
@@ -71,11 +72,14 @@ class ParameterStore:
     own. UsageError where sizes and ranks do not go together.
     """
 
+    server: SliceServer
+    client: Client
+
     def __init__(
         self,
         comm: Communicator,
         size: int,
-        dtype="float32",
+        dtype: DTypeLike = "float32",
         *,
         servers: int = 1,
         on_workers: bool = False,
@@ -96,8 +100,8 @@ class ParameterStore:
         self.slices = [slice(cut.start * block, cut.stop * block) for cut in chunks(size // block, holders)]
         self.slices[-1] = slice(self.slices[-1].start, size)
         given, self.led = self.comm.mpi.bcast((initial is not None, lead is not None))
-        self.server: SliceServer | None = None
-        self.client: Client | None = None
+        self.server = None  # type: ignore[assignment]  # where this rank does not serve
+        self.client = None  # type: ignore[assignment]  # where it does not work
         if self.serves:
             held = self.slices[comm.rank]
             values = CPU.zeros(held.stop - held.start, np.dtype(dtype))
@@ -117,7 +121,8 @@ class ParameterStore:
             return Connection(self.comm, rank, held, start)
 
         connections = [connect(rank, held, start) for rank, held in enumerate(self.slices)]
-        settings = self.comm, connections, dtype, self.consistency, self.server and self.server.attend, start
+        attend = self.server.attend if self.serves else None
+        settings = self.comm, connections, dtype, self.consistency, attend, start
         return Subscribed(*settings, counter=connect(0, slice(0, 0), 0)) if subscribed else Asking(*settings)
 
     # -- what a client does ------------------------------------------------------------------------------------------
@@ -172,7 +177,7 @@ class ParameterStore:
             for rank in range(1, len(self.slices)):
                 self.comm.push(as_message(over), rank, Tag.REQUEST)
 
-    def attend(self, *_) -> None:
+    def attend(self, *_: object) -> None:
         """Answer the requests that have come, where this rank is a server, too: for now and then, while it computes."""
         if self.serves:
             self.server.inbox.look()
@@ -188,6 +193,7 @@ class ParameterStore:
     def scatter(self, whole: np.ndarray | None, which: int = 0) -> None:
         """Give each server its slice of a vector that rank 0 has; before the first pull. which: as in `gather`."""
         if self.comm.rank == 0:
+            assert whole is not None
             for rank, held in enumerate(self.slices[1:], 1):
                 self.comm.push(whole[held], rank, Tag.VALUES)
             self.server.vector(which)[:] = whole[self.slices[0]]

@@ -6,9 +6,14 @@ The worker has room for three batches: the one in use, the one before it, which 
 import json
 import signal
 import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from hpcdl.comm import Communicator
+from hpcdl.comm.requests import Request
 from hpcdl.data import Batch, Data
 from hpcdl.data.batch import DeviceBuffers
 from hpcdl.data.cursor import following
@@ -39,7 +44,12 @@ class RemoteData(Data):
     `close` tells the server that this worker has ended.
     """
 
-    def __init__(self, everyone, server: int):
+    train: Any  # RemoteSplit, and of the two that follow None where there is none
+    test: Any
+    validation: Any
+    _free: Any  # what an epoch was asked for, and its cursor
+
+    def __init__(self, everyone: Communicator, server: int):
         self.comm, self.server, self.closed = everyone, server, False
         length = np.empty(1, np.int64)
         everyone.wait(length, server, ANSWER)
@@ -56,9 +66,10 @@ class RemoteData(Data):
             split if split.examples is not None else None for split in splits.values()
         )
         self.examples = self.train.examples
-        self._shares, self._free, self._cursors = None, [], weakref.WeakSet()
+        self._shares, self._free = None, []
+        self._cursors: weakref.WeakSet[RemoteCursor] = weakref.WeakSet()
 
-    def ask(self, message: np.ndarray, operation: int, *arguments: int):
+    def ask(self, message: np.ndarray, operation: int, *arguments: int) -> Request:
         """Send a request, and be ready for its answer in `message`; the request to wait for."""
         request = np.zeros(WORDS, np.int64)
         request[: 1 + len(arguments)] = operation, *arguments
@@ -66,20 +77,22 @@ class RemoteData(Data):
         self.comm.push(request, self.server, REQUEST)
         return coming
 
-    def most_rows(self, batch_size: int, share: tuple) -> int:
+    def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
         """No batch of this share has more rows."""
         header = np.empty(WORDS, np.int64)
         self.ask(header, MOST_ROWS, batch_size, *share).wait()
         return int(header[0])
 
-    def cursor(self, batch_size: int, share: tuple = (0, 1), ahead: bool = True) -> "RemoteCursor":
+    def cursor(  # type: ignore[override]  # the server has the buffers
+        self, batch_size: int, share: tuple[int, int] = (0, 1), ahead: bool = True
+    ) -> "RemoteCursor":
         """Batches one by one: cursor.take(epoch, step). ahead: the next one in the order is asked for before that."""
         self._check(share)
         cursor = RemoteCursor(self, self.steps_per_epoch(batch_size), batch_size, share, ahead)
         self._cursors.add(cursor)
         return cursor
 
-    def _batches(self, epoch, batch_size, share, steps):
+    def _batches(self, epoch: int, batch_size: int, share: tuple[int, int], steps: range) -> Iterator[Batch]:
         what = batch_size, share, self.device
         kept, self._free = self._free, []
         cursor = kept.pop()[1] if kept and kept[0][0] == what else self.cursor(batch_size, share)
@@ -113,14 +126,15 @@ class RemoteSplit:
     """The rows of one split, fetched from the server when they are asked for."""
 
     def __init__(self, data: RemoteData, number: int, examples: int | None):
-        self.data, self.number, self.examples = data, number, examples
+        self.data, self.number = data, number
+        self.examples: Any = examples  # None: the server has no such split
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows start to stop: new arrays x (rows, features) in the model's type, and y (rows,)."""
         self._check(start, stop - 1)
         return self._receive(max(0, stop - start), ROWS, self.number, start, stop)
 
-    def take(self, index) -> tuple[np.ndarray, np.ndarray]:
+    def take(self, index: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """The rows with these numbers, as `rows`; IndexError if one does not exist."""
         index = np.array(index, np.int64)
         if len(index):
@@ -130,11 +144,11 @@ class RemoteSplit:
         sent.wait()
         return received
 
-    def _check(self, first, last):
+    def _check(self, first: int, last: int) -> None:
         if first <= last and (first < 0 or last >= self.examples):
             raise IndexError(f"row numbers go from 0 to {self.examples - 1}, not {first} to {last}")
 
-    def _receive(self, rows, *request):
+    def _receive(self, rows: int, *request: int) -> tuple[np.ndarray, np.ndarray]:
         form = self.data.form
         message = form.empty(rows)
         self.data.ask(message, *request).wait()
@@ -149,7 +163,10 @@ class RemoteCursor:
     A batch is valid until the next but one is taken.
     """
 
-    def __init__(self, data: RemoteData, steps: int, batch_size: int, share: tuple, ahead: bool):
+    asked: tuple[int, int] | None
+    coming: Any  # Request | None
+
+    def __init__(self, data: RemoteData, steps: int, batch_size: int, share: tuple[int, int], ahead: bool):
         self.data, self.steps, self.what, self.ahead = data, steps, (batch_size, *share), ahead
         rows = data.most_rows(batch_size, share)
         self.messages = [data.form.empty(rows, data.device) for _ in range(2 + ahead)]
@@ -174,7 +191,7 @@ class RemoteCursor:
             self._ask(*following(epoch, step, self.steps))
         return self.buffers.hand_out(Batch(answer.x, answer.y, total, epoch, step, answer.index))
 
-    def _ask(self, epoch, step):
+    def _ask(self, epoch: int, step: int) -> None:
         """Have this batch sent into the message that was used longest ago, which is then the first one."""
         self.messages.insert(0, self.messages.pop())
         self.asked = epoch, step

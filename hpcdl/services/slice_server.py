@@ -11,8 +11,8 @@ slice may change, so what is sent is a copy, one for all that are sent the same 
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,6 +67,8 @@ class SliceServer:
     gathered: the lead, on rank 0, may ask until it says that it is over.
     """
 
+    update: Any  # a function, which may have a member `state`
+
     def __init__(
         self,
         comm: Communicator,
@@ -88,7 +90,7 @@ class SliceServer:
         self.snapshot: np.ndarray | None = None  # a copy of the values as they are now
         self.buffers: list[np.ndarray] = []  # to receive pushes in
         heard = [rank for rank in range(comm.size) if rank != comm.rank and self._may_ask(rank)]
-        self.inbox = Inbox(comm, Tag.REQUEST, heard, len(REQUEST_HEADER), "f8")
+        self.inbox = Inbox(comm, Tag.REQUEST, heard, len(REQUEST_HEADER), "f8")  # type: ignore[arg-type]
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -142,6 +144,7 @@ class SliceServer:
         """Take in what a request brings, or keep it until its time has come."""
         operation, client = asked.header["operation"], asked.client
         if operation == Operation.PUSH:
+            assert buffer is not None
             self._take_in(Push.read(asked.header, client), buffer)
         elif operation == Operation.SUBSCRIBE:
             self.subscriptions[client] = Subscription(asked)
@@ -212,7 +215,7 @@ class SliceServer:
         self._apply(total, pushes[0]._replace(part=whole, count=count, total=count), pushes)
         self.buffers += buffers
 
-    def _apply(self, values: np.ndarray, push: Push, of) -> None:
+    def _apply(self, values: np.ndarray, push: Push, of: Iterable[Push]) -> None:
         """Apply the values, or, with a delay, those of so many versions before; of: the pushes they are made of."""
         for due in self.delay.enter((values.copy() if self.delay.versions else values, push, of)):
             self._update(*due)
@@ -222,7 +225,7 @@ class SliceServer:
         for due in self.delay.rest():
             self._update(*due)
 
-    def _update(self, values: np.ndarray, push: Push, of) -> None:
+    def _update(self, values: np.ndarray, push: Push, of: Iterable[Push]) -> None:
         self.update(self.values[push.part], values, self.clocks.described(push))
         self.clocks.applied(of)
         self.snapshot = None

@@ -11,6 +11,7 @@ To a server on this very rank nothing travels: it is called, and calls back.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Connection:
         self.comm, self.rank, self.slice = comm, rank, held
         self.seen, self.version, self.apart_seconds, self.signalled = float(start), float(start), 0.0, False
         self.answer = new_header(ANSWER_HEADER)
-        self.values: np.ndarray | None = None
+        self.values: Any = None  # np.ndarray | None: where the answer's values go
         self.requests: list[Request] = []
 
     def expect(self, values: np.ndarray | None, tag: int = Tag.ANSWER) -> None:
@@ -198,7 +199,7 @@ class Asking(Client):
 class Subscribed(Client):
     """Is sent all values unasked, from its first pull on. counter: to the server that gives out the steps."""
 
-    def __init__(self, *arguments, counter: Connection, **options):
+    def __init__(self, *arguments: Any, counter: Connection, **options: Any):
         super().__init__(*arguments, **options)
         self.counter, self.subscribed = counter, False
         self.heard: set[int] = set()  # ranks of servers that have sent something

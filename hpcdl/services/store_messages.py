@@ -83,7 +83,7 @@ class Push(NamedTuple):
     clock: int
     seen: int
     version: int
-    count: float
+    count: float  # type: ignore[assignment]  # tuple.count is of no use here
     total: float
     loss: float
     norm: float

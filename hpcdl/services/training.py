@@ -20,19 +20,20 @@ from hpcdl.comm import failure  # noqa: E402
 failure.install()  # what fails from here on ends all ranks
 
 from collections.abc import Callable  # noqa: E402
+from typing import Any  # noqa: E402
 
 from mpi4py import MPI  # noqa: E402
 
 from hpcdl.comm import Communicator, refuse_together  # noqa: E402
 from hpcdl.comm.allreduce import algorithm  # noqa: E402
 from hpcdl.comm.node import ranks_of_node  # noqa: E402
-from hpcdl.data import open_data  # noqa: E402
+from hpcdl.data import Data, open_data  # noqa: E402
 from hpcdl.errors import TrainingError, UsageError  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.machine.doctor import warn  # noqa: E402
 from hpcdl.models import make_model  # noqa: E402
 from hpcdl.runs.accumulated import accumulated  # noqa: E402
-from hpcdl.runs.options import parse  # noqa: E402
+from hpcdl.runs.options import Options, parse  # noqa: E402
 from hpcdl.runs.program import ended, quiet  # noqa: E402
 from hpcdl.runs.run import Run  # noqa: E402
 from hpcdl.runs.straggler import slowed  # noqa: E402
@@ -106,15 +107,16 @@ def training(
             raise SystemExit(signals.STATUS)
 
 
-def open_for(role: str, roles: Roles, options, everyone):
+def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) -> Data:
     """The data as a rank of this role sees them; collective. UsageErrors are agreed on by all ranks."""
-    part = everyone.mpi.Split(ROLES.index(role), everyone.rank)  # those that hold them in the same way
-    how = {"placement": options.placement, "partition": options.partition}
+    part: Any = everyone.mpi.Split(ROLES.index(role), everyone.rank)  # those that hold them in the same way
+    how: dict[str, Any] = {"placement": options.placement, "partition": options.partition}
     if role == "parameter server":
         how = {"placement": "streamed"}  # it only reads what it scores
     elif role == "data server" and options.placement == "partitioned":
         how["parts"] = [roles.workers.index(each) for each in roles.clients(everyone.rank)], len(roles.workers)
-    data, remote = None, role == "worker" and bool(options.data_servers)
+    data: Any = None
+    remote = role == "worker" and bool(options.data_servers)
     with refuse_together(everyone.mpi):
         if not remote:
             data = open_data(
@@ -133,7 +135,7 @@ def open_for(role: str, roles: Roles, options, everyone):
     return RemoteData(everyone, roles.data_server(everyone.rank)) if remote else data
 
 
-def assist(everyone, data, clients, run) -> str | None:
+def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> str | None:
     """What a data server does for a run; returns why the run ended."""
     with run.stopwatch.step("serve"):
         status = serve(everyone, data, clients)

@@ -19,14 +19,30 @@ before is being computed. The steps are the same.
 """
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
+from hpcdl.comm import Communicator
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
+from hpcdl.data import Data
+from hpcdl.kernels.device import Array
+from hpcdl.optim import Optimizer
 from hpcdl.runs.held import Whole
+from hpcdl.runs.run import Run
 from hpcdl.runs.state import PerRank
 
 
-def train(comm, model, data, optimizer, run, compress="none", overlap=False, bucket_mib=1.0):
+def train(
+    comm: Communicator,
+    model: Any,
+    data: Data,
+    optimizer: Optimizer,
+    run: Run,
+    compress: str = "none",
+    overlap: bool = False,
+    bucket_mib: float = 1.0,
+) -> Array:
     """Train on all ranks of `comm`; returns the parameters, the same flat vector on each."""
     share = comm.rank, comm.size
     parameters = run.initial(model)
@@ -38,7 +54,7 @@ def train(comm, model, data, optimizer, run, compress="none", overlap=False, buc
     run.report(compress=compress)
     run.begin("all_reduce", Whole(model, parameters, optimizer), data)
 
-    exchange = AfterBackward(comm, gradient, state)
+    exchange: Any = AfterBackward(comm, gradient, state)
     if overlap:
         exchange = Overlap(comm, gradient, buckets(model.layout, bucket_mib * MIB), state)
         try_out(exchange, model, parameters, data, run, share)
@@ -54,7 +70,7 @@ def train(comm, model, data, optimizer, run, compress="none", overlap=False, buc
     return parameters
 
 
-def try_out(overlap, model, parameters, data, run, share):
+def try_out(overlap: Overlap, model: Any, parameters: Array, data: Any, run: Run, share: tuple[int, int]) -> None:
     """Measure on the first batch to come, if there is one, whether overlap pays; say so where it does not."""
     if run.comm.size == 1 or run.over:
         return
@@ -62,7 +78,7 @@ def try_out(overlap, model, parameters, data, run, share):
     with contextlib.closing(data.batches(epoch, run.batch, share, start)) as batches:
         first = next(batches)
 
-        def backward(gradient, on_ready):
+        def backward(gradient: Array, on_ready: Callable[[slice], None] | None) -> None:
             gradient[:] = 0
             model.loss_and_gradient(parameters, first, gradient, on_ready)
 

@@ -26,6 +26,7 @@ an asynchronous run repeats to the bit.
 
 import time
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ from hpcdl.runs.tally import Follower, Leader
 LULL = 1e-3  # seconds for which a rank without examples rests
 
 
-def train(comm: Communicator, model, data: Data, optimizer: Optimizer, run: Run, topology: Topology) -> np.ndarray:
+def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, topology: Topology) -> np.ndarray:
     """Train on all ranks of `comm`, the neighbours of a graph in pairs; returns the average, the same on each.
 
     Raises UsageError for a graph that `check_undirected_and_unweighted` refuses.
@@ -59,7 +60,8 @@ def train(comm: Communicator, model, data: Data, optimizer: Optimizer, run: Run,
     run.begin("gossip", tally, data)
     tally.open()
     pairs.listen()
-    batches, taken, steps, staleness = data.cursor(run.batch, (comm.rank, comm.size)), run.step, 0, Counter()
+    batches, taken, steps = data.cursor(run.batch, (comm.rank, comm.size)), run.step, 0
+    staleness: Counter[int] = Counter()
     run.start()
     while not tally.over:
         with run.stopwatch.step():
@@ -98,12 +100,12 @@ def check_undirected_and_unweighted(topology: Topology) -> None:
         raise UsageError(f"adpsgd averages two at a time, half and half: leave the weights out of {topology.spec}")
 
 
-def report(run: Run, steps: int, averagings: int, staleness: Counter) -> None:
+def report(run: Run, steps: int, averagings: int, staleness: Counter[int]) -> None:
     """What each rank has done, in the summary; collective."""
     with activity.inside("gather the summary"):
         all_steps, all_averagings, histograms = zip(
             *run.bookkeeping.mpi.allgather((steps, averagings, staleness)), strict=True
         )
-    stale = sum(histograms, Counter())
+    stale: Counter[int] = sum(histograms, Counter())
     run.report(steps_per_rank=list(all_steps), averagings_per_rank=list(all_averagings))
     run.report(staleness_histogram=[stale[each] for each in range(max(stale, default=-1) + 1)])

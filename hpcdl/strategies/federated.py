@@ -33,6 +33,8 @@ With E = 1, B = all, every client and sgd the mean is w - lr times the full grad
 (McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017, Algorithm 1)
 """
 
+from typing import Any
+
 import numpy as np
 from threadpoolctl import threadpool_limits
 
@@ -51,7 +53,7 @@ from hpcdl.runs.run import Run
 
 def train(
     comm: Communicator,
-    model,
+    model: Any,
     data: Data,
     optimizer: Optimizer,
     run: Run,
@@ -100,8 +102,9 @@ def train(
     client_update = ClientUpdate(model, data, rows, optimizer, random, gradient, local_epochs, local_batch, proximal)
     codec = Codec(gradient, data.examples)
     aggregator: Aggregator = SecureAggregator(comm, codec.length, secure) if secure else Sum(comm, codec.length)
-    late_sum = LateSum(comm, codec.length) if late else None
-    for part in filter(None, (late_sum, aggregator, averaging)):
+    late_sum: Any = LateSum(comm, codec.length) if late else None
+    parts: tuple[Any, ...] = late_sum, aggregator, averaging
+    for part in filter(None, parts):
         for name, tracked in part.tracked().items():
             run.track(name, tracked)
     run.stopping.goal = rounds_to

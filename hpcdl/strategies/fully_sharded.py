@@ -20,13 +20,28 @@ the layers, and the owner sends while others wait.
 The steps are those of all-reduce SGD. (Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023)
 """
 
+from typing import Any
+
+from hpcdl.comm import Communicator
+from hpcdl.data import Data
+from hpcdl.kernels.device import Array
 from hpcdl.models.part import Part
+from hpcdl.optim import Optimizer
 from hpcdl.parallel.cut_model import CutModel
 from hpcdl.parallel.zero import Shards
+from hpcdl.runs.run import Run
 from hpcdl.runs.wrapped import plain
 
 
-def train(comm, model, data, optimizer, run, stage=3, gather="all-gather"):
+def train(
+    comm: Communicator,
+    model: Any,
+    data: Data,
+    optimizer: Optimizer,
+    run: Run,
+    stage: int = 3,
+    gather: str = "all-gather",
+) -> Array:
     """Train on all ranks of `comm`; returns the parameters that this rank holds."""
     shards = Shards(run, Part(plain(model)), optimizer, comm, stage, owners=gather == "broadcast")
     held = CutModel(comm, model, shards)

@@ -31,6 +31,7 @@ and DeFacto: Lu and De Sa, "Optimal complexity in decentralized training", ICML 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,7 @@ from hpcdl.comm.mixing import (
 from hpcdl.comm.topology import Topology
 from hpcdl.data import Batch, Data
 from hpcdl.errors import UsageError, unknown
+from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_scaled
 from hpcdl.optim import Optimizer
 from hpcdl.runs.replicas import Replicas
@@ -58,7 +60,7 @@ from hpcdl.runs.state import PerRank
 
 def train(
     comm: Communicator,
-    model,
+    model: Any,
     data: Data,
     optimizer: Optimizer,
     run: Run,
@@ -115,13 +117,24 @@ def matrices(topology: Topology, rule: str) -> Callable[[int], np.ndarray]:
     if topology.period is None:
         return lambda step: mixing(topology, step, rule)
     period = [mixing(topology, step, rule) for step in range(topology.period)]
-    return lambda step: period[step % topology.period]
+    return lambda step: period[step % len(period)]
 
 
 class AdaptThenCombine:
     """Step, then average with the neighbours."""
 
-    def __init__(self, comm, model, run, w, gradient, optimizer, topology, rule, phase):
+    def __init__(
+        self,
+        comm: Communicator,
+        model: Any,
+        run: Run,
+        w: Array,
+        gradient: Array,
+        optimizer: Optimizer,
+        topology: Topology,
+        rule: str,
+        phase: int,
+    ):
         self.comm, self.model, self.run, self.w, self.gradient = comm, model, run, w, gradient
         self.optimizer = optimizer
         self.gossip, self.matrix = Gossip(comm, w), matrices(topology, rule)
@@ -147,7 +160,18 @@ class DPSGD(AdaptThenCombine):
 class GradientTracking:
     """A phase: gossip x and y together, meanwhile the gradient at the x of its start; at its end a step along y."""
 
-    def __init__(self, comm, model, run, w, gradient, optimizer, topology, rule, phase):
+    def __init__(
+        self,
+        comm: Communicator,
+        model: Any,
+        run: Run,
+        w: Array,
+        gradient: Array,
+        optimizer: Optimizer,
+        topology: Topology,
+        rule: str,
+        phase: int,
+    ):
         self.comm, self.model, self.run, self.w, self.gradient = comm, model, run, w, gradient
         self.optimizer = optimizer
         self.matrix, self.phase = matrices(topology, rule), phase
@@ -181,7 +205,9 @@ class GradientTracking:
 class DeTAG(GradientTracking):
     """Gradient tracking with phases of several batches, and as many rounds of accelerated gossip."""
 
-    def rounds(self, topology: Topology, rule: str) -> Gossip:
+    gossip: AcceleratedGossip
+
+    def rounds(self, topology: Topology, rule: str) -> AcceleratedGossip:
         gossip = AcceleratedGossip(self.comm, self.both, acceleration(mixing(topology, 0, rule)))
         self.run.track("gossip_before", PerRank(gossip.before))
         return gossip
@@ -195,7 +221,18 @@ class DeTAG(GradientTracking):
 class DeFacto:
     """A phase: the mean gradient of its batches, a step, and rounds of gossip that end with the exact average."""
 
-    def __init__(self, comm, model, run, w, gradient, optimizer, topology, rule, phase):
+    def __init__(
+        self,
+        comm: Communicator,
+        model: Any,
+        run: Run,
+        w: Array,
+        gradient: Array,
+        optimizer: Optimizer,
+        topology: Topology,
+        rule: str,
+        phase: int,
+    ):
         self.comm, self.model, self.run, self.w, self.gradient = comm, model, run, w, gradient
         self.optimizer = optimizer
         self.gossip, self.factors, self.phase = Gossip(comm, w), exact_factors(topology), phase
@@ -214,7 +251,7 @@ class DeFacto:
         return loss
 
 
-METHODS = {
+METHODS: dict[str, Callable[..., Callable[[Batch], float]]] = {
     "adapt-then-combine": AdaptThenCombine,
     "dpsgd": DPSGD,
     "gradient-tracking": GradientTracking,

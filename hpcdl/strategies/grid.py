@@ -16,34 +16,41 @@ same for all of them. stage: of ZeRO, along the data axis (hpcdl/parallel/zero.p
 (Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021)
 """
 
+from typing import Any
+
+from hpcdl.comm import Communicator
 from hpcdl.comm.grid import AXES, Grid
+from hpcdl.data import Data
+from hpcdl.kernels.device import Array
+from hpcdl.optim import Optimizer
 from hpcdl.parallel.pipelined import pipelined
+from hpcdl.runs.run import Run
 from hpcdl.strategies.pipeline_schedules import actions_of, pictures
 
 
 def train(
-    comm,
-    model,
-    data,
-    optimizer,
-    run,
-    grid,
-    schedule="1f1b",
-    microbatches=4,
-    chunks=1,
-    recompute=False,
-    sequence=False,
-    stage=0,
-    balance="parameters",
-    draw=False,
-):
+    comm: Communicator,
+    model: Any,
+    data: Data,
+    optimizer: Optimizer,
+    run: Run,
+    grid: dict[str, int],
+    schedule: str = "1f1b",
+    microbatches: int = 4,
+    chunks: int = 1,
+    recompute: bool = False,
+    sequence: bool = False,
+    stage: int = 0,
+    balance: str = "parameters",
+    draw: bool = False,
+) -> Array:
     """Train on all ranks of `comm`, a grid of the shape `grid`; returns the parameters that this rank holds."""
-    grid = run.until_end(Grid(comm, **grid))
-    (_, p, t), (copies, stages, _) = grid.place, grid.shape
+    groups = run.until_end(Grid(comm, **grid))
+    (_, p, t), (copies, stages, _) = groups.place, groups.shape
     held, layers = pipelined(
-        run, model, data, optimizer, grid, chunks, balance, recompute, sequence=sequence, zero=stage
+        run, model, data, optimizer, groups, chunks, balance, recompute, sequence=sequence, zero=stage
     )
-    run.report(grid=dict(zip(AXES, grid.shape, strict=True)), stage=stage)
+    run.report(grid=dict(zip(AXES, groups.shape, strict=True)), stage=stage)
     run.report(schedule=schedule, microbatches=microbatches, chunks=chunks, recompute=recompute)
     run.begin("grid", held, data)
 

@@ -32,12 +32,15 @@ momentum is SlowMo (Wang et al., ICLR 2020), nesterov with outer_lr 0.7 over ada
 sgd with outer_lr 1 is the average again.
 """
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import DTypeLike
 
 from hpcdl.comm import Communicator
 from hpcdl.data import Data
 from hpcdl.errors import parse_spec
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Device
 from hpcdl.kernels.reduce import add_scaled
 from hpcdl.optim import SETTINGS, Optimizer, make_optimizer
 from hpcdl.runs.replicas import Replicas
@@ -47,7 +50,7 @@ from hpcdl.runs.state import Same
 
 def train(
     comm: Communicator,
-    model,
+    model: Any,
     data: Data,
     optimizer: Optimizer,
     run: Run,
@@ -73,11 +76,11 @@ def train(
     first = local_from * run.per_epoch
     rounds = max(0, run.step - first) // sync_every  # done already, where a run is gone on with
     if outer_optimizer:
-        rule.step = rounds
+        outer_optimizer.rule.step = rounds
     if local_momentum == "reset" and rounds:
         optimizer.since = first + rounds * sync_every
 
-    def synchronize():
+    def synchronize() -> None:
         comm.all_reduce(w, op="mean")
         if outer_optimizer:
             outer_optimizer.step(w)
@@ -104,7 +107,7 @@ def train(
     return w
 
 
-def outer_rule(spec: str, lr: float, size: int, dtype, device=CPU) -> Optimizer | None:
+def outer_rule(spec: str, lr: float, size: int, dtype: DTypeLike, device: Device = CPU) -> Optimizer | None:
     """The optimizer that `spec` names, with the constant rate `lr`; None for average. Raises UsageError."""
     name, _ = parse_spec("outer rule", spec, {"average": {}} | SETTINGS)
     return None if name == "average" else make_optimizer(spec, size, dtype, lambda step: lr, device=device)

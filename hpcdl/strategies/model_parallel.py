@@ -12,10 +12,19 @@ balance: the layers are cut so that the most expensive rank has as little as can
 that they were measured to take (hpcdl/models/balance.py).
 """
 
+from typing import Any
+
+from hpcdl.comm import Communicator
+from hpcdl.data import Data
+from hpcdl.kernels.device import Array
+from hpcdl.optim import Optimizer
 from hpcdl.parallel.pipelined import OnePipeline, pipelined
+from hpcdl.runs.run import Run
 
 
-def train(comm, model, data, optimizer, run, balance="parameters"):
+def train(
+    comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, balance: str = "parameters"
+) -> Array:
     """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
     groups = run.until_end(OnePipeline(comm))
     held, stage = pipelined(run, model, data, optimizer, groups, balance=balance)

@@ -27,14 +27,17 @@ no worker is let past its step, so that what is saved is the state of just those
 import contextlib
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.comm import Communicator
+from hpcdl.data import Data
 from hpcdl.errors import LoneError, TrainingError
-from hpcdl.kernels.device import CPU, device_of
+from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.kernels.norm import sum_of_squares
+from hpcdl.optim import Optimizer
 from hpcdl.runs.on_one_rank import OnOneRank
 from hpcdl.runs.run import Run
 from hpcdl.runs.state import Elsewhere, Tracked
@@ -46,9 +49,9 @@ from hpcdl.services.store_messages import Push
 
 def train(
     comm: Communicator,
-    model,
-    data,
-    optimizer,
+    model: Any,
+    data: Data,
+    optimizer: Optimizer,
     run: Run,
     *,
     servers: int = 1,
@@ -68,7 +71,7 @@ def train(
     cut = chunk(size, holders, comm.rank) if serves else slice(0, 0)
     optimizer = optimizer.of_size(cut.stop - cut.start)
     whole = CPU.array(model.initialize(run.random)) if comm.rank == 0 else None
-    pulled = getattr(model, "device", CPU).empty(size, model.layout.dtype) if works else None
+    pulled: Any = getattr(model, "device", CPU).empty(size, model.layout.dtype) if works else None
     keeper = Keeper(run) if comm.rank == 0 else None
     held = OnServers(model, pulled if whole is None else whole, optimizer, works, keeper)
     run.report(allreduce=None, consistency=consistency.name, staleness=consistency.staleness)
@@ -105,7 +108,7 @@ def train(
     return store.server.values if held.parameters is None else held.parameters
 
 
-def work(comm: Communicator, store: ParameterStore, model, data, parameters, run: Run) -> None:
+def work(comm: Communicator, store: ParameterStore, model: Any, data: Data, parameters: Array, run: Run) -> None:
     """What a worker does: pull, compute, push, until no step is left; at the end `parameters` are the final ones."""
     clocked, clip = store.consistency.clocked, run.options.clip_norm > 0
     share = (store.clients.index(comm.rank), len(store.clients)) if clocked else (0, 1)
@@ -127,7 +130,7 @@ def work(comm: Communicator, store: ParameterStore, model, data, parameters, run
         store.close(parameters)
 
 
-def pull(comm: Communicator, store: ParameterStore, parameters, run: Run) -> int | None:
+def pull(comm: Communicator, store: ParameterStore, parameters: Array, run: Run) -> int | None:
     """The step to compute, on these parameters; None: no step is left."""
     blocked, apart = comm.traffic.blocked_seconds, store.apart_seconds
     step = store.pull(parameters)
@@ -139,11 +142,11 @@ def pull(comm: Communicator, store: ParameterStore, parameters, run: Run) -> int
 class Updates:
     """What a server does with a push: a step of the optimizer on its slice, by the mean over the examples pushed."""
 
-    def __init__(self, optimizer, group, consistency: Consistency, aware: bool):
+    def __init__(self, optimizer: Optimizer, group: Any, consistency: Consistency, aware: bool):
         self.optimizer, self.group, self.in_rounds, self.aware = optimizer, group, consistency.in_rounds, aware
         self.state = optimizer.state
 
-    def __call__(self, values, gradient, push) -> None:
+    def __call__(self, values: np.ndarray, gradient: np.ndarray, push: Push) -> None:
         if push.count == 0:  # a worker without examples in this batch
             return
         rate = self.optimizer.schedule(push.step) * push.count / push.total
@@ -151,7 +154,7 @@ class Updates:
         norm = self.norm(gradient, push) if self.optimizer.clip_norm > 0 else None
         self.optimizer.update(values, gradient, 1 / push.count, norm, rate)
 
-    def norm(self, gradient, push) -> float:
+    def norm(self, gradient: np.ndarray, push: Push) -> float:
         """The norm of the whole vector: of one push its worker knows it, of a round's sum the servers find it."""
         if not self.in_rounds:
             return push.norm
@@ -167,7 +170,11 @@ class OnServers(OnOneRank):
     loaded: of a run that is gone on with, vectors of the state by number, to be given to the servers.
     """
 
-    def __init__(self, model, parameters, optimizer, works: bool, keeper: "Keeper | None"):
+    keeper: Any  # Keeper, and None but on rank 0
+
+    def __init__(
+        self, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool, keeper: "Keeper | None"
+    ):
         super().__init__(model, parameters, optimizer, works)
         self.keeper = keeper
         self.loaded: dict[int, np.ndarray] = {}
@@ -175,7 +182,7 @@ class OnServers(OnOneRank):
     def tracked(self) -> dict[str, Tracked]:
         if not self.leads:
             return {}
-        state = {
+        state: dict[str, Tracked] = {
             f"optimizer/{name}": Elsewhere(partial(self._read, which), partial(self.loaded.__setitem__, which))
             for which, name in enumerate(self.optimizer.state, 1)
         }

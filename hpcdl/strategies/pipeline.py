@@ -29,11 +29,20 @@ language model training on GPU clusters using Megatron-LM", SC 2021)
 """
 
 import dataclasses
+from typing import Any
 
+from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
+from hpcdl.data import Batch, Data
 from hpcdl.errors import UsageError
+from hpcdl.kernels.device import Array
+from hpcdl.optim import Optimizer
+from hpcdl.parallel.cut_model import CutModel
 from hpcdl.parallel.pipelined import OnePipeline, pipelined
+from hpcdl.parallel.stage import Stage
 from hpcdl.parallel.stash import Stash
+from hpcdl.runs.options import Options
+from hpcdl.runs.run import Run
 from hpcdl.strategies.pipeline_schedules import actions_of, pictures
 
 SHOWN = 24  # steps of PipeDream that are drawn
@@ -41,18 +50,18 @@ MEET = 8  # all stages meet after so many micro-batches for each stage, for that
 
 
 def train(
-    comm,
-    model,
-    data,
-    optimizer,
-    run,
-    schedule="1f1b",
-    microbatches=4,
-    chunks=1,
-    recompute=False,
-    balance="parameters",
-    draw=False,
-):
+    comm: Communicator,
+    model: Any,
+    data: Data,
+    optimizer: Optimizer,
+    run: Run,
+    schedule: str = "1f1b",
+    microbatches: int = 4,
+    chunks: int = 1,
+    recompute: bool = False,
+    balance: str = "parameters",
+    draw: bool = False,
+) -> Array:
     """Train on all ranks of `comm`; returns the parameters of this rank's layers."""
     groups, ahead = run.until_end(OnePipeline(comm)), comm.size - 1 if schedule == "pipedream" else 0
     held, stage = pipelined(run, model, data, optimizer, groups, chunks, balance, recompute, ahead=ahead)
@@ -75,10 +84,11 @@ def train(
     return held.parameters
 
 
-def pipedream(comm, data, run, held, stage):
+def pipedream(comm: Communicator, data: Data, run: Run, held: CutModel, stage: Stage) -> None:
     """The loop of PipeDream: a step of the run is the backward, and the update, of one micro-batch."""
     stash = Stash(stage, held.shards, versions=comm.size - 1 - comm.rank)
-    first, in_flight, oldest = run.step, {}, 0  # in flight: examples, updates before forward, loss; by micro-batch
+    first, oldest = run.step, 0
+    in_flight: dict[int, tuple[int, int, float]] = {}  # examples, updates before forward, loss; by micro-batch
     cursor = data.cursor(run.batch, held.share, ahead=False)
     run.agree_seldom(MEET * comm.size)
     run.start()
@@ -109,12 +119,12 @@ def pipedream(comm, data, run, held, stage):
         run.report(weights_updates_old=run.bookkeeping.mpi.allgather(oldest))
 
 
-def kept(batch):
+def kept(batch: Batch) -> Batch:
     """The batch with arrays of its own, for those of the data are used again."""
     return dataclasses.replace(batch, x=batch.x.copy(), y=batch.y.copy())
 
 
-def check_schedule(schedule: str, microbatches: int, chunks: int, stages: int, model, options) -> None:
+def check_schedule(schedule: str, microbatches: int, chunks: int, stages: int, model: Any, options: Options) -> None:
     """Raise UsageError where stages, model and options do not go with the schedule."""
     actions_of(schedule, stages, 0, None if schedule == "pipedream" else microbatches, chunks)
     if options.accumulate > 1:

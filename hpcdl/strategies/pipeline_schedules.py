@@ -39,7 +39,7 @@ pipedream: Narayanan et al., "PipeDream", SOSP 2019. 1f1b, there PipeDream-Flush
 "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.)
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 
 from hpcdl.errors import UsageError, unknown
@@ -99,7 +99,7 @@ def _in_turn(forwards: Iterator[Action], backwards: Iterator[Action], ahead: int
     yield from backwards
 
 
-SCHEDULES = {
+SCHEDULES: dict[str, Callable[..., Iterator[Action]]] = {
     "naive": naive,
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
@@ -132,6 +132,7 @@ def actions_of(name: str, stages: int, stage: int, microbatches: int | None, chu
         return SCHEDULES[name](stages, stage, microbatches)
     if stages < 2:
         raise UsageError("the schedule interleaved needs at least 2 stages; with 1 there is nothing to interleave")
+    assert microbatches is not None
     _check_groups(stages, microbatches)
     return interleaved(stages, stage, microbatches, chunks)
 
@@ -175,7 +176,9 @@ def simulate(orders: list[list[Action]], durations: dict[str, float], message: f
     """
     stages = len(orders)
     last = max((action.chunk for order in orders for action in order), default=0) * stages + stages - 1
-    done, plans, clocks = {}, [[] for _ in orders], [0] * stages
+    done: dict[tuple[str, int, int], float] = {}
+    plans: list[list[Span]] = [[] for _ in orders]
+    clocks: list[float] = [0] * stages
     waiting = {stage: order[0] for stage, order in enumerate(orders) if order}
     while waiting:
         before = len(done)

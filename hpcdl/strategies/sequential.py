@@ -9,10 +9,17 @@
 With b = all examples it is full gradient descent. (Robbins and Monro, "A stochastic approximation method", 1951)
 """
 
+from typing import Any
+
+from hpcdl.comm import Communicator
+from hpcdl.data import Data
+from hpcdl.kernels.device import Array
+from hpcdl.optim import Optimizer
 from hpcdl.runs.held import Whole
+from hpcdl.runs.run import Run
 
 
-def train(comm, model, data, optimizer, run):
+def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> Array:
     """Train on one rank; returns the parameters, a flat vector."""
     parameters = model.initialize(run.random)
     gradient = comm.empty(like=parameters)

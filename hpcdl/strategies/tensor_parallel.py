@@ -26,14 +26,21 @@ of keeping it, so that a block sends 5/4 of them. The gradients of the tensors t
 Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022)
 """
 
+from typing import Any
+
+from hpcdl.comm import Communicator
 from hpcdl.comm.tensor_group import TensorGroup
+from hpcdl.data import Data
+from hpcdl.kernels.device import Array
 from hpcdl.models.part import Part
+from hpcdl.optim import Optimizer
 from hpcdl.parallel.cut_model import CutModel
 from hpcdl.parallel.zero import Shards
+from hpcdl.runs.run import Run
 from hpcdl.runs.wrapped import plain
 
 
-def train(comm, model, data, optimizer, run, sequence=False):
+def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, sequence: bool = False) -> Array:
     """Train on all ranks of `comm`; returns the parameters of this rank's part."""
     part = Part(plain(model), share=(comm.rank, comm.size), group=TensorGroup(comm, sequence))
     copies = run.until_end(comm.split(comm.rank, name="data"))  # of this part: there is one

@@ -11,6 +11,8 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS, auto
 from hpcdl.comm.node import node_memory
 
+pytestmark = pytest.mark.four
+
 
 @pytest.fixture
 def cache(mpi_tmp_path, monkeypatch, world):

@@ -49,6 +49,7 @@ def test_sums_of_all_lengths(where, layout, each_group):
 
 
 @pytest.mark.parametrize("op", ["mean", "max", "min"])
+@pytest.mark.in_turn("op")
 def test_operations(op, layout, each_group):
     def body(bare):
         comm = Communicator(bare, allreduce="hierarchical")

@@ -205,6 +205,7 @@ def test_a_part_that_is_reported_twice_is_refused(again, world):
 @pytest.mark.parametrize("kind", [None, "bfloat16"])
 @pytest.mark.parametrize("size", [1, 1 << 20])
 @pytest.mark.parametrize("slow", ["plain", "overlapped"])
+@pytest.mark.four
 def test_a_trial_finds_what_is_slower_and_leaves_no_trace(slow, size, kind, world):
     comm = Communicator(world, "ring")
     gradient = integers(world.rank)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcdl.comm import progress
+from hpcdl.comm import Communicator, progress
 from hpcdl.comm.progress import AWAKE, LONGEST, Activity, activity, nap_until
 
 TICK = 2e-6  # seconds that each look at the clock takes
@@ -107,3 +107,21 @@ def test_a_call_within_another_leaves_the_outer_one_watched():
             assert activity.waiting()[0] == "inner"
         assert activity.waiting()[0] == "outer" and activity.since == started
     assert activity.waiting() is None
+
+
+@pytest.mark.parametrize("way", ["short", "plain"])
+def test_an_operation_within_a_nap_leaves_the_nap_watched(way, world):
+    """So that --timeout ends a wait during which a rank talks to others."""
+    comm, seen = Communicator(world), []
+
+    def meanwhile():
+        if way == "short":
+            comm.barrier()
+        else:
+            comm.ibarrier().wait()
+        seen.append(activity.operation)
+        return True
+
+    comm.wait_until(lambda: len(seen) == 3, meanwhile=meanwhile)
+    assert seen == ["wait"] * 3 and activity.operation is None
+    comm.free()

@@ -58,6 +58,7 @@ def asynchronous(name, *arguments):
 
 @pytest.mark.parametrize("form", [blocking, asynchronous])
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.in_turn("form")
 def test_all_reduce(name, form, gpu, each_group):
     operations = [form("all_reduce", op) for op in ("sum", "mean", "max")]
     each_group(lambda bare: both(gpu, bare, *operations, allreduce=name))

@@ -27,7 +27,8 @@ PACKED = re.compile(rf"\b(?:{FLOATING}|v?p(?:sll[dq]|movzx\w+))\b.*%([xyz])mm")
 
 def compiled(function, types):
     """The machine code: compiled here, for Numba tells nothing of a function that it loaded from its cache."""
-    dispatcher = numba.njit(fastmath=FASTMATH, **OPTIONS)(function)
+    loop_alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # what calls it is a third of the work
+    dispatcher = numba.njit(fastmath=FASTMATH, **OPTIONS, **loop_alone)(function)
     dispatcher.compile(types)
     return dispatcher.inspect_asm(dispatcher.signatures[0])
 

@@ -13,6 +13,8 @@ from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.on_one_rank import OnOneRank
 from hpcdl.runs.state import Elsewhere
 
+pytestmark = pytest.mark.four
+
 
 def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -11,6 +11,8 @@ from hpcdl.runs import Replicas
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.evaluation import evaluate, scores
 
+pytestmark = pytest.mark.four
+
 
 def apart(comm, model, data, optimizer, run):
     """Train on every rank alone."""

@@ -15,6 +15,8 @@ from hpcdl.runs import Options, Whole, signals
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.straggler import slowed
 
+pytestmark = pytest.mark.four
+
 KEYS = {
     *("schema_version", "strategy", "ranks", "workers", "data", "model", "parameters", "epochs", "steps", "seed"),
     *("allreduce", "train_loss", "test_loss", "test_accuracy", "seconds", "examples_per_second", "replicas_agree"),

@@ -5,6 +5,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+from hpcdl.runs import signals
+
 PROGRAM = """
 import os, signal, sys, time
 from hpcdl.runs import signals
@@ -20,6 +24,20 @@ print("still here")
 def run(first, second):
     program = PROGRAM.format(first=int(first), second=int(second))
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+
+
+@pytest.mark.parametrize("number", signals.HANDLED)
+def test_the_first_one_is_noted(monkeypatch, number):
+    """Each by the same handler, so that one of them shows what a run does then (test_train_allreduce.py)."""
+    before = [signal.getsignal(each) for each in signals.HANDLED]
+    monkeypatch.setattr(signals, "received", [])
+    try:
+        signals.install()
+        os.kill(os.getpid(), number)
+        assert signals.received == [number.name]
+    finally:
+        for each, handler in zip(signals.HANDLED, before, strict=True):
+            signal.signal(each, handler)
 
 
 def test_a_second_one_ends_at_once():

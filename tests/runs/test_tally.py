@@ -10,6 +10,8 @@ from hpcdl.runs import Replicas
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.tally import Follower, Leader
 
+pytestmark = pytest.mark.four
+
 
 class Nothing:
     """What replicas exchange that exchange nothing: it notes what it is told."""

@@ -77,7 +77,7 @@ def test_options(run_on, tmp_path, options, words):
 
 def test_an_option_refused_by_ranks_of_its_own(launch, tmp_path):
     """As any other, but mpiexec tells the status, and that all ranks are gone."""
-    refused(launch, tmp_path, "unrecognized arguments: --nonsense", "--nonsense", ranks=3)
+    refused(launch, tmp_path, "unrecognized arguments: --nonsense", "--nonsense", ranks=2)
 
 
 def test_what_one_rank_alone_comes_upon(launch, tmp_path):
@@ -86,7 +86,7 @@ def test_what_one_rank_alone_comes_upon(launch, tmp_path):
     x[3777] = np.nan
     file(tmp_path / "bad.h5", test_x=x, test_y=np.arange(4000) % 2)
     options = ["--data", "bad.h5", "--placement", "streamed", "--model", "logistic", "--epochs", "1", "--out", "none"]
-    done = launch(4, SCRIPT, *options, timeout=30)
+    done = launch(3, SCRIPT, *options, timeout=30)
     assert done.returncode == 2
     assert len([line for line in done.stderr.splitlines() if line.startswith("error: ")]) == 1
     assert "Traceback" not in done.stderr

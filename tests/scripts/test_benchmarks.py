@@ -17,9 +17,9 @@ def table(text):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_bench_allreduce(launch, run_on, tmp_path):
+def test_bench_allreduce(run_on, tmp_path):
     options = ["--algorithms", "ring,shared", "--sizes", "4KiB,100000", "--seconds", "0.02", "--json", "a.json"]
-    done = launch(3, FOLDER / "bench_allreduce.py", *options, check=0)
+    done = run_on(3, FOLDER / "bench_allreduce.py", *options, check=0)
     found = json.loads((tmp_path / "a.json").read_text())
     assert found["ranks"] == 3
     rows = table(done.stdout)
@@ -37,10 +37,10 @@ def test_bench_allreduce(launch, run_on, tmp_path):
         assert done.returncode == 2 and words in done.stderr
 
 
-def test_bench_kernels(launch, run_on, tmp_path):
+def test_bench_kernels(run_on, tmp_path):
     script = FOLDER / "bench_kernels.py"
     options = ["--kernels", "momentum,softmax_cross_entropy", "--sizes", "64,4KiB", "--seconds", "0.01"]
-    done = launch(1, script, *options, "--json", "k.json", check=0)
+    done = run_on(1, script, *options, "--json", "k.json", check=0)
     found = json.loads((tmp_path / "k.json").read_text())
     assert found["dtype"] == "float32"
     rows = table(done.stdout)[2:]
@@ -63,9 +63,9 @@ def test_bench_kernels(launch, run_on, tmp_path):
         assert done.returncode == 2 and words in done.stderr
 
 
-def test_bench_batch_size(launch, run_on, tmp_path):
+def test_bench_batch_size(run_on, tmp_path):
     options = ["--model", "softmax", "--batches", "100,700", "--epochs", "2", "--seeds", "2", "--reference", "50"]
-    done = launch(2, FOLDER / "bench_batch_size.py", *options, "--json", "b.json", check=0)
+    done = run_on(2, FOLDER / "bench_batch_size.py", *options, "--json", "b.json", check=0)
     rows = json.loads((tmp_path / "b.json").read_text())
     assert [(row["batch"], row["scaled"]) for row in rows] == [(100, False), (700, False), (100, True), (700, True)]
     for row in rows:
@@ -99,10 +99,10 @@ def test_bench_servers_refuses_in_one_line(run_on, option):
     assert len(ours) == 1 and ours[0].startswith(f"bench-servers: error: {option[0]} ") and "Abort" not in done.stderr
 
 
-def test_bench_gossip_of_a_network(launch, tmp_path):
+def test_bench_gossip_of_a_network(run_on, tmp_path):
     """Bytes and messages are those of the algorithms; equal steps end with equal losses."""
     options = ["--topologies", "ring,one-peer", "--sync-every", "1,3", "--epochs", "2", "--repeats", "2"]
-    done = launch(4, FOLDER / "bench_gossip.py", *options, "--json", "g.json", check=0, timeout=120)
+    done = run_on(4, FOLDER / "bench_gossip.py", *options, "--json", "g.json", check=0, timeout=120)
     results = json.loads((tmp_path / "g.json").read_text())["results"]
     rows = {row[0]: row[1:] for row in table(done.stdout)[2:]}
     names = ["all-reduce SGD", "dpsgd, ring", "dpsgd, one-peer", "local SGD, H = 1", "local SGD, H = 3"]
@@ -179,9 +179,9 @@ def test_bench_training(launch, tmp_path):
     assert re.search(r"hpcdl / PyTorch: [\d.]+ \([\d.]+ to [\d.]+, 1 pairs\)", done.stdout)
 
 
-def test_bench_model_parallel(launch, run_on, tmp_path):
+def test_bench_model_parallel(run_on, tmp_path):
     script, options = FOLDER / "bench_model_parallel.py", ["--data", "digits", "--steps", "2", "--json", "m.json"]
-    done = launch(2, script, *options, "--model", "mlp:16,16,16", "--repeats", "2", check=0)
+    done = run_on(2, script, *options, "--model", "mlp:16,16,16", "--repeats", "2", check=0)
     results, rows = json.loads((tmp_path / "m.json").read_text())["results"], table(done.stdout)
     cells = {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
     parameters = results["sequential"][0]["parameters"]

@@ -33,12 +33,12 @@ def test_training_resuming_and_scoring(simulate, run_on, few):
     assert summary["test_loss"] == pytest.approx(wanted["test_loss"], abs=1e-10)
     # Resumed = never stopped, to the bit; and what one device saved the other goes on with.
     steps = ["--steps", "6", "--schedule", "constant"]
-    simulate(2, TRAIN, *OPTIONS, *steps, "--device", "cuda", "--out", "never", check=0)
+    simulate(2, TRAIN, *OPTIONS, *steps, "--device", "cuda", "--out", "never", check=0, STANDIN_GPUS="2")
     steps[1] = "4"
-    simulate(2, TRAIN, *OPTIONS, *steps, "--device", "cuda", "--out", "part", check=0)
+    simulate(2, TRAIN, *OPTIONS, *steps, "--device", "cuda", "--out", "part", check=0, STANDIN_GPUS="2")
     scored = run_on(2, SCRIPTS / "evaluate.py", "part", "--export", "part.npz", check=0)
     assert "test_loss" in scored.stdout
-    simulate(2, TRAIN, "--resume", "part", "--steps", "6", "--out", "again", check=0)
+    simulate(2, TRAIN, "--resume", "part", "--steps", "6", "--out", "again", check=0, STANDIN_GPUS="2")
     assert np.array_equal(parameters(few / "again"), parameters(few / "never"))
     run_on(2, TRAIN, "--resume", "part", "--steps", "6", "--device", "cpu", "--out", "over", check=0)
     assert np.abs(parameters(few / "over") - parameters(few / "never")).max() <= 1e-10
@@ -51,7 +51,7 @@ def test_without_a_gpu(simulate, launch, tmp_path):
         ("this process sees no GPU (cudaErrorNoDevice", simulate, {"STANDIN_GPUS": "0"}),
     ]:
         (tmp_path / "cupy.py").write_text("raise ImportError('libcudart is missing')\n")
-        done = start(3, TRAIN, "--device", "cuda", "--data", "nowhere.h5", **environment)
+        done = start(2, TRAIN, "--device", "cuda", "--data", "nowhere.h5", **environment)
         lines = [line for line in done.stderr.splitlines() if line.startswith("train-allreduce: error: device cuda")]
         assert done.returncode == 2 and len(lines) == 1 and words in lines[0]
         assert "Traceback" not in done.stderr and done.stdout == ""
@@ -60,11 +60,12 @@ def test_without_a_gpu(simulate, launch, tmp_path):
 def test_the_identities_hold_on_the_device(simulate):
     program = Path(__file__).parents[1] / "standin" / "train.py"
     for ranks in (1, 2):
-        assert f"cases agree on {ranks} ranks" in simulate(ranks, program, check=0).stdout
+        assert f"cases agree on {ranks} ranks" in simulate(ranks, program, check=0, STANDIN_GPUS="2").stdout
 
 
 def test_models_that_are_cut_on_the_device(simulate):
-    assert "4 cases agree on 2 ranks" in simulate(2, Path(__file__).parents[1] / "standin" / "cut.py", check=0).stdout
+    program = Path(__file__).parents[1] / "standin" / "cut.py"
+    assert "4 cases agree on 2 ranks" in simulate(2, program, check=0, STANDIN_GPUS="2").stdout
 
 
 @pytest.mark.parametrize("servers", ["parameter", "parameter unasked", "data"])

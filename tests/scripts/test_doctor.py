@@ -13,7 +13,7 @@ from hpcdl.comm.launcher import clean_environment
 from hpcdl.machine.world import FLAVOURS, library
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-QUICK = ["--steps", "1", "--allreduce", "mpi", "--out", "none", "--progress", "none"]
+QUICK = ["--model", "softmax", "--steps", "1", "--allreduce", "mpi", "--out", "none", "--progress", "none"]
 JOB = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "3", "SLURM_PROCID": "0"}
 STEP = JOB | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
 
@@ -128,8 +128,8 @@ def test_no_mpi_library(by_itself):
     by_itself(hpcdl, "prepare-data", "--help", check=0, MPI4PY_LIBMPI="/nowhere/libmpi.so")  # it needs none
 
 
-def test_bad_options(launch):
+def test_bad_options(run_on):
     for options, words in ((["--nonsense"], "unrecognized arguments"), (["--json", "rows.txt"], "should end in .json")):
-        done = launch(2, SCRIPTS / "doctor.py", *options)
+        done = run_on(2, SCRIPTS / "doctor.py", *options)
         (line,) = ours(done)
         assert done.returncode == 2 and line.startswith("doctor: error: ") and words in line

@@ -31,9 +31,9 @@ def forward(tensors, x):
     return hidden @ tensors[names[2]] + tensors[names[3]]
 
 
-def test_score_predict_and_export(launch, run_on, trained, tmp_path):
+def test_score_predict_and_export(run_on, trained, tmp_path):
     program = FOLDER / "evaluate.py"
-    done = launch(3, program, trained, "--predict", "p.npz", "--export", "w.npz", check=0)
+    done = run_on(3, program, trained, "--predict", "p.npz", "--export", "w.npz", check=0)
     summary = json.loads((trained / "summary.json").read_text())
     found = dict(re.findall(r"(test_\w+) ([\d.e-]+)", done.stdout))
     assert float(found["test_accuracy"]) == pytest.approx(summary["test_accuracy"], rel=1e-5)
@@ -101,11 +101,11 @@ def refused(capsys):
     return run
 
 
-def test_sample(launch, run_on, tmp_path, refused):
+def test_sample(run_on, tmp_path, refused):
     """Rank 0 writes the text that the model makes of the prompt, the same for the same seed."""
     spec, program = "gpt:layers=1,width=16,heads=2,context=64", FOLDER / "evaluate.py"
     training = ["--data", "text", "--model", spec, "--steps", 3, "--progress", "none", "--out", "t"]
-    launch(1, FOLDER / "train_sequential.py", *training, check=0)
+    run_on(1, FOLDER / "train_sequential.py", *training, check=0)
     found, data = Checkpoint.read(tmp_path / "t"), open_data("text")
     model, parameters = make_model(spec, data.features, data.classes), found.vectors["parameters"]
     asked = ["--sample", 150, "--prompt", "def f(", "--temperature", 1.5, "--seed", 3]

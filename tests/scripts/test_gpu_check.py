@@ -55,7 +55,7 @@ def test_a_wrong_kernel_is_status_1(simulate, tmp_path):
 def test_what_cannot_be_done_is_one_line(simulate):
     for ranks, options, words, environment in [
         (1, [], "this process sees no GPU", {"STANDIN_GPUS": "0"}),
-        (2, [], "start it without mpiexec", {}),
+        (2, [], "start it without mpiexec", {"STANDIN_GPUS": "2"}),
         (1, ["--kernels", "scale,skale"], "there is no skale; known: add_into, ", {}),
         (1, ["--sizes", "4kb"], "write 64KiB", {}),
         (1, ["--elements", "0"], "--elements: write positive whole numbers", {}),

@@ -27,11 +27,11 @@ KINDS = ["parameters", "gradients", "optimizer", "activations"]
 
 
 @pytest.fixture
-def train(launch, tmp_path):
+def train(run_on, tmp_path):
     """A function: start a program, and return its summary and what it printed."""
 
     def run(ranks, name, *options, out="a"):
-        done = launch(ranks, SCRIPTS / f"train_{name}.py", *options, "--out", out, check=0)
+        done = run_on(ranks, SCRIPTS / f"train_{name}.py", *options, "--out", out, check=0)
         found = json.loads((tmp_path / out / "summary.json").read_text())
         assert found["strategy"] == name and found["ranks"] == ranks and found["stopped"] == "finished"
         assert found["replicas_agree"] is not False

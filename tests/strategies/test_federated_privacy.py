@@ -15,6 +15,8 @@ from hpcdl.federated.privacy import divergences, epsilon
 from hpcdl.random import Random
 from hpcdl.strategies import federated
 
+pytestmark = pytest.mark.four
+
 
 @pytest.fixture
 def federate(follow):

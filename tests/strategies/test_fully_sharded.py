@@ -41,6 +41,7 @@ def test_steps_are_those_of_sequential_sgd(model, own, options, cut, world):
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.four
 def test_float32_to_rounding(stage, cut, world):
     cut(world, fully_sharded.train, {"stage": stage}, GPT, 2e-5, dtype="float32")
 
@@ -138,5 +139,6 @@ def test_replicas_are_compared_where_there_are_any(cut, world):
 
 
 @pytest.mark.parametrize("stage, gather", [(1, "all-gather"), (2, "all-gather"), (3, "all-gather"), (3, "broadcast")])
+@pytest.mark.four
 def test_resumed_is_never_stopped_to_the_bit(stage, gather, resumes):
     resumes(5, fully_sharded.train, GPT, {"stage": stage, "gather": gather}, optimizer="adam", clip_norm=0.1)

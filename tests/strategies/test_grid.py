@@ -13,6 +13,8 @@ from hpcdl.parallel.cut_model import CutModel
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.strategies import all_reduce, fully_sharded, grid, model_parallel, pipeline, sequential, tensor_parallel
 
+pytestmark = pytest.mark.four
+
 ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps
 MLP = "mlp:12,12,12,12,12"  # 6 layers
 LAYERS, WIDTH, LENGTH = 2, 12, 12

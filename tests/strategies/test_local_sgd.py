@@ -14,6 +14,8 @@ from hpcdl.models import make_model
 from hpcdl.random import Random
 from hpcdl.strategies import all_reduce, local_sgd, sequential
 
+pytestmark = pytest.mark.four
+
 RATE, STEPS, PER_EPOCH = 0.05, 12, 3  # 29 examples in batches of 13, 4 epochs
 
 
@@ -108,7 +110,7 @@ def test_one_local_step_is_all_reduce_sgd(fate, options, follow, each_group):
         reference = follow(comm, all_reduce.train, **options)
         agree(follow(comm, local_sgd.train, own={"sync_every": 1, "local_momentum": fate}, **options), reference)
 
-    each_group(body)
+    each_group(body, least=4)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_several_local_steps_are_those_of_simulated_replicas(optimizer, own, fol
         assert (wanted.distances[-1] > 1e-9) == (comm.size > 1 and not synchronized)
         assert comm.size == 1 or max(wanted.distances) > 1e-9
 
-    each_group(body)
+    each_group(body, least=3)
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
@@ -204,7 +206,7 @@ def test_bytes_fall_by_exactly_h(steps, own, calls, follow, each_group):
             assert run.comm.traffic.bytes == counted.bytes + run.comm.traffic["broadcast"].bytes
             assert run.comm.traffic["broadcast"].calls == 1
 
-    each_group(body)
+    each_group(body, least=3)
 
 
 def test_what_is_reported_is_the_average_of_the_replicas(follow, each_group):

@@ -28,6 +28,7 @@ def test_steps_are_those_of_sequential_sgd(model, own, options, cut, world):
     cut(world, model_parallel.train, own, model, **options)
 
 
+@pytest.mark.four
 def test_float32_to_rounding(cut, world):
     cut(world, model_parallel.train, {}, GPT, 2e-5, dtype="float32")
 
@@ -54,6 +55,7 @@ def test_messages_and_what_a_rank_holds(cut, each_group):
     each_group(body)
 
 
+@pytest.mark.four
 def test_a_straggler_is_slowed_once(cut, world):
     """In forward and in backward of each part of a batch, and of what is tried out before."""
     slow = []
@@ -66,5 +68,6 @@ def test_a_straggler_is_slowed_once(cut, world):
     assert slow[0].count == 2 * (1 + 4 * 2)
 
 
+@pytest.mark.four
 def test_resumed_is_never_stopped_to_the_bit(resumes):
     resumes(5, model_parallel.train, GPT, optimizer="adam", accumulate=2)

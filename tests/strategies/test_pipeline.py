@@ -15,8 +15,11 @@ from hpcdl.optim import make_optimizer
 from hpcdl.random import Random
 from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.progress import Display
 from hpcdl.strategies import pipeline
 from hpcdl.strategies.pipeline import check_schedule
+
+pytestmark = pytest.mark.four
 
 DEEP = "mlp:5,4,6,5,4,6,5"  # 8 layers: 2 chunks on each of 4 ranks
 WIDTHS = 5, 4, 6, 5, 4, 6, 5
@@ -153,7 +156,7 @@ def test_layers_lie_in_turns_and_balanced(cut, world):
 
 def test_the_pictures_of_a_step(cut, world, monkeypatch):
     shown = []
-    monkeypatch.setattr(Run, "show", lambda run, text: shown.append(text))
+    monkeypatch.setattr(Display, "line", lambda display, text: shown.append(text))
     cut(world, pipeline.train, {"schedule": "gpipe", "microbatches": 2, "draw": True}, DEEP)
     assert len(shown) == 1 and bool(shown[0]) == (world.rank == 0)
     if world.rank == 0:
@@ -290,18 +293,16 @@ def dream_that_ends(comm, follow, cut, **options):
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 7])
+@pytest.mark.parametrize("target", [0, -1])
+@pytest.mark.in_turn("target")
 def test_a_signal_to_any_rank_ends_pipedream_when_what_has_begun_is_done(
-    step, follow, cut, world, monkeypatch, mpi_tmp_path
+    step, target, follow, cut, world, monkeypatch, mpi_tmp_path
 ):
-    for target in sorted({0, world.size - 1}):
-        out = mpi_tmp_path / f"{step}-{target}"
-        told(monkeypatch, target, step)
-        run = dream_that_ends(world, follow, cut, steps=400, out=str(out))
-        assert run.stopped == "signal" and run.step == step + world.size - 1
-        if world.rank == 0:
-            assert Checkpoint.read(out).attributes["step"] == run.step
-        monkeypatch.undo()
-        world.Barrier()
+    told(monkeypatch, target % world.size, step)
+    run = dream_that_ends(world, follow, cut, steps=400, out=str(mpi_tmp_path))
+    assert run.stopped == "signal" and run.step == step + world.size - 1
+    if world.rank == 0:
+        assert Checkpoint.read(mpi_tmp_path).attributes["step"] == run.step
 
 
 def test_patience_and_a_time_limit_end_pipedream(follow, cut, world):

@@ -37,6 +37,7 @@ def test_steps_are_those_of_sequential_sgd(model, own, options, cut, world):
 
 
 @pytest.mark.parametrize("model, own", [("mlp:12,12", {}), (GPT, {}), (OWN, SEQUENCE)], ids=str)
+@pytest.mark.four
 def test_float32_to_rounding(model, own, cut, world):
     cut(world, tensor_parallel.train, own, model, 2e-5, dtype="float32")
 
@@ -113,6 +114,7 @@ def test_a_rank_holds_its_part_of_the_weights_and_all_of_norms_and_biases(cut, e
     each_group(body)
 
 
+@pytest.mark.four
 def test_sequence_parallelism_keeps_less_between_the_parts(cut, world):
     kept = [cut(world, tensor_parallel.train, own, GPT).memory.peak["activations"] for own in ({}, SEQUENCE)]
     assert (kept[1] < kept[0]) == (world.size > 1)
@@ -126,6 +128,7 @@ def test_what_all_ranks_have_is_the_same_on_all_of_them(cut, world):
 
 
 @pytest.mark.parametrize("stop, own, optimizer", [(4, {}, "adam"), (5, SEQUENCE, "momentum")], ids=str)
+@pytest.mark.four
 def test_resumed_is_never_stopped_to_the_bit(stop, own, optimizer, resumes):
     resumes(stop, tensor_parallel.train, GPT, own, optimizer=optimizer, clip_norm=0.1)
 

@@ -21,16 +21,19 @@ import logging
 import os
 import platform
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce import hierarchical, mpi, recursive, ring, shared, tree
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.node import node_memory
-from hpcdl.comm.operations import SUM
+from hpcdl.comm.node import NodeMemory, node_memory
+from hpcdl.comm.operations import SUM, Operation
 from hpcdl.comm.progress import activity
+from hpcdl.comm.steps import Step
 from hpcdl.files import atomic_write, cache_folder
 
 log = logging.getLogger("hpcdl")
@@ -48,31 +51,31 @@ TABLE = MPI.Comm.Create_keyval()  # what is kept with a communicator: its table
 tables: dict[str, list[str]] = {}  # of this process: the algorithm for each size, by key
 
 
-def auto_all_reduce(comm, vector, op=SUM):
+def auto_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> None:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, by the fastest for its length."""
     choose(comm, vector)(comm, vector, op)
 
 
-def steps(comm, vector, op=SUM):
+def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
     """The asynchronous form."""
-    yield from choose(comm, vector).steps(comm, vector, op)
+    yield from choose(comm, vector).steps(comm, vector, op)  # type: ignore[misc]  # all candidates have steps
 
 
-def choose(comm, vector):
+def choose(comm: MPI.Intracomm, vector: np.ndarray) -> Algorithm:
     """The algorithm for this vector; the same on all ranks, for it depends on its length alone."""
     return CANDIDATES[table(comm)[bisect.bisect_left(LIMITS, vector.nbytes)]]
 
 
-def table(comm) -> list[str]:
+def table(comm: MPI.Intracomm) -> list[str]:
     """The algorithms that are taken for each of SIZES; collective at the first call."""
-    found = comm.Get_attr(TABLE)
+    found: Any = comm.Get_attr(TABLE)
     if found is None:
         prepare(comm)
         found = comm.Get_attr(TABLE)
     return found
 
 
-def prepare(comm):
+def prepare(comm: MPI.Intracomm) -> NodeMemory:
     """Make the memory of the node and read or measure the table; collective."""
     memory = node_memory(comm)
     if comm.Get_size() == 1:
@@ -91,7 +94,7 @@ def prepare(comm):
     return memory
 
 
-def description(comm, memory) -> dict:
+def description(comm: MPI.Intracomm, memory: NodeMemory) -> dict:
     """What the table depends on, as rank 0 sees it."""
     about = {
         "mpi": MPI.Get_library_version().strip("\0").split("\n")[0],
@@ -128,7 +131,7 @@ def read(path: Path, about: dict) -> list[str] | None:
         return None
 
 
-def measure_and_keep(comm, path: Path, about: dict) -> list[str]:
+def measure_and_keep(comm: MPI.Intracomm, path: Path, about: dict) -> list[str]:
     """Measure the table on all ranks; rank 0 writes it, where it can."""
     start, own = time.perf_counter(), comm.Dup()
     fastest, times = measure(own)
@@ -149,7 +152,7 @@ def measure_and_keep(comm, path: Path, about: dict) -> list[str]:
     return fastest
 
 
-def measure(comm) -> tuple[list[str], list[dict[str, float]]]:
+def measure(comm: MPI.Intracomm) -> tuple[list[str], list[dict[str, float]]]:
     """The fastest algorithm for each size, and the microseconds of all candidates; the same on all ranks."""
     memory = node_memory(comm)
     sharing = ["shared" if memory.nodes == 1 else "hierarchical"] if memory.usable and memory.ranks_per_node > 1 else []
@@ -165,16 +168,16 @@ def measure(comm) -> tuple[list[str], list[dict[str, float]]]:
         found = race(comm, vectors)
         behind = found.pop("elsewhere", 0) > BEHIND * found["mpi"]
         choice = {name: value for name, value in found.items() if not (behind and name in SHARING)}
-        fastest.append(min(choice, key=choice.get))
+        fastest.append(min(choice, key=choice.__getitem__))
         microseconds.append({name: round(value, 2) for name, value in found.items()})
     return fastest, microseconds
 
 
-def race(comm, vectors: dict) -> dict[str, float]:
+def race(comm: MPI.Intracomm, vectors: dict[str, tuple[Algorithm, np.ndarray]]) -> dict[str, float]:
     """Microseconds of each candidate, as the slowest rank sees them; the hopeless ones are left out."""
     for algorithm, vector in vectors.values():  # compile, and touch the memory
         algorithm(comm, vector)
-    taken = {name: [] for name in vectors}
+    taken: dict[str, list[float]] = {name: [] for name in vectors}
     turn, turns = 0, MAX_TURNS
     while turn < turns:
         for name, times in taken.items():

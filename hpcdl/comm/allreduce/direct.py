@@ -14,15 +14,18 @@ vectors while the others' wait. It holds N K values while it sums, in the order 
 bits.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
+from mpi4py import MPI
 
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.operations import SUM
-from hpcdl.comm.steps import collective
+from hpcdl.comm.operations import SUM, Operation
+from hpcdl.comm.steps import Step, collective
 
 
 @collective
-def direct_all_reduce(comm, vector, op=SUM):
+def direct_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, each rank adding all vectors itself."""
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [(rank + i) % size for i in range(1, size)]

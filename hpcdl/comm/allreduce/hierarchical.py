@@ -22,22 +22,25 @@ A node with one rank has nothing to add, its vector is exchanged as it is. All l
 them to their nodes.
 """
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
+from mpi4py import MPI
 
 from hpcdl.comm.allreduce import shared
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.recursive import recursive_all_reduce
 from hpcdl.comm.allreduce.ring import ring_all_reduce
-from hpcdl.comm.node import node_memory
-from hpcdl.comm.operations import SUM
-from hpcdl.comm.steps import collective
+from hpcdl.comm.node import Members, NodeMemory, node_memory
+from hpcdl.comm.operations import SUM, Operation
+from hpcdl.comm.steps import Collective, Step, collective
 from hpcdl.kernels import shared as kernels
 
 PIECE = 512 << 10  # bytes; a scratch block holds a whole number of them
 
 
 @collective
-def hierarchical_all_reduce(comm, vector, op=SUM):
+def hierarchical_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, node by node."""
     memory = node_memory(comm)
     if memory.nodes == 1:
@@ -50,7 +53,7 @@ def hierarchical_all_reduce(comm, vector, op=SUM):
         yield from memory.turn(over_nodes(comm, memory, vector, op), vector.dtype)
 
 
-def between(comm):
+def between(comm: MPI.Intracomm | Members) -> Collective:
     """The algorithm between the leaders."""
     size = comm.Get_size()
     return recursive_all_reduce if size & (size - 1) == 0 else ring_all_reduce
@@ -62,7 +65,7 @@ def pieces(first: int, size: int, itemsize: int) -> list[slice]:
     return [slice(start, min(start + each, first + size)) for start in range(first, first + size, each)]
 
 
-def over_nodes(comm, memory, vector, op):
+def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: Operation) -> Iterator[Step]:
     """The steps on several nodes, some of them with several ranks."""
     leaders = memory.leaders(comm)
     exchange = between(leaders)
@@ -96,7 +99,7 @@ def over_nodes(comm, memory, vector, op):
         start += size
 
 
-def bind(comm, vector, op):
+def bind(comm: MPI.Intracomm, vector: np.ndarray, op: Operation) -> Callable[[np.ndarray], tuple[int, int]] | None:
     """The blocking form for vectors as this one, where all ranks are on one node."""
     return shared.bind(comm, vector, op) if node_memory(comm).nodes == 1 else None
 

@@ -5,18 +5,22 @@ for short vectors, a reduce-scatter with an all-gather for long ones, and shared
 really sends cannot be seen from outside, so a trace counts the payload of the call, K values, and no messages.
 """
 
+from collections.abc import Iterator
+
+import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.operations import SUM
+from hpcdl.comm.operations import SUM, Operation
+from hpcdl.comm.steps import Step
 
 
-def mpi_all_reduce(comm, vector, op=SUM):
+def mpi_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> None:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, by MPI_Allreduce."""
     comm.Allreduce(MPI.IN_PLACE, vector, op.mpi)
 
 
-def steps(comm, vector, op=SUM):
+def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
     """The asynchronous form: MPI_Iallreduce."""
     yield [comm.Iallreduce(MPI.IN_PLACE, vector, op.mpi)]
 

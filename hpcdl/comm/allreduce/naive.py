@@ -12,17 +12,20 @@
 The driver's link carries 2 (N - 1) K values: time grows linearly with the number of ranks.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
+from mpi4py import MPI
 
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.operations import SUM
-from hpcdl.comm.steps import collective
+from hpcdl.comm.operations import SUM, Operation
+from hpcdl.comm.steps import Step, collective
 
 DRIVER = 0
 
 
 @collective
-def naive_all_reduce(comm, vector, op=SUM):
+def naive_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, through rank 0."""
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [other for other in range(size) if other != DRIVER]

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from hpcdl.comm.operations import SUM, Operation
-from hpcdl.comm.steps import Until, complete
+from hpcdl.comm.steps import Step, Until, complete
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Algorithm:
     """
 
     name: str
-    steps: Callable[..., Iterator] | None = None
+    steps: Callable[..., Iterator[Step]] | None = None
     blocking: Callable[..., None] | None = None
     prepare: Callable[..., Any] | None = None
     choose: "Callable[..., Algorithm] | None" = None
@@ -41,14 +42,14 @@ class Algorithm:
     direct: bool = False
     meets: bool = False
 
-    def __call__(self, comm, vector: np.ndarray, op: Operation = SUM) -> None:
+    def __call__(self, comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> None:
         if self.blocking is not None:
             self.blocking(comm, vector, op)
         else:
-            for step in self.steps(comm, vector, op):
+            for step in self.steps(comm, vector, op):  # type: ignore[misc]
                 complete(step)
 
-    def meeting(self, comm, vector: np.ndarray, op: Operation) -> Iterator:
+    def meeting(self, comm: MPI.Intracomm, vector: np.ndarray, op: Operation) -> Iterator[Step]:
         """The steps of a blocking call, beside others in flight, of an algorithm that `meets`."""
         yield [comm.Ibarrier()]
-        yield Until(lambda: self.blocking(comm, vector, op) is None, lambda: self.blocking(comm, vector, op))
+        yield Until(lambda: self.blocking(comm, vector, op) is None, lambda: self.blocking(comm, vector, op))  # type: ignore[misc]

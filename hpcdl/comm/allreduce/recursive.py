@@ -19,16 +19,19 @@ at the end. (Rabenseifner, "Optimization of collective reduction operations", IC
 Good for all lengths where P = N; with ranks to fold, half of the pairs send K values more than on the ring.
 """
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
+from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.operations import SUM
-from hpcdl.comm.steps import collective
+from hpcdl.comm.operations import SUM, Operation
+from hpcdl.comm.steps import Step, collective
 
 
 @collective
-def recursive_all_reduce(comm, vector, op=SUM):
+def recursive_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, by halving and doubling."""
     rank, size = comm.Get_rank(), comm.Get_size()
     power = 1 << (size.bit_length() - 1)  # the largest power of two that is not larger than size
@@ -48,11 +51,13 @@ def recursive_all_reduce(comm, vector, op=SUM):
         yield [comm.Isend(vector, rank + 1)]
 
 
-def halve_and_double(comm, vector, op, place, power, rank_of):
+def halve_and_double(
+    comm: MPI.Intracomm, vector: np.ndarray, op: Operation, place: int, power: int, rank_of: Callable[[int], int]
+) -> Iterator[Step]:
     """The steps among `power` ranks; this one has the number `place` among them, number p is rank_of(p)."""
     cut = chunks(vector.size, power)
 
-    def part(first, count):
+    def part(first: int, count: int) -> "np.ndarray":
         return vector[cut[first].start : cut[first + count - 1].stop]
 
     first, distance = 0, power // 2  # this rank still works on 2 * distance chunks, from `first` on

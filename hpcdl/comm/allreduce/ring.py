@@ -24,19 +24,22 @@ Chunks of more than 1 MiB travel as s segments, 16 at most, each a message of it
 on its way, and a segment goes on to the right as soon as it is added, so that adding hides behind sending.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
+from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.operations import SUM
-from hpcdl.comm.steps import collective
+from hpcdl.comm.operations import SUM, Operation
+from hpcdl.comm.steps import Step, collective
 
 SEGMENT = 1 << 20  # bytes up to which a chunk is one message
 SEGMENTS = 16  # of a chunk, at most: more hide no more, and MPI would search long lists of messages
 
 
 @collective
-def ring_all_reduce(comm, vector, op=SUM):
+def ring_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, around a ring."""
     rank = comm.Get_rank()
     yield from ring_reduce_scatter.steps(comm, vector, op, first=rank)
@@ -44,7 +47,9 @@ def ring_all_reduce(comm, vector, op=SUM):
 
 
 @collective
-def ring_reduce_scatter(comm, vector, op=SUM, first=None):
+def ring_reduce_scatter(
+    comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM, first: int | None = None
+) -> Iterator[Step]:
     """Leave in each rank one chunk of the reduced vector; the other chunks hold partial sums afterwards.
 
     first: the chunk that this rank sends first; the one that it completes is `first + 1`. By default rank r completes
@@ -66,7 +71,7 @@ def ring_reduce_scatter(comm, vector, op=SUM, first=None):
 
 
 @collective
-def ring_all_gather(comm, vector, first=None):
+def ring_all_gather(comm: MPI.Intracomm, vector: np.ndarray, first: int | None = None) -> Iterator[Step]:
     """Fill in the chunks of `vector` that other ranks hold; each rank starts with one.
 
     first: the chunk that this rank holds, by default rank r holds chunk r. Sends all chunks but `first + 1`, which its
@@ -84,7 +89,13 @@ def ring_all_gather(comm, vector, first=None):
         yield comm.Irecv(incoming, left), comm.Isend(outgoing, right)
 
 
-def in_segments(comm, vector, first, inbox=None, op=None):
+def in_segments(
+    comm: MPI.Intracomm,
+    vector: np.ndarray,
+    first: int,
+    inbox: np.ndarray | None = None,
+    op: Operation | None = None,
+) -> Iterator[Step]:
     """The same N - 1 steps, each chunk cut into segments that travel one behind the other.
 
     In step t a rank sends chunk first - t and receives chunk first - t - 1, which it sends next: into `inbox`, to be
@@ -94,11 +105,11 @@ def in_segments(comm, vector, first, inbox=None, op=None):
     left, right, cut = (rank - 1) % size, (rank + 1) % size, chunks(vector.size, size)
     count = min(SEGMENTS, -(-cut[0].stop * vector.itemsize // SEGMENT))  # for all chunks, though one may be shorter
 
-    def segments(index):
+    def segments(index: int) -> "list[np.ndarray]":
         part = vector[cut[index % size]]
         return [part[place] for place in chunks(part.size, count)]
 
-    def arrival(segment, number):
+    def arrival(segment: "np.ndarray", number: int) -> "np.ndarray":
         return segment if inbox is None else inbox[places[number]][: segment.size]
 
     places = chunks(cut[0].stop, count)  # one for each number, whatever the length of the chunk

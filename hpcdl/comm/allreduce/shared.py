@@ -19,17 +19,23 @@ Each element is added by one rank, in one order: all ranks get the same bits. On
 goes on between nodes.
 """
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.recursive import recursive_all_reduce
-from hpcdl.comm.node import KEY, node_memory
-from hpcdl.comm.operations import SUM
-from hpcdl.comm.steps import complete
+from hpcdl.comm.node import KEY, NodeMemory, node_memory
+from hpcdl.comm.operations import SUM, Operation
+from hpcdl.comm.steps import Step, complete
 from hpcdl.errors import AgreedError
 
 
-def shared_all_reduce(comm, vector, op=SUM):
+def shared_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> None:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, which are on one node, in place."""
-    memory = comm.Get_attr(KEY) or prepare(comm)
+    memory: Any = comm.Get_attr(KEY) or prepare(comm)
     if memory.shared:
         memory.all_reduce(vector, op)
     else:
@@ -37,7 +43,7 @@ def shared_all_reduce(comm, vector, op=SUM):
             complete(step)
 
 
-def steps(comm, vector, op=SUM):
+def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
     """The asynchronous form."""
     memory = prepare(comm)
     if not memory.usable:
@@ -46,7 +52,7 @@ def steps(comm, vector, op=SUM):
         yield from memory.turn(memory.steps(vector, op), vector.dtype)
 
 
-def prepare(comm):
+def prepare(comm: MPI.Intracomm) -> NodeMemory:
     """Make the memory of the node; collective. Raises AgreedError where `comm` is on several nodes."""
     memory = node_memory(comm)
     if memory.nodes > 1:
@@ -56,7 +62,7 @@ def prepare(comm):
     return memory
 
 
-def bind(comm, vector, op):
+def bind(comm: MPI.Intracomm, vector: np.ndarray, op: Operation) -> Callable[[np.ndarray], tuple[int, int]] | None:
     """The blocking form for vectors as this one, where all ranks share memory."""
     memory = prepare(comm)
     return memory.reducer(vector.dtype, op) if memory.shared else None

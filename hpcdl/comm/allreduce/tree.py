@@ -19,26 +19,30 @@ collective communication operations in MPICH", 2005.) All ranks receive the sum 
 same bits.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
+from mpi4py import MPI
 
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.operations import SUM
-from hpcdl.comm.steps import collective
+from hpcdl.comm.operations import SUM, Operation
+from hpcdl.comm.steps import Step, collective
 
 
 @collective
-def tree_all_reduce(comm, vector, op=SUM):
+def tree_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, up and down a binomial tree."""
     yield from tree_reduce.steps(comm, vector, op)
     yield from tree_broadcast.steps(comm, vector)
 
 
 @collective
-def tree_reduce(comm, vector, op=SUM, root=0):
+def tree_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM, root: int = 0) -> Iterator[Step]:
     """Combine the vectors of all ranks into that of `root`; the others' vectors hold partial sums afterwards."""
     rank, size = comm.Get_rank(), comm.Get_size()
     place = (rank - root) % size  # the tree is drawn with the root at 0
-    inbox = np.empty_like(vector) if place % 2 == 0 and place + 1 < size else None  # only leaves receive nothing
+    inbox: Any = np.empty_like(vector) if place % 2 == 0 and place + 1 < size else None  # only leaves receive nothing
     distance = 1
     while distance < size:
         if place % (2 * distance) == distance:
@@ -51,7 +55,7 @@ def tree_reduce(comm, vector, op=SUM, root=0):
 
 
 @collective
-def tree_broadcast(comm, vector, root=0):
+def tree_broadcast(comm: MPI.Intracomm, vector: np.ndarray, root: int = 0) -> Iterator[Step]:
     """Copy the vector of `root` to all ranks."""
     rank, size = comm.Get_rank(), comm.Get_size()
     place = (rank - root) % size
