@@ -23,7 +23,7 @@ from typing import TextIO
 import yaml
 from mpi4py import MPI
 
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, printable
 from hpcdl.files import atomic_write
 from hpcdl.machine.versions import versions
 from hpcdl.runs.options import Options
@@ -138,7 +138,7 @@ class Folder:
     def _write_config(self, path: Path, options: Options) -> None:
         values = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "resume")}
         values["data"] = absolute(options.data)
-        header = [f"# {name}: {value}" for name, value in environment().items()]
+        header = [f"# {name}: {printable(value, kept='')}" for name, value in environment().items()]
         with atomic_write(path) as file:
             file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
 
