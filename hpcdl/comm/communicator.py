@@ -174,4 +174,5 @@ class Communicator(PointToPoint, Collectives):
                 memory.free()
             self.mpi.Free()
             self._collective.Free()
-            self._short_calls.clear()  # they know the memory that is gone
+            self._short_calls.clear()  # they know the memory that is gone, ...
+            self._counting.clear()  # ... and these the communicators
