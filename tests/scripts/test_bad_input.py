@@ -57,7 +57,7 @@ def test_data_files(run_on, tmp_path, what):
 @pytest.mark.parametrize("progress", ["none", "lines"])
 def test_names_are_neither_markup_nor_commands_to_a_terminal_nor_yaml(run_on, tmp_path, progress):
     """A data set, a file and a folder may bear any name."""
-    data, out = tmp_path / "data [/v2]\x1b[31m\nseed: 7.h5", tmp_path / "run [-red]\nlr: {"
+    data, out = tmp_path / "data [v2]\x1b[31m\nseed: 7.h5", tmp_path / "run [-red]\nlr: {"
     file(data, lambda made: made.attrs.update(name="sensors [/v2]\x1b[31m\x07"))
     options = ["--data", data, "--model", "softmax", "--epochs", "2", "--progress", progress, "--lr", "0.25"]
     done = run_on(2, SCRIPT, *options, "--out", out, check=0)
