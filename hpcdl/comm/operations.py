@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -40,7 +41,7 @@ def keeping_nan(combine: Callable[[np.ndarray, np.ndarray], None]) -> MPI.Op:
     too, so that both sides of a call name the same operation.
     """
 
-    def call(values: MPI.memory, into: MPI.memory, datatype: MPI.Datatype) -> None:
+    def call(values: Any, into: Any, datatype: MPI.Datatype) -> None:
         dtype = to_numpy_dtype(datatype)
         combine(np.frombuffer(into, dtype), np.frombuffer(values, dtype))
 

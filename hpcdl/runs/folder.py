@@ -88,12 +88,12 @@ class Folder:
             return
         try:
             if options.out == "auto":
-                self._make_new()
+                self.path = new_folder(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             self.claim()
             if not resumed:
                 check_run_folder(self.path, resumed)  # again: nobody else comes after us
-            self._remove_leftovers()
+            remove_leftovers(self.path)
             (self.path / "logs").mkdir(exist_ok=True)
             self._write_config(self.path / "config.yaml", options)
         except OSError as error:
@@ -106,7 +106,10 @@ class Folder:
         """
         if self.path is None or self.lock is not None:
             return
-        self.lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            self.lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -114,21 +117,6 @@ class Folder:
             raise UsageError(f"another job is writing to {self.path}; wait for its end or give another --out") from None
         except OSError as error:
             log.warning("%s cannot be locked (%s): start no other job in it", self.path, error.strerror)
-
-    def _make_new(self) -> None:
-        """Make a folder of this name, with a number behind it where other jobs have made one in the same second."""
-        wanted = self.path
-        wanted.parent.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(1):
-            self.path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
-            with contextlib.suppress(FileExistsError):
-                return self.path.mkdir()
-
-    def _remove_leftovers(self) -> None:
-        """Remove the temporary files of processes that were killed: whoever has the lock writes alone."""
-        for path in self.path.iterdir():
-            if LEFTOVER.fullmatch(path.name):
-                path.unlink()
 
     def _release(self) -> None:
         if self.lock is not None:
@@ -194,6 +182,24 @@ def read_lines(path: Path) -> list[str]:
 def absolute(data: str) -> str:
     """A data set's name as it is, the path of a file in full: the run may be gone on with from another folder."""
     return os.path.abspath(data) if os.path.isfile(data) else data
+
+
+def new_folder(wanted: Path) -> Path:
+    """Make a folder of this name, with a number behind it where other jobs have made one in the same second."""
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            break
+    return path
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed: whoever has the lock writes alone."""
+    for path in folder.iterdir():
+        if LEFTOVER.fullmatch(path.name):
+            path.unlink()
 
 
 def automatic(strategy: str) -> Path:
