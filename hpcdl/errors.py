@@ -30,6 +30,16 @@ class LoneError(Exception):
     """A run that cannot go on, as only this rank knows: the message is printed as one line, and the job is ended."""
 
 
+def printable(text: object, kept: str = "\n") -> str:
+    """The text as a terminal may get it: what is no printable character, for all we know of a user's names, is escaped.
+
+    kept: of those, what stays.
+    """
+    return "".join(
+        each if each.isprintable() or each in kept else each.encode("unicode_escape").decode() for each in str(text)
+    )
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """What a message on a wrong name adds where one of the known ones is near; else nothing."""
     near = difflib.get_close_matches(name, known, n=1)

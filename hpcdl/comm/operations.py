@@ -3,9 +3,11 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from mpi4py.util.dtlib import to_numpy_dtype
 
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels import reduce as kernels
@@ -32,10 +34,24 @@ class Operation:
             kernels.scale(vector, 1 / size)
 
 
+def keeping_nan(combine: Callable[[np.ndarray, np.ndarray], None]) -> MPI.Op:
+    """A maximum or minimum for MPI that is not a number where one of its values is none (IEEE 754-2019).
+
+    MPI's own leaves that to the library, and which of two values is lost then depends on their order. Of whole numbers,
+    too, so that both sides of a call name the same operation.
+    """
+
+    def call(values: Any, into: Any, datatype: MPI.Datatype) -> None:
+        dtype = to_numpy_dtype(datatype)
+        combine(np.frombuffer(into, dtype), np.frombuffer(values, dtype))
+
+    return MPI.Op.Create(call, commute=True)
+
+
 SUM = Operation("sum", MPI.SUM, kernels.add_into)
 MEAN = Operation("mean", MPI.SUM, kernels.add_into, divides=True)
-MAX = Operation("max", MPI.MAX, kernels.max_into)
-MIN = Operation("min", MPI.MIN, kernels.min_into)
+MAX = Operation("max", keeping_nan(kernels.max_into), kernels.max_into)
+MIN = Operation("min", keeping_nan(kernels.min_into), kernels.min_into)
 OPERATIONS = {op.name: op for op in (SUM, MEAN, MAX, MIN)}
 
 

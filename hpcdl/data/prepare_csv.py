@@ -1,10 +1,10 @@
 """From csv tables: numbers, one row per example, one column with the labels (numbers or texts), and perhaps one that
 says whose each row is: the owners are numbered in their sorted order."""
 
-import contextlib
 import csv
 import itertools
 import math
+import re
 import tempfile
 from typing import IO, Any
 
@@ -15,6 +15,10 @@ from hpcdl.data.prepare import Output, class_numbers, pixels, split
 from hpcdl.errors import UsageError
 
 LINES = 8192  # read at a time
+WRITTEN = {
+    int: re.compile(r"[-+]?(0|[1-9][0-9]*)"),
+    float: re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?(nan|NaN|inf|Inf)"),
+}
 
 
 def prepare_csv(
@@ -127,12 +131,15 @@ class _Table:
         return UsageError(f"{self.path}: {error}")
 
     def values(self, which: int) -> np.ndarray:
-        """What all rows hold in the named column of this number: integers if all are, else floats, else texts."""
+        """What all rows hold in the named column of this number: integers if all are, else floats, else texts.
+
+        As people write numbers: 007, 1_0 and 0x1 are texts, and other ones than 7, 10 and 1.
+        """
         texts, codes = self.texts[which], np.concatenate(self.codes)[:, which]
         if "" in texts:
             raise UsageError(f"{self.path}: a row has an empty {self.named[which]} (column {self.columns[which]})")
-        for kind in (int, float):
-            with contextlib.suppress(ValueError):
+        for kind, written in WRITTEN.items():
+            if all(map(written.fullmatch, texts)):
                 return np.array([kind(text) for text in texts])[codes]
         return np.array(list(texts))[codes]
 

@@ -12,6 +12,7 @@ one. The checksum (BLAKE2 over the names, bytes and attributes) tells a damaged 
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from hpcdl.errors import UsageError
 from hpcdl.files import atomic_path
 
 VERSION = 1
+OLDER = re.compile(r"checkpoint-([0-9]{9,})\.h5")  # as `rotate` names them; what users name otherwise is theirs
 
 
 @dataclass
@@ -94,9 +96,9 @@ def rotate(folder: Path, keep: int, checkpoint: Checkpoint, previous: int | None
     if previous is not None and keep > 1 and last.exists():
         link(last, folder / f"checkpoint-{previous:09d}.h5")
     checkpoint.write(last)
-    older = sorted(folder.glob("checkpoint-*.h5"))
-    for path in older[: max(0, len(older) - (keep - 1))]:
-        path.unlink()
+    older = {int(name[1]): path for path in folder.iterdir() if (name := OLDER.fullmatch(path.name))}
+    for step in sorted(older)[: max(0, len(older) - (keep - 1))]:
+        older[step].unlink()
 
 
 def link(source: Path, target: Path) -> None:

@@ -1,14 +1,19 @@
 """The folder of a run: config.yaml, metrics.jsonl, checkpoint.h5, trace.json, summary.json and logs/, one per rank.
 
-Rank 0 writes all but the logs. What is rewritten as a whole is written under a temporary name first.
+Rank 0 writes all but the logs. What is rewritten as a whole is written under a temporary name first. One job writes at
+a time: it holds a lock on the file .lock, which goes with the process.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import functools
+import itertools
 import json
 import logging
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -18,12 +23,14 @@ from typing import TextIO
 import yaml
 from mpi4py import MPI
 
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, printable
 from hpcdl.files import atomic_write
 from hpcdl.machine.versions import versions
 from hpcdl.runs.options import Options
 
 log = logging.getLogger("hpcdl")
+# Temporary names (hpcdl/files.py) of what a run writes.
+LEFTOVER = re.compile(r"\.(checkpoint(-\d+)?\.h5|best\.h5|\w+\.(json|jsonl|yaml))\.\d+\.part")
 
 
 def check_run_folder(path: Path, resumed: bool) -> None:
@@ -70,21 +77,56 @@ class Folder:
         self.path, self.rank = path, rank
         self.metrics: TextIO | None = None
         self.handler: logging.FileHandler | None = None
+        self.lock: int | None = None
 
-    def create(self, options: Options) -> None:
-        """Make the folder with its config.yaml (rank 0). Raises UsageError where it cannot be written."""
+    def create(self, options: Options, resumed: bool) -> None:
+        """Make the folder with its config.yaml (rank 0): a new one, or with `resumed` that of the run that goes on.
+
+        Raises UsageError where it cannot be written, or where another job was first.
+        """
         if self.path is None:
             return
         try:
-            (self.path / "logs").mkdir(parents=True, exist_ok=True)
+            if options.out == "auto":
+                self.path = new_folder(self.path)
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.claim()
+            if not resumed:
+                check_run_folder(self.path, resumed)  # again: nobody else comes after us
+            remove_leftovers(self.path)
+            (self.path / "logs").mkdir(exist_ok=True)
             self._write_config(self.path / "config.yaml", options)
         except OSError as error:
             raise UsageError(f"--out {self.path} cannot be written: {error.strerror}") from None
 
+    def claim(self) -> None:
+        """Let no other job write to this folder until this process closes it, or ends however it may (rank 0).
+
+        Raises UsageError where another job has it. Where a file system knows no locks, nobody is kept out.
+        """
+        if self.path is None or self.lock is not None:
+            return
+        try:
+            self.lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._release()
+            raise UsageError(f"another job is writing to {self.path}; wait for its end or give another --out") from None
+        except OSError as error:
+            log.warning("%s cannot be locked (%s): start no other job in it", self.path, error.strerror)
+
+    def _release(self) -> None:
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
     def _write_config(self, path: Path, options: Options) -> None:
         values = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "resume")}
         values["data"] = absolute(options.data)
-        header = [f"# {name}: {value}" for name, value in environment().items()]
+        header = [f"# {name}: {printable(value, kept='')}" for name, value in environment().items()]
         with atomic_write(path) as file:
             file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
 
@@ -127,6 +169,7 @@ class Folder:
         if self.handler is not None:
             log.removeHandler(self.handler)
             self.handler.close()
+        self._release()
 
 
 def read_lines(path: Path) -> list[str]:
@@ -139,6 +182,24 @@ def read_lines(path: Path) -> list[str]:
 def absolute(data: str) -> str:
     """A data set's name as it is, the path of a file in full: the run may be gone on with from another folder."""
     return os.path.abspath(data) if os.path.isfile(data) else data
+
+
+def new_folder(wanted: Path) -> Path:
+    """Make a folder of this name, with a number behind it where other jobs have made one in the same second."""
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            break
+    return path
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed: whoever has the lock writes alone."""
+    for path in folder.iterdir():
+        if LEFTOVER.fullmatch(path.name):
+            path.unlink()
 
 
 def automatic(strategy: str) -> Path:

@@ -86,28 +86,33 @@ def open_folder(run: "Run") -> Folder:
     Raises AgreedError, before anything is written, where the folder cannot be, or the checkpoint is of another run.
     """
     out, resume, leads = run.options.out, run.options.resume, run.comm.rank == 0
-    with activity.inside("broadcast"):
-        chosen = automatic(run.strategy) if out == "auto" else None if out in ("", "none") else Path(out)
-        path = run.bookkeeping.mpi.bcast(chosen)
-    folder = Folder(path, run.comm.rank)
+    path = automatic(run.strategy) if out == "auto" else None if out in ("", "none") else Path(out)
+    folder, found = Folder(path, run.comm.rank), None
     same = bool(resume) and path is not None and path.resolve() == Path(resume).resolve()
-    found = None
-    with refuse_together(run.bookkeeping.mpi):
-        if path is not None and leads:
-            check_run_folder(path, same)
-        if resume and leads:
-            found = Checkpoint.read(Path(resume))
-            refuse_another(run, found)
-    if resume:
+    try:
+        with refuse_together(run.bookkeeping.mpi):
+            if path is not None and leads:
+                check_run_folder(path, same)
+            if same and leads:
+                folder.claim()  # before the checkpoint is read: whoever has the folder writes the next one
+            if resume and leads:
+                found = Checkpoint.read(Path(resume))
+                refuse_another(run, found)
+        if resume:
+            with activity.inside("broadcast"):
+                attributes = run.bookkeeping.mpi.bcast(found.attributes if found else None)
+            run.state.load(run.held.peers, found)
+            go_on_from(run, attributes)
+            run.saved = run.step if same else None
+        with refuse_together(run.bookkeeping.mpi):
+            if leads:
+                folder.create(run.options, same)
         with activity.inside("broadcast"):
-            attributes = run.bookkeeping.mpi.bcast(found.attributes if found else None)
-        run.state.load(run.held.peers, found)
-        go_on_from(run, attributes)
-        run.saved = run.step if same else None
-    with refuse_together(run.bookkeeping.mpi):
-        if leads:
-            folder.create(run.options)
-    folder.open(run.step)
+            folder.path = run.bookkeeping.mpi.bcast(folder.path)
+        folder.open(run.step)
+    except BaseException:
+        folder.close()
+        raise
     return folder
 
 

@@ -11,6 +11,8 @@ import sys
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hpcdl.errors import printable
+
 LAUNCHERS = ("mpiexec", "mpirun", "prterun", "orterun", "srun")
 
 
@@ -54,7 +56,7 @@ class Display:
     def __init__(self, mode: str, rank: int):
         if rank != 0:
             mode = "none"
-        self.console = console() if mode != "none" else Console(quiet=True)
+        self.console = console() if mode != "none" else Console(quiet=True, markup=False)
         self.mode = ("bar" if self.console.is_terminal else "lines") if mode == "auto" else mode
         self.bar: Progress | None = None
 
@@ -80,7 +82,7 @@ class Display:
     def line(self, text: str) -> None:
         """A line, or several, that stays: above the bar, or by itself; an empty text is none."""
         if text:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(printable(text), highlight=False, soft_wrap=True)
 
     def stop(self) -> None:
         if self.bar is not None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.comm.trace import Traffic
-from hpcdl.errors import TrainingError
+from hpcdl.errors import TrainingError, printable
 from hpcdl.kernels.device import CPU, Device
 from hpcdl.memory import KINDS
 from hpcdl.runs.folder import environment
@@ -86,6 +86,7 @@ def finish(run: "Run") -> None:
         if ranks is not None:
             run.summary = summarize(run, ranks, run.agree)
             run.folder.write("summary.json", run.summary)
+            run.display.console.print(as_table(run.summary))
     log.info("ended after step %d: %s", run.step, run.stopped)
     run.folder.close()
     if run.agree is False:
@@ -93,7 +94,7 @@ def finish(run: "Run") -> None:
 
 
 def summarize(run: "Run", ranks: list[dict], agree: bool | None) -> dict:
-    """The summary as a dictionary, printed as a table, too; `ranks` holds each rank's `Run.measurements()`.
+    """The summary as a dictionary; `ranks` holds each rank's `Run.measurements()`.
 
     communication_seconds is the time inside the communicator's calls during steps; idle_seconds is the part of it that
     was blocked until messages had come; compute_seconds is the rest of the steps. data_seconds is the time in which a
@@ -137,7 +138,6 @@ def summarize(run: "Run", ranks: list[dict], agree: bool | None) -> dict:
         ours = summary["allreduce"] == run.comm.allreduce  # else the strategy has another, which is staged
         summary["exchange"] = run.comm.exchange if ours else "staged"
     summary["environment"] = environment()
-    run.display.console.print(as_table(summary))
     return summary
 
 
@@ -145,7 +145,7 @@ def as_table(summary: dict) -> Table:
     """The result of a run for people."""
     table = Table(title=f"{summary['strategy']} on {summary['ranks']} ranks", title_justify="left", show_header=False)
     table.add_row("model", f"{summary['model']}, {summary['parameters']:,} parameters, {summary['dtype']}")
-    table.add_row("data", summary["data"])
+    table.add_row("data", printable(summary["data"]))
     if "exchange" in summary:
         table.add_row("device", ", ".join(sorted(set(filter(None, summary["device_per_rank"])))))
         table.add_row("messages from there", summary["exchange"])

@@ -110,14 +110,24 @@ def test_a_blocking_one_between_the_start_and_the_end_of_another(name, world):
     comm.free()
 
 
-def test_max_keeps_a_nan(world):
-    for name in ("naive", "direct", "ring", "tree", "recursive"):
-        comm = Communicator(world, allreduce=name)
-        for op in ("max", "min"):
-            array = np.array([1.0, np.nan if comm.rank == comm.size - 1 else 2.0, 3.0])
-            comm.all_reduce(array, op)
-            assert np.isnan(array[1]) and array[0] == 1 and array[2] == 3
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_max_and_min_keep_a_nan(name, dtype, each_group):
+    """Whichever rank has it, blocking and asynchronous; and infinities are numbers."""
+
+    def body(comm):
+        comm = Communicator(comm, allreduce=name)
+        for op, infinity in (("max", np.inf), ("min", -np.inf)):
+            for which in range(comm.size):
+                array = np.array([1, np.nan if comm.rank == which else 2, infinity if comm.rank == which else 3], dtype)
+                again = array.copy()
+                comm.all_reduce(array, op)
+                comm.iall_reduce(again, op).wait()
+                assert np.isnan(array[1]) and array[0] == 1 and array[2] == infinity
+                assert np.array_equal(array, again, equal_nan=True)
         comm.free()
+
+    each_group(body)
 
 
 def their_own(comm, vector, op):

@@ -283,6 +283,23 @@ def test_csv_label_columns(tmp_path, prepare, text, label, column):
         assert list(file.attrs["labels"]) == ["1", "2"]
 
 
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["1_0", "10"], ["10", "1_0"]),
+        (["01", "1"], ["01", "1"]),
+        (["007", "7", "1"], ["007", "1", "7"]),
+        (["0x1", "1"], ["0x1", "1"]),
+        (["10", "9"], ["9", "10"]),
+        (["-1", "+1"], ["-1", "1"]),
+    ],
+)
+def test_csv_labels_are_their_texts_unless_all_are_numbers(tmp_path, prepare, labels, names):
+    (tmp_path / "in.csv").write_text("".join(f"0.5,{label}\n" * 3 for label in labels))
+    with prepare("csv", tmp_path / "in.csv", "--test-fraction", "0.4", "--no-header") as file:
+        assert list(file.attrs["labels"]) == names
+
+
 def test_csv_header_as_told(tmp_path, prepare):
     (tmp_path / "in.csv").write_text("0,1\n1,0\n2,1\n3,0\n4,1\n5,0\n")
     for option, rows in ((None, 6), ("--no-header", 6), ("--header", 5)):

@@ -24,7 +24,7 @@ def data():
 def run(world, data):
     """A function: train with these options on all ranks, by all-reduce unless told; returns the run after its end."""
 
-    def start(own=None, comm=world, train=all_reduce.train, compress=None, **options):
+    def start(own=None, comm=world, train=all_reduce.train, compress=None, observer=None, **options):
         defaults = {"batch_size": 7, "epochs": 5, "dtype": "float64", "progress": "none", "model": "mlp:6"}
         defaults["schedule"] = "constant"  # cosine depends on the number of steps, which tests of resumption change
         options = Options(**defaults | options)
@@ -32,6 +32,8 @@ def run(world, data):
         made = own or make_model(options.model, data.features, data.classes, options.dtype)
         made = accumulated(made, options.accumulate)
         with Run(wrapped, options) as running:
+            if observer is not None:
+                running.observe(observer)
             train(wrapped, made, data, running.make_optimizer(made, data), running, *([compress] if compress else []))
         return running
 

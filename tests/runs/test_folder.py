@@ -1,7 +1,14 @@
 """A run's folder: what is half-written is not read, and what JSON cannot say is not written."""
 
-import pytest
+import subprocess
+import sys
 
+import pytest
+from mpi4py import MPI
+
+from hpcdl.comm.launcher import clean_environment
+from hpcdl.errors import UsageError
+from hpcdl.runs import Options
 from hpcdl.runs.folder import Folder, absolute, read_lines
 
 
@@ -34,3 +41,77 @@ def test_a_file_is_named_in_full_and_a_known_name_is_left(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.h5").write_text("")
     assert absolute("a.h5") == str(tmp_path / "a.h5") and absolute("digits") == "digits"
+
+
+@pytest.fixture
+def alone():
+    if MPI.COMM_WORLD.size > 1:
+        pytest.skip("files, which rank 0 writes")
+
+
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(alone, tmp_path):
+    options, paths = Options(out="auto"), []
+    for _ in range(3):
+        folder = Folder(tmp_path / "runs" / "all_reduce-20261122-072200", 0)
+        folder.create(options, False)
+        paths.append(folder.path.name)
+        folder.close()
+    assert paths == [f"all_reduce-20261122-072200{end}" for end in ("", "-2", "-3")]
+    assert all((tmp_path / "runs" / name / "config.yaml").exists() for name in paths)
+
+
+def test_a_folder_that_another_run_has_just_taken_is_refused(alone, tmp_path):
+    """Both found it free; the second comes to make it while the first writes, and once more after it."""
+    first, second = (Folder(tmp_path / "a", 0) for _ in range(2))
+    first.create(Options(out="a"), False)
+    before = (tmp_path / "a" / "config.yaml").read_bytes()
+    with pytest.raises(UsageError, match=r"another job is writing to .*a; wait for its end or give another --out"):
+        second.create(Options(out="a", seed=3), False)
+    first.close()
+    with pytest.raises(UsageError, match="a holds another run"):
+        second.create(Options(out="a", seed=3), False)
+    assert (tmp_path / "a" / "config.yaml").read_bytes() == before
+
+
+def test_one_of_two_jobs_goes_on_in_a_folder_and_a_dead_one_keeps_no_lock(alone, tmp_path):
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom hpcdl.runs.folder import Folder\n"
+        "folder = Folder(Path(sys.argv[1]), 0)\nfolder.claim()\nprint('has it', flush=True)\ntime.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", program, tmp_path]
+    folder = Folder(tmp_path, 0)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment()) as process:
+        try:
+            assert process.stdout.readline() == "has it\n"
+            with pytest.raises(UsageError, match="another job is writing"):
+                folder.claim()
+        finally:
+            process.kill()
+    folder.claim()
+    folder.close()
+
+
+def test_what_a_killed_run_left_half_written_is_removed_and_nothing_else(alone, tmp_path):
+    ours = [".checkpoint.h5.123.part", ".checkpoint-000000003.h5.9.part", ".best.h5.77.part", ".summary.json.5.part"]
+    others = [".mine.h5.123.part", "checkpoint.h5.part", ".checkpoint.h5.part", ".checkpoint.h5.12.part.keep"]
+    for name in [*ours, *others]:
+        (tmp_path / name).write_text("")
+    folder = Folder(tmp_path, 0)
+    folder.create(Options(out=str(tmp_path)), True)
+    folder.close()
+    assert {path.name for path in tmp_path.iterdir()} == {*others, ".lock", "logs", "config.yaml"}
+
+
+def test_two_runs_of_one_folder_at_once(run, world, mpi_tmp_path):
+    """The second is refused on all ranks, before it reads or writes anything; afterwards the folder is free."""
+    out, second = str(mpi_tmp_path / "a"), []
+
+    def resume(running, loss, total):
+        if running.step == 6 and not second:
+            with pytest.raises(UsageError) as refused:
+                run(resume=out, out=out, epochs=9)
+            second.append(refused)
+
+    done = run(out=out, epochs=2, checkpoint_every=5, observer=resume)
+    assert "another job is writing" in str(second[0].value)
+    assert run(resume=out, out=out, epochs=3).step == done.step * 3 // 2

@@ -34,7 +34,7 @@ def test_the_folder_of_a_run(run, world, data, mpi_tmp_path):
     done = run(out=str(out), trace=500)
     assert (done.summary is not None) == (world.rank == 0)
     world.Barrier()
-    names = {"best.h5", "checkpoint.h5", "config.yaml", "logs", "metrics.jsonl", "summary.json", "trace.json"}
+    names = {"best.h5", "checkpoint.h5", "config.yaml", "metrics.jsonl", "summary.json", "trace.json", "logs", ".lock"}
     assert {path.name for path in out.iterdir()} == names
     assert {path.name for path in (out / "logs").iterdir()} == {f"rank-{rank:04d}.log" for rank in range(world.size)}
     summary = json.loads((out / "summary.json").read_text())

@@ -1,11 +1,13 @@
 """Bad input on several ranks: one clear line on rank 0, status 2, nothing written, no hang."""
 
+import json
 import re
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+import yaml
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
 
@@ -50,6 +52,22 @@ def test_data_files(run_on, tmp_path, what):
     replaced, words = DATA[what]
     file(tmp_path / "bad.h5", **replaced)
     refused(run_on, tmp_path, words, "--data", tmp_path / "bad.h5", "--model", "softmax")
+
+
+@pytest.mark.parametrize("progress", ["none", "lines"])
+def test_names_are_neither_markup_nor_commands_to_a_terminal_nor_yaml(run_on, tmp_path, progress):
+    """A data set, a file and a folder may bear any name."""
+    data, out = tmp_path / "data [v2]\x1b[31m\nseed: 7.h5", tmp_path / "run [-red]\nlr: {"
+    file(data, lambda made: made.attrs.update(name="sensors [/v2]\x1b[31m\x07"))
+    options = ["--data", data, "--model", "softmax", "--epochs", "2", "--progress", progress, "--lr", "0.25"]
+    done = run_on(2, SCRIPT, *options, "--out", out, check=0)
+    assert json.loads((out / "summary.json").read_text())["data"] == "sensors [/v2]\x1b[31m\x07"
+    assert yaml.safe_load((out / "config.yaml").read_text())["lr"] == 0.25
+    again = run_on(2, SCRIPT, "--resume", out, "--epochs", "3", "--progress", progress, check=0)
+    refusal = run_on(2, SCRIPT, *options, "--out", out, check=2)
+    for each in (done.stdout, again.stdout, refusal.stdout, refusal.stderr):
+        assert "\x1b" not in each and "\x07" not in each
+    assert (r"sensors [/v2]\x1b[31m\x07" in done.stdout) == (progress == "lines")
 
 
 def test_what_is_no_hdf5_at_all(run_on, tmp_path):
