@@ -1,7 +1,8 @@
 """What the user can put right: one line that says what is wrong and what to do, and exit status 2."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class UsageError(Exception):
@@ -38,6 +39,30 @@ def printable(text: object, kept: str = "\n") -> str:
     return "".join(
         each if each.isprintable() or each in kept else each.encode("unicode_escape").decode() for each in str(text)
     )
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, in one line: of the system's its words alone, of one that says nothing its name."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    said = str(error).strip()
+    return said.splitlines()[0] if said else type(error).__name__
+
+
+@contextlib.contextmanager
+def blamed_on(what: str, kind: type[Exception] = UsageError) -> Iterator[None]:
+    """Whatever a library raises in the body becomes one line: `what`, as "FILE cannot be read", and the reason.
+
+    For what goes wrong by what a user gave us (a file, a number, a full disk): libraries raise anything at such, h5py
+    eight kinds and zipfile NotImplementedError. Our own errors pass as they are. kind: of the error that is raised; what
+    the library raised stays its cause.
+    """
+    try:
+        yield
+    except (UsageError, TrainingError, LoneError):
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {reason(error)}") from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

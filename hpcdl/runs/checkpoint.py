@@ -19,7 +19,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, reason
 from hpcdl.files import atomic_path
 
 VERSION = 1
@@ -76,15 +76,11 @@ class Checkpoint:
 
                 file.visititems(visit)
         except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(f"{path} is damaged or cut off, use an older checkpoint ({one_line(error)})") from None
+            raise UsageError(f"{path} is damaged or cut off, use an older checkpoint ({reason(error)})") from None
         found = cls(vectors, attributes)
         if found.digest() != checksum:
             raise UsageError(f"{path} is damaged (its checksum does not fit its contents); use an older checkpoint")
         return found
-
-
-def one_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def rotate(folder: Path, keep: int, checkpoint: Checkpoint, previous: int | None) -> None:

@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, reason
 from hpcdl.kernels.device import Array, device_of
-from hpcdl.runs.checkpoint import Checkpoint, one_line
+from hpcdl.runs.checkpoint import Checkpoint
 
 NOT_FINITE, UNWRITTEN = "not finite", "unwritten"
 
@@ -141,7 +141,7 @@ class State:
                 try:
                     write(Checkpoint(vectors, attributes))
                 except (OSError, RuntimeError) as error:  # h5py says RuntimeError when the disk is full
-                    problem = one_line(error)
+                    problem = reason(error)
             failed[0] = {"": 0, NOT_FINITE: 1}.get(problem, 2)
         comm.broadcast(failed)
         return problem or ("", NOT_FINITE, UNWRITTEN)[int(failed[0])]
