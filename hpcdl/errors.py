@@ -54,8 +54,8 @@ def blamed_on(what: str, kind: type[Exception] = UsageError) -> Iterator[None]:
     """Whatever a library raises in the body becomes one line: `what`, as "FILE cannot be read", and the reason.
 
     For what goes wrong by what a user gave us (a file, a number, a full disk): libraries raise anything at such, h5py
-    eight kinds and zipfile NotImplementedError. Our own errors pass as they are. kind: of the error that is raised; what
-    the library raised stays its cause.
+    eight kinds and zipfile NotImplementedError. Our own errors pass as they are. kind: of the error that is raised, of
+    which what the library raised is the cause.
     """
     try:
         yield
