@@ -7,6 +7,7 @@ nothing behind, or at worst an empty file.
 """
 
 import contextlib
+import ctypes
 import logging
 import mmap
 import os
@@ -17,6 +18,31 @@ import numpy as np
 
 log = logging.getLogger("hpcdl")
 FOLDER = "/dev/shm"
+
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class Mapping:
+    """A file in memory, shared with other processes, for as long as an array over it lives; numpy makes one of it.
+
+    Unlike Python's own it keeps no descriptor of the file: a process has a thousand of those, and vectors without end.
+    """
+
+    def __init__(self, file: int, size: int):
+        self.size = size
+        self.address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+        if self.address == ctypes.c_void_p(-1).value:
+            number, self.address = ctypes.get_errno(), None
+            raise OSError(number, os.strerror(number))
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (self.address, False)}
+
+    def __del__(self) -> None:
+        if self.address is not None:
+            libc.munmap(self.address, self.size)
 
 
 def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] | None:
@@ -47,7 +73,7 @@ def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] |
             try:
                 if sizes[node.rank]:
                     os.posix_fallocate(file, start, sizes[node.rank])
-                mapped = mmap.mmap(file, max(total, 1))
+                mapped = Mapping(file, max(total, 1))
             except OSError as error:
                 problem = error.strerror
             problem = first(node, problem)
@@ -55,7 +81,7 @@ def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] |
         if node.rank == 0:
             log.warning("%s: %s; %s needs %.1f MB there: %s", FOLDER, problem, what, total / 1e6, otherwise)
         return None
-    memory, ends = np.frombuffer(mapped, np.uint8), np.cumsum(sizes)
+    memory, ends = np.asarray(mapped), np.cumsum(sizes)
     return [memory[end - length : end] for end, length in zip(ends, sizes, strict=True)]
 
 

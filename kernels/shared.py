@@ -6,6 +6,10 @@ written before it) and waits until the flags of all have come as far (acquire lo
 barrier, without a message and without a lock.
 
     word of a line    0 flag    1 window, or 0: the rank's own scratch block    2 offset in bytes    3 pieces complete
+                      4, 5 what the rank calls: length, type and operation, of a sync with an even or an odd number
+
+Who waits for all flags compares what all call. Where calls differ, every rank sees it at the same sync, the first one,
+before it reads another's vector or writes to it. A rank may be one sync ahead, so there are two such words.
 
 Two ways, by length; n bytes in the vector, N ranks:
 
@@ -28,7 +32,7 @@ from numba.extending import intrinsic
 
 from hpcdl.kernels.bind import block, function
 
-SUM, MAX, MIN = 0, 1, 2
+SUM, MAX, MIN, MEAN = range(4)  # the two lowest bits of what a rank calls; a mean is a sum that its caller divides
 LINE = 64  # bytes of a cache line: two ranks' flags never share one
 SMALL = 8 << 10  # bytes up to which every rank adds all vectors
 BLOCK = 1 << 20  # bytes of a rank's scratch block: what is added between two syncs where a vector is in no window
@@ -38,11 +42,12 @@ BYTES = SCRATCH + BLOCK  # of that memory
 
 # A rank's state: its flag, the phase and block it stands in, bytes written, pieces of its leader known to be complete,
 # its number, looks at flags between two offers of its core to other processes (1 where ranks outnumber cores), the
-# nanoseconds for which it has waited for flags, and two words for the clock.
-COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED, RANK, SPINS, WAITED, CLOCK = range(10)
+# nanoseconds for which it has waited for flags, what it calls, and two words for the clock.
+COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED, RANK, SPINS, WAITED, CALL, CLOCK = range(11)
 WORDS = CLOCK + 2
 MONOTONIC = 1  # CLOCK_MONOTONIC of Linux
 BEGIN, OFFERED, ADDED = range(3)  # phases
+WAITING, DONE, DIFFER = range(3)  # what a wait for all flags ends with
 
 
 @intrinsic
@@ -97,7 +102,7 @@ def copy(to, values):
 @function
 def combine(into, values, op):
     """into <- into + values, or the larger or the smaller of the two; a NaN on either side stays a NaN."""
-    if op == SUM:
+    if op in (SUM, MEAN):
         for i in range(into.size):
             into[i] += values[i]
     elif op == MAX:
@@ -130,29 +135,43 @@ def now(state):
 
 
 @function
+def called(line, count):
+    """The address of the word that says what a rank calls in the sync of this number."""
+    return line + 32 + 8 * (count % 2)
+
+
+@function
 def come(places, state, patience):
-    """Wait until the flags of all have come as far as this rank's; False when it takes more than `patience` looks."""
+    """Wait until the flags of all have come as far as this rank's: DONE; DIFFER where one calls something else.
+
+    WAITING where it takes more than `patience` looks.
+    """
     count, spins, looks, start = state[COUNT], state[SPINS], 0, 0
+    same = True
     for rank in range(ranks_of(places)):
-        while load(peer(places, rank)) < count:
+        line = peer(places, rank)
+        while load(line) < count:
             if looks == 0:
                 start = now(state)
             looks += 1
             if looks >= patience:
                 state[WAITED] += now(state) - start
-                return False
+                return WAITING
             if looks % spins == 0:
                 sched_yield()
+        same = same and load(called(line, count)) == state[CALL]
     if looks:
         state[WAITED] += now(state) - start
-    return True
+    return DONE if same else DIFFER
 
 
 @function
 def post(places, state):
-    """Raise this rank's flag."""
+    """Raise this rank's flag, and say what it calls."""
     state[COUNT] += 1
-    store(peer(places, state[RANK]), state[COUNT])
+    line = peer(places, state[RANK])
+    store(called(line, state[COUNT]), state[CALL])
+    store(line, state[COUNT])
 
 
 @function
@@ -240,14 +259,18 @@ def block_size(vector, start, places):
 
 
 @block("T[::1], int64[:, ::1], int64[::1], int64, int64")
-def all_reduce(vector, places, state, op, patience):
-    """Take the all-reduce of `vector` as far as the others have come; True when it is done.
+def all_reduce(vector, places, state, call, patience):
+    """Take the all-reduce of `vector` as far as the others have come; DONE when it is done, DIFFER if calls differ.
+
+    Where they differ, it is to begin anew (PHASE, START).
 
     places (1 + windows, 1 + ranks): from column 1 on, in row 0 the addresses of all ranks' own memory and in the others
-    those of a window's parts, whose bytes are in column 0. state: where this rank stands. patience: looks at flags
-    before giving up for now, 0 to look just once.
+    those of a window's parts, whose bytes are in column 0. state: where this rank stands. call: length, type and
+    operation in one number, the operation in its two lowest bits. patience: looks at flags before giving up for now,
+    0 to look just once.
     """
-    item = vector.itemsize
+    item, op = vector.itemsize, call & 3
+    state[CALL] = call
     if vector.size * item <= SMALL:
         if state[PHASE] == BEGIN:
             buffer = LINE + SMALL * (state[COUNT] % 2)
@@ -255,25 +278,26 @@ def all_reduce(vector, places, state, op, patience):
             state[WRITTEN] += vector.size * item
             post(places, state)
             state[PHASE] = OFFERED
-        if not come(places, state, patience):
-            return False
-        add_all(vector, places, op, LINE + SMALL * ((state[COUNT] - 1) % 2))
-        state[PHASE] = BEGIN
-        return True
+        found = come(places, state, patience)
+        if found == DONE:
+            add_all(vector, places, op, LINE + SMALL * ((state[COUNT] - 1) % 2))
+            state[PHASE] = BEGIN
+        return found
     while state[START] < vector.size:
         start = state[START]
         if state[PHASE] == BEGIN:
             offer_block(vector, start, places, state)
             state[PHASE] = OFFERED
         if state[PHASE] == OFFERED:
-            if not come(places, state, patience):
-                return False
+            found = come(places, state, patience)
+            if found != DONE:
+                return found
             state[SIZE] = block_size(vector, start, places)  # after the next sync others may offer something else
             state[WRITTEN] += add_share(state[SIZE], vector, places, state[RANK], op)
             post(places, state)
             state[PHASE] = ADDED
-        if not come(places, state, patience):
-            return False
+        if come(places, state, patience) == WAITING:
+            return WAITING
         size = state[SIZE]
         if load(peer(places, state[RANK]) + 8) == 0:
             copy(vector[start : start + size], at(peer(places, state[RANK]) + SCRATCH, size, vector))
@@ -281,7 +305,7 @@ def all_reduce(vector, places, state, op, patience):
         state[PHASE] = BEGIN
         state[START] += size
     state[START] = 0
-    return True
+    return DONE
 
 
 # What a hierarchical all-reduce needs (hpcdl/comm/allreduce/hierarchical.py): rank 0 of a node leads.
@@ -325,7 +349,7 @@ def copy_from_leader(into, first, places, state):
 
 @block("T[:, ::1], T[::1], int64")
 def arrived(places, state, patience):
-    """Whether the flags of all have come as far as this rank's."""
+    """Whether the flags of all have come as far as this rank's, as `come` has it."""
     return come(places, state, patience)
 
 

@@ -70,7 +70,7 @@ def test_any_other_failure_is_the_same_on_all_ranks(world, monkeypatch, missing)
     if missing == "the folder":
         monkeypatch.setattr(shared_memory, "FOLDER", "/nowhere")
     elif world.rank == world.size - 1:
-        monkeypatch.setattr(shared_memory.mmap, "mmap", lambda *_: (_ for _ in ()).throw(OSError(12, "no memory")))
+        monkeypatch.setattr(shared_memory, "Mapping", lambda *_: (_ for _ in ()).throw(OSError(12, "no memory")))
     assert shared_memory.share(world, 100, "a test", "nothing") is None
     monkeypatch.undo()
     assert np.all([part.size for part in shared_memory.share(world, 100, "a test", "nothing")])

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcdl.chunks import chunk
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.ring import ring_all_gather, ring_reduce_scatter
 from hpcdl.comm.allreduce.tree import tree_broadcast, tree_reduce
 from hpcdl.comm.barrier import dissemination_barrier
+from hpcdl.comm.calls import Call, SameCall, number
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.counting import CountingIntracomm
-from hpcdl.comm.door import OWN_LANES, Door, flat
+from hpcdl.comm.door import Door, flat
 from hpcdl.comm.node import NodeMemory
 from hpcdl.comm.operations import Operation, operation
 from hpcdl.comm.progress import activity, clock
@@ -26,6 +26,7 @@ from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
 from hpcdl.comm.steps import Step, complete
 
+BARRIER: Call = "barrier", None, 0, "", 0
 MOST_CALLS = 1000  # that are kept: a program has a few lengths, or any number of them
 
 
@@ -39,7 +40,7 @@ class Collectives(Door):
         """Use this all-reduce algorithm from now on; collective."""
         self.algorithm = algorithm
         self.node_memory = algorithm.prepare(self._collective) if algorithm.prepare else None
-        self._short_calls: dict[tuple[str, np.dtype, int], Callable[[np.ndarray], tuple[int, int]]] = {}
+        self._short_calls: dict[Call, Callable[[np.ndarray], tuple[int, int]]] = {}
 
     # -- all-reduce --------------------------------------------------------------------------------------------------
 
@@ -54,8 +55,9 @@ class Collectives(Door):
         if activity.in_flight or type(array) is not np.ndarray or not array.flags.carray:
             self._all_reduce(array, op, blocking=True).wait()
             return
-        run = self._short_calls.get((op, array.dtype, array.size)) or self._short_call(array, op)
-        self._sequence += 1
+        call = "all_reduce", array.dtype, array.size, op, 0
+        run = self._short_calls.get(call) or self._short_call(array, call)
+        self._next(call)
         vector = array if array.ndim == 1 else array.reshape(-1)
         self._short_way("all_reduce", self.traffic["all_reduce"], run, vector)
 
@@ -66,7 +68,7 @@ class Collectives(Door):
         It has an algorithm of its own. What is rounded away stays in `state` for the next call.
         """
         state.check_vector(flat(array), op)
-        return self._all_reduce(array, op, Algorithm("compressed", state.steps))
+        return self._all_reduce(array, op, Algorithm("all_reduce_compressed", state.steps))
 
     def all_reduce_compressed(self, array: np.ndarray, state: Compressed, op: str = "sum") -> None:
         self.iall_reduce_compressed(array, state, op).wait()
@@ -74,7 +76,8 @@ class Collectives(Door):
     @staged(direct=True)
     def _all_reduce(self, array: np.ndarray, name: str, algorithm: Any = None, blocking: bool = False) -> Request:
         """The plain way."""
-        vector, op, comm = flat(array), operation(name, array.dtype), self._lane("all_reduce")
+        vector, op = flat(array), operation(name, array.dtype)
+        comm = self._lane((algorithm.name if algorithm else "all_reduce", vector.dtype, vector.size, name, 0))
         algorithm, memory = algorithm or self._chosen(vector), self.node_memory
         if algorithm.steps is None:
             steps = self._at_once("all_reduce", lambda: algorithm.blocking(comm, vector, op))
@@ -103,15 +106,15 @@ class Collectives(Door):
         choose = self.algorithm.choose
         return self.algorithm if choose is None else choose(self._collective, vector)
 
-    def _short_call(self, array: np.ndarray, name: str) -> Callable[[np.ndarray], tuple[int, int]]:
-        """What the short way runs for vectors of this type and length, looked up once. Raises UsageError."""
-        vector, key, op = flat(array), (name, array.dtype, array.size), operation(name, array.dtype)
+    def _short_call(self, array: np.ndarray, call: Call) -> Callable[[np.ndarray], tuple[int, int]]:
+        """What the short way runs for this call of all_reduce, looked up once. Raises UsageError."""
+        vector, op, what = flat(array), operation(call[3], array.dtype), number(call)
         comm = self._counted("all_reduce", self._collective)
         algorithm, memory, size = self._chosen(vector), self.node_memory, self.size
         reduce: Any = algorithm.bind(comm, vector, op) if algorithm.bind is not None else None
 
         def by_messages(vector: np.ndarray) -> tuple[int, int]:
-            comm.lane, comm.counters = 1 + self._sequence % OWN_LANES, self.traffic["all_reduce"]
+            comm.lane, comm.counters = self._lane_of(what), self.traffic["all_reduce"]
             waited = at_once(algorithm, comm, vector, op)
             return waited, memory.take_written() if memory is not None else 0
 
@@ -123,7 +126,7 @@ class Collectives(Door):
         reduce = reduce or by_messages
         if len(self._short_calls) == MOST_CALLS:
             self._short_calls.clear()
-        found = self._short_calls[key] = mean if op.divides else reduce
+        found = self._short_calls[call] = mean if op.divides else reduce
         return found
 
     # -- the others --------------------------------------------------------------------------------------------------
@@ -134,7 +137,7 @@ class Collectives(Door):
         vector, reduction = flat(array), operation(op, array.dtype)
         self._check_rank(root)
         total, finish = self._of_root(vector, root, reduction)
-        comm = self._lane("reduce")
+        comm = self._lane(("reduce", vector.dtype, vector.size, op, root))
         return self._request("reduce", tree_reduce.steps(comm, total, reduction, root), comm, finish)
 
     def reduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> None:
@@ -144,7 +147,7 @@ class Collectives(Door):
             return
         reduction = operation(op, vector.dtype)
         total, finish = self._of_root(vector, root, reduction)
-        comm = self._short_lane("reduce")
+        comm = self._short_lane(("reduce", vector.dtype, vector.size, op, root))
         self._short_way("reduce", comm.counters, in_turn, tree_reduce.steps(comm, total, reduction, root), finish)
 
     def _of_root(self, vector: np.ndarray, root: int, op: Operation) -> tuple[np.ndarray, Callable | None]:
@@ -158,7 +161,7 @@ class Collectives(Door):
         """Replace every rank's `array` by that of rank `root`."""
         vector = flat(array)
         self._check_rank(root)
-        comm = self._lane("broadcast")
+        comm = self._lane(("broadcast", vector.dtype, vector.size, "", root))
         return self._request("broadcast", tree_broadcast.steps(comm, vector, root), comm)
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
@@ -166,7 +169,7 @@ class Collectives(Door):
         if vector is None or not self._known(root):
             self.ibroadcast(array, root).wait()
             return
-        comm = self._short_lane("broadcast")
+        comm = self._short_lane(("broadcast", vector.dtype, vector.size, "", root))
         self._short_way("broadcast", comm.counters, in_turn, tree_broadcast.steps(comm, vector, root))
 
     @staged
@@ -176,7 +179,8 @@ class Collectives(Door):
         In place: the other chunks of `array` hold partial sums afterwards. Chunks are those of `hpcdl.chunks`.
         """
         vector, reduction = flat(array), operation(op, array.dtype)
-        own, comm = vector[chunk(vector.size, self.size, self.rank)], self._lane("reduce_scatter")
+        comm = self._lane(("reduce_scatter", vector.dtype, vector.size, op, 0))
+        own = vector[chunk(vector.size, self.size, self.rank)]
 
         def finish() -> "np.ndarray":
             reduction.finish(own, self.size)
@@ -189,7 +193,8 @@ class Collectives(Door):
         if vector is None:
             return self.ireduce_scatter(array, op).wait()
         reduction = operation(op, vector.dtype)
-        own, comm = vector[chunk(vector.size, self.size, self.rank)], self._short_lane("reduce_scatter")
+        comm = self._short_lane(("reduce_scatter", vector.dtype, vector.size, op, 0))
+        own = vector[chunk(vector.size, self.size, self.rank)]
         finish = (lambda: reduction.finish(own, self.size)) if reduction.divides else None
         self._short_way(
             "reduce_scatter", comm.counters, in_turn, ring_reduce_scatter.steps(comm, vector, reduction), finish
@@ -199,27 +204,28 @@ class Collectives(Door):
     @staged
     def iall_gather(self, array: np.ndarray) -> Request:
         """Fill in all chunks of `array`, of which rank r holds chunk r, on all ranks."""
-        comm = self._lane("all_gather")
-        return self._request("all_gather", ring_all_gather.steps(comm, flat(array)), comm)
+        vector = flat(array)
+        comm = self._lane(("all_gather", vector.dtype, vector.size, "", 0))
+        return self._request("all_gather", ring_all_gather.steps(comm, vector), comm)
 
     def all_gather(self, array: np.ndarray) -> None:
         vector = self._short_vector(array)
         if vector is None:
             self.iall_gather(array).wait()
             return
-        comm = self._short_lane("all_gather")
+        comm = self._short_lane(("all_gather", vector.dtype, vector.size, "", 0))
         self._short_way("all_gather", comm.counters, in_turn, ring_all_gather.steps(comm, vector))
 
     def ibarrier(self) -> Request:
         """Complete when all ranks have called this."""
-        comm = self._lane("barrier")
+        comm = self._lane(BARRIER)
         return self._request("barrier", dissemination_barrier.steps(comm), comm)
 
     def barrier(self) -> None:
         if activity.in_flight:
             self.ibarrier().wait()
             return
-        comm = self._short_lane("barrier")
+        comm = self._short_lane(BARRIER)
         self._short_way("barrier", comm.counters, in_turn, dissemination_barrier.steps(comm))
 
 
@@ -241,7 +247,9 @@ def at_once(algorithm: Algorithm, comm: CountingIntracomm, vector: np.ndarray, o
     if algorithm.steps is not None and not algorithm.meets:
         return in_turn(algorithm.steps(comm, vector, op))[0]
     start = clock()
-    come = comm.Ibarrier() if algorithm.meets else MPI.REQUEST_NULL  # some wait for all before the call: see `meeting`
+    if algorithm.meets:  # before the call, as in `meeting`: MPICH ends the job where vectors differ
+        same = SameCall(comm, vector, op)
+        same.come.Wait()
+        same.check()
     algorithm.blocking(comm, vector, op)  # type: ignore[misc]  # here is one
-    come.Wait()
     return clock() - start

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike
 
 from hpcdl.comm import failure
 from hpcdl.comm.allreduce import algorithm, auto
+from hpcdl.comm.calls import differ, told
 from hpcdl.comm.collectives import Collectives
 from hpcdl.comm.door import flat
 from hpcdl.comm.exposed import Exposed
@@ -27,6 +28,7 @@ from hpcdl.comm.progress import activity, meet
 from hpcdl.comm.staging import takes_device_arrays
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.comm.watchdog import Watchdog
+from hpcdl.errors import AgreedError
 from hpcdl.kernels.device import CPU, Array, Device, device_of
 
 PAIRS = ("push", "pull", "notify", "wait")  # operations of two ranks, which may never be answered
@@ -38,8 +40,9 @@ class Communicator(PointToPoint, Collectives):
     allreduce: name of the algorithm (see hpcdl/comm/allreduce/) or package.module:function. timeout: seconds
     after which a rank that waits in one operation is taken for hung; the job is ended with a report of which ranks
     wait where. 0: never. trace: how many spans to keep for the picture of the run. device: where `empty` allocates
-    (hpcdl.kernels.device). ends_job: whether an exception that nobody catches on a rank is to end all ranks: the first
-    communicator over several ranks that says so installs what does (hpcdl/comm/failure.py). Buffers are C-contiguous
+    (hpcdl.kernels.device). ends_job: whether an exception that nobody catches on a rank is to end all ranks, and ranks
+    that would wait for ever are: the first communicator over several ranks that says so installs what does
+    (hpcdl/comm/failure.py). Buffers are C-contiguous
     numpy arrays, or arrays on a GPU (hpcdl/comm/staging.py), of any shape and of any type that MPI knows (float32,
     float64, int64, ...). Making one, `split`, `duplicate`, `expose` and `free` are collective calls.
     """
@@ -59,7 +62,9 @@ class Communicator(PointToPoint, Collectives):
         self._open(comm, "world", Traffic(), allreduce)
         self.direct = takes_device_arrays(self.mpi, device)
         self.timeline = Timeline(self.mpi, trace)
-        self.watchdog = Watchdog(self.mpi, timeout) if timeout > 0 else None
+        watches = timeout > 0 or (ends_job and self.size > 1)
+        self.watchdog = Watchdog(self.mpi, timeout, ends_job) if watches else None
+        self._watched_by(self.watchdog)
 
     def use(self, allreduce: str) -> None:
         """Choose the all-reduce algorithm by name; a collective call, for some algorithms share memory."""
@@ -103,8 +108,8 @@ class Communicator(PointToPoint, Collectives):
         The group inherits trace and watchdog, and the algorithm unless `allreduce` names another.
         """
         color, key = MPI.UNDEFINED if color is None else color, self.rank if key is None else key
-        meet(self.mpi, "split")
-        with activity.inside("split"):
+        meet(self, "split")
+        with activity.inside("split", self):
             part = self.mpi.Split(color, key)
         if part == MPI.COMM_NULL:
             return None
@@ -114,7 +119,7 @@ class Communicator(PointToPoint, Collectives):
 
     def duplicate(self, name: str, allreduce: str | None = None) -> "Communicator":
         """The same ranks with a traffic count of their own and no trace, for what is no part of the training."""
-        meet(self.mpi, "duplicate")
+        meet(self, "duplicate")
         group = self._derive(self.mpi, name, Traffic(), allreduce)
         group.timeline = Timeline(group.mpi)
         return group
@@ -125,14 +130,20 @@ class Communicator(PointToPoint, Collectives):
         group.timeline, group.watchdog = self.timeline, None
         with activity.inside("duplicate"):
             group._open(comm, name, traffic, allreduce or self.allreduce)
+        group._watched_by(self._watcher)
         return group
+
+    def _watched_by(self, watcher: Watchdog | None) -> None:
+        self._watcher = watcher
+        if watcher is not None:
+            watcher.watch(self)
 
     def empty(self, n: int | None = None, dtype: DTypeLike = "float32", like: Array | None = None) -> Array:
         """A flat vector of n elements, aligned to 64 bytes (whole cache lines); a collective call.
 
         Where the all-reduce algorithm gains from it, the other ranks of the node reach the vector, too; that memory is
-        given back when this communicator is freed and the vector is no longer used. n may differ from rank to rank
-        only where the algorithm works by messages alone.
+        given back when no rank has the vector any more, at the next call, or when this communicator is freed. n may
+        differ from rank to rank only where the algorithm works by messages alone: else an AgreedError.
         """
         if n is None:
             assert like is not None
@@ -142,7 +153,11 @@ class Communicator(PointToPoint, Collectives):
         if device is not CPU:
             return device.empty(n, dtype)
         if self.node_memory is not None:
-            meet(self.mpi, "empty")
+            meet(self, "empty")
+            with activity.inside("empty"):
+                asked = dict(enumerate(self.mpi.allgather(told(("empty", dtype, n, "", 0)))))
+            if len(set(asked.values())) > 1:
+                raise AgreedError(differ(asked))
             vector = self.node_memory.empty(n, dtype)
             if vector is not None:
                 return vector
@@ -151,8 +166,8 @@ class Communicator(PointToPoint, Collectives):
     def expose(self, array: np.ndarray) -> Exposed:
         """Copy `array` to where all ranks can pull from it and push into it; see `Exposed.array`."""
         flat(array)
-        meet(self.mpi, "expose")
-        with activity.inside("expose"):
+        meet(self, "expose")
+        with activity.inside("expose", self):
             exposed = Exposed(self.mpi, device_of(array).host(array))
         self._exposed.append(exposed)
         return exposed
@@ -163,7 +178,10 @@ class Communicator(PointToPoint, Collectives):
             if request.communicator is self and request.name not in PAIRS:
                 request.wait()
         if self.watchdog is not None:
+            meet(self, "free")  # until then it watches
             self.watchdog.close()
+        if self._watcher is not None:
+            self._watcher.forget(self)
         with activity.inside("free"):
             for exposed in self._exposed:
                 exposed.free()

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.comm.calls import TYPES, Call, number, told
 from hpcdl.comm.counting import LANES, Counters, CountingIntracomm
-from hpcdl.comm.progress import activity, clock
+from hpcdl.comm.progress import ALL, Awaits, activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.steps import Step
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array, on_device
 
-NUMBERS = frozenset(map(np.dtype, np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"))  # that MPI knows
-
 OWN_LANES = LANES - 1  # for operations that take one; lane 0 is for tags that the caller names
 MOST_TAG = 32767  # what MPI guarantees
+REMEMBERED = 64  # calls of all ranks, for those that wait longer for the others
 
 
 def flat(array: np.ndarray) -> np.ndarray:
@@ -35,7 +35,7 @@ def flat(array: np.ndarray) -> np.ndarray:
         raise UsageError(
             f"a buffer of shape {array.shape} is not contiguous; pass np.ascontiguousarray(...) or a contiguous part"
         )
-    if array.dtype not in NUMBERS:
+    if array.dtype not in TYPES:
         raise UsageError(f"messages hold numbers that MPI knows, not {array.dtype}; convert the array first")
     return array.reshape(-1)
 
@@ -51,7 +51,10 @@ class Door:
 
     def _open_door(self, collective: MPI.Intracomm) -> None:
         self._collective = collective  # for operations of all ranks
-        self._sequence = 0  # of those operations
+        self._everyone = Awaits(self)
+        self._others: dict[int, Awaits] = {}
+        self.sequence = 0  # of calls of all ranks
+        self._calls: list[Call | None] = [None] * REMEMBERED  # the last ones
         self._counting: dict[str, CountingIntracomm] = {}  # by operation, for those that go the short way or name tags
         self._places: list[int] | None = None
 
@@ -65,12 +68,13 @@ class Door:
         finish: Callable[[], Any] | None = None,
         statuses: list[MPI.Status] | None = None,
         peer: dict[str, int] | None = None,
+        other: int = ALL,
     ) -> Request:
-        return Request(self, name, steps, comm.counters, finish, statuses, peer)
+        return Request(self, name, steps, comm.counters, finish, statuses, peer, other)
 
-    def _lane(self, name: str) -> CountingIntracomm:
+    def _lane(self, call: Call) -> CountingIntracomm:
         """A counting communicator with tags of its own; all ranks start the same operations in the same order."""
-        return self._next_lane(CountingIntracomm(self._collective), name)
+        return self._next_lane(CountingIntracomm(self._collective), call)
 
     # -- the short way -----------------------------------------------------------------------------------------------
 
@@ -78,13 +82,13 @@ class Door:
         """The array as a flat vector, where a blocking call may go the short way; else None."""
         if activity.in_flight or type(array) is not np.ndarray:
             return None
-        if array.dtype not in NUMBERS or not array.flags.c_contiguous:
+        if array.dtype not in TYPES or not array.flags.c_contiguous:
             return None  # the plain way says what is wrong with it
         return array if array.ndim == 1 else array.reshape(-1)
 
-    def _short_lane(self, name: str) -> CountingIntracomm:
+    def _short_lane(self, call: Call) -> CountingIntracomm:
         """As `_lane`, for an operation that is over before the next one starts."""
-        return self._next_lane(self._counting.get(name) or self._counted(name, self._collective), name)
+        return self._next_lane(self._counting.get(call[0]) or self._counted(call[0], self._collective), call)
 
     def _short_way(
         self,
@@ -94,21 +98,23 @@ class Door:
         argument: Any,
         finish: Callable[[], object] | None = None,
         peer: dict[str, int] | None = None,
+        awaits: Awaits | None = None,
     ) -> None:
-        """The short way: run(argument), then finish().
+        """The short way: run(argument), then finish(). awaits: all ranks of the group where it is not given.
 
         run returns the nanoseconds for which it waited, and the bytes that passed without a message.
         """
         counters.calls += 1
-        before, around, began = counters.bytes, activity.operation, activity.since
+        before, around, began, waits = counters.bytes, activity.operation, activity.since, activity.awaits
         activity.since = start = clock()
-        activity.operation = activity.last = name
+        activity.operation, activity.awaits = name, awaits or self._everyone
+        activity.last = name
         try:
             waited, written = run(argument)
             if finish is not None:
                 finish()
         finally:
-            activity.operation, activity.since = around, began  # as `leave` does
+            activity.operation, activity.since, activity.awaits = around, began, waits  # as `leave` does
         counters.bytes += written
         stop = clock()
         counters.seconds += (stop - start) / 1e9
@@ -129,10 +135,38 @@ class Door:
         counting.counters = self.traffic[name]
         return counting
 
-    def _next_lane(self, comm: CountingIntracomm, name: str) -> CountingIntracomm:
-        self._sequence += 1
-        comm.lane, comm.counters = 1 + self._sequence % OWN_LANES, self.traffic[name]
+    def _next_lane(self, comm: CountingIntracomm, call: Call) -> CountingIntracomm:
+        self._next(call)
+        name = "all_reduce" if call[0] == "all_reduce_compressed" else call[0]
+        comm.lane, comm.counters = self._lane_of(number(call)), self.traffic[name]
         return comm
+
+    def _awaits(self, other: int) -> Awaits:
+        """What a wait for this rank is for."""
+        found = self._others.get(other)
+        if found is None:
+            found = self._others[other] = Awaits(self, other)
+        return found
+
+    def calls(self, name: str) -> Awaits:
+        """All ranks make a call of MPI's of this name, which is counted among those of all ranks."""
+        self._next((name, None, 0, "", 0))
+        return self._everyone
+
+    def _next(self, call: Call) -> None:
+        """One more operation of all ranks begins."""
+        self.sequence += 1
+        self._calls[self.sequence % REMEMBERED] = call
+
+    def _lane_of(self, what: int) -> int:
+        """The lane of the operation that has begun last; what: the number of its call."""
+        return 1 + self.sequence % OWN_LANES + what * LANES
+
+    def called(self, sequence: int) -> str | None:
+        """What this rank's call of this number was, in words; None where it is to come, or forgotten."""
+        call = self._calls[sequence % REMEMBERED]
+        known = call is not None and self.sequence - REMEMBERED < sequence <= self.sequence
+        return told(call) if known else None  # type: ignore[arg-type]
 
     def _peer(self, direction: str, rank: int) -> dict[str, int] | None:
         """What the trace says of the other rank of a message: its number among the rows of the trace."""

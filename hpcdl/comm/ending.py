@@ -2,8 +2,11 @@
 
 import sys
 import time
+from collections.abc import Callable
 
 from mpi4py import MPI
+
+at_the_end: list[Callable[[], None]] = []  # what is left to do when this rank's program ends, and others go on
 
 
 def end_job(status: int) -> None:

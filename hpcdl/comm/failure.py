@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from hpcdl.comm.ending import end_job
+from hpcdl.comm.ending import at_the_end, end_job
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, printable
 
@@ -26,14 +26,23 @@ def install() -> None:
     """Make an exception that nobody catches, in any thread, print its traceback once and abort the job.
 
     `sys.exit` with a status other than 0 ends the job, too: the others would wait for this rank. Where all ranks know
-    that they leave, `raise SystemExit(status)` leaves quietly. Programs install it when they start (runs/program.py),
-    and for a user's own program the first `Communicator` over several ranks does, unless it is made with
-    `ends_job=False`. It replaces sys.excepthook, threading.excepthook and sys.exit, and stays until the process ends.
+    that they leave, `raise SystemExit(status)` leaves quietly. Where others wait for a rank that has left, in whatever
+    way, the watchdog ends the job. In a thread, an exit ends that thread, as Python has it.
+
+    Programs install it when they start (runs/program.py), and for a user's own program the first `Communicator` over
+    several ranks does, unless it is made with `ends_job=False`. It replaces sys.excepthook, threading.excepthook and
+    sys.exit, and stays until the process ends.
     """
     sys.excepthook = abort
-    threading.excepthook = lambda event: abort(event.exc_type, event.exc_value, event.exc_traceback)
+    threading.excepthook = in_thread
     sys.exit = leave
     atexit.register(end_all)
+
+
+def in_thread(event: Any) -> None:
+    """What `abort` is in a thread, where SystemExit ends that thread and nothing else."""
+    if not issubclass(event.exc_type, SystemExit):
+        abort(event.exc_type, event.exc_value, event.exc_traceback)
 
 
 class Leaving(SystemExit):
@@ -52,11 +61,17 @@ def leave(status: Any = None) -> NoReturn:
 
 
 def end_all() -> None:
-    """At the interpreter's end: when this rank leaves with a status of its own, the others must not wait for it."""
+    """At the interpreter's end: when this rank leaves with a status of its own, the others must not wait for it.
+
+    With any other they learn that it has left.
+    """
     if Leaving.status not in (None, 0) and MPI.COMM_WORLD.size > 1 and not MPI.Is_finalized():
         if not isinstance(Leaving.status, int):  # a text, which the interpreter has printed
             Leaving.status = 1
         end_job(Leaving.status)
+    if not MPI.Is_finalized():
+        for each in at_the_end:
+            each()
 
 
 def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) -> None:

@@ -10,6 +10,7 @@ order in which they were started, which is the same on all ranks.
 """
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,14 +19,16 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl import shared_memory
+from hpcdl.comm.calls import KINDS, TYPES, differ, told
 from hpcdl.comm.operations import SUM, Operation, reducible
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.steps import Step, Until
+from hpcdl.errors import AgreedError, UsageError
 from hpcdl.kernels import shared as kernels
 
 SPINS = 2000  # looks at flags between two offers of the core to other processes, where every rank has a core of its own
 YIELDS = 50  # of the core before MPI and Python's signal handlers are given a turn; each may take a slice of some ms
-CODES = {"sum": kernels.SUM, "mean": kernels.SUM, "max": kernels.MAX, "min": kernels.MIN}
+CODES = {"sum": kernels.SUM, "max": kernels.MAX, "min": kernels.MIN, "mean": kernels.MEAN}
 MESSAGES = "ranks exchange messages instead"
 
 
@@ -39,7 +42,8 @@ class NodeMemory:
     def __init__(self, comm: MPI.Intracomm):
         self.comm = ranks_of_node(comm)
         self.rank, self.size = self.comm.rank, self.comm.size
-        firsts = comm.allgather(self.comm.bcast(comm.rank))  # of each rank, the first rank of its node
+        self.ranks = self.comm.allgather(comm.rank)  # of this node, by their numbers in `comm`
+        firsts = comm.allgather(self.ranks[0])  # of each rank, the first rank of its node
         self.firsts = sorted(set(firsts))
         self.nodes, self.ranks_per_node = len(self.firsts), max(map(firsts.count, self.firsts))
         spins = SPINS if self.size <= cores(self.comm) else 1
@@ -50,28 +54,47 @@ class NodeMemory:
         self.state[kernels.RANK], self.state[kernels.SPINS] = self.rank, spins
         self.places = np.empty((0, 1 + self.size), np.int64)
         self.parts: list[list[np.ndarray]] = []
+        self.dropped: set[int] = set()  # rows of `places` whose vector this rank no longer has
+        self.empty_rows: list[int] = []  # of `places`: the same on all ranks
         made = self.size == 1 or self._share(kernels.BYTES, "an all-reduce in shared memory", MESSAGES) is not None
         self.usable = comm.allreduce(made, MPI.LAND)
         self.shared = self.usable and self.nodes == 1 and self.size > 1
         self.arrived = Until(lambda: self._arrived(0) or self._progress(), self._await_arrival)
 
-    def _share(self, size: int, what: str, otherwise: str) -> np.ndarray | None:
-        """Memory of `size` bytes for each rank, entered in `places`; this rank's, or None where there is no room."""
+    def _share(self, size: int, what: str, otherwise: str) -> int | None:
+        """Memory of `size` bytes for each rank: its row in `places`, or None where there is no room."""
         parts = shared_memory.share(self.comm, size, what, otherwise)
         if parts is None:
             return None
-        self.places = np.vstack([self.places, [size, *(part.ctypes.data for part in parts)]])
-        self.parts.append(parts)  # others may still use theirs when this rank's vector is gone
-        return parts[self.rank][:size]
+        row = self.empty_rows.pop() if self.empty_rows else len(self.parts)
+        if row == len(self.parts):
+            self.places = np.vstack([self.places, np.zeros_like(self.places, shape=(1, 1 + self.size))])
+            self.parts.append([])
+        self.places[row] = [size, *(part.ctypes.data for part in parts)]
+        self.parts[row] = parts  # others may still use theirs when this rank's vector is gone
+        return row
+
+    def _take_back(self) -> None:
+        """Let the memory go of the vectors that no rank has any more; collective over the node."""
+        for row in sorted(set.intersection(*self.comm.allgather(set(self.dropped)))):
+            self.places[row] = 0  # bytes: no vector lies in it
+            self.parts[row] = []
+            self.empty_rows.append(row)
+            self.dropped.discard(row)
 
     def empty(self, n: int, dtype: np.dtype) -> np.ndarray | None:
         """A vector of n elements that all ranks of the node reach, or None; collective over the node."""
         if not self.usable or self.size == 1 or n == 0 or not reducible(dtype):
             return None
         with activity.inside("empty"):
-            memory = self._share(n * dtype.itemsize, "a vector for each rank", "each rank keeps its own")
+            self._take_back()
+            row = self._share(n * dtype.itemsize, "a vector for each rank", "each rank keeps its own")
         self._compile(dtype)  # now, and not when the first step is timed
-        return None if memory is None else memory.view(dtype)
+        if row is None:
+            return None
+        lent = Lent(self.parts[row][self.rank][: n * dtype.itemsize])
+        weakref.finalize(lent, self.dropped.add, row).atexit = False
+        return np.asarray(lent).view(dtype)
 
     def _compile(self, dtype: np.dtype) -> None:
         """Have the loops for this element type at hand: compiling takes seconds, which a watchdog takes for a hang."""
@@ -87,7 +110,20 @@ class NodeMemory:
     # -- flags and turns ---------------------------------------------------------------------------------------------
 
     def _arrived(self, looks: int) -> bool:
-        return kernels.arrived(self.places, self.state, looks)
+        return self._same(kernels.arrived(self.places, self.state, looks))
+
+    def _same(self, found: int) -> int:
+        """The same again, which is true when all have come; UsageError where the ranks' calls differ."""
+        if found == kernels.DIFFER:
+            self.words[kernels.PHASE], self.words[kernels.START] = kernels.BEGIN, 0
+            words = [part[: kernels.LINE].view(np.int64)[4 + self.words[kernels.COUNT] % 2] for part in self.parts[0]]
+            kind = AgreedError if self.nodes == 1 else UsageError
+            raise kind(differ(dict(zip(self.ranks, map(read_call, words), strict=True))))
+        return found
+
+    def begin(self, vector: np.ndarray, op: Operation) -> None:
+        """What follows is this operation on this vector: all ranks of the node compare what they call."""
+        self.words[kernels.CALL] = call_of(vector, op)
 
     def _await_arrival(self) -> None:
         while not self._arrived(self.patience):
@@ -115,25 +151,27 @@ class NodeMemory:
     # -- the all-reduce of one node ----------------------------------------------------------------------------------
 
     def _advance(self, vector: np.ndarray, op: Operation, looks: int) -> bool:
-        return kernels.all_reduce(vector, self.places, self.state, CODES[op.name], looks)
+        return self._same(kernels.all_reduce(vector, self.places, self.state, call_of(vector, op), looks))
 
     def all_reduce(self, vector: np.ndarray, op: Operation = SUM) -> None:
         """Reduce `vector` over the ranks of the node, in place."""
         while not self._advance(vector, op, self.patience):
             self._progress()
 
-    def reducer(self, dtype: np.dtype, op: Operation) -> Callable[[np.ndarray], tuple[int, int]]:
-        """The same, as a function of vectors of this type that can be written to, with nothing left to look up.
+    def reducer(self, like: np.ndarray, op: Operation) -> Callable[[np.ndarray], tuple[int, int]]:
+        """The same, as a function of vectors as `like` that can be written to, with nothing left to look up.
 
         It returns the nanoseconds for which it waited, and the bytes that `take_written` would have given.
         """
-        self._compile(dtype)
-        loop, state, code, patience = kernels.all_reduce.version(dtype), self.state, CODES[op.name], self.patience
+        self._compile(like.dtype)
+        loop, state, call = kernels.all_reduce.version(like.dtype), self.state, call_of(like, op)
         words, waited, written = self.words, kernels.WAITED, kernels.WRITTEN
+        patience, done = self.patience, kernels.DONE
 
         def reduce(vector: np.ndarray) -> tuple[int, int]:
             before = words[waited]
-            while not loop(vector, self.places, state, code, patience):
+            while (found := loop(vector, self.places, state, call, patience)) != done:
+                self._same(found)
                 start = clock()
                 self._progress()
                 words[waited] += clock() - start
@@ -187,6 +225,13 @@ class NodeMemory:
         self.comm.Free()
 
 
+class Lent:
+    """A part of the shared memory that lives as long as an array over it."""
+
+    def __init__(self, part: np.ndarray):
+        self.part, self.__array_interface__ = part, part.__array_interface__
+
+
 class Members:
     """Some ranks of a communicator, numbered from 0, for an algorithm among them; None of its other methods."""
 
@@ -214,6 +259,17 @@ def ranks_of_node(comm: MPI.Intracomm) -> MPI.Intracomm:
 def cores(comm: MPI.Intracomm) -> int:
     """How many cores the ranks of a node may run on, all together; collective."""
     return len(set().union(*comm.allgather(os.sched_getaffinity(0))))
+
+
+def call_of(vector: np.ndarray, op: Operation) -> int:
+    """Length, type and operation in one number, as the kernels compare it."""
+    return (vector.size * 64 + TYPES[vector.dtype]) * 4 + CODES[op.name]
+
+
+def read_call(word: int) -> str:
+    """What such a number says."""
+    size, kind = divmod(int(word) >> 2, 64)
+    return told(("all_reduce", KINDS[kind], size, list(CODES)[int(word) & 3], 0))
 
 
 KEY = MPI.Comm.Create_keyval()

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from hpcdl.comm.barrier import EMPTY
 from hpcdl.comm.door import Door, flat
 from hpcdl.comm.exposed import Exposed
-from hpcdl.comm.progress import activity, clock, nap_until
+from hpcdl.comm.progress import SOME, activity, clock, nap_until
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
 from hpcdl.errors import UsageError
@@ -75,7 +75,7 @@ class PointToPoint(Door):
         self._check_tag(tag)
         comm, peer = self._counted("push", self.mpi), self._peer("to", to)
         if into is None:
-            return self._request("push", one_message(lambda: comm.Isend(vector, to, tag)), comm, peer=peer)
+            return self._request("push", one_message(lambda: comm.Isend(vector, to, tag)), comm, peer=peer, other=to)
         into.check_transfer(vector, to, at)
         if op not in ("replace", "sum"):
             raise UsageError(f"push: unknown op {op!r}; known: replace, sum")
@@ -86,7 +86,7 @@ class PointToPoint(Door):
             comm.count(vector)
             return put(vector, to, target=at, **options)
 
-        return self._request("push", one_message(write), comm, lambda: into.window.Flush(to), peer=peer)
+        return self._request("push", one_message(write), comm, lambda: into.window.Flush(to), peer=peer, other=to)
 
     def push(
         self,
@@ -102,7 +102,8 @@ class PointToPoint(Door):
             self.ipush(array, to, tag, into, at, op).wait()
             return
         comm = self._counted("push", self.mpi)
-        self._short_way("push", comm.counters, send, (comm, vector, to, tag), peer=self._peer("to", to))
+        message, peer = (comm, vector, to, tag), self._peer("to", to)
+        self._short_way("push", comm.counters, send, message, peer=peer, awaits=self._awaits(to))
 
     @staged(out=False, collective=False)
     def ipull(self, array: np.ndarray, source: int, of: Exposed, at: int = 0) -> Request:
@@ -113,7 +114,11 @@ class PointToPoint(Door):
         comm = self._counted("pull", self.mpi)
         comm.count(EMPTY)  # the values are sent by `source`; what this rank sends is the question
         return self._request(
-            "pull", iter([[of.window.Rget(vector, source, target=at)]]), comm, peer=self._peer("from", source)
+            "pull",
+            iter([[of.window.Rget(vector, source, target=at)]]),
+            comm,
+            peer=self._peer("from", source),
+            other=source,
         )
 
     def pull(self, array: np.ndarray, source: int, of: Exposed, at: int = 0) -> None:
@@ -125,14 +130,15 @@ class PointToPoint(Door):
         self._check_tag(tag)
         comm = self._counted("notify", self.mpi)
         steps = one_message(lambda: comm.Isend(EMPTY, to, tag))
-        return self._request("notify", steps, comm, peer=self._peer("to", to))
+        return self._request("notify", steps, comm, peer=self._peer("to", to), other=to)
 
     def notify(self, to: int, tag: int = 0) -> None:
         if activity.in_flight or not self._known(to, tag):
             self.inotify(to, tag).wait()
             return
         comm = self._counted("notify", self.mpi)
-        self._short_way("notify", comm.counters, send, (comm, EMPTY, to, tag), peer=self._peer("to", to))
+        message, peer = (comm, EMPTY, to, tag), self._peer("to", to)
+        self._short_way("notify", comm.counters, send, message, peer=peer, awaits=self._awaits(to))
 
     @staged(collective=False)
     def iwait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Request:
@@ -144,7 +150,8 @@ class PointToPoint(Door):
         comm, status = self._counted("wait", self.mpi), MPI.Status()
         peer = None if source == ANY else self._peer("from", source)
         steps = iter([[comm.Irecv(vector, source, tag)]])
-        return self._request("wait", steps, comm, lambda: arrival(status, vector), [status], peer)
+        other = SOME if source == ANY else source
+        return self._request("wait", steps, comm, lambda: arrival(status, vector), [status], peer, other)
 
     def wait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Arrival:
         vector = self._short_vector(EMPTY if array is None else array)
@@ -152,7 +159,8 @@ class PointToPoint(Door):
             return self.iwait(array, source, tag).wait()
         comm, status = self._counted("wait", self.mpi), MPI.Status()
         peer = None if source == ANY else self._peer("from", source)
-        self._short_way("wait", comm.counters, receive, (comm, vector, source, tag, status), peer=peer)
+        awaits = self._awaits(SOME if source == ANY else source)
+        self._short_way("wait", comm.counters, receive, (comm, vector, source, tag, status), peer=peer, awaits=awaits)
         return arrival(status, vector)
 
     def wait_until(
@@ -162,6 +170,6 @@ class PointToPoint(Door):
         patient: bool = False,
     ) -> None:
         """Pause until `condition()`, in naps, while what is in flight goes on; the options are those of `nap_until`."""
-        waited = nap_until(condition, "wait", meanwhile, patient)
+        waited = nap_until(condition, "wait", meanwhile, patient, self._awaits(SOME))
         self.traffic["wait"].seconds += waited
         self.traffic["wait"].blocked_seconds += waited

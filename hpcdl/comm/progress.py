@@ -5,6 +5,7 @@
     activity.waiting()            what this process waits in, and how long: what the watchdog reads
 
     with activity.inside("split"): ...       a call of MPI's that no request makes
+    with activity.patiently(): ...           what is waited for here may take any time, as all ranks know
     meet(comm, "split")                      until all ranks have come, while all in flight goes on
     nap_until(condition, "wait")             until the condition holds, in naps, while all in flight goes on
 
@@ -16,13 +17,33 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
-
-from mpi4py import MPI
+from typing import Any, NamedTuple, TypeAlias
 
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: looking out before the first nap; the longest nap
 TESTED_LATELY = 0.25  # seconds since the last `test` for which a loop of them is taken to go on
 clock = time.perf_counter_ns
+ALL, SOME = -1, -2  # in the place of the rank that is waited for
+
+
+class Awaits(NamedTuple):
+    """Whom a process waits for: a rank of a `Communicator`, some rank of it, or all to make this call."""
+
+    group: Any
+    other: int = ALL
+    call: int | None = None  # its number (door.py); None: that of the last one
+
+
+class Wait(NamedTuple):
+    """What a process waits in: how many seconds, since when, for whom if known, whether it may take any time."""
+
+    operation: str
+    seconds: float
+    since: int
+    awaits: Awaits | None
+    patient: bool
+
+
+Around: TypeAlias = tuple[str | None, int, Awaits | None, bool]
 
 
 class Activity:
@@ -32,7 +53,9 @@ class Activity:
         self.in_flight: list = []
         self.operation: str | None = None  # what it waits in
         self.since = 0  # since when
-        self.last: str | None = "none yet"  # the one before
+        self.awaits: Awaits | None = None  # for whom
+        self.patient = False  # whether for any time
+        self.last: str | None = "none yet"  # the operation before
         self.tested: tuple[Any, int] | None = None  # the request whose last `test` was without success, and when
 
     def advance(self) -> None:
@@ -40,71 +63,89 @@ class Activity:
         for request in list(self.in_flight):
             request.advance()
 
-    def enter(self, name: str) -> tuple[str | None, int]:
+    def enter(self, name: str, awaits: Awaits | None = None) -> Around:
         """Wait in this operation from now on; returns what it stands in, for `leave`."""
-        around = self.operation, self.since
-        self.since = clock()
+        around = self.operation, self.since, self.awaits, self.patient
+        self.since, self.awaits = clock(), awaits
         self.operation = name
         return around
 
-    def leave(self, around: tuple[str | None, int]) -> None:
+    def leave(self, around: Around) -> None:
         """The wait is over; what it stood in, which began when it did, goes on."""
         self.last = self.operation
-        self.operation, self.since = around
+        self.operation, self.since, self.awaits, self.patient = around
 
     @contextlib.contextmanager
-    def inside(self, name: str) -> Iterator[None]:
-        """`with activity.inside("split"): ...`, for calls of MPI that are not made by a request."""
-        around = self.enter(name)
+    def inside(self, name: str, comm: Any = None) -> Iterator[None]:
+        """`with activity.inside("split"): ...`, for calls of MPI that are not made by a request.
+
+        comm: the `Communicator` all of whose ranks make this call, in the same order among those that it counts.
+        """
+        around = self.enter(name, None if comm is None else comm.calls(name))
         try:
             yield
         finally:
             self.leave(around)
 
-    def waiting(self) -> tuple[str, float] | None:
-        """The operation that this process waits in and for how many seconds: blocked in it, or testing it in a loop."""
-        operation, tested, now = self.operation, self.tested, clock()
+    @contextlib.contextmanager
+    def patiently(self, patient: bool = True) -> Iterator[None]:
+        """Until the end of the body no watchdog takes a wait for a hang: what is waited for may take any time."""
+        before, self.patient = self.patient, self.patient or patient
+        try:
+            yield
+        finally:
+            self.patient = before
+
+    def waiting(self) -> Wait | None:
+        """The operation that this process waits in: blocked in it, or testing it in a loop."""
+        operation, awaits, tested, now = self.operation, self.awaits, self.tested, clock()
         if operation is not None:
-            return operation, (now - self.since) / 1e9
+            return Wait(operation, (now - self.since) / 1e9, self.since, awaits, self.patient)
         if tested is not None and not tested[0].done and (now - tested[1]) / 1e9 < TESTED_LATELY:
-            return tested[0].name, (now - tested[0].progressed) / 1e9
+            request = tested[0]
+            seconds = (now - request.progressed) / 1e9
+            return Wait(request.name, seconds, request.progressed, request.awaits, self.patient)
         return None
 
 
 activity = Activity()
 
 
-def meet(comm: MPI.Intracomm, name: str) -> None:
-    """Wait until all ranks of `comm` have come, and take forward what this rank has in flight meanwhile.
+def meet(comm: Any, name: str) -> None:
+    """Wait until all ranks of a `Communicator` have come, and take forward what this rank has in flight meanwhile.
 
     It stands before calls of MPI that block and take nothing else forward: another rank may need our part of an
     operation in flight before it comes to the same call. name: of that call, for the watchdog.
     """
-    with activity.inside(name):
-        come = comm.Ibarrier()
+    with activity.inside(name, comm):
+        come = comm.mpi.Ibarrier()
         while not come.Test():
             activity.advance()
             os.sched_yield()
 
 
 def nap_until(
-    condition: Callable[[], object], name: str, meanwhile: Callable[[], bool] | None = None, patient: bool = False
+    condition: Callable[[], object],
+    name: str,
+    meanwhile: Callable[[], bool] | None = None,
+    patient: bool = False,
+    awaits: Awaits | None = None,
 ) -> float:
     """Wait until the condition holds, in naps that leave the core to others; returns the seconds spent waiting.
 
     MPI's own waiting looks out all the time, which is fastest but takes a core. A nap here is an eighth of the time
     waited so far, at most a millisecond, and so is what it adds to the wait. name: of what is waited in, for the
     watchdog. meanwhile(): something to do while waiting, which returns whether it has done anything; its time is not
-    counted. patient: this may last for any time, as where a server waits for requests: no watchdog ends it.
+    counted. patient: this may last for any time, as where a server waits for requests: no watchdog ends it. awaits:
+    whom it waits for.
     """
     begun = quiet = clock()
-    busy = 0
-    with activity.inside(name):
+    busy, around = 0, activity.enter(name, awaits)
+    try:
+        activity.patient = activity.patient or patient
         while not condition():
             activity.advance()
             before = clock()
-            if patient:
-                activity.since = before
             if meanwhile is not None and meanwhile():
                 quiet = activity.since = clock()
                 busy += quiet - before
@@ -112,4 +153,6 @@ def nap_until(
                 os.sched_yield()
             elif not condition():
                 time.sleep(min((before - quiet) / 8e9, LONGEST))
+    finally:
+        activity.leave(around)
     return (clock() - begun - busy) / 1e9

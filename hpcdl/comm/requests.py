@@ -7,7 +7,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpcdl.comm.counting import Counters
-from hpcdl.comm.progress import activity, clock, nap_until
+from hpcdl.comm.progress import ALL, Awaits, activity, clock, nap_until
 from hpcdl.comm.steps import Step, complete, ready
 
 
@@ -17,7 +17,8 @@ class Request:
     The communicator's timeline gets its span, `counters` its seconds, and the watchdog learns what this rank waits for.
     statuses: a list that receives the MPI status of each request of the (only) step. finish() is called once, when the
     last message has arrived; what it returns is the result. peer: for the picture, the other rank of a message between
-    two, as {"to": rank} or {"from": rank}; None: nothing.
+    two, as {"to": rank} or {"from": rank}; None: nothing. other: that rank in the communicator, SOME if any may be it;
+    ALL where all make this call.
 
     Whoever waits for one operation, or tests it, takes all others of this rank forward meanwhile (progress.py): ranks
     may wait for their operations in different orders.
@@ -35,7 +36,9 @@ class Request:
         finish: Callable[[], Any] | None = None,
         statuses: list[MPI.Status] | None = None,
         peer: dict[str, int] | None = None,
+        other: int = ALL,
     ):
+        self.awaits = Awaits(communicator, other, communicator.sequence if other == ALL else None)
         self.communicator, self.name, self.steps, self.counters = communicator, name, steps, counters
         self.finish, self.statuses, self.peer = finish, statuses, peer or {}
         self.pending, self.done, self.result = (), False, None  # type: Any, bool, Any
@@ -50,9 +53,8 @@ class Request:
         self.progressed, before = clock(), self.counters.bytes
         try:
             self.pending = next(self.steps, None)
-        except BaseException:  # a refused vector, say; who catches that may go on with other operations
-            self.done = True
-            activity.in_flight.remove(self)
+        except BaseException:
+            self._fail()
             raise
         if self.pending is None:
             self.done = True
@@ -63,6 +65,11 @@ class Request:
         if self.done:
             details = {"bytes sent": self.bytes} | self.peer
             self.communicator.timeline.add(self.name, self.start, clock(), **details)
+
+    def _fail(self) -> None:
+        """It is over: something in it went wrong, as a refused vector does; others in flight may go on."""
+        self.done = True
+        activity.in_flight.remove(self)
 
     def then(self, follow: Callable[[Any], Any]) -> None:
         """Hand the result on to `follow` when the operation is complete; what that returns takes its place."""
@@ -91,7 +98,11 @@ class Request:
     def _sent_in(self, look: Callable) -> Any:
         """look(pending step, statuses); the step may be a call that sends (Algorithm.meeting)."""
         before = self.counters.bytes
-        found = look(self.pending, self.statuses)
+        try:
+            found = look(self.pending, self.statuses)
+        except Exception:
+            self._fail()
+            raise
         self.bytes += self.counters.bytes - before
         return found
 
@@ -100,11 +111,11 @@ class Request:
         if self.done:
             return self.result
         if doze:
-            waited = nap_until(lambda: self.done, self.name)
+            waited = nap_until(lambda: self.done, self.name, awaits=self.awaits)
             self.counters.seconds += waited
             self.counters.blocked_seconds += waited
             return self.result
-        start, blocked, around = clock(), 0, activity.enter(self.name)
+        start, blocked, around = clock(), 0, activity.enter(self.name, self.awaits)
         try:
             while not self.done:
                 before = clock()

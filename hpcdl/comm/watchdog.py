@@ -1,117 +1,302 @@
-"""End a hung job, and say which ranks wait in which operation, called from where.
+"""End a job that hangs, and say which ranks wait in which operation, called from where.
 
-A thread on every rank looks at what its rank is doing. When one operation has lasted longer than the timeout, the rank
-raises an alarm with rank 0, whose thread asks all ranks, prints one line for each and aborts the job. The answer comes
-from the threads, so a rank that computes, or hangs elsewhere, is in the report too. If rank 0 does not react (it may be
-stopped), the rank that raised the alarm speaks for itself and aborts. Needs MPI's THREAD_MULTIPLE; without it each rank
-speaks for itself.
+A thread on every rank looks at what its rank is doing. A rank that has waited long in one operation, for a second, then
+two, four and so on, tells rank 0, whose thread asks all ranks. From their answers it sees what no timeout needs to
+tell: ranks that call different things together (calls.py), and ranks that wait for one that has left its program
+(stuck.py). Either ends the job with one line. With a timeout, so does an operation that has lasted longer, with a line
+for each rank.
+
+The answers come from the threads, so a rank that computes, or hangs elsewhere, is heard, too. If rank 0 does not react
+(it may be stopped), the rank whose timeout is over speaks for itself and ends the job. All this needs MPI's
+THREAD_MULTIPLE; without it each rank speaks for itself, and of timeouts alone.
+
+A rank whose program ends says so to rank 0, and rank 0 listens until all ranks have said it. (Python tells nobody of a
+SystemExit that ends a program, and MPI_Finalize waits for the others, who may wait for this rank.)
 """
 
+import json
 import os
 import sys
 import threading
 import time
 import traceback
+import zlib
+from collections import Counter
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from hpcdl import kernels, shared_memory
-from hpcdl.comm.ending import end_job
-from hpcdl.comm.progress import activity
+from hpcdl.comm.ending import at_the_end, end_job
+from hpcdl.comm.progress import ALL, Awaits, activity
+from hpcdl.comm.stuck import LONG, Said, as_said, different, stuck, waits_for_ever
 
-ALARM, ASK, ANSWER = 1, 2, 3
 BELOW = *(os.path.dirname(file) + os.sep for file in (__file__, kernels.__file__)), shared_memory.__file__
+SELDOM = 30.0  # seconds between two questions at most
+PERIOD = 0.25  # seconds between two looks
+MOST = 4  # alarms that are looked into at a time
+watching: list["Watchdog"] = []  # of this process
+
+
+def leave() -> None:
+    """The program of this rank ends: the others learn of it, and rank 0 stays to listen until all have left."""
+    leaving = list(watching)
+    for each in leaving:
+        each.farewell()
+    while not all([each.last() for each in leaving]):
+        time.sleep(0.001)
+
+
+at_the_end.append(leave)
 
 
 class Watchdog(threading.Thread):
-    """Reads `activity` (progress.py) now and then; a collective call makes it, for it has messages of its own."""
+    """Watches this rank's calls on a communicator and all that are derived from it; made and closed by all its ranks.
 
-    def __init__(self, comm: MPI.Intracomm, timeout: float):
+    timeout: seconds, or 0. ends: whether what is found without a timeout ends the job.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, timeout: float, ends: bool = True):
         super().__init__(name="hpcdl-watchdog", daemon=True)
-        self.comm, self.timeout = comm.Dup(), timeout
+        self.comm, self.timeout, self.ends = comm.Dup(), timeout, ends
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.main: Any = threading.main_thread().ident
         self.stopped = threading.Event()
         self.talks = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        self.grace = min(3.0, max(1.0, timeout / 2))  # seconds that others have to answer
-        self.alarmed: float | None = None
+        self.grace = min(3.0, max(1.0, timeout / 2)) if timeout else 3.0  # seconds that others have to answer
+        self.period = min(PERIOD, timeout / 4) if timeout else PERIOD
+        self.groups: dict[str, tuple[Any, tuple[int, ...]]] = {}  # by key: the communicator, its ranks in this one
+        self.keys: dict[int, str] = {}  # by communicator
+        self.made: Counter[tuple[int, ...]] = Counter()  # communicators of the same ranks
+        self.alarm, self.after = 0, LONG  # since when the wait lasts that was told, and the seconds of the next telling
+        self.overdue: float | None = None  # when a timeout was found to be over
+        self.left: dict[int, Said] = {}  # on rank 0: who has said that it leaves
+        self.suspects: dict[int, Any] = {}  # stuck when the others were asked last, and since when each waits
+        self.ask_again: float | None = None  # when
+        self.sent, self.taken = np.zeros(self.size, np.int64), 0  # messages
+        self.sending: list[tuple[MPI.Request, bytes]] = []
+        self.alarms: list[Any] = []  # what rank 0 is still to ask about
+        watching.append(self)
         self.start()
 
+    def watch(self, group: Any) -> None:
+        """Watch this communicator, too; all of its ranks."""
+        ours, mine = self.comm.Get_group(), group.mpi.Get_group()
+        ranks = tuple(map(int, mine.Translate_ranks(None, ours)))
+        ours.Free()
+        mine.Free()
+        self.made[ranks] += 1
+        key = f"{zlib.crc32(str(ranks).encode()):x}.{self.made[ranks]}"
+        self.groups[key], self.keys[id(group)] = (group, ranks), key
+
+    def forget(self, group: Any) -> None:
+        """That communicator is freed."""
+        self.groups.pop(self.keys.pop(id(group), ""), None)
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
     def run(self) -> None:
-        period = min(0.25, self.timeout / 4)
-        while not self.stopped.wait(period):
-            waiting = activity.waiting()
-            overdue = waiting is not None and waiting[1] > self.timeout
-            if overdue and not self.talks:
+        while not self.stopped.wait(self.period):
+            self.look()
+
+    def look(self) -> None:
+        """Once: tell of a long wait, answer, end the job where that is due."""
+        wait = activity.waiting()
+        overdue = bool(self.timeout and wait is not None and not wait.patient and wait.seconds > self.timeout)
+        if not self.talks:
+            if overdue:
                 self.end_alone()
-            if overdue and self.alarmed is None:
-                self.alarmed = time.monotonic()
-                if self.comm.rank != 0:
-                    self.send("", 0, ALARM)
-            if self.alarmed is not None and self.comm.rank == 0:
-                self.end_all()
-            if self.alarmed is not None and time.monotonic() - self.alarmed > 2 * self.grace:
-                self.end_alone()
-            if self.talks:
-                self.listen()
+            return
+        if wait is None or wait.since != self.alarm:
+            self.alarm, self.after = wait.since if wait is not None else 0, LONG
+        if wait is not None and wait.seconds >= (self.after if not overdue else 0):
+            self.after = wait.seconds + min(wait.seconds, SELDOM)
+            if not overdue or self.overdue is None:
+                self.tell(wait.awaits, overdue)
+        if overdue and self.overdue is None:
+            self.overdue = time.monotonic()
+        if self.overdue is not None and time.monotonic() - self.overdue > 2 * self.grace:
+            self.end_alone()
+        self.listen()
+        if self.ask_again is not None and time.monotonic() > self.ask_again:
+            self.ask(None, False)
+
+    def tell(self, awaits: Awaits | None, overdue: bool) -> None:
+        """Rank 0 learns that this rank has waited long."""
+        key = self.keys.get(id(awaits.group)) if awaits is not None else None
+        about = [key, self.number(awaits)] if awaits is not None and awaits.other == ALL else None
+        if self.rank > 0:
+            self.send({"alarm": about, "overdue": overdue}, 0)
+        else:
+            self.ask(about, overdue)
 
     def listen(self) -> None:
-        """Rank 0 takes alarms; the others answer when asked."""
-        expected = ALARM if self.comm.rank == 0 else ASK
-        if self.receive(expected) is not None:
-            if expected == ALARM:
-                self.alarmed = time.monotonic()
-            else:
-                self.send(self.report(), 0, ANSWER)
+        """Take what has come: rank 0 alarms and farewells, the others questions."""
+        while (came := self.receive()) is not None:
+            self.hear(*came)
+        for about in self.alarms[:MOST]:
+            self.ask(about, False)
+        self.alarms.clear()
 
-    def end_all(self) -> None:
-        """Ask every rank what it is doing, print the answers, abort."""
-        answers = {0: self.report()}
-        for other in range(1, self.comm.size):
-            self.send("", other, ASK)
+    def hear(self, source: int, message: dict[str, Any]) -> None:
+        """Take a message."""
+        if "alarm" in message and message["overdue"]:
+            self.ask(message["alarm"], True)
+        elif "alarm" in message and message["alarm"] not in self.alarms:  # all may wait in the same call
+            self.alarms.append(message["alarm"])
+        elif "left" in message:
+            self.left[source] = as_said(message["left"])
+            self.ask_again = time.monotonic() + LONG
+        elif "ask" in message:
+            self.send({"said": self.said(message["ask"])._asdict()}, source)
+
+    # -- rank 0 ------------------------------------------------------------------------------------------------------
+
+    def ask(self, about: Any, overdue: bool) -> None:
+        """Ask all ranks what they do, and end the job where the answers say that it cannot go on.
+
+        about: key of a communicator and number of a call, in which a rank waits.
+        """
+        said = self.answers(about)
+        if overdue:
+            lines = [f"rank {rank}: {said[rank].text if rank in said else 'no answer'}" for rank in range(self.size)]
+            self.end([f"a rank has waited longer than --timeout {self.timeout:g} s; the job is ended", *lines])
+        known = self.groups.get(about[0]) if about else None
+        found = different(said, known[1]) if known else None
+        if found:
+            self.end_where_told(found, 2)
+        waiting = {rank: said[rank].waits[1] for rank in stuck(said, self.size)}  # type: ignore[index]
+        if waiting and waiting == self.suspects:  # since the last time, too: nothing has moved
+            self.end_where_told(waits_for_ever(said, set(waiting)), 1)
+        self.suspects = waiting
+        pause = LONG if waiting else SELDOM if self.ask_again is None else 4 * LONG
+        self.ask_again = time.monotonic() + pause if self.left or waiting else None
+
+    def answers(self, about: Any) -> dict[int, Said]:
+        """What each rank says of itself, as far as it answers in time."""
+        said = {0: self.said(about)} | self.left
+        asked = [rank for rank in range(self.size) if rank not in said]
+        for rank in asked:
+            self.send({"ask": about}, rank)
         deadline = time.monotonic() + self.grace
-        while len(answers) < self.comm.size and time.monotonic() < deadline:
-            answer = self.receive(ANSWER)
-            if answer is None:
-                time.sleep(0.01)
+        while len(said) < self.size and time.monotonic() < deadline:
+            came = self.receive()
+            if came is None:
+                time.sleep(0.005)
+            elif "said" in came[1]:
+                said[came[0]] = as_said(came[1]["said"])
             else:
-                answers[answer[0]] = answer[1]
-        lines = [f"rank {rank}: {answers.get(rank, 'no answer')}" for rank in range(self.comm.size)]
-        self.abort([f"a rank has waited longer than --timeout {self.timeout:g} s; the job is ended", *lines])
+                self.hear(*came)
+                said |= self.left
+        return said
 
-    def end_alone(self) -> None:
-        self.abort(
-            [f"--timeout {self.timeout:g} s is over, rank 0 does not answer", f"rank {self.comm.rank}: {self.report()}"]
+    # -- every rank --------------------------------------------------------------------------------------------------
+
+    def number(self, awaits: Awaits) -> int:
+        """Of the call that is waited in."""
+        return awaits.group.sequence if awaits.call is None else awaits.call
+
+    def said(self, about: Any, left: bool = False) -> Said:
+        """What this rank says of itself."""
+        calls = {key: group.sequence for key, (group, _) in list(self.groups.items())}
+        for request in list(activity.in_flight):  # what was begun and is not done is not made
+            key = self.keys.get(id(request.communicator))
+            if left and key is not None and request.awaits.call is not None:
+                calls[key] = min(calls[key], request.awaits.call - 1)
+        if left:
+            return Said("has ended its program", True, calls)
+        group = self.groups[about[0]][0] if about and about[0] in self.groups else None
+        here = Said(self.report(), False, calls, group.called(about[1]) if group is not None else None)
+        wait = activity.waiting()
+        if wait is None:
+            return here
+        here = here._replace(waits=(wait.seconds, wait.since))
+        key = self.keys.get(id(wait.awaits.group)) if wait.awaits is not None else None
+        if wait.awaits is None or key is None:
+            return here
+        members, other = self.groups[key][1], wait.awaits.other
+        return here._replace(
+            key=key, members=members, other=members[other] if other >= 0 else other, call=self.number(wait.awaits)
         )
 
     def report(self) -> str:
-        """Operation, seconds and caller: the main thread's innermost frame outside of hpcdl.comm and what it calls."""
+        """Operation, seconds and caller: of the main thread the innermost frame that calls hpcdl.comm, or any."""
         stack = traceback.extract_stack(sys._current_frames()[self.main])
-        frame = next((frame for frame in reversed(stack) if not frame.filename.startswith(BELOW)), stack[-1])
+        below = [frame.filename.startswith(BELOW) for frame in stack]
+        within = len(stack) - below[::-1].index(True) if True in below else len(stack)
+        frame = next((stack[i] for i in reversed(range(within)) if not below[i]), stack[-1])
         where = f"{frame.filename}:{frame.lineno} in {frame.name}"
-        waiting = activity.waiting()
-        if waiting is None:
+        wait = activity.waiting()
+        if wait is None:
             return f"in no communication (the last was {activity.last}), at {where}"
-        return f"waits in {waiting[0]} for {waiting[1]:.1f} s, called from {where}"
+        return f"waits in {wait.operation} for {wait.seconds:.1f} s, called from {where}"
 
-    def abort(self, lines: list[str]) -> None:
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def end_alone(self) -> None:
+        over = f"--timeout {self.timeout:g} s is over, rank 0 does not answer"
+        self.end([over, f"rank {self.rank}: {self.report()}"])
+
+    def end_where_told(self, line: str, status: int) -> None:
+        """End the job, unless that is left to the program."""
+        if self.ends:
+            sys.stderr.write(f"error: {line}\n")
+            end_job(status)
+
+    def end(self, lines: list[str]) -> None:
         sys.stderr.write("".join(f"hpcdl watchdog: {line}\n" for line in lines))
         end_job(1)
 
-    def send(self, text: str, to: int, tag: int) -> None:
-        self.comm.Isend(text.encode(), to, tag).Free()  # never waited for: the job is about to end
+    def farewell(self) -> None:
+        """The program of this rank ends: rank 0 learns of it."""
+        self._end_thread()
+        if self.talks and self.rank == 0:
+            self.left[0] = self.said(None, left=True)
+        elif self.talks:
+            self.send({"left": self.said(None, left=True)._asdict()}, 0)
 
-    def receive(self, tag: int) -> tuple[int, str] | None:
-        """(source, text) of a message with this tag that has come, or None."""
-        status = MPI.Status()
-        if not self.comm.Iprobe(MPI.ANY_SOURCE, tag, status):
-            return None
-        text = bytearray(status.Get_count(MPI.BYTE))
-        self.comm.Recv(text, status.source, tag)
-        return status.source, text.decode()
+    def last(self) -> bool:
+        """Whether the program may end now: what was sent has left and, on rank 0, all have said farewell."""
+        if self.talks and self.rank == 0:
+            self.look()
+        self._sent()
+        return not self.talks or not (len(self.left) < self.size if self.rank == 0 else self.sending)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching; collective. What threads have sent each other is taken: the communicator may be made anew."""
+        self._end_thread()
+        if self.talks:
+            come = np.empty(1, np.int64)
+            self.comm.Reduce_scatter_block(self.sent, come)
+            while self.taken < come[0] or self.sending:
+                self.receive()
+                self._sent()
+        self.comm.Free()
+
+    def _end_thread(self) -> None:
         self.stopped.set()
         self.join()
-        self.comm.Free()
+        watching.remove(self)
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def send(self, message: dict[str, Any], to: int) -> None:
+        text = json.dumps(message).encode()
+        self.sending.append((self.comm.Isend(text, to), text))
+        self.sent[to] += 1
+        self._sent()
+
+    def _sent(self) -> None:
+        """Forget the messages that have left."""
+        self.sending = [each for each in self.sending if not each[0].Test()]
+
+    def receive(self) -> tuple[int, dict[str, Any]] | None:
+        """Source and text of a message that has come, or None."""
+        status = MPI.Status()
+        if not self.comm.Iprobe(status=status):
+            return None
+        text = bytearray(status.Get_count(MPI.BYTE))
+        self.comm.Recv(text, status.source)
+        self.taken += 1
+        return status.source, json.loads(text)

@@ -199,7 +199,7 @@ class CutModel(Held):
         for piece, _ in self.shards.parameter_pieces:
             vector = self.parameters[piece.local : piece.local + piece.size]
             mine[piece._replace(local=0)] = fingerprint(self.device.host(vector))
-        with activity.inside("compare the replicas"):
+        with activity.inside("compare the replicas", everyone):
             found = everyone.mpi.allgather(mine)
         seen: dict[Piece, list[int]] = {}
         for each in found:

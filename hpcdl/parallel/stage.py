@@ -174,7 +174,7 @@ class Stage:
         """
         offset = self._clock_offset()
         mine = [(first + offset, last + offset, busy) for first, last, busy in self.done]
-        with activity.inside("gather what the stages did"):
+        with activity.inside("gather what the stages did", self.comm):
             steps = list(zip(*self.comm.mpi.allgather(mine), strict=True))
             most = bookkeeping.mpi.allgather(self.most_in_flight)
         whole = self.stages * sum(
@@ -186,7 +186,7 @@ class Stage:
     def _clock_offset(self) -> float:
         """Seconds to add to this rank's clock to have that of the first stage; collective."""
         node = ranks_of_node(self.comm.mpi)
-        with activity.inside("compare clocks"):
+        with activity.inside("compare clocks", self.comm):
             offset = clock_offset(self.comm.mpi, node) / 1e9
         node.Free()
         return offset
@@ -194,7 +194,7 @@ class Stage:
     def gather_spans(self) -> list[list[Span]] | None:
         """The spans of the last step of all stages on rank 0, in seconds from the first; None elsewhere. Collective."""
         offset = self._clock_offset()
-        with activity.inside("gather the spans"):
+        with activity.inside("gather the spans", self.comm):
             spans = self.comm.mpi.gather(
                 [each._replace(start=each.start + offset, stop=each.stop + offset) for each in self.spans]
             )

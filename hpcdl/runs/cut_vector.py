@@ -32,7 +32,7 @@ class CutVector:
 
     def __init__(self, comm: Communicator, array: Array, pieces: "list[tuple[Piece, bool]]", size: int):
         self.array, self.pieces, self.size = array, pieces, size
-        with activity.inside("gather the cut"):
+        with activity.inside("gather the cut", comm):
             self.everyone = comm.mpi.gather(pieces)
 
     def stored(self, name: str) -> str:

@@ -99,7 +99,7 @@ def open_folder(run: "Run") -> Folder:
                 found = Checkpoint.read(Path(resume))
                 refuse_another(run, found)
         if resume:
-            with activity.inside("broadcast"):
+            with activity.inside("broadcast", run.bookkeeping):
                 attributes = run.bookkeeping.mpi.bcast(found.attributes if found else None)
             run.state.load(run.held.peers, found)
             go_on_from(run, attributes)
@@ -107,7 +107,7 @@ def open_folder(run: "Run") -> Folder:
         with refuse_together(run.bookkeeping.mpi):
             if leads:
                 folder.create(run.options, same)
-        with activity.inside("broadcast"):
+        with activity.inside("broadcast", run.bookkeeping):
             folder.path = run.bookkeeping.mpi.bcast(folder.path)
         folder.open(run.step)
     except BaseException:

@@ -63,7 +63,7 @@ class Replicas(Held):
         if data.test is None or not data.classes:
             return None
         sums = evaluate(self.model, self.replica, data.test, data.classes)
-        with activity.inside("gather the accuracies"):
+        with activity.inside("gather the accuracies", self.everyone):
             return self.everyone.mpi.allgather(scores(sums, data.classes).accuracy)
 
     def agree(self, everyone: Communicator) -> bool | None:

@@ -61,7 +61,7 @@ def conclude(
     Returns what was gathered (None elsewhere), and why the run has ended, as the rank that leads knows it. `finish`
     calls it, and so does a rank that only served the run.
     """
-    with activity.inside("gather the summary"):
+    with activity.inside("gather the summary", everyone):
         root = everyone.mpi.allreduce(everyone.rank if leads else everyone.size, MPI.MIN)
         ranks = everyone.mpi.gather(measurements, root)
         stopped = everyone.mpi.bcast(stopped, root)

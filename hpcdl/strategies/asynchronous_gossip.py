@@ -102,7 +102,7 @@ def check_undirected_and_unweighted(topology: Topology) -> None:
 
 def report(run: Run, steps: int, averagings: int, staleness: Counter[int]) -> None:
     """What each rank has done, in the summary; collective."""
-    with activity.inside("gather the summary"):
+    with activity.inside("gather the summary", run.bookkeeping):
         all_steps, all_averagings, histograms = zip(
             *run.bookkeeping.mpi.allgather((steps, averagings, staleness)), strict=True
         )

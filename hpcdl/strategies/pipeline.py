@@ -115,7 +115,7 @@ def pipedream(comm: Communicator, data: Data, run: Run, held: CutModel, stage: S
                 run.boundary()
     stage.end(run.stopwatch.apart_seconds)
     run.end()
-    with activity.inside("gather the ages"):
+    with activity.inside("gather the ages", run.bookkeeping):
         run.report(weights_updates_old=run.bookkeeping.mpi.allgather(oldest))
 
 

@@ -106,7 +106,7 @@ def test_the_same_bits_counts_and_spans(name, helper, each_group):
             if result is not None:
                 assert result.tobytes() == wanted_result.tobytes()
                 assert np.shares_memory(result, found) == (result.size > 0)
-        assert counted(short) == counted(plain) and short._sequence == plain._sequence
+        assert counted(short) == counted(plain) and short.sequence == plain.sequence
         assert spans(short) == spans(plain)
         assert len(spans(short)) == sum(each.calls for each in short.traffic.values())
         for each in (*short.traffic.values(), *plain.traffic.values()):
@@ -225,7 +225,7 @@ def test_a_refusal_is_that_of_the_plain_way_and_leaves_nothing_behind(helper, wo
             said.append(str(refused.value))
         return said
 
-    short, sequence = refusals(), comm._sequence
+    short, sequence = refusals(), comm.sequence
     assert activity.operation is None and activity.in_flight == []
     with in_flight(helper):
         assert refusals() == short
@@ -273,7 +273,7 @@ def test_the_watchdog_sees_what_is_waited_in(world, monkeypatch):
     for name, call in calls.items():
         with activity.inside("around"):
             call()
-        assert {operation for operation, _ in seen} == {name} and all(seconds >= 0 for _, seconds in seen)
+        assert {each.operation for each in seen} == {name} and all(each.seconds >= 0 for each in seen)
         assert activity.waiting() is None
         del seen[:]
     comm.free()

@@ -75,7 +75,7 @@ def test_what_is_done_meanwhile_is_no_waiting_and_wakes_it_up(clock):
 
 @pytest.mark.parametrize("patient", [False, True])
 def test_what_the_watchdog_is_told(patient, clock):
-    """Waiting since the beginning, or since something was done; who is patient never waits for long."""
+    """Waiting since the beginning, or since something was done; and whether that may take any time."""
     seen = []
 
     def condition():
@@ -84,10 +84,18 @@ def test_what_the_watchdog_is_told(patient, clock):
         return len(seen) == 60
 
     nap_until(condition, "a name", meanwhile=lambda: len(seen) in (30, 31), patient=patient)
-    assert {name for name, _ in seen} == {"a name"} and activity.waiting() is None
-    longest = [seconds for _, seconds in seen]
-    assert max(longest) < 3.5 if patient else 25 < max(longest) < 31
-    assert min(longest[30:34]) < 3.5
+    assert {each.operation for each in seen} == {"a name"} and activity.waiting() is None
+    longest = [each.seconds for each in seen]
+    assert 25 < max(longest) < 31 and min(longest[30:34]) < 3.5
+    assert {each.patient for each in seen} == {patient} and not activity.patient
+
+
+def test_within_a_wait_that_may_take_any_time_all_may():
+    activity = Activity()
+    with activity.patiently(), activity.inside("outer"):
+        assert activity.waiting().patient
+    with activity.inside("later"):
+        assert not activity.waiting().patient
 
 
 def test_an_error_leaves_nothing_behind(clock):

@@ -74,6 +74,7 @@ def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: 
             yield from exchange.steps(leaders, vector[piece], op)
         return
     start = 0
+    memory.begin(vector, op)
     while start < vector.size:
         memory.offer(vector, start)
         yield memory.arrived

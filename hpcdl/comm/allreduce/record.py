@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.comm.calls import SameCall
 from hpcdl.comm.operations import SUM, Operation
 from hpcdl.comm.steps import Step, Until, complete
 
@@ -51,5 +52,7 @@ class Algorithm:
 
     def meeting(self, comm: MPI.Intracomm, vector: np.ndarray, op: Operation) -> Iterator[Step]:
         """The steps of a blocking call, beside others in flight, of an algorithm that `meets`."""
-        yield [comm.Ibarrier()]
+        same = SameCall(comm, vector, op)
+        yield [same.come]
+        same.check()
         yield Until(lambda: self.blocking(comm, vector, op) is None, lambda: self.blocking(comm, vector, op))  # type: ignore[misc]

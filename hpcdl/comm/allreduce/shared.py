@@ -65,7 +65,7 @@ def prepare(comm: MPI.Intracomm) -> NodeMemory:
 def bind(comm: MPI.Intracomm, vector: np.ndarray, op: Operation) -> Callable[[np.ndarray], tuple[int, int]] | None:
     """The blocking form for vectors as this one, where all ranks share memory."""
     memory = prepare(comm)
-    return memory.reducer(vector.dtype, op) if memory.shared else None
+    return memory.reducer(vector, op) if memory.shared else None
 
 
 ALGORITHM = Algorithm("shared", steps, shared_all_reduce, prepare, bind=bind)

@@ -1,0 +1,73 @@
+"""What the ranks of a group call together: said in words, compared, and part of each message's tag.
+
+Ranks that call an operation of all with different vectors, types or operations would add what does not belong together,
+or wait for ever. So what each of them calls is known to the others, at no cost that can be measured:
+
+    in the memory of a node   beside the flag of each rank (kernels/shared.py): all ranks see it before they add
+    by messages               a number made of it is part of their tags (`number`): messages of different calls never
+                              meet, and ranks that wait for them are asked what they call (attendant.py)
+    by MPI's own all-reduce   two more values are reduced beside it (`SameCall`): its largest and its smallest
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.comm.operations import OPERATIONS, Operation
+from hpcdl.errors import AgreedError
+
+# That MPI knows, by a small number; types that are one (long, long long) are one here.
+TYPES = {kind: i for i, kind in enumerate(map(np.dtype, "?bBhHiIlLqQefdgFDG"))}
+KINDS = {i: kind for kind, i in TYPES.items()}
+Call: TypeAlias = tuple[str, np.dtype | None, int, str, int]  # operation, type, length, reduction, root
+OTHERS = ("all_reduce_compressed", "reduce", "broadcast", "reduce_scatter", "all_gather", "barrier")
+CODES = {name: i for i, name in enumerate(("all_reduce", *OTHERS, "", *OPERATIONS))}
+NUMBERS = 1 << 13 if MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) >= (1 << 28) - 1 else 1  # tags for less than that: none
+
+
+def number(call: Call) -> int:
+    """A number below NUMBERS that is the same on all ranks, and another one for most other calls."""
+    name, kind, size, op, root = call
+    return hash((CODES[name], -1 if kind is None else TYPES[kind], size, CODES[op], root)) % NUMBERS
+
+
+def told(call: Call) -> str:
+    """The call in words: all_reduce of 1000 float32 (sum)."""
+    name, kind, size, op, root = call
+    what = "" if kind is None else f" of {size} {kind}"
+    return name + what + (f" ({op})" if op else "") + (f", root {root}" if name in ("broadcast", "reduce") else "")
+
+
+def ranks_told(ranks: Sequence[int]) -> str:
+    """rank 3, or ranks 0, 1 and 5, or of many the first few and their number."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 8:
+        return f"ranks {', '.join(map(str, ranks[:8]))} and {len(ranks) - 8} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def differ(calls: dict[int, str]) -> str:
+    """The message for ranks that call different things, given by their numbers in words."""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(calls):
+        groups.setdefault(calls[rank], []).append(rank)
+    each = "; ".join(f"{ranks_told(ranks)}: {call}" for call, ranks in groups.items())
+    return f"the ranks differ in what they call together ({each}); call the same on all, with vectors of one length"
+
+
+class SameCall:
+    """Beside an all-reduce of the library's: whether length, type and operation are the same on all ranks."""
+
+    def __init__(self, comm: MPI.Intracomm, vector: Any, op: Operation):
+        self.comm, self.call = comm, ("all_reduce", vector.dtype, vector.size, op.name, 0)
+        exact = (vector.size * 64 + TYPES[vector.dtype]) * 16 + CODES[op.name]
+        self.values = np.array([exact, -exact])
+        self.come = MPI.Intracomm.Iallreduce(comm, MPI.IN_PLACE, self.values, MPI.MAX)  # not counted: it has no payload
+
+    def check(self) -> None:
+        """Once `come` is complete. Raises AgreedError, on all ranks."""
+        if self.values[0] != -self.values[1]:
+            raise AgreedError(differ(dict(enumerate(self.comm.allgather(told(self.call))))))  # type: ignore[arg-type]

@@ -1,0 +1,235 @@
+"""Ranks that differ in what they call together, and ranks that would wait for ever, are told, whoever sees it."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcdl.comm import Communicator
+from hpcdl.comm.calls import NUMBERS, differ, number, ranks_told, told
+from hpcdl.comm.progress import ALL, SOME
+from hpcdl.comm.stuck import Said, stuck, waits_for_ever
+from hpcdl.errors import AgreedError
+
+SHARING = ["shared", "hierarchical", "mpi"]  # algorithms under which all ranks see it
+WAYS = {  # of rank 1, or the last one, to call something else: elements, type, operation
+    "length": (20_000, "f4", "sum"),
+    "little longer": (101, "f4", "sum"),
+    "type": (100, "i4", "sum"),
+    "type of another size": (100, "f8", "sum"),
+    "operation": (100, "f4", "max"),
+    "mean": (100, "f4", "mean"),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", SHARING)
+def test_all_ranks_are_told_and_may_go_on(name, way, world):
+    comm = Communicator(world, allreduce=name)
+    last = comm.size - 1
+    for short in (True, False):  # the plain way, too
+        size, kind, op = WAYS[way] if comm.rank == last else (100, "f4", "sum")
+        vector = np.full(size + 8, 3, kind)
+        with pytest.raises(AgreedError) as told_all:
+            if short:
+                comm.all_reduce(vector[:size], op)
+            else:
+                comm.iall_reduce(vector[:size], op).wait()
+        words = str(told_all.value)
+        others = ranks_told(range(last))
+        assert f"{others}: all_reduce of 100 float32 (sum); rank {last}: all_reduce of " in words, words
+        assert (vector == 3).all()
+        assert world.allreduce(len({*world.allgather(words)})) == comm.size
+    array = np.ones(5)
+    comm.all_reduce(array)
+    assert (array == comm.size).all()
+    comm.free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_vectors_in_windows_are_compared_too(world):
+    """Longer than what goes through the buffers beside the flags; and nothing was overwritten."""
+    comm = Communicator(world, allreduce="shared")
+    window = comm.empty(12_000)
+    window[:] = 7
+    with pytest.raises(AgreedError, match="all_reduce of 6000 float32"):
+        comm.all_reduce(window[:6000] if comm.rank == 0 else window)
+    assert (window == 7).all()
+    comm.all_reduce(window)
+    assert (window == 7 * comm.size).all()
+    comm.free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("other", [(0, "f4"), (11, "f4"), (10, "f8")])
+def test_unequal_vectors_are_not_made(other, world):
+    comm = Communicator(world, allreduce="shared")
+    with pytest.raises(AgreedError, match=rf"rank {comm.size - 1}: empty of {other[0]} float"):
+        comm.empty(*(other if comm.rank == comm.size - 1 else (10, "f4")))
+    comm.all_reduce(comm.empty(10))
+    comm.free()
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from hpcdl.comm import Communicator
+
+comm = Communicator(allreduce=sys.argv[1])
+for _ in range(100):
+    comm.all_reduce(np.ones(50))
+mine = sys.argv[2 + (comm.rank == comm.size - 1)]
+if sys.argv[4:]:
+    comm.iwait(np.zeros(3), 0, 9)  # something in flight: the plain way
+eval(mine)
+comm.all_reduce(np.ones(50))
+print("nobody saw it")
+"""
+
+
+DIFFERENT = [  # algorithm, what the first ranks call, and the last one
+    ("ring", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(20000))"),
+    ("recursive", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(100, 'i8'))"),
+    ("naive", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(100), 'mean')"),
+    ("direct", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(200, 'f4'))"),
+    ("ring", "comm.broadcast(np.ones(9))", "comm.broadcast(np.ones(8))"),
+    ("ring", "comm.broadcast(np.ones(9), 1)", "comm.broadcast(np.ones(9))"),
+    ("ring", "comm.all_gather(np.ones(9))", "comm.all_gather(np.ones(7))"),
+    ("ring", "comm.reduce(np.ones(9))", "comm.reduce(np.ones(9), op='min')"),
+    ("auto", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(1_000_000))"),
+    ("shared", "comm.all_reduce(np.ones(100))", "comm.all_gather(np.ones(100))"),
+    ("shared", "comm.barrier()", "comm.split(0)"),
+    ("shared", "comm.all_reduce(np.ones(9))", "comm.empty(9)"),
+]
+
+
+def test_otherwise_the_job_is_ended_with_one_line(launch, tmp_path):
+    program = tmp_path / "differs.py"
+    program.write_text(PROGRAM)
+    ways = [(*each, *["plain"][: i % 2]) for i, each in enumerate(DIFFERENT)]
+    with ThreadPoolExecutor(4) as pool:
+        ends = pool.map(lambda way: launch(3, program, *way), ways)
+    for way, done in zip(ways, ends, strict=True):
+        assert done.returncode == 2, (way, done.stderr)
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert "the ranks differ in what they call together (rank" in line and "rank 2: " in line
+        assert "nobody" not in done.stdout and "Traceback" not in done.stderr
+
+
+LEAVES = """
+import sys, threading, time
+from sys import exit as early
+import numpy as np
+from hpcdl.comm import Communicator
+
+comm = Communicator(allreduce="ring")
+comm.barrier()
+
+def main():
+    if comm.rank == 1:
+        exec(sys.argv[1])
+    exec(sys.argv[2])
+    print("done")
+
+main()
+"""
+ENDS = [  # how rank 1 leaves, and what the others do then
+    ("exit(3)", "comm.all_reduce(np.zeros(3))"),
+    ("early(3)", "comm.split(0)"),
+    ("raise SystemExit(3)", "comm.free()"),
+    ("sys.exit(0)", "comm.iall_reduce(np.zeros(3)).wait(doze=True)"),
+    ("raise SystemExit", "comm.rank == 0 or comm.barrier()"),
+    ("exit(3)", "comm.rank == 0 and comm.push(np.zeros(3_000_000), 1)"),
+    ("exit(3)", "comm.rank == 2 and comm.wait(np.zeros(3), 1); comm.rank == 0 and comm.wait(np.zeros(3), 2)"),
+]
+
+
+def test_a_rank_that_leaves_others_waiting_is_a_failure(launch, tmp_path):
+    """Each way to leave, while others wait for it, or for one that waits for it: one line, no matter how."""
+    program = tmp_path / "leaves.py"
+    program.write_text(LEAVES)
+    with ThreadPoolExecutor(4) as pool:
+        ends = pool.map(lambda way: launch(3, program, *way), ENDS)
+    for way, done in zip(ENDS, ends, strict=True):
+        assert done.returncode not in (0, None), way
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert re.search(r"rank(s 0 and)? 1 (and 2 )?ha(s|ve) left before the end, ranks? [02]", line), (way, line)
+        assert re.search(r"would wait for ever: rank \d waits in \w+ for .* called from ", line), (way, line)
+        assert "Traceback" not in done.stderr
+
+
+def test_who_leaves_nobody_waiting_is_none(launch, tmp_path):
+    """An exit in a thread ends that thread; a rank may leave early where nobody waits for it any more."""
+    program = tmp_path / "leaves.py"
+    program.write_text(LEAVES)
+    thread = "[threading.Thread(target=end, args=(4,)).start() for end in (sys.exit, early)]; time.sleep(0.5)"
+    pair = "comm.rank == 0 and comm.push(np.ones(3), 2); comm.rank == 2 and (time.sleep(2), comm.wait(np.ones(3), 0))"
+    with ThreadPoolExecutor() as pool:
+        in_thread = pool.submit(launch, 3, program, thread, "comm.barrier()", check=0)
+        early = pool.submit(launch, 3, program, "raise SystemExit", pair, check=0)
+    assert in_thread.result().stdout.count("done") == 3 and in_thread.result().stderr == ""
+    assert early.result().stdout.count("done") == 2 and early.result().stderr == ""
+
+
+# -- from what ranks say ---------------------------------------------------------------------------------------------
+
+LEFT = Said("has ended its program", True, {"all": 7})
+
+
+def waits(other, call=0, seconds=9.0, key="all", members=(0, 1, 2, 3), calls=7):
+    return Said("waits", False, {key: calls}, None, (seconds, 1), key, members, other, call)
+
+
+COMPUTES = Said("in no communication", False, {"all": 7})
+
+
+@pytest.mark.parametrize(
+    "said, wanted",
+    [
+        ([waits(ALL, 8), LEFT, COMPUTES, COMPUTES], {0}),
+        ([waits(ALL, 7), LEFT, COMPUTES, COMPUTES], set()),  # it has made that call
+        ([waits(ALL, 8, seconds=0.5), LEFT, COMPUTES, COMPUTES], set()),
+        ([waits(ALL, 8, members=(0, 2, 3)), LEFT, COMPUTES, COMPUTES], set()),  # among others
+        ([waits(ALL, 8, key="other"), LEFT, COMPUTES, COMPUTES], set()),  # it does not know that communicator
+        ([waits(1), LEFT, COMPUTES, COMPUTES], {0}),
+        ([waits(2), LEFT, COMPUTES, COMPUTES], set()),
+        ([waits(2), LEFT, waits(1), COMPUTES], {0, 2}),  # waits for one that waits for it
+        ([waits(1, seconds=3.0), LEFT, COMPUTES, COMPUTES], set()),  # a message may be on its way
+        ([waits(SOME), LEFT, COMPUTES, COMPUTES], set()),
+        ([waits(SOME), LEFT, LEFT, LEFT], {0}),
+        ([waits(SOME), LEFT, waits(1), waits(2)], {0, 2, 3}),
+        ([waits(SOME), LEFT, waits(0), waits(0)], set()),  # a server's answers may be on their way
+        ([waits(1), waits(0), COMPUTES, COMPUTES], set()),  # nobody has left
+    ],
+)
+def test_stuck(said, wanted):
+    assert stuck(dict(enumerate(said)), len(said)) == wanted
+    silent = {rank: each for rank, each in enumerate(said) if rank != 1}
+    assert stuck(silent, len(said)) <= wanted
+
+
+def test_the_words():
+    assert told(("all_reduce", np.dtype("f4"), 1000, "mean", 0)) == "all_reduce of 1000 float32 (mean)"
+    assert told(("broadcast", np.dtype("i8"), 3, "", 2)) == "broadcast of 3 int64, root 2"
+    assert told(("barrier", None, 0, "", 0)) == "barrier"
+    assert ranks_told([4]) == "rank 4" and ranks_told([0, 1, 5]) == "ranks 0, 1 and 5"
+    assert ranks_told(range(100)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 more"
+    assert differ({0: "a", 1: "b", 2: "a"}).startswith(
+        "the ranks differ in what they call together (ranks 0 and 2: a; "
+    )
+    line = waits_for_ever(dict(enumerate([waits(1), LEFT, waits(1), LEFT])), {0, 2})
+    assert line == "ranks 1 and 3 have left before the end, ranks 0 and 2 would wait for ever: rank 0 waits"
+
+
+def test_calls_that_differ_have_other_numbers():
+    """So that their messages do not meet: few share a number, of those that are near each other none."""
+    f4, i8 = np.dtype("f4"), np.dtype("i8")
+    calls = [("all_reduce", kind, size, op, 0) for kind in (f4, i8) for size in range(1000) for op in ("sum", "max")]
+    numbers = [number(call) for call in calls]
+    assert all(0 <= each < NUMBERS for each in numbers)
+    assert len(set(numbers)) > 0.7 * len(calls)  # of 8192 numbers, 4000 calls have 3,100 and more
+    assert number(("all_reduce", np.dtype("q"), 5, "sum", 0)) == number(("all_reduce", np.dtype("l"), 5, "sum", 0))
+    assert MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) >= NUMBERS << 15
