@@ -100,7 +100,8 @@ def refuse_together(comm: MPI.Intracomm) -> Iterator[None]:
     """
     refusal = None
     try:
-        yield
+        with activity.known():
+            yield
     except UsageError as error:
         refusal = str(error)
     with activity.inside("agree whether to refuse"):

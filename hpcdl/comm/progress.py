@@ -5,7 +5,7 @@
     activity.waiting()            what this process waits in, and how long: what the watchdog reads
 
     with activity.inside("split"): ...       a call of MPI's that no request makes
-    with activity.patiently(): ...           what is waited for here may take any time, as all ranks know
+    with activity.known(): ...               all ranks know that this rank works here: no wait for it counts as a hang
     meet(comm, "split")                      until all ranks have come, while all in flight goes on
     nap_until(condition, "wait")             until the condition holds, in naps, while all in flight goes on
 
@@ -55,6 +55,8 @@ class Activity:
         self.since = 0  # since when
         self.awaits: Awaits | None = None  # for whom
         self.patient = False  # whether for any time
+        self.knowing = 0  # bodies of `known` that it works in
+        self.known_until = -(1 << 62)  # when the last one ended
         self.last: str | None = "none yet"  # the operation before
         self.tested: tuple[Any, int] | None = None  # the request whose last `test` was without success, and when
 
@@ -88,13 +90,21 @@ class Activity:
             self.leave(around)
 
     @contextlib.contextmanager
-    def patiently(self, patient: bool = True) -> Iterator[None]:
-        """Until the end of the body no watchdog takes a wait for a hang: what is waited for may take any time."""
-        before, self.patient = self.patient, self.patient or patient
+    def known(self) -> Iterator[None]:
+        """All ranks know that this rank works here: it scores, or writes a checkpoint. Who waits for it does not hang.
+
+        Its own waits within the body count as ever.
+        """
+        self.knowing += 1
         try:
             yield
         finally:
-            self.patient = before
+            self.knowing -= 1
+            self.known_until = clock()
+
+    def busy(self, within: float) -> bool:
+        """Whether this process works at such a thing, or has within so many seconds."""
+        return self.operation is None and bool(self.knowing or (clock() - self.known_until) / 1e9 < within)
 
     def waiting(self) -> Wait | None:
         """The operation that this process waits in: blocked in it, or testing it in a loop."""

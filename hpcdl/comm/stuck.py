@@ -25,14 +25,16 @@ LONG = 1.0  # seconds of waiting that are looked into
 class Said(NamedTuple):
     """What a rank says of itself. Ranks are numbered as all ranks of the job's communicator are.
 
-    text: what it does, and where. left: whether it has left its program. calls: of each communicator, by its key, the
-    number of its last call of all ranks. made: what it has called where another rank waits, in words. waits: for how
-    many seconds, since when; None where it does not. key, members, other, call: for whom, as progress.Awaits has it.
+    text    what it does, and where            busy   with what all know to be going on
+    left    whether it has left its program    calls  of each communicator, by its key, the number of its last call
+    made    what it has called where another rank waits, in words
+    waits   for how many seconds, and since when; for whom: key, members, other and call, as progress.Awaits has it
     """
 
     text: str
     left: bool
     calls: dict[str, int]
+    busy: bool = False
     made: str | None = None
     waits: tuple[float, int] | None = None
     key: str | None = None

@@ -135,20 +135,24 @@ class Timeline:
         spans = [(name, t + first + drift * (t - then), (stop - t), details) for name, t, stop, details in self.spans]
         with activity.inside("write the trace"):
             everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.dropped), root)
-        if everyone is None or path is None:
-            return
-        origin = min((start for _, spans, _ in everyone for _, start, _, _ in spans), default=0)
-        events: list[dict] = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}}]
-        for rank, (host, spans, dropped) in enumerate(everyone):
-            label = f"rank {rank} on {host}" + (f" ({dropped} later spans not kept)" if dropped else "")
-            for row, nested in enumerate(rows(spans) or [[]]):
-                place: dict[str, Any] = {"ph": "M", "pid": 0, "tid": row * len(everyone) + rank}
-                events.append(place | {"name": "thread_name", "args": {"name": label}})
-                events.append(place | {"name": "thread_sort_index", "args": {"sort_index": rank}})
-                events += [as_event(span, origin, place["tid"]) for span in nested]
-                label = f"rank {rank}, in flight at once"  # of the rows that follow
-        with atomic_write(path) as file:
-            file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
+        if everyone is not None and path is not None:
+            with activity.known(), atomic_write(path) as file:
+                file.write(json.dumps({"traceEvents": picture(everyone), "displayTimeUnit": "ms"}).encode())
+
+
+def picture(everyone: list[tuple[str, list, int]]) -> list[dict]:
+    """The events of the trace format, from all ranks' hosts, spans and number of spans that were not kept."""
+    origin = min((start for _, spans, _ in everyone for _, start, _, _ in spans), default=0)
+    events: list[dict] = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}}]
+    for rank, (host, spans, dropped) in enumerate(everyone):
+        label = f"rank {rank} on {host}" + (f" ({dropped} later spans not kept)" if dropped else "")
+        for row, nested in enumerate(rows(spans) or [[]]):
+            place: dict[str, Any] = {"ph": "M", "pid": 0, "tid": row * len(everyone) + rank}
+            events.append(place | {"name": "thread_name", "args": {"name": label}})
+            events.append(place | {"name": "thread_sort_index", "args": {"sort_index": rank}})
+            events += [as_event(span, origin, place["tid"]) for span in nested]
+            label = f"rank {rank}, in flight at once"  # of the rows that follow
+    return events
 
 
 def rows(spans: list) -> list[list]:

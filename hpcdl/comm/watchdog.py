@@ -4,7 +4,7 @@ A thread on every rank looks at what its rank is doing. A rank that has waited l
 two, four and so on, tells rank 0, whose thread asks all ranks. From their answers it sees what no timeout needs to
 tell: ranks that call different things together (calls.py), and ranks that wait for one that has left its program
 (stuck.py). Either ends the job with one line. With a timeout, so does an operation that has lasted longer, with a line
-for each rank.
+for each rank, unless a rank works at what all know to be going on, as the one that scores or writes a checkpoint does.
 
 The answers come from the threads, so a rank that computes, or hangs elsewhere, is heard, too. If rank 0 does not react
 (it may be stopped), the rank whose timeout is over speaks for itself and ends the job. All this needs MPI's
@@ -29,7 +29,7 @@ from mpi4py import MPI
 
 from hpcdl import kernels, shared_memory
 from hpcdl.comm.ending import at_the_end, end_job
-from hpcdl.comm.progress import ALL, Awaits, activity
+from hpcdl.comm.progress import ALL, Awaits, Wait, activity
 from hpcdl.comm.stuck import LONG, Said, as_said, different, stuck, waits_for_ever
 
 BELOW = *(os.path.dirname(file) + os.sep for file in (__file__, kernels.__file__)), shared_memory.__file__
@@ -70,7 +70,8 @@ class Watchdog(threading.Thread):
         self.keys: dict[int, str] = {}  # by communicator
         self.made: Counter[tuple[int, ...]] = Counter()  # communicators of the same ranks
         self.alarm, self.after = 0, LONG  # since when the wait lasts that was told, and the seconds of the next telling
-        self.overdue: float | None = None  # when a timeout was found to be over
+        self.overdue: float | None = None  # since when the timeout is over
+        self.spared = 0.0  # until when that does not count
         self.left: dict[int, Said] = {}  # on rank 0: who has said that it leaves
         self.suspects: dict[int, Any] = {}  # stuck when the others were asked last, and since when each waits
         self.ask_again: float | None = None  # when
@@ -103,24 +104,31 @@ class Watchdog(threading.Thread):
     def look(self) -> None:
         """Once: tell of a long wait, answer, end the job where that is due."""
         wait = activity.waiting()
-        overdue = bool(self.timeout and wait is not None and not wait.patient and wait.seconds > self.timeout)
+        if self.timeout:
+            self.look_at_timeout(wait)
         if not self.talks:
-            if overdue:
-                self.end_alone()
             return
         if wait is None or wait.since != self.alarm:
             self.alarm, self.after = wait.since if wait is not None else 0, LONG
-        if wait is not None and wait.seconds >= (self.after if not overdue else 0):
+        if wait is not None and wait.seconds >= self.after:
             self.after = wait.seconds + min(wait.seconds, SELDOM)
-            if not overdue or self.overdue is None:
-                self.tell(wait.awaits, overdue)
-        if overdue and self.overdue is None:
-            self.overdue = time.monotonic()
-        if self.overdue is not None and time.monotonic() - self.overdue > 2 * self.grace:
-            self.end_alone()
+            self.tell(wait.awaits, False)
         self.listen()
         if self.ask_again is not None and time.monotonic() > self.ask_again:
             self.ask(None, False)
+
+    def look_at_timeout(self, wait: Wait | None) -> None:
+        """Tell of a wait that has lasted longer than the timeout; where nobody reacts, end the job."""
+        now = time.monotonic()
+        if wait is None or wait.patient or wait.seconds <= self.timeout or now < self.spared:
+            self.overdue = None
+        elif not self.talks:
+            self.end_alone()
+        elif self.overdue is None:
+            self.overdue = now
+            self.tell(wait.awaits, True)
+        elif now - self.overdue > 2 * self.grace:
+            self.end_alone()
 
     def tell(self, awaits: Awaits | None, overdue: bool) -> None:
         """Rank 0 learns that this rank has waited long."""
@@ -148,6 +156,8 @@ class Watchdog(threading.Thread):
         elif "left" in message:
             self.left[source] = as_said(message["left"])
             self.ask_again = time.monotonic() + LONG
+        elif "spare" in message:
+            self.spared = time.monotonic() + self.timeout
         elif "ask" in message:
             self.send({"said": self.said(message["ask"])._asdict()}, source)
 
@@ -159,7 +169,11 @@ class Watchdog(threading.Thread):
         about: key of a communicator and number of a call, in which a rank waits.
         """
         said = self.answers(about)
-        if overdue:
+        if overdue and any(each.busy for each in said.values()):  # with what all know: look again later
+            self.spared = time.monotonic() + self.timeout
+            for rank in set(said) - set(self.left) - {0}:
+                self.send({"spare": True}, rank)
+        elif overdue:
             lines = [f"rank {rank}: {said[rank].text if rank in said else 'no answer'}" for rank in range(self.size)]
             self.end([f"a rank has waited longer than --timeout {self.timeout:g} s; the job is ended", *lines])
         known = self.groups.get(about[0]) if about else None
@@ -207,7 +221,8 @@ class Watchdog(threading.Thread):
         if left:
             return Said("has ended its program", True, calls)
         group = self.groups[about[0]][0] if about and about[0] in self.groups else None
-        here = Said(self.report(), False, calls, group.called(about[1]) if group is not None else None)
+        made = group.called(about[1]) if group is not None else None
+        here = Said(self.report(), False, calls, activity.busy(self.timeout), made)
         wait = activity.waiting()
         if wait is None:
             return here

@@ -23,6 +23,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.progress import activity
 from hpcdl.data import Batch
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import CPU, Array
@@ -221,16 +222,15 @@ class Run:
 
     def boundary(self) -> None:
         """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop."""
-        options, epoch_ends = self.options, self.step % self.per_epoch == 0
-        saving = bool(options.checkpoint_every) and self.step % options.checkpoint_every == 0
-        ends = self.step >= self.steps
+        every, ends = self.options.checkpoint_every, self.step >= self.steps
+        epoch_ends, saving = self.step % self.per_epoch == 0, bool(every) and self.step % every == 0
         if not (epoch_ends or saving or ends or self.agreement.due(self.step)):
             return
         with self.stopwatch.apart():
             with self.comm.timeline.span("agree"):
                 self._agree()
             self.stopping.extend(self.step, self.held.horizon(self.step))
-            with self.memory.paused():
+            with self.memory.paused(), activity.known():
                 self._evaluate_and_save(epoch_ends, saving, ends)
 
     def _agree(self) -> None:

@@ -85,7 +85,8 @@ def finish(run: "Run") -> None:
         run.agree = run.held.agree(run.bookkeeping)
         if ranks is not None:
             run.summary = summarize(run, ranks, run.agree)
-            run.folder.write("summary.json", run.summary)
+            with activity.known():
+                run.folder.write("summary.json", run.summary)
             run.display.console.print(as_table(run.summary))
     log.info("ended after step %d: %s", run.step, run.stopped)
     run.folder.close()

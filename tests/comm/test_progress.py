@@ -90,12 +90,18 @@ def test_what_the_watchdog_is_told(patient, clock):
     assert {each.patient for each in seen} == {patient} and not activity.patient
 
 
-def test_within_a_wait_that_may_take_any_time_all_may():
+def test_what_all_know_to_be_going_on():
+    """Also for a while after it; not while it waits for others itself."""
     activity = Activity()
-    with activity.patiently(), activity.inside("outer"):
-        assert activity.waiting().patient
-    with activity.inside("later"):
-        assert not activity.waiting().patient
+    assert not activity.busy(3600)
+    with activity.known():
+        assert activity.busy(0)
+        with activity.known():
+            pass
+        assert activity.busy(0)
+        with activity.inside("wait"):
+            assert not activity.busy(3600)
+    assert activity.busy(3600) and not activity.busy(0)
 
 
 def test_an_error_leaves_nothing_behind(clock):
