@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, 
 
 import yaml
 
-from hpcdl.errors import UsageError, nearest
+from hpcdl.errors import UsageError, blamed_on, finite, nearest, whole
+from hpcdl.memory import refuse_beyond
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
 
+LONGEST = 1e9  # seconds, or milliseconds: no clock of the system waits for ever so long
+LARGEST = 1_000_000  # bytes of a file of options
 INSTEAD = {
     "epochs": "steps",
     "batch_size": "batch_per_rank",
@@ -86,7 +89,7 @@ class Options:
     def __post_init__(self) -> None:
         if isinstance(self.batch_size, str) and self.batch_size != "full":
             try:
-                self.batch_size = int(self.batch_size)
+                self.batch_size = whole(self.batch_size)
             except ValueError:
                 raise UsageError(f"--batch-size: a number of examples, or full, not {self.batch_size!r}") from None
         for name in ("lr", "epochs", "batch_size", "accumulate", "keep", "evaluate_every"):
@@ -97,6 +100,9 @@ class Options:
             self._refuse_negative(name)
         for name in ("time_limit", "timeout", "pretend_compute", "trace", "seed"):
             self._refuse_negative(name)
+        for name in ("time_limit", "timeout", "pretend_compute"):
+            if getattr(self, name) > LONGEST:
+                raise UsageError(f"--{dashed(name)} is {LONGEST:,.0f} at most, not {getattr(self, name)}")
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
         if self.patience and not self.validation:
@@ -116,7 +122,14 @@ class Options:
         """Examples per update, updates per epoch, updates in all."""
         batch = self.global_batch(ranks, data.examples)
         per_epoch = data.steps_per_epoch(batch)
+        self.refuse_more_parts("accumulate", min(batch, data.examples))
         return batch, per_epoch, self.steps or self.epochs * per_epoch
+
+    def refuse_more_parts(self, name: str, examples: int) -> None:
+        """Raise UsageError where an option asks for more parts of a batch than that has examples."""
+        parts = getattr(self, name)
+        if parts > examples:
+            raise UsageError(f"--{dashed(name)} {parts}: a batch has {examples} examples, and so many parts at most")
 
     def make_optimizer(self, model: Any, plan: tuple[int, int, int], size: int | None = None) -> "Optimizer":
         """The optimizer for `size` parameters (default: all of the model's), where `plan` is what `plan` returns."""
@@ -125,11 +138,24 @@ class Options:
 
         batch, per_epoch, steps = plan
         schedule = make_schedule(self.rate_schedule, self.lr, steps, per_epoch, batch)
-        size = model.layout.size if size is None else size
+        if size is None:
+            self.refuse_too_large(model, 1)
+            size = model.layout.size
         device = getattr(model, "device", CPU)
         return make_optimizer(
             self.optimizer, size, model.layout.dtype, schedule, self.weight_decay, self.clip_norm, device
         )
+
+    def refuse_too_large(self, model: Any, ranks: int) -> None:
+        """Raise UsageError where so many ranks cannot hold the model: parameters, a gradient, the optimizer's vectors.
+
+        Where all ranks hold all of it, `ranks` is 1. Of what a GPU has to hold, the host makes the parameters.
+        """
+        from hpcdl.optim import vectors_of
+
+        vectors = 2 + len(vectors_of(self.optimizer)) if self.device == "cpu" else 1
+        needed = vectors * model.layout.size * model.layout.dtype.itemsize // ranks
+        refuse_beyond(f"--model {self.model}, of {model.layout.size:,} parameters, on each rank", needed)
 
     def global_batch(self, ranks: int, examples: int) -> int:
         """Examples per update, all ranks together."""
@@ -201,13 +227,15 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
 
 def read_file(path: str | Path, told: str) -> dict[str, Any]:
     """The values of a YAML file as texts, by the names of fields; `told`: the option that names the file."""
+    with blamed_on(f"{told} cannot be read"), open(path, "rb") as file:
+        text = file.read(LARGEST + 1)  # a device may have no end
+    if len(text) > LARGEST:
+        raise UsageError(f"{told} has more than {LARGEST:,} bytes, and should be a few lines")
     try:
-        found = yaml.load(Path(path).read_text(), yaml.BaseLoader)  # texts, lists and dictionaries, nothing else
-    except OSError as error:
-        raise UsageError(f"{told} cannot be read: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError) as error:
+        found = yaml.load(text.decode(), yaml.BaseLoader)  # texts, lists and dictionaries, nothing else
+    except Exception as error:  # RecursionError, too
         raise UsageError(f"{told}: this is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
+    if not (isinstance(found, dict) and all(isinstance(name, str) for name in found)):
         raise UsageError(f"{told}: a line should be NAME: VALUE, with the name of an option")
     return {name.replace("-", "_"): value for name, value in found.items()}
 
@@ -245,12 +273,11 @@ def value_of(kind: Any, text: Any, where: str) -> Any:
     raise UsageError(f"{where}: expected {wanted}, not {' '.join(str(text).split())}")
 
 
-def finite(text: str) -> float:
-    """A number that is neither infinite nor NaN."""
-    value = float(text)
-    if not math.isfinite(value):
+def without_zeros(text: str) -> str:
+    """A text in which no character is 0, which a file's name cannot hold."""
+    if "\0" in text:
         raise ValueError
-    return value
+    return text
 
 
 def boolean(text: str) -> bool:
@@ -259,8 +286,8 @@ def boolean(text: str) -> bool:
 
 
 READ: dict[Any, tuple[Callable[[str], Any], str]] = {
-    str: (str, "a text"),
-    int: (int, "a whole number"),
+    str: (without_zeros, "a text"),
+    int: (whole, "a whole number"),
     float: (finite, "a number"),
     bool: (boolean, "true or false"),
 }
