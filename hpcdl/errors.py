@@ -46,7 +46,7 @@ def printable(text: object, kept: str = "\n") -> str:
 
 
 def line(text: object) -> str:
-    """An error's text as the one line that is printed: nothing in it moves a terminal, and a long one lacks its middle."""
+    """An error's text as the one line that is printed: nothing in it moves a terminal; a long one lacks its middle."""
     text = printable(text, kept="")
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
 
@@ -103,7 +103,7 @@ def finite(text: str) -> float:
     return value
 
 
-READ: dict[Any, Callable[[str], Any]] = {int: whole, float: finite}
+READ: dict[Any, Callable[[str], Any]] = {int: whole}  # of floats, whose range matters, each is checked
 
 
 def parse_spec(kind: str, spec: str, defaults: dict) -> tuple[str, dict]:

@@ -24,6 +24,7 @@ from mpi4py import MPI
 from hpcdl.comm.counting import Counters
 from hpcdl.comm.node import ranks_of_node
 from hpcdl.comm.progress import activity
+from hpcdl.errors import LoneError, blamed_on
 from hpcdl.files import atomic_write
 
 ROUNDS = 10
@@ -147,7 +148,7 @@ class Timeline:
                 events.append(place | {"name": "thread_sort_index", "args": {"sort_index": rank}})
                 events += [as_event(span, origin, place["tid"]) for span in nested]
                 label = f"rank {rank}, in flight at once"  # of the rows that follow
-        with atomic_write(path) as file:
+        with blamed_on(f"{path} cannot be written", LoneError), atomic_write(path) as file:
             file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
 
 

@@ -21,8 +21,10 @@ import numpy as np
 
 from hpcdl.chunks import chunks
 from hpcdl.errors import UsageError, unknown, whole
+from hpcdl.memory import refuse_beyond
 from hpcdl.random import Random
 
+SHARD = 250  # bytes that a shard takes, about, however few rows it has
 PARTITIONS = ("iid", "by-label", "shards:S", "dirichlet:ALPHA", "column:NAME")
 
 
@@ -56,10 +58,12 @@ def parse_partition(spec: str, classes: int) -> tuple[str, Any]:
     return name, value
 
 
-def check_shards(name: str, each: Any, examples: int, parts: int) -> None:
-    """Raise UsageError where the partition `name` asks for more shards than there are examples."""
-    if name == "shards" and each * parts > examples:
-        raise UsageError(f"{examples} training examples cannot be cut into {each} shards for each of {parts} parts")
+def check_shards(name: str, each: Any, examples: int, parts: int = 1) -> None:
+    """Raise UsageError where the partition `name` asks a part to have more shards than there are examples."""
+    if name == "shards":
+        if each > examples:
+            raise UsageError(f"partition 'shards:{each}': there are {examples} training examples, and so many shards")
+        refuse_beyond(f"partition 'shards:{each}', for {parts} parts,", SHARD * each * parts)
 
 
 def partition(

@@ -19,7 +19,13 @@ __all__ = ["Optimizer", "make_optimizer", "make_schedule", "vectors_of"]
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 BETA = {"beta": 0.9}
 SETTINGS: dict[str, dict[str, float]] = {"sgd": {}, "momentum": BETA, "nesterov": BETA, "adam": ADAM, "adamw": ADAM}
-OPTIMIZERS = {"sgd": SGD, "momentum": Momentum, "nesterov": Nesterov, "adam": Adam, "adamw": AdamW}
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": SGD,
+    "momentum": Momentum,
+    "nesterov": Nesterov,
+    "adam": Adam,
+    "adamw": AdamW,
+}
 
 
 def make_optimizer(

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ class Options:
         "auto: the fastest, as measured",
     )
     out: str = option("none", "folder that the run writes; none: nothing is written; auto: runs/STRATEGY-TIME")
-    resume: str = option("", "folder of a run to go on with, from its last checkpoint")
+    resume: str = option("", "folder of a run to go on with, from its last checkpoint; or a checkpoint file in it")
     checkpoint_every: int = option(0, "updates between checkpoints; 0: only when the run ends")
     keep: int = option(1, "how many of the last checkpoints are kept, beside the best")
     evaluate_every: int = option(1, "epochs between evaluations")
@@ -175,8 +176,8 @@ class Parser(argparse.ArgumentParser):
 def parse(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
     """Read the command line into an `options_class`; a field without a default is a positional argument.
 
-    Files of --config give values that the command line does not; with --resume DIR the options of that run do so for
-    what is left. It may be a run of another program, whose own options are then left out.
+    Files of --config give values that the command line does not; with --resume the options of that run do so for what
+    is left. It may be a run of another program, whose own options are then left out.
 
     Raises UsageError, one line, for an unknown option, a bad value or a file that is missing.
     """
@@ -241,11 +242,17 @@ def read_file(path: str | Path, told: str) -> dict[str, Any]:
 
 
 def resumed(folder: str, kinds: dict[str, Any]) -> dict[str, Any]:
-    """The options of the run in a folder; the learning rate's schedule is lr_schedule where another has its name."""
+    """The options of the run in a folder, or in that of a checkpoint file.
+
+    The learning rate's schedule is lr_schedule where another has its name.
+    """
+    told, where = f"--resume {folder}", "in that folder"
+    if os.path.isfile(folder):  # a checkpoint: the run that it is of
+        folder, where = os.path.dirname(folder) or ".", "beside that file"
     config = Path(folder, "config.yaml")
     if not os.path.isfile(config):
-        raise UsageError(f"--resume {folder}: there is no run in that folder (config.yaml is missing)")
-    texts = read_file(config, f"--resume {folder}: config.yaml")
+        raise UsageError(f"{told}: there is no run {where} (config.yaml is missing)")
+    texts = read_file(config, f"{told}: config.yaml")
     if ("lr_schedule" in texts) != ("lr_schedule" in kinds):
         schedule = texts.pop("lr_schedule", texts.pop("schedule", None))
         if schedule is not None:
@@ -270,7 +277,10 @@ def value_of(kind: Any, text: Any, where: str) -> Any:
             if isinstance(text, str):
                 return read(text)
     wanted = READ[kind][1] if kind in READ else "one of " + ", ".join(map(repr, get_args(kind)))
-    raise UsageError(f"{where}: expected {wanted}, not {' '.join(str(text).split())}")
+    if READ.get(kind) == READ[int] and isinstance(text, str) and text.lstrip("+-").isdecimal():
+        wanted += " of 64 bits"
+    said = text if isinstance(text, str) else reprlib.repr(text)  # of lists in lists in lists, the beginning
+    raise UsageError(f"{where}: expected {wanted}, not {' '.join(said.split())}")
 
 
 def without_zeros(text: str) -> str:

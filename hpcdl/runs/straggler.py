@@ -20,7 +20,6 @@ from hpcdl.random import Random
 from hpcdl.runs.options import LONGEST, Options
 from hpcdl.runs.wrapped import Wrapped
 
-
 SLOWEST = 1e6  # times as long, at most: more is no straggler, but the end of the run
 
 

@@ -15,7 +15,7 @@ from hpcdl.runs.folder import Folder, absolute, read_lines
 def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
-    assert read_lines(path) == ['{"step": 1}\n', '{"step": 2}\n']
+    assert read_lines(path) == [b'{"step": 1}\n', b'{"step": 2}\n']
     assert read_lines(tmp_path / "absent") == []
 
 
