@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm import refuse_together
 from hpcdl.comm.progress import activity
-from hpcdl.errors import TrainingError, UsageError
+from hpcdl.errors import TrainingError, UsageError, blamed_on
 from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.checkpoint import Checkpoint, rotate
 from hpcdl.runs.folder import Folder, absolute, automatic, check_run_folder
@@ -118,8 +118,9 @@ def open_folder(run: "Run") -> Folder:
         with refuse_together(run.bookkeeping.mpi):
             if leads:
                 folder.create(run.options, same)
-                if later or (same and not is_last(resume)):
-                    set_aside(Path(resume), later)
+                if same and not is_last(resume):
+                    with blamed_on(f"--out {path} cannot be written"):
+                        set_aside(Path(resume), later)
         with activity.inside("broadcast"):
             folder.path = run.bookkeeping.mpi.bcast(folder.path)
         with refuse_together(run.bookkeeping.mpi):
