@@ -91,6 +91,8 @@ def parameters_of(found, run: str) -> np.ndarray:
     size, dtypes = sum(math.prod(each["shape"]) for each in tensors), {each["dtype"] for each in tensors}
     if parameters is None or parameters.shape != (size,) or {str(parameters.dtype)} != dtypes:
         raise UsageError(f"{run}: its parameters are not the {size} of {' and '.join(sorted(dtypes))} of its layout")
+    if not np.isfinite(parameters).all():
+        raise UsageError(f"{run}: its parameters are not finite, which no run saves")
     return parameters
 
 
