@@ -85,7 +85,7 @@ def change_attribute(attributes, path, how):
     elif isinstance(attributes, dict) or (
         isinstance(attributes, list) and isinstance(name, int) and name < len(attributes)
     ):
-        attributes[name] = VALUES[how] if how != "drop" else None
+        attributes[name] = copy.deepcopy(VALUES[how]) if how != "drop" else None
 
 
 def change_vector(vectors, which, how):

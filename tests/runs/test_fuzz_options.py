@@ -5,7 +5,6 @@ process: on one rank, with 20 rows, for one step. Memory is limited to a little 
 time: nothing may be allocated, or gone through, by a number that nobody has looked at.
 """
 
-import dataclasses
 import importlib
 import math
 from typing import get_args, get_type_hints
