@@ -87,6 +87,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"unknown {kind} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
 
+def refuse_beyond(what: str, needed: int, there: int) -> None:
+    """Raise UsageError where `what` needs more bytes than there are (hpcdl.memory.available) on this machine."""
+    if needed > there:
+        raise UsageError(f"{what} needs {needed:,} bytes at least, and there are {there:,} on this machine")
+
+
 def whole(text: str) -> int:
     """The whole number that a text says, one of 64 bits: what is more counts nothing. Else ValueError."""
     value = int(text)

@@ -8,7 +8,7 @@
 They are measured, not computed: an array counts from its allocation to its end. Peaks are those of the steps of a
 training; what evaluation and checkpoints need (`paused`) is not counted, but is in the peak of the process as a whole.
 
-What a user asks for is compared with what there is (`refuse_beyond`) before anything is allocated.
+What a user asks for is compared with what there is (`available`) before anything is allocated.
 """
 
 import contextlib
@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-
-from hpcdl.errors import UsageError
 
 KINDS = ("parameters", "gradients", "optimizer", "activations")
 
@@ -33,12 +31,6 @@ def available(groups: Path = Path("/sys/fs/cgroup")) -> int:
         with contextlib.suppress(OSError, ValueError):  # there is none, or it says max
             found.append(int((groups / name).read_text()))
     return min(found)
-
-
-def refuse_beyond(what: str, needed: int) -> None:
-    """Raise UsageError where so many bytes, for `what`, cannot be had on this machine."""
-    if needed > available():
-        raise UsageError(f"{what} needs {needed:,} bytes at least, and there are {available():,} on this machine")
 
 
 class Memory:

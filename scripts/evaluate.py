@@ -92,7 +92,7 @@ def parameters_of(found, run: str) -> np.ndarray:
     if parameters is None or parameters.shape != (size,) or {str(parameters.dtype)} != dtypes:
         raise UsageError(f"{run}: its parameters are not the {size} of {' and '.join(sorted(dtypes))} of its layout")
     if not np.isfinite(parameters).all():
-        raise UsageError(f"{run}: its parameters are not finite, which no run saves")
+        raise UsageError(f"{run}: the parameters are not finite, for its training diverged; take an older checkpoint")
     return parameters
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcdl.errors import UsageError
-from hpcdl.memory import KINDS, Memory, available, refuse_beyond
+from hpcdl.errors import UsageError, refuse_beyond
+from hpcdl.memory import KINDS, Memory, available
 from hpcdl.models import make_model
 from hpcdl.models.pool import Pool
 from hpcdl.random import Random
@@ -35,11 +35,11 @@ def test_what_there_is_is_what_the_container_may_have(tmp_path):
 
 
 def test_what_cannot_be_had_is_refused_by_its_bytes():
-    refuse_beyond("it", available())
+    refuse_beyond("it", available(), available())
     with pytest.raises(
         UsageError, match=f"it needs {available() + 1:,} bytes at least, and there are {available():,} on"
     ):
-        refuse_beyond("it", available() + 1)
+        refuse_beyond("it", available() + 1, available())
 
 
 def test_what_is_paused_counts_for_no_peak():

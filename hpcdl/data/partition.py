@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from hpcdl.chunks import chunks
-from hpcdl.errors import UsageError, unknown, whole
-from hpcdl.memory import refuse_beyond
+from hpcdl.errors import UsageError, refuse_beyond, unknown, whole
+from hpcdl.memory import available
 from hpcdl.random import Random
 
 SHARD = 250  # bytes that a shard takes, about, however few rows it has
@@ -63,7 +63,7 @@ def check_shards(name: str, each: Any, examples: int, parts: int = 1) -> None:
     if name == "shards":
         if each > examples:
             raise UsageError(f"partition 'shards:{each}': there are {examples} training examples, and so many shards")
-        refuse_beyond(f"partition 'shards:{each}', for {parts} parts,", SHARD * each * parts)
+        refuse_beyond(f"partition 'shards:{each}', for {parts} parts,", SHARD * each * parts, available())
 
 
 def partition(

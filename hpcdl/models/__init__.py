@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hpcdl.errors import UsageError, parse_spec, unknown, whole
+from hpcdl.errors import UsageError, parse_spec, refuse_beyond, unknown, whole
 from hpcdl.kernels.device import CPU, Device
-from hpcdl.memory import refuse_beyond
+from hpcdl.memory import available
 from hpcdl.models.gpt import GPT
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import ACTIVATIONS
@@ -87,7 +87,8 @@ def parse_model(spec: str) -> tuple[str, tuple[int, ...], dict]:
             if width.isdecimal() and whole(width) > 0:
                 continue
         raise UsageError(f"model {spec!r}: the width of a hidden layer is a positive whole number, not {width!r}")
-    refuse_beyond(f"model {spec!r}, by the number of its layers,", LAYER * (len(hidden) + settings.get("layers", 0)))
+    layers = len(hidden) + settings.get("layers", 0)
+    refuse_beyond(f"model {spec!r}, by the number of its layers,", LAYER * layers, available())
     activation = settings.get("activation", "none")
     if activation not in ACTIVATIONS:
         raise unknown("activation", activation, ACTIVATIONS)

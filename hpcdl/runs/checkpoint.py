@@ -20,9 +20,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hpcdl.errors import UsageError, blamed_on
+from hpcdl.errors import UsageError, blamed_on, refuse_beyond
 from hpcdl.files import Remembering, atomic_path
-from hpcdl.memory import refuse_beyond
+from hpcdl.memory import available
 
 VERSION = 1
 OLDER = re.compile(r"checkpoint-([0-9]{9,})\.h5")  # as `rotate` names them; what users name otherwise is theirs
@@ -76,7 +76,7 @@ class Checkpoint:
                 if isinstance(item, h5py.Dataset):
                     if item.dtype.kind not in "biuf" or item.shape is None:
                         raise ValueError(f"{name} holds no numbers")
-                    refuse_beyond(f"{path}: {name}", item.nbytes)
+                    refuse_beyond(f"{path}: {name}", item.nbytes, available())
                     vectors[name] = item[()]
 
             file.visititems(visit)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, 
 
 import yaml
 
-from hpcdl.errors import UsageError, blamed_on, finite, nearest, whole
-from hpcdl.memory import refuse_beyond
+from hpcdl.errors import UsageError, blamed_on, finite, nearest, refuse_beyond, whole
+from hpcdl.memory import available
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
@@ -156,7 +156,7 @@ class Options:
 
         vectors = 2 + len(vectors_of(self.optimizer)) if self.device == "cpu" else 1
         needed = vectors * model.layout.size * model.layout.dtype.itemsize // ranks
-        refuse_beyond(f"--model {self.model}, of {model.layout.size:,} parameters, on each rank", needed)
+        refuse_beyond(f"--model {self.model}, of {model.layout.size:,} parameters, on each rank", needed, available())
 
     def global_batch(self, ranks: int, examples: int) -> int:
         """Examples per update, all ranks together."""
