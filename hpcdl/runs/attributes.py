@@ -79,7 +79,7 @@ def check_attributes(found: Any, where: str) -> None:
 
 def _check(found: Any, wanted: dict, where: str, above: str) -> None:
     if not isinstance(found, dict):
-        raise UsageError(f"{where}: its attribute{'s' if not above else f' {above}'} should be a mapping")
+        raise UsageError(f"{where}: its attribute{f' {above}' if above else 's'} should be a mapping")
     for name, kind in wanted.items():
         path = f"{above}.{name}" if above else name
         if name not in found:

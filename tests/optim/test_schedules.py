@@ -86,7 +86,9 @@ def test_wrong_settings(spec, lr, message):
         make_schedule(spec, lr, STEPS, EPOCH, BATCH)
 
 
-@pytest.mark.parametrize("spec", ["step:factor=1e308", "step:every=1e308", "cosine:warmup=1e308", "1/t:decay=1e308"])
+@pytest.mark.parametrize(
+    "spec", ["step:factor=1e308,every=1e-9", "step:every=1e308", "cosine:warmup=1e308", "1/t:decay=1e308"]
+)
 def test_settings_beyond_all_steps_give_a_rate_at_each(spec):
     """Infinite, too: a run whose rate is says so itself."""
     rate = make_schedule(spec, LR, STEPS, EPOCH, BATCH)

@@ -57,7 +57,9 @@ def specs(settings):
 
 
 WIDTHS = st.lists(NUMBERS, min_size=1, max_size=3).map(lambda drawn: "mlp:" + ",".join(drawn))
-DEEP = st.sampled_from(["gpt:layers=99999999", "gpt:layers=99999999,width=4", "gpt:heads=3", "gpt:width=8,heads=2"])
+DEEP = st.sampled_from(
+    ["mlp:99999999999", "gpt:layers=99999999", "gpt:layers=99999999,width=4", "gpt:heads=3", "gpt:width=8,heads=2"]
+)
 STRAGGLERS = st.sampled_from(
     ["0:2", "0:inf", "0:1e308", "0:nan", "0:", "1:2", "-1:2", "random:2:2", "random:0:2", "0:0.5"]
 )

@@ -37,6 +37,14 @@ def test_what_was_later_is_set_aside_and_the_run_ends_the_same(run, world, mpi_t
     assert Checkpoint.read(out / "best.h5").attributes["step"] > 10  # made anew
 
 
+def test_where_the_best_was_later_the_next_evaluation_is_the_best(run, world, mpi_tmp_path):
+    out = mpi_tmp_path / "a"
+    trained(run, world, out)
+    run(out=str(out), resume=str(out / "checkpoint-000000010.h5"), lr=50.0, steps=13)  # it only becomes worse
+    world.Barrier()
+    assert Checkpoint.read(out / "best.h5").attributes["step"] == 12
+
+
 def test_a_run_that_dies_before_its_next_checkpoint_goes_on_from_the_older_one(run, world, mpi_tmp_path):
     out = mpi_tmp_path / "a"
     trained(run, world, out)
