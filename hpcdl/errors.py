@@ -2,7 +2,11 @@
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+LONGEST = 1200  # characters of a line that is printed: of a name of five thousand, both ends tell enough
 
 
 class UsageError(Exception):
@@ -41,6 +45,12 @@ def printable(text: object, kept: str = "\n") -> str:
     )
 
 
+def line(text: object) -> str:
+    """An error's text as the one line that is printed: nothing in it moves a terminal; a long one lacks its middle."""
+    text = printable(text, kept="")
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+
+
 def reason(error: BaseException) -> str:
     """What an error says, in one line: of the system's its words alone, of one that says nothing its name."""
     if isinstance(error, OSError) and error.strerror:
@@ -77,6 +87,31 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"unknown {kind} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 
 
+def refuse_beyond(what: str, needed: int, there: int) -> None:
+    """Raise UsageError where `what` needs more bytes than there are (hpcdl.memory.available) on this machine."""
+    if needed > there:
+        raise UsageError(f"{what} needs {needed:,} bytes at least, and there are {there:,} on this machine")
+
+
+def whole(text: str) -> int:
+    """The whole number that a text says, one of 64 bits: what is more counts nothing. Else ValueError."""
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError
+    return value
+
+
+def finite(text: str) -> float:
+    """The number that a text says, neither infinite nor NaN. Else ValueError."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+READ: dict[Any, Callable[[str], Any]] = {int: whole}  # of floats, whose range matters, each is checked
+
+
 def parse_spec(kind: str, spec: str, defaults: dict) -> tuple[str, dict]:
     """Read NAME or NAME:KEY=VALUE,... (as in `adam:beta1=0.9,eps=1e-8`) into the name and its settings.
 
@@ -92,9 +127,9 @@ def parse_spec(kind: str, spec: str, defaults: dict) -> tuple[str, dict]:
         if key not in settings or not equals:
             known = ", ".join(settings) or "none"
             raise UsageError(f"{kind} {name!r} has no setting {key!r}; write NAME:KEY=VALUE with one of: {known}")
+        wanted = type(settings[key])
         try:
-            settings[key] = type(settings[key])(text)
+            settings[key] = READ.get(wanted, wanted)(text)
         except ValueError:
-            wanted = type(settings[key]).__name__
-            raise UsageError(f"{kind} {spec!r}: {key} should be of type {wanted}, not {text!r}") from None
+            raise UsageError(f"{kind} {spec!r}: {key} should be of type {wanted.__name__}, not {text!r}") from None
     return name, settings

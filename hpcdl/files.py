@@ -1,11 +1,12 @@
 """Files that are never seen half-written (a temporary name, a sync to the disk, then the final name); the cache."""
 
 import contextlib
+import io
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import platformdirs
 
@@ -37,6 +38,40 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """The same as an open binary file: `with atomic_write(path) as file: file.write(...)`."""
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         yield file
+
+
+class Remembering(io.FileIO):
+    """A new file for a library that takes errors badly: what fails is remembered, and raised by `settle` at the end.
+
+    h5py keeps a file open, and complains when the interpreter ends, where the disk was full as it closed it.
+    """
+
+    error: OSError | None = None
+
+    def __init__(self, path: str | os.PathLike[str]):
+        super().__init__(path, "w+")
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        done = 0
+        try:
+            while self.error is None and done < len(view):
+                done += super().write(view[done:]) or 0
+        except OSError as error:
+            self.error = error
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size) if self.error is None else size or 0
+        except OSError as error:
+            self.error = error
+        return size or 0
+
+    def settle(self) -> None:
+        """Raise what has failed first."""
+        if self.error is not None:
+            raise self.error
 
 
 def cache_folder() -> Path:

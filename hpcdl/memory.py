@@ -7,15 +7,30 @@
 
 They are measured, not computed: an array counts from its allocation to its end. Peaks are those of the steps of a
 training; what evaluation and checkpoints need (`paused`) is not counted, but is in the peak of the process as a whole.
+
+What a user asks for is compared with what there is (`available`) before anything is allocated.
 """
 
 import contextlib
+import functools
+import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
 KINDS = ("parameters", "gradients", "optimizer", "activations")
+
+
+@functools.cache
+def available(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """The bytes that this machine has, or that the container or the job may have of them."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups, version 2 and 1
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it says max
+            found.append(int((groups / name).read_text()))
+    return min(found)
 
 
 class Memory:

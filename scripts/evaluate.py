@@ -3,6 +3,7 @@
 A gpt also writes text: python scripts/evaluate.py runs/t --sample 500 --prompt "def "
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,7 @@ from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.random import Random
+from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.evaluation import ROWS, evaluate, scores
 from hpcdl.runs.export import check_output_file, export, write_predictions
@@ -54,7 +56,7 @@ def main(arguments=None):
             check_output_file("--predict", options.predict, (".csv", ".npz"))
             check_output_file("--export", options.export, (".npz", ".safetensors"))
             found = Checkpoint.read(Path(options.run))
-            about, parameters = found.attributes, found.vectors["parameters"]
+            about, parameters = found.attributes, parameters_of(found, options.run)
         standardize = trained_with(found.vectors)
         data = open_data(options.data or about["source"], comm=world, dtype=parameters.dtype, standardize=standardize)
         with refuse_together(world):
@@ -80,6 +82,18 @@ def main(arguments=None):
                     write_predictions(np.concatenate(outputs), data.classes, Path(options.predict))
                 if options.export:
                     export(model.layout.views(parameters), Path(options.export))
+
+
+def parameters_of(found, run: str) -> np.ndarray:
+    """The parameters of a checkpoint, if its attributes are those of one and say how long the vector is."""
+    check_attributes(found.attributes, run)
+    parameters, tensors = found.vectors.get("parameters"), found.attributes["layout"]
+    size, dtypes = sum(math.prod(each["shape"]) for each in tensors), {each["dtype"] for each in tensors}
+    if parameters is None or parameters.shape != (size,) or {str(parameters.dtype)} != dtypes:
+        raise UsageError(f"{run}: its parameters are not the {size} of {' and '.join(sorted(dtypes))} of its layout")
+    if not np.isfinite(parameters).all():
+        raise UsageError(f"{run}: the parameters are not finite, for its training diverged; take an older checkpoint")
+    return parameters
 
 
 def trained_with(vectors) -> dict | bool:

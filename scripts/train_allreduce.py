@@ -25,6 +25,12 @@ class AllReduceOptions(Options):
         if not (self.bucket_mib > 0 and math.isfinite(self.bucket_mib)):
             raise UsageError(f"--bucket-mib must be greater than 0, not {self.bucket_mib}")
 
+    @property
+    def advice(self):
+        if self.compress == "float16":
+            return "its messages hold nothing above 65504: --compress bfloat16 may help, or a smaller --lr"
+        return super().advice
+
 
 def main(arguments=None):
     def start(comm, model, data, optimizer, run):

@@ -66,7 +66,9 @@ class FederatedOptions(Options):
 
     def plan(self, ranks, data):
         """Rounds count as steps and as epochs; the updates are the clients'."""
-        return self.local_batch or data.examples, 1, self.rounds
+        batch = min(self.local_batch or data.examples, data.examples)
+        self.refuse_more_parts("accumulate", batch)
+        return batch, 1, self.rounds
 
     def _check_privacy(self):
         if not 0.5 <= self.threshold <= 1:

@@ -38,6 +38,13 @@ class PipelineOptions(Options):
                 f"--schedule {self.schedule}: here it is the pipeline's; write --lr-schedule {self.schedule}"
             )
 
+    def plan(self, ranks, data):
+        """The same; and no micro-batch is empty from the first."""
+        found = super().plan(ranks, data)
+        if self.schedule != "pipedream":
+            self.refuse_more_parts("microbatches", min(found[0], data.examples))
+        return found
+
     @property
     def rate_schedule(self):
         return self.lr_schedule

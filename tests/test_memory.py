@@ -1,9 +1,12 @@
 """Bytes that a rank holds: counted as they come and go, with their peaks, and those that a model's layers take."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from hpcdl.memory import KINDS, Memory
+from hpcdl.errors import UsageError, refuse_beyond
+from hpcdl.memory import KINDS, Memory, available
 from hpcdl.models import make_model
 from hpcdl.models.pool import Pool
 from hpcdl.random import Random
@@ -20,6 +23,23 @@ def test_now_and_peak_of_each_kind():
     array = np.zeros((3, 4))
     assert memory.hold("optimizer", array) is array
     assert memory.now["optimizer"] == memory.peak["optimizer"] == 96
+
+
+def test_what_there_is_is_what_the_container_may_have(tmp_path):
+    here = available(tmp_path)
+    assert here == available(Path("/nowhere")) > 2**28
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available.__wrapped__(tmp_path) == here
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert available.__wrapped__(tmp_path) == 1_000_000
+
+
+def test_what_cannot_be_had_is_refused_by_its_bytes():
+    refuse_beyond("it", available(), available())
+    with pytest.raises(
+        UsageError, match=f"it needs {available() + 1:,} bytes at least, and there are {available():,} on"
+    ):
+        refuse_beyond("it", available() + 1, available())
 
 
 def test_what_is_paused_counts_for_no_peak():

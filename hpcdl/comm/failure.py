@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from hpcdl.comm.ending import at_the_end, end_job
 from hpcdl.comm.progress import activity
-from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, printable
+from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line
 
 
 @functools.cache  # once
@@ -82,7 +82,7 @@ def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) ->
     sys.stdout.flush()
     time.sleep(0.2 * (comm.rank > 0))  # what fails on all ranks alike is said once: leave the word to rank 0
     if issubclass(kind, UsageError | TrainingError | LoneError):
-        sys.stderr.write(f"error: {printable(value)}\n")
+        sys.stderr.write(f"error: {line(value)}\n")
     elif issubclass(kind, KeyboardInterrupt):
         sys.stderr.write(f"rank {comm.rank}: interrupted\n")
     else:

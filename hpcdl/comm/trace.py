@@ -24,6 +24,7 @@ from mpi4py import MPI
 from hpcdl.comm.counting import Counters
 from hpcdl.comm.node import ranks_of_node
 from hpcdl.comm.progress import activity
+from hpcdl.errors import LoneError, blamed_on
 from hpcdl.files import atomic_write
 
 ROUNDS = 10
@@ -136,7 +137,8 @@ class Timeline:
         with activity.inside("write the trace"):
             everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.dropped), root)
         if everyone is not None and path is not None:
-            with activity.known(), atomic_write(path) as file:
+            blame = blamed_on(f"{path} cannot be written", LoneError)
+            with activity.known(), blame, atomic_write(path) as file:
                 file.write(json.dumps({"traceEvents": picture(everyone), "displayTimeUnit": "ms"}).encode())
 
 

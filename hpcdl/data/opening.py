@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from hpcdl.data.augment import Augment, make_augment
 from hpcdl.data.dataset import Data, Split
 from hpcdl.data.format import Info, check_x, check_y, find, read_info
-from hpcdl.data.partition import hold_out, parse_partition
+from hpcdl.data.partition import check_shards, hold_out, parse_partition
 from hpcdl.data.partition import partition as make_partition
 from hpcdl.data.placement import Arena, Comm, FileRows, MemoryRows, agreed, memory_type, read_owners, read_x, read_y
 from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before
@@ -32,15 +32,15 @@ class DataOptions:
     standardize: bool | dict[str, np.ndarray]
     parts: tuple[list[int], int] | None = None
 
-    def check_fit(self, classes: int, features: tuple[int, ...], text: bool = False) -> None:
-        """UsageError if something makes no sense for such data."""
+    def check_fit(self, classes: int, features: tuple[int, ...], rows: int, text: bool = False) -> None:
+        """UsageError if something makes no sense for such data, of so many training rows."""
         if text and self.standardize is not False:
             raise UsageError("tokens of a text are names, not quantities: they cannot be standardized")
         if self.dtype not in (np.float32, np.float64):
             raise UsageError(f"dtype must be float32 or float64, not {self.dtype}")
         if not 0 <= self.validation < 1:
             raise UsageError(f"validation must be a fraction from 0 up to 1, as 0.1, not {self.validation}")
-        parse_partition(self.partition, classes)
+        check_shards(*parse_partition(self.partition, classes), rows)
         make_augment(self.augment, features, self.seed)
 
     @property
@@ -90,7 +90,7 @@ def open_data(
         raise unknown("placement", placement, placements)
     options = DataOptions(partition, _model_type(dtype), seed, validation, augment, standardize, parts)
     info = _by_one(comm, lambda: read_info(find(name)))
-    options.check_fit(info.classes, info.features, info.vocabulary is not None)
+    options.check_fit(info.classes, info.features, info.rows["train"], info.vocabulary is not None)
     return placements[placement](info, comm, options)
 
 
@@ -127,7 +127,7 @@ def from_arrays(
     if classes < 0 or classes == 1 or (classes and not whole):
         raise UsageError(f"classes={classes} does not fit y; use 0 for regression, 2 or more with integer labels")
     features = x.shape[1:]
-    options.check_fit(classes, features)
+    options.check_fit(classes, features, len(x))
     if options.column:
         raise UsageError(f"partition {partition!r} is read from a file; arrays have no such column")
     moved = make_augment(options.augment, features, options.seed)

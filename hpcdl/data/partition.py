@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 
 from hpcdl.chunks import chunks
-from hpcdl.errors import UsageError, unknown
+from hpcdl.errors import UsageError, refuse_beyond, unknown, whole
+from hpcdl.memory import available
 from hpcdl.random import Random
 
+SHARD = 250  # bytes that a shard takes, about, however few rows it has
 PARTITIONS = ("iid", "by-label", "shards:S", "dirichlet:ALPHA", "column:NAME")
 
 
@@ -41,9 +43,12 @@ def parse_partition(spec: str, classes: int) -> tuple[str, Any]:
         if not (value > 0 and math.isfinite(value)):
             raise UsageError(f"partition {spec!r}: alpha must be greater than 0, as in dirichlet:0.5")
     elif name == "shards":
-        if not (spec == name or (text.isdecimal() and int(text) > 0)):
+        try:
+            value = whole(text if colon else "2")
+        except ValueError:
+            value = 0
+        if value < 1:
             raise UsageError(f"partition {spec!r}: write shards:S with a number of 1 or more, as in shards:2")
-        value = int(text or 2)
     elif name == "column":
         value = text
         if text in ("", "x", "y"):
@@ -51,6 +56,14 @@ def parse_partition(spec: str, classes: int) -> tuple[str, Any]:
     if name not in ("iid", "column") and classes == 0:
         raise UsageError(f"partition {spec!r} needs class labels, and this is regression data; use iid or column:NAME")
     return name, value
+
+
+def check_shards(name: str, each: Any, examples: int, parts: int = 1) -> None:
+    """Raise UsageError where the partition `name` asks a part to have more shards than there are examples."""
+    if name == "shards":
+        if each > examples:
+            raise UsageError(f"partition 'shards:{each}': there are {examples} training examples, and so many shards")
+        refuse_beyond(f"partition 'shards:{each}', for {parts} parts,", SHARD * each * parts, available())
 
 
 def partition(
@@ -99,6 +112,7 @@ def dirichlet(labels: np.ndarray, ranks: int, alpha: float, seed: int) -> list[n
 
 def shards(labels: np.ndarray, parts: int, each: int, seed: int) -> list[np.ndarray]:
     """Rows sorted by label and cut into each * parts shards, of which every part gets `each` at random."""
+    check_shards("shards", each, len(labels), parts)
     pieces = by_label(labels, each * parts)
     dealt = Random(seed)("partition").permutation(each * parts).reshape(parts, each)
     return [np.sort(np.concatenate([pieces[shard] for shard in mine])) for mine in dealt]

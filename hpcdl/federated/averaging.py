@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.errors import UsageError
 from hpcdl.federated import privacy
 from hpcdl.federated.clients import sample, toss
 from hpcdl.kernels.device import device_of
 from hpcdl.random import Random
 from hpcdl.runs.state import Same
+
+ENDLESS = 1e200  # what a round spends of privacy where there is none left to speak of
 
 
 class WeightedAverage:
@@ -75,7 +78,11 @@ class PrivateAverage(WeightedAverage):
         privacy.add_noise(one, 0.0, np.random.default_rng())
         self.expected = fraction * len(rows)
         self.clip, self.noise, self.delta = clip, noise, delta
-        self.each_round: Any = privacy.divergences(noise, fraction) if noise else None
+        self.each_round: Any = None
+        if noise:
+            self.each_round = privacy.divergences(noise, fraction)
+            if not self.each_round.max() < ENDLESS:
+                raise UsageError(f"--noise {noise} is too little for any epsilon; take more, or 0 for none")
         self.spent = np.zeros(len(privacy.ORDERS))
 
     def tracked(self) -> dict[str, Same]:

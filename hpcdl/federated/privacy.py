@@ -57,15 +57,18 @@ def add_noise(total: np.ndarray, deviation: float, random: np.random.Generator) 
 
 def divergence(noise: float, fraction: float, order: int) -> float:
     """D(order) of one round, for the noise multiplier z = noise > 0 and clients sampled with probability fraction."""
+    double = 2 * noise * noise
+    if double == 0:
+        return math.inf
     if fraction == 1:
-        return order / (2 * noise**2)
+        return order / double
     logs = [
         math.lgamma(order + 1)
         - math.lgamma(k + 1)
         - math.lgamma(order - k + 1)
         + k * math.log(fraction)
         + (order - k) * math.log1p(-fraction)
-        + k * (k - 1) / (2 * noise**2)
+        + k * (k - 1) / double
         for k in range(order + 1)
     ]
     return float(np.logaddexp.reduce(logs)) / (order - 1)

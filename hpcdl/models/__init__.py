@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hpcdl.errors import UsageError, parse_spec, unknown
+from hpcdl.errors import UsageError, parse_spec, refuse_beyond, unknown, whole
 from hpcdl.kernels.device import CPU, Device
+from hpcdl.memory import available
 from hpcdl.models.gpt import GPT
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import ACTIVATIONS
@@ -33,6 +34,7 @@ from hpcdl.models.mlp import MLP
 SETTINGS: dict[str, dict[str, Any]] = {"linear": {}, "logistic": {}, "softmax": {}, "mlp": {"activation": "relu"}}
 SETTINGS["gpt"] = {"layers": 4, "width": 128, "heads": 4, "context": 64, "head": "tied"}
 DTYPES = ("float32", "float64")
+LAYER = 10_000  # bytes that a layer takes, about, whatever its width
 
 
 def make_model(
@@ -81,8 +83,12 @@ def parse_model(spec: str) -> tuple[str, tuple[int, ...], dict]:
     rest = ",".join(item for item in items if item not in hidden)
     name, settings = parse_spec("model", f"{name}:{rest}", SETTINGS)
     for width in hidden:
-        if not width.isdecimal() or int(width) == 0:
-            raise UsageError(f"model {spec!r}: the width of a hidden layer is a positive whole number, not {width!r}")
+        with contextlib.suppress(ValueError):
+            if width.isdecimal() and whole(width) > 0:
+                continue
+        raise UsageError(f"model {spec!r}: the width of a hidden layer is a positive whole number, not {width!r}")
+    layers = len(hidden) + settings.get("layers", 0)
+    refuse_beyond(f"model {spec!r}, by the number of its layers,", LAYER * layers, available())
     activation = settings.get("activation", "none")
     if activation not in ACTIVATIONS:
         raise unknown("activation", activation, ACTIVATIONS)

@@ -14,12 +14,18 @@ from hpcdl.optim.optimizer import Optimizer
 from hpcdl.optim.schedules import make_schedule
 from hpcdl.optim.sgd import SGD, Momentum, Nesterov
 
-__all__ = ["Optimizer", "make_optimizer", "make_schedule"]
+__all__ = ["Optimizer", "make_optimizer", "make_schedule", "vectors_of"]
 
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
 BETA = {"beta": 0.9}
 SETTINGS: dict[str, dict[str, float]] = {"sgd": {}, "momentum": BETA, "nesterov": BETA, "adam": ADAM, "adamw": ADAM}
-OPTIMIZERS = {"sgd": SGD, "momentum": Momentum, "nesterov": Nesterov, "adam": Adam, "adamw": AdamW}
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": SGD,
+    "momentum": Momentum,
+    "nesterov": Nesterov,
+    "adam": Adam,
+    "adamw": AdamW,
+}
 
 
 def make_optimizer(
@@ -40,3 +46,8 @@ def make_optimizer(
     """
     name, settings = parse_spec("optimizer", spec, SETTINGS)
     return OPTIMIZERS[name](size, dtype, schedule, weight_decay, clip_norm, device, **settings)
+
+
+def vectors_of(spec: str) -> tuple[str, ...]:
+    """The names of the vectors, each as long as the parameters, that the optimizer has which `spec` names."""
+    return OPTIMIZERS[parse_spec("optimizer", spec, SETTINGS)[0]].vectors

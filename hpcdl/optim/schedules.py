@@ -43,13 +43,14 @@ def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_
         check_range(f"schedule's {key}", value, positive=key in ("every", "factor"), largest=LARGEST.get(key, math.inf))
     reference = settings["reference-batch"]
     peak = lr * batch_size / reference if reference else lr
-    warmup = round(settings["warmup"] * steps_per_epoch)
+    check_range("learning rate for batches of this size", peak, positive=True)
+    warmup, every = (whole_steps(settings.get(name, 0) * steps_per_epoch) for name in ("warmup", "every"))
 
     def rate(step: int) -> float:
         if step < warmup:
             return peak * (step + 1) / warmup
         if name == "step":
-            return peak * settings["factor"] ** (step // max(1, round(settings["every"] * steps_per_epoch)))
+            return peak * power(settings["factor"], step // max(1, every))
         if name == "cosine":
             x = min(1, (step - warmup) / max(1, steps - warmup))
             return peak * (settings["floor"] + (1 - settings["floor"]) * (1 + math.cos(math.pi * x)) / 2)
@@ -58,6 +59,19 @@ def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_
         return peak
 
     return rate
+
+
+def whole_steps(steps: float) -> int:
+    """Rounded; a number that no run reaches stays one."""
+    return round(min(steps, 2**62))
+
+
+def power(factor: float, exponent: int) -> float:
+    """factor^exponent; infinite where that is too large for a number."""
+    try:
+        return factor**exponent
+    except OverflowError:
+        return math.inf
 
 
 def check_range(what: str, value: float, positive: bool, largest: float = math.inf) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import UsageError
+from hpcdl.runs.export import written
 from hpcdl.runs.folder import environment
 
 
@@ -35,7 +36,9 @@ def report(title: str, options: Any, results: dict, rows: list[dict]) -> None:
     for row in rows:
         print("| " + " | ".join(row.values()) + " |")
     if options.json:
-        Path(options.json).write_text(json.dumps({"options": asdict(options), "results": results}, indent=2))
+        text = json.dumps({"options": asdict(options), "results": results}, indent=2)
+        with written(Path(options.json)) as file:
+            file.write(text.encode())
 
 
 def spread(values: list[float], form: str) -> str:

@@ -9,6 +9,7 @@ A checkpoint is written under a temporary name, synced and renamed, so that unde
 one. The checksum (BLAKE2 over the names, bytes and attributes) tells a damaged one.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,8 +20,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hpcdl.errors import UsageError, reason
-from hpcdl.files import atomic_path
+from hpcdl.errors import UsageError, blamed_on, refuse_beyond
+from hpcdl.files import Remembering, atomic_path
+from hpcdl.memory import available
 
 VERSION = 1
 OLDER = re.compile(r"checkpoint-([0-9]{9,})\.h5")  # as `rotate` names them; what users name otherwise is theirs
@@ -43,13 +45,16 @@ class Checkpoint:
         return digest.hexdigest()
 
     def write(self, path: Path) -> None:
-        with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
-            for name, vector in self.vectors.items():
-                file[name] = vector
-            file.attrs["format"] = "hpcdl checkpoint"
-            file.attrs["version"] = VERSION
-            file.attrs["attributes"] = json.dumps(self.attributes, sort_keys=True)
-            file.attrs["checksum"] = self.digest()
+        """Raises OSError where there is no room; what stood under that name is then as it was."""
+        with atomic_path(path) as temporary, Remembering(temporary) as disk:
+            with h5py.File(disk, "w") as file:
+                for name, vector in self.vectors.items():
+                    file[name] = vector
+                file.attrs["format"] = "hpcdl checkpoint"
+                file.attrs["version"] = VERSION
+                file.attrs["attributes"] = json.dumps(self.attributes, sort_keys=True)
+                file.attrs["checksum"] = self.digest()
+            disk.settle()
 
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":
@@ -59,28 +64,36 @@ class Checkpoint:
             path = path / "checkpoint.h5"
         if not os.path.isfile(path):
             raise UsageError(f"there is no checkpoint {path}")
-        vectors = {}
-        try:
-            with h5py.File(path, "r") as file:
-                if file.attrs.get("format") != "hpcdl checkpoint":
-                    raise UsageError(f"{path} is not a checkpoint of hpcdl")
-                if file.attrs["version"] != VERSION:
-                    raise UsageError(
-                        f"{path} is of format version {file.attrs['version']}; this program reads {VERSION}"
-                    )
-                attributes, checksum = json.loads(file.attrs["attributes"]), file.attrs["checksum"]
+        vectors: dict[str, np.ndarray] = {}
+        with blamed_on(f"{path} is damaged or cut off; {others(path)}"), h5py.File(path, "r") as file:
+            if file.attrs.get("format") != "hpcdl checkpoint":
+                raise UsageError(f"{path} is not a checkpoint of hpcdl")
+            if file.attrs["version"] != VERSION:
+                raise UsageError(f"{path} is of format version {file.attrs['version']}; this program reads {VERSION}")
+            attributes, checksum = json.loads(file.attrs["attributes"]), file.attrs["checksum"]
 
-                def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
-                    if isinstance(item, h5py.Dataset):
-                        vectors[name] = item[()]
+            def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
+                if isinstance(item, h5py.Dataset):
+                    if item.dtype.kind not in "biuf" or item.shape is None:
+                        raise ValueError(f"{name} holds no numbers")
+                    refuse_beyond(f"{path}: {name}", item.nbytes, available())
+                    vectors[name] = item[()]
 
-                file.visititems(visit)
-        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(f"{path} is damaged or cut off, use an older checkpoint ({reason(error)})") from None
-        found = cls(vectors, attributes)
-        if found.digest() != checksum:
-            raise UsageError(f"{path} is damaged (its checksum does not fit its contents); use an older checkpoint")
+            file.visititems(visit)
+            found = cls(vectors, attributes)
+            if found.digest() != checksum:
+                raise ValueError("its checksum does not fit its contents")
         return found
+
+
+def others(path: Path) -> str:
+    """What a message on a damaged checkpoint says of others that lie beside it, the newest first."""
+    with contextlib.suppress(OSError):
+        names = sorted((each.name for each in path.parent.iterdir() if OLDER.fullmatch(each.name)), reverse=True)
+        wanted = [path.with_name(name) for name in [*names, "best.h5"] if name != path.name]
+        if there := [str(each) for each in wanted if each.exists()]:
+            return f"take {' or '.join(there)} instead"
+    return "there is no older checkpoint beside it"
 
 
 def rotate(folder: Path, keep: int, checkpoint: Checkpoint, previous: int | None) -> None:

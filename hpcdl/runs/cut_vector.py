@@ -39,6 +39,10 @@ class CutVector:
         """A whole vector is stored under its own name."""
         return name
 
+    def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
+        """Whole, on any number of ranks."""
+        return (self.size,), self.array.dtype
+
     def gather(self, comm: Communicator) -> np.ndarray | None:
         """The whole vector on rank 0, None elsewhere; collective."""
         host = device_of(self.array).host(self.array)

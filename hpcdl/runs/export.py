@@ -1,11 +1,14 @@
 """A checkpoint's parameters by name, for other programs: npz (numpy) or safetensors."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from hpcdl.errors import UsageError
+from hpcdl.errors import LoneError, UsageError, blamed_on
 from hpcdl.files import atomic_write
 
 
@@ -17,17 +20,24 @@ def check_output_file(option: str, path: str, endings: tuple[str, ...]) -> None:
         raise UsageError(f"{option} {path} cannot be written: there is no such folder, or no permission")
 
 
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """The file as `atomic_write` gives it; where it cannot be written, that rank ends the job in one line."""
+    with blamed_on(f"{path} cannot be written", LoneError), atomic_write(path) as file:
+        yield file
+
+
 def export(tensors: dict[str, np.ndarray], path: Path) -> None:
     """Write the named tensors in the format that the file's ending names, .npz or .safetensors."""
     if path.suffix == ".npz":
-        with atomic_write(path) as file:
+        with written(path) as file:
             np.savez(file, **tensors)  # type: ignore[arg-type]
     else:
         try:
             from safetensors.numpy import save
         except ImportError:
             raise UsageError(f"--export {path} needs the package safetensors: pip install 'hpcdl[export]'") from None
-        with atomic_write(path) as file:
+        with written(path) as file:
             file.write(save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}))
 
 
@@ -38,8 +48,8 @@ def write_predictions(predicted: np.ndarray, classes: int, path: Path) -> None:
     else:
         answers = predicted
     if path.suffix == ".npz":
-        with atomic_write(path) as file:
+        with written(path) as file:
             np.savez(file, prediction=answers, output=predicted)
     else:
-        with atomic_write(path) as file:
+        with written(path) as file:
             np.savetxt(file, answers, fmt="%d" if classes else "%.9g", header="prediction", comments="")

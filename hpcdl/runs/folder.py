@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import logging
+import math
 import os
 import platform
 import re
@@ -23,7 +24,7 @@ from typing import TextIO
 import yaml
 from mpi4py import MPI
 
-from hpcdl.errors import UsageError, printable
+from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
 from hpcdl.files import atomic_write
 from hpcdl.machine.versions import versions
 from hpcdl.runs.options import Options
@@ -86,7 +87,7 @@ class Folder:
         """
         if self.path is None:
             return
-        try:
+        with blamed_on(f"--out {self.path} cannot be written"):
             if options.out == "auto":
                 self.path = new_folder(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
@@ -96,8 +97,6 @@ class Folder:
             remove_leftovers(self.path)
             (self.path / "logs").mkdir(exist_ok=True)
             self._write_config(self.path / "config.yaml", options)
-        except OSError as error:
-            raise UsageError(f"--out {self.path} cannot be written: {error.strerror}") from None
 
     def claim(self) -> None:
         """Let no other job write to this folder until this process closes it, or ends however it may (rank 0).
@@ -106,10 +105,8 @@ class Folder:
         """
         if self.path is None or self.lock is not None:
             return
-        try:
+        with blamed_on(f"{self.path} cannot be written"):
             self.lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise UsageError(f"{self.path} cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -131,31 +128,43 @@ class Folder:
             file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
 
     def open(self, step: int) -> None:
-        """Start this rank's log and, on rank 0, the metrics; when resuming, later steps' lines are dropped."""
+        """Start this rank's log and, on rank 0, the metrics; when resuming, later steps' lines are dropped.
+
+        So are lines that are none, which a crash of the machine may have left: the run goes on, and the log says so.
+        Raises UsageError where a file cannot be written.
+        """
         if self.path is None:
             return
-        self.handler = logging.FileHandler(self.path / "logs" / f"rank-{self.rank:04d}.log")
+        path = self.path / "logs" / f"rank-{self.rank:04d}.log"
+        with blamed_on(f"{path} cannot be written"):
+            self.handler = Log(path)
         self.handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(self.handler)
         log.setLevel(logging.INFO)
         if self.rank == 0:
             path = self.path / "metrics.jsonl"
-            kept = [line for line in read_lines(path) if json.loads(line)["step"] <= step]
-            with atomic_write(path) as file:
-                file.write("".join(kept).encode())
-            self.metrics = path.open("a")
+            with blamed_on(f"{path} cannot be written"):
+                steps = [(step_of(each), each) for each in read_lines(path)]
+                with atomic_write(path) as file:
+                    file.write(b"".join(each for of, each in steps if of is not None and of <= step))
+                self.metrics = path.open("a")
+            if broken := [number for number, (of, _) in enumerate(steps, 1) if of is None]:
+                log.warning("%s: %d lines are broken, and left out; the first is line %d", path, len(broken), broken[0])
 
     def record(self, lines: list[dict]) -> None:
         """Append lines to metrics.jsonl."""
         if self.metrics is not None:
-            self.metrics.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-            self.metrics.flush()
+            text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+            with blamed_on(f"{self.metrics.name} cannot be written", LoneError):
+                self.metrics.write(text)
+                self.metrics.flush()
 
     def write(self, name: str, value: dict) -> None:
         """Write a JSON file (rank 0)."""
         if self.path is not None and self.rank == 0:
-            with atomic_write(self.path / name) as file:
-                file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+            text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+            with blamed_on(f"{self.path / name} cannot be written", LoneError), atomic_write(self.path / name) as file:
+                file.write(text.encode())
 
     def kept(self) -> str:
         """What is there to go on from, for the message of a run that cannot go on."""
@@ -163,20 +172,41 @@ class Folder:
         return f"the last good checkpoint is {last}" if last and last.exists() else "there is no checkpoint yet"
 
     def close(self) -> None:
-        """The run is over."""
+        """The run is over. What could not be written has been said before."""
         if self.metrics is not None:
-            self.metrics.close()
+            with contextlib.suppress(OSError):
+                self.metrics.close()
         if self.handler is not None:
             log.removeHandler(self.handler)
-            self.handler.close()
+            with contextlib.suppress(OSError):
+                self.handler.close()
         self._release()
 
 
-def read_lines(path: Path) -> list[str]:
+class Log(logging.FileHandler):
+    """A rank's log, which ends the job in one line where it cannot be written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            raise LoneError(f"{self.baseFilename} cannot be written: {reason(error)}") from None
+        super().handleError(record)
+
+
+def read_lines(path: Path) -> list[bytes]:
     """The whole lines of a file; a last one that was cut off is left out."""
     if not path.exists():
         return []
-    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def step_of(line: bytes) -> float | None:
+    """The step that a line of metrics.jsonl speaks of; None where the line is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        step = found.get("step") if isinstance(found, dict) else None
+        return step if isinstance(step, int | float) and not math.isnan(step) else None
+    return None
 
 
 def absolute(data: str) -> str:

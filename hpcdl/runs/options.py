@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, 
 
 import yaml
 
-from hpcdl.errors import UsageError, nearest
+from hpcdl.errors import UsageError, blamed_on, finite, nearest, refuse_beyond, whole
+from hpcdl.memory import available
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
 
+LONGEST = 1e9  # seconds, or milliseconds: no clock of the system waits for ever so long
+LARGEST = 1_000_000  # bytes of a file of options
 INSTEAD = {
     "epochs": "steps",
     "batch_size": "batch_per_rank",
@@ -71,7 +75,7 @@ class Options:
         "auto: the fastest, as measured",
     )
     out: str = option("none", "folder that the run writes; none: nothing is written; auto: runs/STRATEGY-TIME")
-    resume: str = option("", "folder of a run to go on with, from its last checkpoint")
+    resume: str = option("", "folder of a run to go on with, from its last checkpoint; or a checkpoint file in it")
     checkpoint_every: int = option(0, "updates between checkpoints; 0: only when the run ends")
     keep: int = option(1, "how many of the last checkpoints are kept, beside the best")
     evaluate_every: int = option(1, "epochs between evaluations")
@@ -86,7 +90,7 @@ class Options:
     def __post_init__(self) -> None:
         if isinstance(self.batch_size, str) and self.batch_size != "full":
             try:
-                self.batch_size = int(self.batch_size)
+                self.batch_size = whole(self.batch_size)
             except ValueError:
                 raise UsageError(f"--batch-size: a number of examples, or full, not {self.batch_size!r}") from None
         for name in ("lr", "epochs", "batch_size", "accumulate", "keep", "evaluate_every"):
@@ -97,6 +101,9 @@ class Options:
             self._refuse_negative(name)
         for name in ("time_limit", "timeout", "pretend_compute", "trace", "seed"):
             self._refuse_negative(name)
+        for name in ("time_limit", "timeout", "pretend_compute"):
+            if getattr(self, name) > LONGEST:
+                raise UsageError(f"--{dashed(name)} is {LONGEST:,.0f} at most, not {getattr(self, name)}")
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
         if self.patience and not self.validation:
@@ -112,11 +119,23 @@ class Options:
         """The schedule of the learning rate; where a script has another --schedule, this one has another name."""
         return self.schedule
 
+    @property
+    def advice(self) -> str:
+        """What may help where a loss is no number any more."""
+        return "a smaller --lr or a --clip-norm may help"
+
     def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
         """Examples per update, updates per epoch, updates in all."""
         batch = self.global_batch(ranks, data.examples)
         per_epoch = data.steps_per_epoch(batch)
+        self.refuse_more_parts("accumulate", min(batch, data.examples))
         return batch, per_epoch, self.steps or self.epochs * per_epoch
+
+    def refuse_more_parts(self, name: str, examples: int) -> None:
+        """Raise UsageError where an option asks for more parts of a batch than that has examples."""
+        parts = getattr(self, name)
+        if parts > examples:
+            raise UsageError(f"--{dashed(name)} {parts}: a batch has {examples} examples, and so many parts at most")
 
     def make_optimizer(self, model: Any, plan: tuple[int, int, int], size: int | None = None) -> "Optimizer":
         """The optimizer for `size` parameters (default: all of the model's), where `plan` is what `plan` returns."""
@@ -125,11 +144,24 @@ class Options:
 
         batch, per_epoch, steps = plan
         schedule = make_schedule(self.rate_schedule, self.lr, steps, per_epoch, batch)
-        size = model.layout.size if size is None else size
+        if size is None:
+            self.refuse_too_large(model, 1)
+            size = model.layout.size
         device = getattr(model, "device", CPU)
         return make_optimizer(
             self.optimizer, size, model.layout.dtype, schedule, self.weight_decay, self.clip_norm, device
         )
+
+    def refuse_too_large(self, model: Any, ranks: int) -> None:
+        """Raise UsageError where so many ranks cannot hold the model: parameters, a gradient, the optimizer's vectors.
+
+        Where all ranks hold all of it, `ranks` is 1. Of what a GPU has to hold, the host makes the parameters.
+        """
+        from hpcdl.optim import vectors_of
+
+        vectors = 2 + len(vectors_of(self.optimizer)) if self.device == "cpu" else 1
+        needed = vectors * model.layout.size * model.layout.dtype.itemsize // ranks
+        refuse_beyond(f"--model {self.model}, of {model.layout.size:,} parameters, on each rank", needed, available())
 
     def global_batch(self, ranks: int, examples: int) -> int:
         """Examples per update, all ranks together."""
@@ -149,8 +181,8 @@ class Parser(argparse.ArgumentParser):
 def parse(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
     """Read the command line into an `options_class`; a field without a default is a positional argument.
 
-    Files of --config give values that the command line does not; with --resume DIR the options of that run do so for
-    what is left. It may be a run of another program, whose own options are then left out.
+    Files of --config give values that the command line does not; with --resume the options of that run do so for what
+    is left. It may be a run of another program, whose own options are then left out.
 
     Raises UsageError, one line, for an unknown option, a bad value or a file that is missing.
     """
@@ -201,23 +233,31 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
 
 def read_file(path: str | Path, told: str) -> dict[str, Any]:
     """The values of a YAML file as texts, by the names of fields; `told`: the option that names the file."""
+    with blamed_on(f"{told} cannot be read"), open(path, "rb") as file:
+        text = file.read(LARGEST + 1)  # a device may have no end
+    if len(text) > LARGEST:
+        raise UsageError(f"{told} has more than {LARGEST:,} bytes, and should be a few lines")
     try:
-        found = yaml.load(Path(path).read_text(), yaml.BaseLoader)  # texts, lists and dictionaries, nothing else
-    except OSError as error:
-        raise UsageError(f"{told} cannot be read: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError) as error:
+        found = yaml.load(text.decode(), yaml.BaseLoader)  # texts, lists and dictionaries, nothing else
+    except Exception as error:  # RecursionError, too
         raise UsageError(f"{told}: this is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
+    if not (isinstance(found, dict) and all(isinstance(name, str) for name in found)):
         raise UsageError(f"{told}: a line should be NAME: VALUE, with the name of an option")
     return {name.replace("-", "_"): value for name, value in found.items()}
 
 
 def resumed(folder: str, kinds: dict[str, Any]) -> dict[str, Any]:
-    """The options of the run in a folder; the learning rate's schedule is lr_schedule where another has its name."""
+    """The options of the run in a folder, or in that of a checkpoint file.
+
+    The learning rate's schedule is lr_schedule where another has its name.
+    """
+    told, where = f"--resume {folder}", "in that folder"
+    if os.path.isfile(folder):  # a checkpoint: the run that it is of
+        folder, where = os.path.dirname(folder) or ".", "beside that file"
     config = Path(folder, "config.yaml")
     if not os.path.isfile(config):
-        raise UsageError(f"--resume {folder}: there is no run in that folder (config.yaml is missing)")
-    texts = read_file(config, f"--resume {folder}: config.yaml")
+        raise UsageError(f"{told}: there is no run {where} (config.yaml is missing)")
+    texts = read_file(config, f"{told}: config.yaml")
     if ("lr_schedule" in texts) != ("lr_schedule" in kinds):
         schedule = texts.pop("lr_schedule", texts.pop("schedule", None))
         if schedule is not None:
@@ -242,15 +282,17 @@ def value_of(kind: Any, text: Any, where: str) -> Any:
             if isinstance(text, str):
                 return read(text)
     wanted = READ[kind][1] if kind in READ else "one of " + ", ".join(map(repr, get_args(kind)))
-    raise UsageError(f"{where}: expected {wanted}, not {' '.join(str(text).split())}")
+    if READ.get(kind) == READ[int] and isinstance(text, str) and text.lstrip("+-").isdecimal():
+        wanted += " of 64 bits"
+    said = text if isinstance(text, str) else reprlib.repr(text)  # of lists in lists in lists, the beginning
+    raise UsageError(f"{where}: expected {wanted}, not {' '.join(said.split())}")
 
 
-def finite(text: str) -> float:
-    """A number that is neither infinite nor NaN."""
-    value = float(text)
-    if not math.isfinite(value):
+def without_zeros(text: str) -> str:
+    """A text in which no character is 0, which a file's name cannot hold."""
+    if "\0" in text:
         raise ValueError
-    return value
+    return text
 
 
 def boolean(text: str) -> bool:
@@ -259,8 +301,8 @@ def boolean(text: str) -> bool:
 
 
 READ: dict[Any, tuple[Callable[[str], Any], str]] = {
-    str: (str, "a text"),
-    int: (int, "a whole number"),
+    str: (without_zeros, "a text"),
+    int: (whole, "a whole number"),
     float: (finite, "a number"),
     bool: (boolean, "true or false"),
 }

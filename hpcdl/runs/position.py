@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm import refuse_together
 from hpcdl.comm.progress import activity
-from hpcdl.errors import TrainingError, UsageError
+from hpcdl.errors import TrainingError, UsageError, blamed_on
+from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.checkpoint import Checkpoint, rotate
 from hpcdl.runs.folder import Folder, absolute, automatic, check_run_folder
+from hpcdl.runs.rewind import folder_of, is_last, later_than, set_aside
 from hpcdl.runs.state import NOT_FINITE
 
 if TYPE_CHECKING:
@@ -49,12 +51,16 @@ def position(run: "Run") -> dict:
 
 def refuse_another(run: "Run", found: Checkpoint) -> None:
     """Raise UsageError for a checkpoint of another model, data, optimizer, seed, batch size or state."""
+    check_attributes(found.attributes, f"--resume {run.options.resume}")
     mine, theirs = position(run), found.attributes
     refusal = f"--resume {run.options.resume}: that run's"
     if mine["layout"] != theirs["layout"]:
-        vectors = {"theirs": found.vectors["parameters"], "mine": run.model.layout}
-        sizes = {name: f"{vector.size} parameters of {vector.dtype}" for name, vector in vectors.items()}
-        before, now = f"{theirs['model']} with {sizes['theirs']}", f"{mine['model']} with {sizes['mine']}"
+        sizes = [
+            f"{sum(math.prod(tensor['shape']) for tensor in each['layout'])} parameters of "
+            + " and ".join(sorted({tensor["dtype"] for tensor in each["layout"]}))
+            for each in (theirs, mine)
+        ]
+        before, now = f"{theirs['model']} with {sizes[0]}", f"{mine['model']} with {sizes[1]}"
         raise UsageError(f"{refusal} model is {before}, not {now}")
     if mine["data"] != theirs["data"]:
         rows = [f"{each['data']['name']} with {each['data']['rows']} training rows" for each in (theirs, mine)]
@@ -63,7 +69,7 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
         if mine[name] != theirs[name]:
             raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
     for name, value in mine["fixed"].items():
-        before = theirs.get("fixed", {}).get(name, value)
+        before = theirs["fixed"].get(name, value)
         if before != value:
             raise UsageError(f"{refusal} {name.replace('_', ' ')} is {before}, not {value}")
     run.state.check_vectors(found, run.comm.size, refusal)
@@ -88,7 +94,8 @@ def open_folder(run: "Run") -> Folder:
     out, resume, leads = run.options.out, run.options.resume, run.comm.rank == 0
     path = automatic(run.strategy) if out == "auto" else None if out in ("", "none") else Path(out)
     folder, found = Folder(path, run.comm.rank), None
-    same = bool(resume) and path is not None and path.resolve() == Path(resume).resolve()
+    later: list[Path] = []
+    same = bool(resume) and path is not None and path.resolve() == folder_of(resume).resolve()
     try:
         with refuse_together(run.bookkeeping.mpi):
             if path is not None and leads:
@@ -98,6 +105,10 @@ def open_folder(run: "Run") -> Folder:
             if resume and leads:
                 found = Checkpoint.read(Path(resume))
                 refuse_another(run, found)
+                if same:
+                    later = later_than(found.attributes["step"], Path(resume))
+                    if any(each.name == "best.h5" for each in later):
+                        found.attributes["best"] = None  # there is no file of it any more: the next one is the best
         if resume:
             with activity.inside("broadcast", run.bookkeeping):
                 attributes = run.bookkeeping.mpi.bcast(found.attributes if found else None)
@@ -107,9 +118,13 @@ def open_folder(run: "Run") -> Folder:
         with refuse_together(run.bookkeeping.mpi):
             if leads:
                 folder.create(run.options, same)
+                if same and not is_last(resume):
+                    with blamed_on(f"--out {path} cannot be written"):
+                        set_aside(Path(resume), later)
         with activity.inside("broadcast", run.bookkeeping):
             folder.path = run.bookkeeping.mpi.bcast(folder.path)
-        folder.open(run.step)
+        with refuse_together(run.bookkeeping.mpi):
+            folder.open(run.step)
     except BaseException:
         folder.close()
         raise
@@ -119,17 +134,17 @@ def open_folder(run: "Run") -> Folder:
 def save_last(run: "Run") -> None:
     """Write checkpoint.h5, and keep as many older ones as the options say; collective over the ranks that agree."""
     path: Any = run.folder.path  # where there is none, nothing is saved
-    save(run, lambda found: rotate(path, run.options.keep, found, run.saved))
+    save(run, "checkpoint.h5", lambda found: rotate(path, run.options.keep, found, run.saved))
     run.saved = run.step
 
 
 def save_best(run: "Run") -> None:
     """Write best.h5; collective over the ranks that agree."""
     path: Any = run.folder.path
-    save(run, lambda found: found.write(path / "best.h5"))
+    save(run, "best.h5", lambda found: found.write(path / "best.h5"))
 
 
-def save(run: "Run", write: Callable[[Checkpoint], None]) -> None:
+def save(run: "Run", name: str, write: Callable[[Checkpoint], None]) -> None:
     """Write a checkpoint of the run as it stands, where it has a folder. Raises TrainingError where that fails."""
     if run.folder.path is None:
         return
@@ -137,4 +152,5 @@ def save(run: "Run", write: Callable[[Checkpoint], None]) -> None:
     if problem == NOT_FINITE:
         raise TrainingError(f"the parameters after step {run.step} are not finite; {run.folder.kept()}")
     if problem:
-        raise TrainingError(f"the checkpoint of step {run.step} cannot be written: {problem}")
+        what = f"the checkpoint of step {run.step}, {run.folder.path / name},"
+        raise TrainingError(f"{what} cannot be written: {problem}; {run.folder.kept()}")

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 
 from hpcdl.comm import failure
-from hpcdl.errors import AgreedError, TrainingError, printable
+from hpcdl.errors import AgreedError, TrainingError, line
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def ended(program: str, rank: int) -> Iterator[None]:
     except (AgreedError, TrainingError) as error:
         sys.stdout.flush()
         if rank == error.speaker:
-            print(f"{program}: error: {printable(error)}", file=sys.stderr, flush=True)
+            print(f"{program}: error: {line(error)}", file=sys.stderr, flush=True)
         raise SystemExit(2 if isinstance(error, AgreedError) else 1) from None
 
 

@@ -46,7 +46,6 @@ from hpcdl.runs.summary import finish, measured
 
 log = logging.getLogger("hpcdl")
 Everyone = Communicator | None
-ADVICE = "a smaller --lr or a --clip-norm may help"
 
 
 class Run:
@@ -246,7 +245,9 @@ class Run:
     def not_finite(self, step: int, rank: int) -> TrainingError:
         """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
         rank += self.everyone.size - self.comm.size
-        return TrainingError(f"the loss of step {step} is not finite on rank {rank}; {self.folder.kept()}; {ADVICE}")
+        return TrainingError(
+            f"the loss of step {step} is not finite on rank {rank}; {self.folder.kept()}; {self.options.advice}"
+        )
 
     def _evaluate_and_save(self, epoch_ends: bool, saving: bool, ends: bool) -> None:
         """What of it is due."""
@@ -269,7 +270,7 @@ class Run:
         for name, value in found.items():
             if not math.isfinite(value):  # on all ranks alike: the sums are the same
                 what = f"the {name.replace('_', ' ')} after step {self.step} is not finite"
-                raise TrainingError(f"{what}; {self.folder.kept()}; {ADVICE}")
+                raise TrainingError(f"{what}; {self.folder.kept()}; {self.options.advice}")
         judged = found.get("validation_loss", found.get("test_loss", self.metrics.train_loss))
         self.stopping.judge(judged, found.get("test_accuracy"))
         self.metrics.scores = found | (self.held.last_scores(self.data) if self.over else {})

@@ -5,7 +5,8 @@
     CutVector    of each rank a part (cut_vector.py)         the whole vector, for any number of ranks and any cut
     Elsewhere    on other ranks that rank 0 can ask          the whole vector
 
-Each of them has a name in the file, `gather` and `scatter`: the state neither knows nor asks which it has.
+Each of them has a name, a shape and a type in the file, `gather` and `scatter`: the state neither knows nor asks which
+it has.
 """
 
 from collections.abc import Callable
@@ -27,6 +28,9 @@ class Tracked(Protocol):
     def stored(self, name: str) -> str:
         """Its name in the file."""
 
+    def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
+        """Its shape and type in the file of a run on so many ranks."""
+
     def gather(self, comm: Communicator) -> np.ndarray | None:
         """The whole vector, on the host of rank 0; None elsewhere. Collective."""
 
@@ -42,6 +46,9 @@ class Same:
 
     def stored(self, name: str) -> str:
         return name
+
+    def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
+        return self.array.shape, self.array.dtype
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
         return device_of(self.array).host(self.array) if comm.rank == 0 else None
@@ -60,6 +67,9 @@ class PerRank:
 
     def stored(self, name: str) -> str:
         return f"ranks/{name}"
+
+    def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
+        return (ranks, self.array.size), self.array.dtype
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
         if comm.rank > 0:
@@ -81,13 +91,19 @@ class PerRank:
 
 
 class Elsewhere:
-    """A vector that lies in parts elsewhere: read() -> vector, write(vector). Tracked by rank 0 alone."""
+    """A vector that lies in parts elsewhere: read() -> vector, write(vector). Tracked by rank 0 alone.
 
-    def __init__(self, read: Callable[[], np.ndarray], write: Callable[[np.ndarray], None]):
-        self.read, self.write = read, write
+    like: an array of its shape and type.
+    """
+
+    def __init__(self, read: Callable[[], np.ndarray], write: Callable[[np.ndarray], None], like: Array):
+        self.read, self.write, self.like = read, write, like
 
     def stored(self, name: str) -> str:
         return name
+
+    def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
+        return self.like.shape, self.like.dtype
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
         return self.read()
@@ -95,6 +111,11 @@ class Elsewhere:
     def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
         assert whole is not None
         self.write(whole)
+
+
+def described(shape: tuple[int, ...], dtype: np.dtype) -> str:
+    """A vector's form, for people."""
+    return f"{' x '.join(map(str, shape)) or 'one'} of {dtype}"
 
 
 class State:
@@ -108,15 +129,19 @@ class State:
         self.tracked[name] = vector
 
     def check_vectors(self, found: Checkpoint, ranks: int, refusal: str) -> None:
-        """Raise UsageError where the vectors of a checkpoint are others, or are of another number of ranks."""
+        """Raise UsageError where the vectors of a checkpoint are others, or of another form or number of ranks."""
         wanted = {vector.stored(name) for name, vector in self.tracked.items()}
         if set(found.vectors) != wanted:
             raise UsageError(f"{refusal} state is {', '.join(sorted(found.vectors))}, not {', '.join(sorted(wanted))}")
         for name, vector in self.tracked.items():
-            if isinstance(vector, PerRank):
-                before = len(found.vectors[vector.stored(name)])
-                if before != ranks:
-                    raise UsageError(f"{refusal} {name} belongs to its {before} ranks; start {before}, not {ranks}")
+            whole, form = found.vectors[vector.stored(name)], vector.form(ranks)
+            if isinstance(vector, PerRank) and whole.ndim == 2 and len(whole) != ranks:
+                before = len(whole)
+                raise UsageError(f"{refusal} {name} belongs to its {before} ranks; start {before}, not {ranks}")
+            if (whole.shape, whole.dtype) != form:
+                raise UsageError(f"{refusal} {name} is {described(whole.shape, whole.dtype)}, not {described(*form)}")
+            if not np.isfinite(whole).all():
+                raise UsageError(f"{refusal} {name} is not finite, which no run saves")
 
     def gather(self, comm: Communicator) -> dict[str, np.ndarray]:
         """The whole vectors by their names in the file, on rank 0; nothing on the others. Collective."""
@@ -140,7 +165,7 @@ class State:
             else:
                 try:
                     write(Checkpoint(vectors, attributes))
-                except (OSError, RuntimeError) as error:  # h5py says RuntimeError when the disk is full
+                except Exception as error:  # whatever h5py raises: all ranks are to know
                     problem = reason(error)
             failed[0] = {"": 0, NOT_FINITE: 1}.get(problem, 2)
         comm.broadcast(failed)

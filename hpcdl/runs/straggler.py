@@ -17,8 +17,10 @@ from hpcdl.data import Batch
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.random import Random
-from hpcdl.runs.options import Options
+from hpcdl.runs.options import LONGEST, Options
 from hpcdl.runs.wrapped import Wrapped
+
+SLOWEST = 1e6  # times as long, at most: more is no straggler, but the end of the run
 
 
 def slowed(model: Any, options: Options, rank: int, workers: range) -> Any:
@@ -53,7 +55,7 @@ def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
         slow = int(who) if who != "random" else None
     except ValueError:
         raise refusal from None
-    if len(numbers) != (2 if slow is None else 1) or numbers[-1] < 1:
+    if len(numbers) != (2 if slow is None else 1) or not 1 <= numbers[-1] <= SLOWEST:
         raise refusal
     if slow is None:
         if not 0 <= numbers[0] <= 1:
@@ -63,6 +65,11 @@ def parse(straggler: str, rank: int, workers: range) -> tuple[float, float]:
         which = f"the workers are ranks {workers[0]} to {workers[-1]}" if len(workers) > 1 else f"rank {workers[0]} is"
         raise UsageError(f"--straggler {straggler}: rank {slow} is no worker; {which}")
     return (numbers[0], 1) if slow == rank else (1, 0)
+
+
+def rest(seconds: float) -> None:
+    """Sleep so long, where that is above 0, but not longer than the system's clock can count."""
+    time.sleep(min(max(0.0, seconds), LONGEST))
 
 
 class Slowed(Wrapped):
@@ -80,7 +87,7 @@ class Slowed(Wrapped):
         begun, talked = time.perf_counter(), traffic.seconds
         yield
         computed = time.perf_counter() - begun - (traffic.seconds - talked)
-        time.sleep(max(0.0, factor * max(computed, self.least * fraction) - computed))
+        rest(factor * max(computed, self.least * fraction) - computed)
 
     def _struck(self) -> bool:
         """Whether it straggles this time."""
@@ -100,7 +107,7 @@ class Slowed(Wrapped):
             before = time.perf_counter()
             computed = before - begun - told - slept
             pretended = factor * max(computed, self.least * (1 + 2 * done / gradient.size) / 3)
-            time.sleep(max(0.0, pretended - computed - slept))
+            rest(pretended - computed - slept)
             slept += time.perf_counter() - before
 
         def ready(part: slice) -> None:

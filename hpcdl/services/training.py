@@ -87,6 +87,8 @@ def training(
             model = make_model(options.model, data.features, data.classes, options.dtype, device)
             if check is not None:
                 check(options, world.size - options.data_servers, model)
+            if cut:
+                options.refuse_too_large(model, world.size - options.data_servers)
             optimizer = run.make_optimizer(model, data, 0 if cut else None)
             model = accumulated(slowed(model, options, everyone.rank, roles.workers), options.accumulate)
         if role == "data server":

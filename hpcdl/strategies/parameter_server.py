@@ -183,7 +183,9 @@ class OnServers(OnOneRank):
         if not self.leads:
             return {}
         state: dict[str, Tracked] = {
-            f"optimizer/{name}": Elsewhere(partial(self._read, which), partial(self.loaded.__setitem__, which))
+            f"optimizer/{name}": Elsewhere(
+                partial(self._read, which), partial(self.loaded.__setitem__, which), self.parameters
+            )
             for which, name in enumerate(self.optimizer.state, 1)
         }
         return super().tracked() | state

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.errors import UsageError
+from hpcdl.federated.averaging import PrivateAverage
 from hpcdl.federated.privacy import ORDERS, add_noise, clip, divergence, divergences
 from hpcdl.federated.privacy import epsilon as epsilon_of
 from hpcdl.random import Random
@@ -127,3 +129,12 @@ def test_it_bounds_the_exact_delta_of_the_gaussian_mechanism(noise):
         half, tilt = 1 / (2 * noise), bound * noise
         exact = normal(half - tilt) - math.exp(bound) * normal(-half - tilt)
         assert 0.05 * delta < exact <= delta
+
+
+def test_noise_that_is_next_to_nothing_or_beyond_all_has_a_divergence():
+    """No overflow, no division by zero: an average refuses what is infinite."""
+    for fraction in (0.5, 1):
+        assert divergence(1e-200, fraction, 2) == math.inf and divergence(1e308, fraction, 2) < 1e-9
+    rows = [np.arange(3)] * 2
+    with pytest.raises(UsageError, match="--noise 1e-200 is too little for any epsilon"):
+        PrivateAverage(Random(0), rows, 0.5, np.zeros(3), 1.0, 1e-200)

@@ -84,3 +84,12 @@ def test_rises_during_warm_up_and_never_afterwards(spec, warmup, lr, steps, epoc
 def test_wrong_settings(spec, lr, message):
     with pytest.raises(UsageError, match=message):
         make_schedule(spec, lr, STEPS, EPOCH, BATCH)
+
+
+@pytest.mark.parametrize(
+    "spec", ["step:factor=1e308,every=1e-9", "step:every=1e308", "cosine:warmup=1e308", "1/t:decay=1e308"]
+)
+def test_settings_beyond_all_steps_give_a_rate_at_each(spec):
+    """Infinite, too: a run whose rate is says so itself."""
+    rate = make_schedule(spec, LR, STEPS, EPOCH, BATCH)
+    assert all(rate(step) >= 0 for step in range(0, STEPS, 7))

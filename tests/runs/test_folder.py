@@ -15,7 +15,7 @@ from hpcdl.runs.folder import Folder, absolute, read_lines
 def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
-    assert read_lines(path) == ['{"step": 1}\n', '{"step": 2}\n']
+    assert read_lines(path) == [b'{"step": 1}\n', b'{"step": 2}\n']
     assert read_lines(tmp_path / "absent") == []
 
 
@@ -28,6 +28,19 @@ def test_lines_of_later_steps_are_dropped_when_a_run_resumes(tmp_path):
     folder.record([{"step": 3, "again": True}])
     folder.close()
     assert path.read_text().splitlines() == ['{"step": 1}', '{"step": 2}', '{"step": 3, "again": true}']
+
+
+def test_lines_that_a_crash_has_broken_are_left_out_and_the_log_says_so(tmp_path):
+    (tmp_path / "logs").mkdir()
+    path = tmp_path / "metrics.jsonl"
+    broken = [b"\x00\x00\x00", b'{"st', b"[1]", b'{"epoch": 1}', b'{"step": "x"}', b'{"step": NaN}', b"\xff{}", b""]
+    path.write_bytes(b'{"step": 1}\n' + b"\n".join(broken) + b'\n{"step": 2}\n')
+    folder = Folder(tmp_path, 0)
+    folder.open(2)
+    folder.close()
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    said = (tmp_path / "logs" / "rank-0000.log").read_text()
+    assert "WARNING" in said and "metrics.jsonl: 8 lines are broken, and left out; the first is line 2" in said
 
 
 def test_only_numbers_that_json_has_are_written(tmp_path):

@@ -48,7 +48,8 @@ def lead(world, data):
             class Led(OnOneRank):
                 def tracked(self):
                     write = partial(state.__setitem__, slice(None))
-                    return super().tracked() | ({"optimizer/momentum": Elsewhere(read, write)} if self.leads else {})
+                    state_there = {"optimizer/momentum": Elsewhere(read, write, state)}
+                    return super().tracked() | (state_there if self.leads else {})
 
                 def refresh(self):
                     refresh()

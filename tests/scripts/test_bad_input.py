@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -86,11 +87,39 @@ def test_what_is_no_hdf5_at_all(run_on, tmp_path):
         (["--overlap", "--bucket-mib", "0"], "--bucket-mib must be greater than 0"),
         (["--out", "/proc/run"], "--out /proc/run cannot be written"),
         (["--lr", "half"], "--lr: expected a number, not half"),
+        (["--accumulate", "9" * 18], "--accumulate 9+: a batch has 32 examples, and so many parts at most"),
+        (["--accumulate", "9" * 20], "--accumulate: expected a whole number of 64 bits, not 9+"),
+        (["--partition", "shards:999999999"], "partition 'shards:999999999': there are 1438 training examples"),
+        (
+            ["--model", "mlp:99999999999"],
+            r"of 7,4\d+,\S* parameters, on each rank needs [\d,]+ bytes .* there are [\d,]+",
+        ),
+        (
+            ["--model", "gpt:layers=99999999"],
+            "'gpt:layers=99999999', by the number of its layers, needs 999,999,990,000",
+        ),
+        (["--pretend-compute", "1e308"], "--pretend-compute is 1,000,000,000 at most"),
+        (["--straggler", "0:inf"], "--straggler is RANK:FACTOR or random:PROBABILITY:FACTOR, not '0:inf'"),
+        (["--allreduce", "..:x"], "--allreduce ..:x should be an importable package.module:function: .*relative"),
+        (["--out", "x" * 5000], "--out x+ ... x+ cannot be written: File name too long"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_options(run_on, tmp_path, options, words):
     refused(run_on, tmp_path, words, *options)
+
+
+def test_a_module_that_fails_in_whatever_way_as_it_is_imported(run_on, tmp_path):
+    environment = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    bodies = {"raising": "raise KeyError('mine')", "leaving": "import sys\nsys.exit(3)", "broken": "def ("}
+    for name, body in bodies.items():
+        (tmp_path / f"{name}.py").write_text(body)
+    for name, words in {
+        "raising": "'mine'",
+        "leaving": "leaves the program, with status 3",
+        "broken": "syntax",
+    }.items():
+        refused(partial(run_on, **environment), tmp_path, f"importable.*: .*{words}", "--allreduce", f"{name}:f")
 
 
 def test_an_option_refused_by_ranks_of_its_own(launch, tmp_path):
@@ -156,6 +185,8 @@ def test_sequential_training_on_several_ranks(run_on, tmp_path):
     [
         (3, "pipeline", ["--model", "mlp:8"], "3 stages need as many layers, and the model has 2 .dense1, dense2.;"),
         (2, "grid", ["--grid", "data=2,tensor=2"], "grid data=2,pipeline=1,tensor=2 has 4 ranks, and there are 2"),
+        (2, "pipeline", ["--microbatches", "9" * 7], "--microbatches 9999999: a batch has 32 examples"),
+        (2, "fully_sharded", ["--model", "mlp:99999999999"], "on each rank needs [0-9,]+ bytes at least"),
         (2, "tensor_parallel", ["--placement", "partitioned"], "--placement partitioned: ranks that share a model"),
     ],
 )

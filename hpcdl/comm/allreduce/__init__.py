@@ -13,7 +13,7 @@ import importlib
 
 from hpcdl.comm.allreduce import auto, direct, hierarchical, mpi, naive, recursive, ring, shared, tree
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.errors import UsageError, unknown
+from hpcdl.errors import UsageError, blamed_on, unknown
 
 ALGORITHMS = {
     module.ALGORITHM.name: module.ALGORITHM
@@ -28,10 +28,11 @@ def algorithm(name: str) -> Algorithm:
     module, colon, function = name.partition(":")
     if not (module and colon):
         raise unknown("all-reduce algorithm", name, [*ALGORITHMS, "package.module:function"])
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"--allreduce {name}: {error}; give an importable package.module:function") from None
+    with blamed_on(f"--allreduce {name} should be an importable package.module:function"):
+        try:
+            found = getattr(importlib.import_module(module), function)
+        except SystemExit as left:
+            raise ImportError(f"that module leaves the program, with status {left.code}") from None
     if isinstance(found, Algorithm):
         return found
     if not callable(found):

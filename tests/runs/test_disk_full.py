@@ -1,0 +1,116 @@
+"""A full disk ends a run in one line that names the file; what was there before stays whole, and nothing is half there.
+
+The limit on the size of a file stands in for the disk's end: what is written beyond it fails, as on a full disk.
+"""
+
+import contextlib
+import logging
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcdl.comm.trace import Timeline
+from hpcdl.errors import LoneError, TrainingError, UsageError
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.export import export, write_predictions
+from hpcdl.runs.folder import Folder
+
+pytestmark = pytest.mark.four
+
+
+@contextlib.contextmanager
+def room(size):
+    """No file grows beyond so many bytes; Python ignores the signal that comes of it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def sample(step):
+    return Checkpoint(
+        {"parameters": np.full(2000, 0.5 * step), "optimizer/momentum": np.ones(500, "f4")}, {"step": step}
+    )
+
+
+def test_wherever_the_disk_ends_a_checkpoint_is_the_old_one(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)  # h5py closes a file late, and complains there
+    path = tmp_path / "checkpoint.h5"
+    sample(1).write(path)
+    for size in range(0, path.stat().st_size, 997):
+        with room(size), pytest.raises(OSError, match="too large"):
+            sample(2).write(path)
+        assert [each.name for each in tmp_path.iterdir()] == ["checkpoint.h5"]
+        assert Checkpoint.read(path).attributes["step"] == 1
+    with room(path.stat().st_size):
+        sample(2).write(path)
+    assert Checkpoint.read(path).attributes["step"] == 2 and not said
+
+
+def test_a_checkpoint_that_finds_no_room_ends_the_run_on_all_ranks(run, world, mpi_tmp_path):
+    out, limit = mpi_tmp_path / "a", contextlib.ExitStack()
+
+    def fill(running, loss, total):
+        if running.step == 7 and running.comm.rank == 0:
+            limit.enter_context(room(20_000))
+
+    with limit, pytest.raises(TrainingError) as caught:
+        run(out=str(out), checkpoint_every=5, evaluate_every=9, model="mlp:400", observer=fill)
+    words = r"the checkpoint of step 10, .*a/checkpoint.h5, cannot be written: .*; the last good checkpoint is "
+    assert world.rank > 0 or caught.match(words)
+    world.Barrier()
+    assert Checkpoint.read(out).attributes["step"] == 5
+    assert not [each.name for each in out.iterdir() if each.name.endswith(".part")]
+
+
+@pytest.fixture
+def alone():
+    if MPI.COMM_WORLD.size > 1:
+        pytest.skip("files, which one rank writes")
+
+
+def test_metrics_summary_trace_and_log(alone, tmp_path):
+    """One rank writes them, and ends the job with its line."""
+    (tmp_path / "logs").mkdir()
+    folder = Folder(tmp_path, 0)
+    folder.open(0)
+    folder.write("summary.json", {"first": True})
+    timeline = Timeline(MPI.COMM_WORLD, 10)
+    trace = tmp_path / "trace.json"
+    with room(0):
+        for name, write in {
+            "metrics.jsonl": lambda: folder.record([{"step": 1}]),
+            "summary.json": lambda: folder.write("summary.json", {"second": True}),
+            "trace.json": lambda: timeline.write(trace),
+            "rank-0000.log": lambda: logging.getLogger("hpcdl").info("of no use"),
+        }.items():
+            with pytest.raises(LoneError, match=rf"{name} cannot be written: File too large$"):
+                write()
+        folder.close()  # says it no second time
+    timeline.close()
+    assert (tmp_path / "summary.json").read_text() == '{\n  "first": true\n}\n' and not trace.exists()
+    assert not list(tmp_path.glob(".*.part"))
+
+
+@pytest.mark.parametrize("name", ["w.npz", "w.safetensors", "p.csv", "p.npz"])
+def test_exports(alone, tmp_path, name):
+    path = tmp_path / name
+    with room(100), pytest.raises(LoneError, match=rf"{name} cannot be written: "):
+        if name[0] == "w":
+            export({"weight": np.ones(500)}, path)
+        else:
+            write_predictions(np.ones((500, 3)), 3, path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_on_a_full_disk_is_refused(run, mpi_tmp_path):
+    with room(10), pytest.raises(UsageError, match=r"a cannot be written: File too large"):
+        run(out=str(mpi_tmp_path / "a"))
+    assert not Path(mpi_tmp_path / "a" / "config.yaml").exists()

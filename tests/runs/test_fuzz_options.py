@@ -1,0 +1,194 @@
+"""Whatever options a script is given, on the command line or in a file: a run, or one line that refuses it.
+
+Each case takes one of the programs, gives some of its options values that were picked to hurt, and starts it in this
+process: on one rank, with 20 rows, for one step. Memory is limited to a little more than there is in use, and so is the
+time: nothing may be allocated, or gone through, by a number that nobody has looked at.
+"""
+
+import importlib
+import math
+from typing import get_args, get_type_hints
+
+import pytest
+import yaml
+from fuzz import cases
+from hypothesis import given
+from hypothesis import strategies as st
+from in_process import assert_ends, ends
+from mpi4py import MPI
+
+from hpcdl.comm.topology import topology
+from hpcdl.data.prepare import Output
+from hpcdl.data.prepare_text import prepare_text
+from hpcdl.models import SETTINGS as MODELS
+from hpcdl.optim import SETTINGS as OPTIMIZERS
+from hpcdl.optim.schedules import SETTINGS as SCHEDULES
+from hpcdl.runs.options import dashed
+
+PROGRAMS = {
+    "train_sequential": "Options",
+    "train_allreduce": "AllReduceOptions",
+    "train_federated": "FederatedOptions",
+    "train_pipeline": "PipelineOptions",
+    "train_grid": "GridOptions",
+    "train_local_sgd": "LocalOptions",
+    "train_gossip": "GossipOptions",
+    "train_kmeans": "KMeansOptions",
+    "train_parameter_server": "ServerOptions",
+    "train_tensor_parallel": "TensorOptions",
+    "train_model_parallel": "ModelOptions",
+    "train_fully_sharded": "ShardedOptions",
+}
+MANY = ["1e20", "100000000000000000000", "2147483648", "9223372036854775807", "9223372036854775808", "9" * 5000]
+BAD = ["", "-1", "nan", "inf", "-inf", "1e308", "-1e308", "1e-200", "5e-324", "0x10", "null", "half", "1\n2", "\ud800"]
+FEW = ["0", "1", "2", "3", "0.5", " 1", "1_0", "٣"]
+NUMBERS = st.sampled_from([*FEW, *MANY, *BAD])
+LARGE = st.sampled_from([*MANY, *BAD])
+NAMES = st.sampled_from(["", ":", "..", "a b", "x" * 5000, "é\ud800", "\x1b[31m", "{", "[/]", "1\n2", "%s", "null"])
+PATHS = st.sampled_from(
+    ["/dev/null", "/proc/self/mem", "/proc/nothing", "x" * 5000, "y" * 200 + "/" + "z" * 300, "a\0b"]
+)
+
+
+def specs(settings):
+    """NAME, or NAME:KEY=VALUE,... with a value that hurts."""
+    pairs = st.tuples(st.sampled_from(sorted(settings)), st.sampled_from([*{k for v in settings.values() for k in v}]))
+    return st.tuples(pairs, NUMBERS).map(lambda drawn: f"{drawn[0][0]}:{drawn[0][1]}={drawn[1]}")
+
+
+WIDTHS = st.lists(NUMBERS, min_size=1, max_size=3).map(lambda drawn: "mlp:" + ",".join(drawn))
+DEEP = st.sampled_from(
+    ["mlp:99999999999", "gpt:layers=99999999", "gpt:layers=99999999,width=4", "gpt:heads=3", "gpt:width=8,heads=2"]
+)
+STRAGGLERS = st.sampled_from(
+    ["0:2", "0:inf", "0:1e308", "0:nan", "0:", "1:2", "-1:2", "random:2:2", "random:0:2", "0:0.5"]
+)
+GRAPHS = ["torus:0x0", "torus:1x1", "torus:1e20x1", "random-regular:degree=-1", "erdos-renyi:p=nan", "erdos-renyi:p=-1"]
+GRIDS = st.tuples(st.sampled_from(["data", "pipeline", "tensor", ""]), NUMBERS).map("=".join)
+FUNCTIONS = [
+    "..:x",
+    ":",
+    ".:x",
+    "a..b:x",
+    "os:path",
+    "os:nothing",
+    "this is:no",
+    "json.nothing:x",
+    "ring",
+    "auto",
+    "tree",
+]
+FIELDS = {
+    "model": specs(MODELS) | WIDTHS | DEEP | st.sampled_from([*MODELS]),
+    "optimizer": specs(OPTIMIZERS),
+    "schedule": specs(SCHEDULES) | st.sampled_from(["gpipe", "naive", "interleaved", "pipedream"]),
+    "lr_schedule": specs(SCHEDULES),
+    "server_optimizer": specs(OPTIMIZERS),
+    "outer": specs(OPTIMIZERS) | st.just("average"),
+    "partition": st.tuples(st.sampled_from(["shards", "dirichlet", "column", "iid", "by-label"]), NUMBERS).map(
+        ":".join
+    ),
+    "augment": NUMBERS.map("shift:{}".format) | st.just("flip"),
+    "straggler": STRAGGLERS,
+    "topology": st.sampled_from(GRAPHS) | NUMBERS.map("random-regular:degree={}".format),
+    "grid": GRIDS,
+    "allreduce": st.sampled_from(FUNCTIONS),
+    "out": PATHS,
+    "resume": PATHS,
+    "draw": st.sampled_from(["graph.txt", "/proc/graph.png"]),
+    "device": NAMES,  # where there is a GPU, it is not asked for
+    # What these ask for they get: of time, or the job's end.
+    "pretend_compute": st.sampled_from(["0", "0.01", "1e10", "1e308", "inf", "-1"]),
+    "timeout": st.sampled_from(["0", "1e10", "1e308", "inf", "nan", "-1", "1000000"]),
+    "local_epochs": st.sampled_from(["0", "1", "-1", "nan", "1e20", "9" * 30]),
+    "noise": LARGE,
+}
+
+
+def values(name, kind):
+    """What the option of this name and type is given."""
+    if name == "data":  # what files may hold is the affair of tests/data
+        return st.sampled_from(["digit", "", "/dev/null", "nowhere.h5", "a\0b"])
+    if name in FIELDS:
+        return FIELDS[name] | NAMES
+    if kind is bool:
+        return st.just("true") | NAMES
+    if kind in (str, int, float) or not all(isinstance(each, str) for each in get_args(kind)):
+        return NAMES if kind is str else NUMBERS
+    return st.sampled_from(get_args(kind)) | NAMES
+
+
+@st.composite
+def starts(draw):
+    """A program, the options that it is given, and which of these stand in a file, as what YAML makes of them."""
+    program = draw(st.sampled_from(sorted(PROGRAMS)))
+    kinds = get_type_hints(getattr(importlib.import_module(f"hpcdl.scripts.{program}"), PROGRAMS[program]))
+    names = draw(st.lists(st.sampled_from(sorted(kinds)), min_size=1, max_size=3, unique=True))
+    given = {name: draw(values(name, kinds[name])) for name in names}
+    inside = draw(st.lists(st.sampled_from(names), unique=True))
+    nested = st.sampled_from([None, [], {}, [1, [2]], {"a": None}, True, 1e308, math.inf, 10**20, 3])
+    filed = {name: draw(st.just(given[name]) | nested) for name in inside}
+    return program, {name: value for name, value in given.items() if name not in filed}, filed, draw(st.booleans())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the programs find two small data sets."""
+    import h5py
+    import numpy as np
+
+    path = tmp_path_factory.mktemp("fuzz")
+    random = np.random.default_rng(3)
+    with h5py.File(path / "few.h5", "w") as file:
+        for part, rows in (("train", 20), ("test", 6)):
+            file[f"{part}/y"] = y = random.integers(0, 3, rows)
+            file[f"{part}/x"] = random.standard_normal((rows, 3)) + y[:, None]
+        file.attrs["classes"] = 3
+    (path / "text.txt").write_text("the cat sat on the mat and the dog sat on the cat " * 3)
+    prepare_text(str(path / "text.txt"), Output(str(path / "text.h5")), length=4)
+    return path
+
+
+def arguments(folder, program, given, filed, text):
+    """The command line of a case: what is asked for, in the smallest of runs."""
+    small = {"data": str(folder / ("text.h5" if text else "few.h5"))}
+    if program == "train_kmeans":
+        small |= {"clusters": "2", "rounds": "1"}
+    else:
+        small |= {"model": "gpt:layers=1,width=8,heads=2" if text else "mlp:4", "progress": "none", "out": "none"}
+        small |= {"time_limit": "0.001", **({"rounds": "1"} if program == "train_federated" else {"steps": "1"})}
+        small |= {"clients": "3"} if program == "train_federated" else {}
+    if program == "train_parameter_server":
+        small |= {"servers_on_workers": "true"}
+    if "epochs" in given:
+        small.pop("steps", None)
+    options = {name: value for name, value in small.items() if name not in filed} | given
+    if filed:
+        (folder / "c.yaml").write_text(yaml.safe_dump(filed))
+        options["config"] = str(folder / "c.yaml")
+    switches = [
+        f"--{dashed(name)}" if name in SWITCHES else f"--{dashed(name)}={value}" for name, value in options.items()
+    ]
+    return switches
+
+
+SWITCHES = {"servers_on_workers"}
+
+
+@given(starts())
+@cases(300)
+def check(folder, start):
+    program, given, filed, text = start
+    options = arguments(folder, program, given, filed, text)
+    assert_ends(program, options)
+
+
+def test_a_run_or_one_line(folder, monkeypatch):
+    if MPI.COMM_WORLD.size > 1:
+        pytest.skip("a program on one rank")
+    monkeypatch.chdir(folder)
+    topology("ring", 1, 0)
+    for program in PROGRAMS:  # what is loaded once is no case's memory
+        assert_ends(program, arguments(folder, program, {}, {}, False))
+        ends(program, arguments(folder, program, {}, {}, True))
+    check(folder)

@@ -1,0 +1,30 @@
+"""Errors are one line each, whatever is in them."""
+
+import pytest
+
+from hpcdl.errors import LONGEST, UsageError, blamed_on, finite, line, parse_spec, whole
+
+
+def test_one_line_that_moves_no_terminal_and_shows_both_ends():
+    assert line("a\nb\x1b[31m") == r"a\nb\x1b[31m"
+    long = line("begin" + "x" * 5000 + "end")
+    assert len(long) <= LONGEST + 5 and long.startswith("beginx") and long.endswith("xend") and "x ... x" in long
+
+
+def test_numbers_of_64_bits_and_none_beyond():
+    assert whole(str(2**63 - 1)) == 2**63 - 1 and whole("-3") == -3
+    for text in (str(2**63), "1e3", "9" * 5000, ""):
+        with pytest.raises(ValueError):
+            whole(text)
+    for text in ("inf", "nan", "1e999"):
+        with pytest.raises(ValueError):
+            finite(text)
+    with pytest.raises(UsageError, match="n should be of type int, not '9"):
+        parse_spec("thing", f"a:n={'9' * 30}", {"a": {"n": 1}})
+
+
+def test_what_a_library_raises_is_blamed_and_ours_passes():
+    with pytest.raises(UsageError, match=r"^the file cannot be read: 'key'$"), blamed_on("the file cannot be read"):
+        raise KeyError("key")
+    with pytest.raises(UsageError, match=r"^mine$"), blamed_on("the file cannot be read"):
+        raise UsageError("mine")
