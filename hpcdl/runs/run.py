@@ -244,10 +244,8 @@ class Run:
 
     def not_finite(self, step: int, rank: int) -> TrainingError:
         """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
-        rank += self.everyone.size - self.comm.size
-        return TrainingError(
-            f"the loss of step {step} is not finite on rank {rank}; {self.folder.kept()}; {self.options.advice}"
-        )
+        what = f"the loss of step {step} is not finite on rank {rank + self.everyone.size - self.comm.size}"
+        return TrainingError(f"{what}; {self.folder.kept()}; {self.options.advice}")
 
     def _evaluate_and_save(self, epoch_ends: bool, saving: bool, ends: bool) -> None:
         """What of it is due."""
