@@ -28,6 +28,7 @@ from hpcdl.comm import Communicator, refuse_together  # noqa: E402
 from hpcdl.comm.allreduce import algorithm  # noqa: E402
 from hpcdl.comm.node import ranks_of_node  # noqa: E402
 from hpcdl.data import Data, open_data  # noqa: E402
+from hpcdl.data.order import named  # noqa: E402
 from hpcdl.errors import TrainingError, UsageError  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.machine.doctor import warn  # noqa: E402
@@ -130,6 +131,8 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
                 **how,
             )
     part.Free()
+    if role == "parameter server":  # a run asks its rank 0 in which order the workers see the rows
+        data.order = named(options.placement, options.partition, data.classes, data.train.source.block)
     if role == "data server":
         introduce(everyone, data, roles.clients(everyone.rank))
     return RemoteData(everyone, roles.data_server(everyone.rank)) if remote else data
