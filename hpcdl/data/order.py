@@ -40,11 +40,11 @@ def named(placement: str, partition: str, classes: int, block: int = 0) -> str:
     `{ranks}` in it stands for the number of ranks that share the rows, where the order depends on it. block: rows.
     """
     if placement == "streamed":
-        return f"by blocks of {block} rows"
+        return f"all rows by blocks of {block}"
     if placement == "shared" and partition == "iid":
         return "all rows in one order"
     name, value = parse_partition(partition, classes)
-    return f"each of {{ranks}} ranks its own rows, {name}{'' if value is None else f':{value}'}"
+    return f"rows divided {name}{'' if value is None else f':{value}'} (ranks: {{ranks}})"
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
