@@ -1,11 +1,12 @@
 """Files that are never seen half-written (a temporary name, a sync to the disk, then the final name); the cache."""
 
 import contextlib
+import io
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import platformdirs
 
@@ -37,6 +38,39 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """The same as an open binary file: `with atomic_write(path) as file: file.write(...)`."""
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         yield file
+
+
+class Sink(io.FileIO):
+    """A file to write for a library that cannot bear a full disk: HDF5 ends the process where it cannot write.
+
+    The first error is kept in `error`, and from then on what is written is lost; `check` raises it.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all of it, or note why not."""
+        left = memoryview(data).cast("B")
+        size = len(left)
+        try:
+            while left and self.error is None:
+                left = left[super().write(left) or 0 :]
+        except OSError as error:
+            self.error = error
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        """Give the file this size, or note why not."""
+        try:
+            return super().truncate(size) if self.error is None else size or 0
+        except OSError as error:
+            self.error = error
+            return size or 0
+
+    def check(self) -> None:
+        """Raise the OSError that was kept, if there is one."""
+        if self.error is not None:
+            raise self.error
 
 
 def cache_folder() -> Path:

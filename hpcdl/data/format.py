@@ -28,7 +28,7 @@ import numpy as np
 
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError, blamed_on, printable, reason, unknown
-from hpcdl.files import atomic_path
+from hpcdl.files import Sink, atomic_path
 
 FilePath: TypeAlias = str | os.PathLike[str]
 KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
@@ -319,8 +319,18 @@ def slabs_of(dataset: h5py.Dataset) -> Iterator[slice]:
     return slabs(len(dataset), row_bytes, dataset.chunks[0] if dataset.chunks else 1)
 
 
+class NewFile(h5py.File):
+    """An HDF5 file that is written; `check` raises the OSError of what could not be."""
+
+    def __init__(self, sink: Sink):
+        super().__init__(sink, "w")
+        self.check = sink.check
+
+
 @contextlib.contextmanager
-def new_file(path: FilePath) -> Iterator[h5py.File]:
+def new_file(path: FilePath) -> Iterator[NewFile]:
     """An HDF5 file to write, which gets its name when all went well and leaves nothing when not."""
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
-        yield file
+    with atomic_path(path) as temporary, Sink(temporary, "w+") as sink:
+        with NewFile(sink) as file:
+            yield file
+        sink.check()

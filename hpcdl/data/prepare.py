@@ -94,6 +94,7 @@ class Output:
                     x[at : at + len(part)] = part
                     digest.add(f"{group}/x", part.astype(kind, copy=False))
                     at += len(part)
+                    file.check()
             file.attrs["name"], file.attrs["classes"] = self.name, classes
             file.attrs["scale"] = scale
             if names is not None:

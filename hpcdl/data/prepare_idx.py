@@ -64,19 +64,18 @@ def _find_idx(folder: FilePath, what: str, *prefixes: str) -> Path:
 def _open_idx(path: Path) -> Iterator[tuple[IO[bytes], np.dtype, tuple[int, ...]]]:
     """The open file after its header, its element type and shape."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
-    with blamed_on(f"{path} cannot be read"):
-        with opener(path, "rb") as file:
-            zero, kind, ndim = file.read(2), file.read(1), file.read(1)
-            if zero != b"\0\0" or not kind or kind[0] not in IDX_TYPES or not ndim or not ndim[0]:
-                raise UsageError(f"{path} is not an idx file (its first bytes are not 0, 0, a type and a rank)")
-            sizes = file.read(4 * ndim[0])
-            if len(sizes) < 4 * ndim[0]:
-                raise EOFError("the header ends early")
-            if ndim[0] > MOST_RANK:
-                raise UsageError(f"{path} says that it has rank {ndim[0]}; HDF5 has rank {MOST_RANK} at most")
-            dtype, shape = np.dtype(IDX_TYPES[kind[0]]), tuple(np.frombuffer(sizes, ">u4").tolist())
-            check_memory(math.prod(shape[1:]) * dtype.itemsize, f"{path} says that its shape is {shape}; a row would")
-            yield file, dtype, shape
+    with blamed_on(f"{path} cannot be read"), opener(path, "rb") as file:
+        zero, kind, ndim = file.read(2), file.read(1), file.read(1)
+        if zero != b"\0\0" or not kind or kind[0] not in IDX_TYPES or not ndim or not ndim[0]:
+            raise UsageError(f"{path} is not an idx file (its first bytes are not 0, 0, a type and a rank)")
+        sizes = file.read(4 * ndim[0])
+        if len(sizes) < 4 * ndim[0]:
+            raise EOFError("the header ends early")
+        if ndim[0] > MOST_RANK:
+            raise UsageError(f"{path} says that it has rank {ndim[0]}; HDF5 has rank {MOST_RANK} at most")
+        dtype, shape = np.dtype(IDX_TYPES[kind[0]]), tuple(np.frombuffer(sizes, ">u4").tolist())
+        check_memory(math.prod(shape[1:]) * dtype.itemsize, f"{path} says that its shape is {shape}; a row would")
+        yield file, dtype, shape
 
 
 def _idx_header(path: Path) -> tuple[np.dtype, tuple[int, ...]]:

@@ -142,9 +142,7 @@ def test_a_file_is_believed_as_long_as_nobody_changes_it(said, passes, tmp_path)
     assert of_file(read_info(said)) == of(said) and len(passes) == 2
 
 
-@pytest.mark.parametrize(
-    "value", [3, "0" * 32, "0" * 32 + " x", "g" * 32 + " 12", np.arange(3), "0 1", h5py.Empty("f")]
-)
+@pytest.mark.parametrize("value", [3, "0" * 32, "0" * 32 + " x", "g" * 32 + " 1", np.arange(3), h5py.Empty("f")])
 def test_a_digest_that_is_none(said, value):
     with h5py.File(said, "a") as file:
         file.attrs["digest"] = value
