@@ -76,7 +76,8 @@ def find(name_or_path: str) -> Path:
 
 def shown(value: object, most: int = LONGEST) -> str:
     """A value as a message shows it, texts in quotes: on one line, and not all of it where it is long."""
-    return short(repr(value) if isinstance(value, (str, bytes)) else str(value), most)
+    plain = value.item() if isinstance(value, np.generic) else value
+    return short(repr(plain) if isinstance(plain, (str, bytes)) else str(plain), most)
 
 
 def short(text: str, most: int = LONGEST) -> str:

@@ -22,7 +22,9 @@ IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x
 
 def prepare_idx(folder: FilePath, output: Output) -> Info:
     """From a folder with train-images-idx3-ubyte, train-labels-idx1-ubyte and the two t10k- files, gzipped or not."""
-    if not Path(folder).is_dir():
+    with blamed_on(f"{folder} cannot be read"):  # a name may be too long
+        there = Path(folder).is_dir()
+    if not there:
         raise UsageError(
             f"{folder} is not a folder; idx wants the one that holds train-images-idx3-ubyte and the others"
         )
