@@ -4,6 +4,8 @@ import contextlib
 import difflib
 from collections.abc import Iterable, Iterator
 
+LONGEST = 300  # characters of what another's error says: some show all that they could not read
+
 
 class UsageError(Exception):
     """Bad input. A script prints the message as one line on rank 0, without a traceback, and exits with status 2."""
@@ -46,7 +48,8 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     said = str(error).strip()
-    return said.splitlines()[0] if said else type(error).__name__
+    line = said.splitlines()[0] if said else type(error).__name__
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
 @contextlib.contextmanager

@@ -48,7 +48,8 @@ class Column:
     def __init__(self, kind: np.dtype):
         # The long doubles of a machine have bytes that mean nothing.
         self.kind = np.dtype("<f8") if kind.kind == "f" and kind.itemsize > 8 else kind.newbyteorder("<")
-        self.hash, self.shape = blake(), (0,)  # type: blake2b, tuple[int, ...]
+        self.hash = blake()
+        self.shape: tuple[int, ...] = (0,)
 
     def add(self, part: np.ndarray) -> None:
         """The next rows."""

@@ -104,15 +104,16 @@ def open_file(path: FilePath) -> Iterator[h5py.File]:
             raise UsageError(f"data file {path} is damaged: {reason(error)}") from None
 
 
-def dataset(file: h5py.File, name: str) -> h5py.Dataset | None:
-    """The data set of this name, as "train/x", if there is one.
+def dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    """The data set of this name, as "train/x".
 
-    UsageError where its elements do not lie in the file itself: a data file, which may come from anywhere, would make
-    the bytes of other files features.
+    UsageError where there is none, or its elements do not lie in the file itself: a data file, which may come from
+    anywhere, would make the bytes of other files features.
     """
     found = _linked(file, name)
     if not isinstance(found, h5py.Dataset):
-        return None
+        what = "a data file holds x and y in train and in test"
+        raise UsageError(f"{file.filename} has no data set {name}; {what}")
     where = f"{file.filename}: {name}"
     if found.external:
         raise UsageError(f"{where} has its elements in another file ({shown(found.external[0][0])}); copy them here")
@@ -172,9 +173,6 @@ def vocabulary_of(name_or_path: str) -> Vocabulary | None:
 def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[h5py.Dataset, h5py.Dataset]:
     """x and y of a group, if they have the types and shapes that they should."""
     x, y = (dataset(file, f"{group}/{name}") for name in ("x", "y"))
-    if x is None or y is None:
-        name = "x" if x is None else "y"
-        raise UsageError(f"{path} has no data set {group}/{name}; a data file holds x and y in train and in test")
     for each, name in ((x, "x"), (y, "y")):
         if each.dtype.kind not in "iuf":
             where = f"{path}: {group}/{name}"

@@ -85,10 +85,10 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
         before = theirs.get("fixed", {}).get(name, value)
         if before != value:
             raise UsageError(f"{refusal} {name.replace('_', ' ')} is {before}, not {value}")
-    before, now, at = theirs.get("order"), mine["order"], theirs["step"] % run.per_epoch
-    if at and None not in (before, now) and before != now:
+    was, now, at = theirs.get("order"), mine["order"], theirs["step"] % run.per_epoch
+    if at and None not in (was, now) and was != now:
         raise UsageError(
-            f"{refusal} checkpoint is {at} steps into an epoch of {run.per_epoch}, with {before}; now it would be "
+            f"{refusal} checkpoint is {at} steps into an epoch of {run.per_epoch}, with {was}; now it would be "
             f"{now}: take --placement, --partition and ranks as they were, or a checkpoint of an epoch's end"
         )
     run.state.check_vectors(found, run.comm.size, refusal)

@@ -1,4 +1,4 @@
-"""Files that someone made wrong, or on purpose: one line each, no memory for what they claim, no way out of the file."""
+"""Files that someone made wrong, or on purpose: one line each, no memory for mere claims, no way out of the file."""
 
 import os
 import struct

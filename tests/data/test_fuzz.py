@@ -4,6 +4,7 @@ No other exception, nothing printed by a library, nothing left in the folder, no
 HPCDL_FUZZ=N tries N times as many cases, and new ones each time.
 """
 
+import contextlib
 import gzip
 import itertools
 import shutil
@@ -59,23 +60,27 @@ def good(path):
         file.attrs.update(name="small", classes=3, scale=1 / 255)
 
 
-@st.composite
-def values(draw):
-    """What an attribute may be."""
-    array = st.builds(np.full, st.sampled_from([(), 1, 3, (2, 2), 0]), st.sampled_from(ODD))
-    texts = st.lists(TEXTS, max_size=4)
-    empty = st.just(h5py.Empty("f4"))
-    raw = st.builds(np.bytes_, st.binary(max_size=5))
-    return draw(st.sampled_from(ODD) | TEXTS | array | texts | empty | raw | st.booleans())
+# What an attribute may be. Strategies are made once: to make them anew for each case takes longer than the case.
+ARRAY = st.builds(np.full, st.sampled_from([(), 1, 3, (2, 2), 0]), st.sampled_from(ODD))
+LISTS, RAW = st.lists(TEXTS, max_size=4), st.builds(np.bytes_, st.binary(max_size=5))
+VALUES = st.sampled_from([*ODD, True, False, h5py.Empty("f4")]) | TEXTS | ARRAY | LISTS | RAW
+ODD_ONE, NAME, SAID = (
+    st.sampled_from(each)
+    for each in (ODD, [*NAMES, "train/group"], ["name", "classes", "scale", "vocabulary", "digest", "labels"])
+)
+SHAPES = st.sampled_from(
+    [(12,), (5,), (12, 3), (5, 3), (12, 1), (13, 3), (0, 3), (12, 0), (12, 3, 1), (1,), (), (10**12, 3), (10**12,)]
+)
+WHICH = st.integers(0, 12)
+KIND, SMALL, ROW = st.sampled_from(KINDS), st.integers(0, 9), st.integers(0, 11)
+TARGETS = st.sampled_from([*NAMES, "train", "test", "absent"])
+FILES = st.sampled_from(["absent.h5", "bad.h5", "/dev/null"])
 
 
 @st.composite
 def datasets(draw):
     """A function that puts something else in the place of a data set."""
-    name, kind = draw(st.sampled_from([*NAMES, "train/group"])), draw(st.sampled_from(KINDS))
-    rows = draw(st.sampled_from([12, 12, 5, 5, 1, 0, 13]))
-    shape = draw(st.sampled_from([(rows,), (rows, 3), (rows, 1), (rows, 0), (rows, 3, 1), (), (10**12, 3), (10**12,)]))
-    value, chunked = draw(st.sampled_from(ODD)), draw(st.booleans())
+    name, kind, shape, value, chunked = draw(NAME), draw(KIND), draw(SHAPES), draw(ODD_ONE), draw(SMALL) % 2
 
     def change(file):
         if name in file:
@@ -94,14 +99,9 @@ def datasets(draw):
 @st.composite
 def changes(draw):
     """A function that changes something in an open file."""
-    name, other, at = draw(PATHS), draw(PATHS | TEXTS), draw(st.integers(0, 11))
-    which = draw(st.integers(0, 9))
-    value, odd = draw(values()), draw(st.sampled_from(ODD))
-    said = draw(st.sampled_from(["name", "classes", "scale", "vocabulary", "digest", "labels"]))
-    link = draw(
-        st.builds(h5py.SoftLink, st.just(f"/{other}"))
-        | st.builds(h5py.ExternalLink, st.sampled_from(["absent.h5", "bad.h5", "/dev/null"]), st.just(f"/{other}"))
-    )
+    which, name, value, odd = draw(WHICH), draw(PATHS), draw(VALUES), draw(ODD_ONE)
+    other, said, at = draw(TARGETS), draw(SAID), draw(ROW)
+    link = h5py.ExternalLink(draw(FILES), f"/{other}") if at % 2 else h5py.SoftLink(f"/{other}")
 
     def change(file):
         with np.errstate(all="ignore"):
@@ -124,7 +124,10 @@ def changes(draw):
             else:
                 file[other or "train"] = odd
 
-    return draw(st.just(change) | datasets())
+    return draw(DATASETS) if which > 9 else change
+
+
+DATASETS, CHANGES = datasets(), st.lists(changes(), min_size=1, max_size=3)
 
 
 def tried(call, *arguments, **options):
@@ -186,17 +189,15 @@ def emptied(folder, *kept):
     assert not left, left
 
 
-@cases(250)
-@given(made=st.lists(changes(), min_size=1, max_size=3), options=OPTIONS)
+@cases(150)
+@given(made=CHANGES, options=OPTIONS)
 def test_files_with_other_things_in_them(folder, made, options):
     path = folder / "bad.h5"
     shutil.copy(folder / "good.h5", path)
     with h5py.File(path, "a") as file:
         for change in made:
-            try:
+            with contextlib.suppress(Exception):  # HDF5 itself has none of this
                 change(file)
-            except (KeyError, ValueError, TypeError, OSError, RuntimeError, IndexError, AttributeError, OverflowError):
-                pass  # HDF5 itself has none of this
     check(path, options)
     path.unlink()
     emptied(folder)
@@ -208,11 +209,14 @@ def test_files_that_are_good(folder):
     assert check(folder / "good.h5", {"placement": "streamed", "validation": 0.2})
 
 
+FLIPS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6)
+CUT, INTO = st.floats(0, 1) | st.just(1.0), st.binary(max_size=8)
+
+
 @st.composite
 def damages(draw):
     """A function that flips bits of bytes, cuts off their end, or puts others in."""
-    flips = draw(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6))
-    cut, into = draw(st.floats(0, 1) | st.just(1.0)), draw(st.binary(max_size=8))
+    flips, cut, into = draw(FLIPS), draw(CUT), draw(INTO)
 
     def damage(content):
         content = bytearray(content)
@@ -225,7 +229,7 @@ def damages(draw):
     return damage
 
 
-@cases(150)
+@cases(80)
 @given(damage=damages(), options=OPTIONS)
 def test_files_with_damaged_bytes(folder, damage, options):
     path = folder / "bad.h5"
@@ -259,7 +263,7 @@ CSV = st.fixed_dictionaries(
 )
 
 
-@cases(120)
+@cases(60)
 @given(
     table=st.lists(st.lists(FIELDS, max_size=4) | st.just(["1", "2", "a"]), max_size=12), damage=damages(), settings=CSV
 )
@@ -281,11 +285,8 @@ ARRAYS = st.builds(
 def filled(shape, kind, value):
     """0, 1, 2, 0, ... with one other value."""
     array = np.resize(np.arange(3), shape).astype(kind)
-    with np.errstate(all="ignore"):
-        try:
-            array.flat[-1:] = np.array(value).astype(kind)
-        except (ValueError, OverflowError):
-            pass
+    with np.errstate(all="ignore"), contextlib.suppress(ValueError, OverflowError):
+        array.flat[-1:] = np.array(value).astype(kind)
     return array
 
 
@@ -293,7 +294,7 @@ NPZ = st.fixed_dictionaries({"regression": st.booleans(), "test_fraction": st.sa
 
 
 @pytest.mark.filterwarnings("ignore")
-@cases(120)
+@cases(60)
 @given(
     arrays=st.dictionaries(st.sampled_from(["x", "y", "x_test", "y_test", "z"]), ARRAYS, max_size=4),
     damage=damages() | st.just(bytes),
@@ -308,7 +309,7 @@ def test_npz(folder, arrays, damage, settings):
 
 
 @pytest.mark.filterwarnings("ignore")
-@cases(60)
+@cases(30)
 @given(damage=damages(), which=st.sampled_from(["x", "y"]))
 def test_arrays_in_an_npz(folder, damage, which):
     """Damaged before they are packed, so that no checksum tells."""
@@ -322,7 +323,7 @@ def test_arrays_in_an_npz(folder, damage, which):
     prepared(folder, source, prepare_npz, {})
 
 
-@cases(100)
+@cases(50)
 @given(
     damage=damages(),
     which=st.sampled_from(["train-images", "train-labels", "t10k-images", "t10k-labels"]),
@@ -353,7 +354,7 @@ TEXT = st.fixed_dictionaries(
 )
 
 
-@cases(100)
+@cases(50)
 @given(text=st.text(max_size=40) | st.just("abc def " * 8), damage=damages(), settings=TEXT)
 def test_text(folder, text, damage, settings):
     source = folder / "in.txt"
