@@ -17,7 +17,7 @@ from hpcdl.data.prepare_csv import prepare_csv
 from hpcdl.data.prepare_idx import prepare_idx
 from hpcdl.data.prepare_npz import prepare_npz
 from hpcdl.data.prepare_text import prepare_text
-from hpcdl.errors import UsageError, printable
+from hpcdl.errors import UsageError, blamed_on, printable
 
 PLACEMENTS = ("shared", "partitioned", "streamed")
 
@@ -384,3 +384,13 @@ def test_a_disk_that_is_full_is_not_the_sources_fault(tmp_path, kind):
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == "prepare_data: error: out.h5 cannot be written: File too large\n"
         assert sorted(tmp_path.iterdir()) == before and (tmp_path / "out.h5").read_text() == "precious"
+
+
+def test_what_a_library_says_at_length_is_cut():
+    """As zipfile does of an archive whose parts do not fit: it shows them."""
+
+    def read():
+        with blamed_on("in.npz cannot be read"):
+            raise ValueError("x" * 5000)
+
+    assert refused(read).endswith("x...")
