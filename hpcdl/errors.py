@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-LONGEST = 1200  # characters of a line that is printed: of a name of five thousand, both ends tell enough
+LONGEST_LINE = 1200  # characters of a line that is printed: of a name of five thousand, both ends tell enough
+LONGEST_REASON = 300  # characters of what another's error says: some show all that they could not read
 
 
 class UsageError(Exception):
@@ -48,7 +49,8 @@ def printable(text: object, kept: str = "\n") -> str:
 def line(text: object) -> str:
     """An error's text as the one line that is printed: nothing in it moves a terminal; a long one lacks its middle."""
     text = printable(text, kept="")
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    half = LONGEST_LINE // 2
+    return text if len(text) <= LONGEST_LINE else f"{text[:half]} ... {text[-half:]}"
 
 
 def reason(error: BaseException) -> str:
@@ -56,7 +58,8 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     said = str(error).strip()
-    return said.splitlines()[0] if said else type(error).__name__
+    line = said.splitlines()[0] if said else type(error).__name__
+    return line if len(line) <= LONGEST_REASON else f"{line[:LONGEST_REASON]}..."
 
 
 @contextlib.contextmanager

@@ -40,36 +40,35 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         yield file
 
 
-class Remembering(io.FileIO):
-    """A new file for a library that takes errors badly: what fails is remembered, and raised by `settle` at the end.
+class Sink(io.FileIO):
+    """A file to write for a library that cannot bear a full disk: HDF5 ends the process where it cannot write.
 
-    h5py keeps a file open, and complains when the interpreter ends, where the disk was full as it closed it.
+    The first error is kept in `error`, and from then on what is written is lost; `check` raises it.
     """
 
     error: OSError | None = None
 
-    def __init__(self, path: str | os.PathLike[str]):
-        super().__init__(path, "w+")
-
     def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        done = 0
+        """Write all of it, or note why not."""
+        left = memoryview(data).cast("B")
+        size = len(left)
         try:
-            while self.error is None and done < len(view):
-                done += super().write(view[done:]) or 0
+            while left and self.error is None:
+                left = left[super().write(left) or 0 :]
         except OSError as error:
             self.error = error
-        return len(view)
+        return size
 
     def truncate(self, size: int | None = None) -> int:
+        """Give the file this size, or note why not."""
         try:
             return super().truncate(size) if self.error is None else size or 0
         except OSError as error:
             self.error = error
-        return size or 0
+            return size or 0
 
-    def settle(self) -> None:
-        """Raise what has failed first."""
+    def check(self) -> None:
+        """Raise the OSError that was kept, if there is one."""
         if self.error is not None:
             raise self.error
 

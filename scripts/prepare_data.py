@@ -19,7 +19,7 @@ from hpcdl.data.prepare_idx import prepare_idx
 from hpcdl.data.prepare_npz import prepare_npz
 from hpcdl.data.prepare_text import LEVELS, prepare_text
 from hpcdl.data.vocabulary import BYTES
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, printable
 from hpcdl.runs.options import Parser
 
 KINDS = {"idx": prepare_idx, "npz": prepare_npz, "csv": prepare_csv, "text": prepare_text}
@@ -90,7 +90,7 @@ def main(arguments=None):
         about = {key: given.pop(key) for key in ("force", "compress", "name", "scale", "origin") if key in given}
         info = KINDS[kind](source, Output(out, **about), **given)
     except UsageError as error:
-        print(f"prepare_data: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"prepare_data: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(2)
     shape = "x".join(map(str, info.features))
     task = f"{info.classes} classes" if info.classes else "values to predict"

@@ -9,7 +9,7 @@ import signal
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
-from hpcdl.errors import LONGEST, LoneError, TrainingError, UsageError
+from hpcdl.errors import LONGEST_LINE, LoneError, TrainingError, UsageError
 
 SECONDS = 10.0  # of processor time, for what takes some hundredths, or longer where a kernel has yet to be compiled
 ROOM = 2**30  # bytes, beside those that are in use
@@ -74,5 +74,5 @@ def assert_ends(program, given):
     lines = said.splitlines()
     assert status in (0, 1, 2), status
     assert len(lines) == (status != 0), said
-    assert all(line.isprintable() and len(line) < LONGEST + 100 for line in lines), said
+    assert all(line.isprintable() and len(line) < LONGEST_LINE + 100 for line in lines), said
     return status

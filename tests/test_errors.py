@@ -2,13 +2,13 @@
 
 import pytest
 
-from hpcdl.errors import LONGEST, UsageError, blamed_on, finite, line, parse_spec, whole
+from hpcdl.errors import LONGEST_LINE, UsageError, blamed_on, finite, line, parse_spec, whole
 
 
 def test_one_line_that_moves_no_terminal_and_shows_both_ends():
     assert line("a\nb\x1b[31m") == r"a\nb\x1b[31m"
     long = line("begin" + "x" * 5000 + "end")
-    assert len(long) <= LONGEST + 5 and long.startswith("beginx") and long.endswith("xend") and "x ... x" in long
+    assert len(long) <= LONGEST_LINE + 5 and long.startswith("beginx") and long.endswith("xend") and "x ... x" in long
 
 
 def test_numbers_of_64_bits_and_none_beyond():

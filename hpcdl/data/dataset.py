@@ -43,7 +43,8 @@ class Data:
 
     name, features (shape of one example), classes (0: regression), dtype, examples (training rows, all ranks),
     train, test, validation (Split, or None where there is none), statistics (mean and deviation by name (features,),
-    float64, where rows are standardized), vocabulary (of a text: `encode` and `decode`; else None)
+    float64, where rows are standardized), vocabulary (of a text: `encode` and `decode`; else None), digest (of all
+    that a model sees; computed when it is asked for, see digest.py), order (of the rows of an epoch: see order.named)
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class Data:
         shares: list[tuple[int, int]] | None = None,
         resources: list,
         vocabulary: Vocabulary | None = None,
+        order: str,
+        digest: Callable[[], str],
     ):
         self.name, self.features, self.classes, self.dtype = name, features, classes, train.dtype
         self.train, self.test, self.validation = train, test, validation
@@ -68,6 +71,15 @@ class Data:
         self.statistics = train.source.standard.statistics if train.source.standard is not None else {}
         self._reader, self._threaded, self._shares, self._resources = reader, threaded, shares, resources
         self._free: list[DeviceBuffers] = []
+        self.order, self._make_digest = order, digest
+        self._digest: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """What tells these data from others of the same name and shape; local, and a pass over them the first time."""
+        if self._digest is None:
+            self._digest = self._make_digest()
+        return self._digest
 
     def to(self, device: Device) -> None:
         """From now on batches come on this device (hpcdl.kernels.device): gathered on the host, then copied there.

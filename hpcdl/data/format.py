@@ -16,21 +16,27 @@ Files are written under a temporary name, synced and renamed: a file that has it
 import contextlib
 import dataclasses
 import errno
+import math
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import h5py
 import numpy as np
 
 from hpcdl.data.vocabulary import Vocabulary
-from hpcdl.errors import UsageError, unknown
-from hpcdl.files import atomic_path
+from hpcdl.errors import UsageError, blamed_on, printable, reason, refuse_beyond, unknown
+from hpcdl.files import Sink, atomic_path
+from hpcdl.memory import available
 
 FilePath: TypeAlias = str | os.PathLike[str]
 KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
 SLAB_BYTES = 8 << 20  # what is read or written at a time
+MOST_CLASSES = 1 << 24  # more are a mistake: a model has an output for each, and so have counts of labels
+MOST_LINKS = 8  # soft links that are followed one after the other; a loop has more
+LONGEST = 60  # characters of what is not ours that a message shows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,50 +62,107 @@ def find(name_or_path: str) -> Path:
     if text in KNOWN:
         return KNOWN[text]
     path = Path(text)
-    if path.is_file():
+    with blamed_on(f"data file {shown(text, 200)} cannot be read"):  # a name may be too long, or hold a NUL
+        mode = path.stat().st_mode if path.exists() else 0
+    if stat.S_ISREG(mode):
         return path
-    if path.is_dir():
+    if stat.S_ISDIR(mode):
         raise UsageError(f"data {text!r} is a folder; give an HDF5 file (prepare_data makes one)")
+    if mode:
+        raise UsageError(f"data {text!r} is no file that can be read twice; give an HDF5 file (prepare_data makes one)")
     if os.sep in text or path.suffix:
-        raise UsageError(f"data file {text!r} does not exist")
+        raise UsageError(f"data file {shown(text, 200)} does not exist")
     raise UsageError(f"{unknown('data set', text, KNOWN)}, or the path of an HDF5 file")
+
+
+def shown(value: object, most: int = LONGEST) -> str:
+    """A value as a message shows it, texts in quotes: on one line, and not all of it where it is long."""
+    plain = value.item() if isinstance(value, np.generic) else value
+    return short(repr(plain) if isinstance(plain, (str, bytes)) else str(plain), most)
+
+
+def short(text: str, most: int = LONGEST) -> str:
+    """A text as a message shows it without quotes."""
+    text = printable(" ".join(text.split()), kept="")
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 @contextlib.contextmanager
 def open_file(path: FilePath) -> Iterator[h5py.File]:
-    """Open a data file for reading; what HDF5 cannot open or read becomes a UsageError."""
-    try:
-        # No lock: data files appear whole under their name and never change, and some file systems have no locks.
-        with h5py.File(path, "r", locking=False) as file:
-            yield file
-    except OSError as error:
-        if not os.access(path, os.R_OK):
-            raise UsageError(f"data file {path} cannot be read: {os.strerror(error.errno or errno.EACCES)}") from None
-        if not h5py.is_hdf5(path):
-            raise UsageError(
-                f"{path} is not an HDF5 file; prepare_data makes one from idx, npz, csv and text"
-            ) from None
-        raise UsageError(f"data file {path} is damaged: {error}") from None
+    """Open a data file for reading; what HDF5 cannot open or read becomes a UsageError, also what the body reads."""
+    with blamed_on(f"data file {path} cannot be read"):
+        try:
+            # No lock: data files appear whole under their name and never change, and some file systems have no locks.
+            with h5py.File(path, "r", locking=False) as file:
+                yield file
+        except OSError as error:
+            if not os.access(path, os.R_OK):
+                said = os.strerror(error.errno or errno.EACCES)
+                raise UsageError(f"data file {path} cannot be read: {said}") from None
+            if not h5py.is_hdf5(path):
+                said = "prepare_data makes one from idx, npz, csv and text"
+                raise UsageError(f"{path} is not an HDF5 file; {said}") from None
+            raise UsageError(f"data file {path} is damaged: {reason(error)}") from None
+
+
+def dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    """The data set of this name, as "train/x".
+
+    UsageError where there is none, or its elements do not lie in the file itself: a data file, which may come from
+    anywhere, would make the bytes of other files features.
+    """
+    found = _linked(file, name)
+    if not isinstance(found, h5py.Dataset):
+        what = "a data file holds x and y in train and in test"
+        raise UsageError(f"{file.filename} has no data set {name}; {what}")
+    where = f"{file.filename}: {name}"
+    if found.external:
+        raise UsageError(f"{where} has its elements in another file ({shown(found.external[0][0])}); copy them here")
+    if found.is_virtual:
+        raise UsageError(f"{where} is put together from other data sets (a virtual one); copy them here")
+    return found
+
+
+def _linked(file: h5py.File, name: str) -> Any:
+    """What a path in the file leads to, if anything; soft links are followed by hand, for they may lead out of it."""
+    parts, links = name.split("/"), 0
+    at: Any = file
+    while parts:
+        part = parts.pop(0)
+        if part in ("", "."):
+            continue
+        link = at.get(part, getlink=True) if isinstance(at, h5py.Group) else None
+        if isinstance(link, h5py.SoftLink):
+            links += 1
+            if links > MOST_LINKS:
+                raise UsageError(f"{file.filename}: {name} is a link to a link, and so on; put the data set there")
+            parts, at = link.path.split("/") + parts, file if link.path.startswith("/") else at
+        elif isinstance(link, h5py.HardLink):
+            at = at[part]
+        elif link is not None:
+            raise UsageError(f"{file.filename}: {name} is a link to another file; copy what it leads to")
+        else:
+            return None
+    return at
 
 
 def read_info(path: FilePath) -> Info:
     """Check the structure of a data file (not its values) and describe it; UsageError if it is not one."""
     with open_file(path) as file:
-        for group in ("train", "test"):
-            _check_group(path, file, group)
-        features = file["train/x"].shape[1:]
-        if file["test/x"].shape[1:] != features:
-            raise UsageError(f"{path}: rows have shape {features} in train/x, but {file['test/x'].shape[1:]} in test/x")
-        classes, scale = _classes(path, file), _number(path, file, "scale", 1.0)
+        groups = {group: _check_group(path, file, group) for group in ("train", "test")}
+        features, others = (x.shape[1:] for x, _ in groups.values())
+        if others != features:
+            raise UsageError(f"{path}: rows have shape {features} in train/x, but {others} in test/x")
+        classes, scale = _classes(path, file, [y for _, y in groups.values()]), _scale(path, file)
         return Info(
             path=str(path),
-            name=_text(file.attrs.get("name", Path(path).stem)),
+            name=_text(path, "name", file.attrs["name"]) if "name" in file.attrs else Path(path).stem,
             features=features,
             classes=classes,
             scale=scale,
-            rows={group: len(file[group]["x"]) for group in ("train", "test")},
-            kinds={group: file[group]["x"].dtype for group in ("train", "test")},
-            vocabulary=_vocabulary(path, file, classes, scale) if "vocabulary" in file.attrs else None,
+            rows={group: len(x) for group, (x, _) in groups.items()},
+            kinds={group: x.dtype for group, (x, _) in groups.items()},
+            vocabulary=_vocabulary(path, file, groups, classes, scale) if "vocabulary" in file.attrs else None,
         )
 
 
@@ -108,39 +171,52 @@ def vocabulary_of(name_or_path: str) -> Vocabulary | None:
     return read_info(find(name_or_path)).vocabulary
 
 
-def _check_group(path: FilePath, file: h5py.File, group: str) -> None:
-    for name in ("x", "y"):
-        if not isinstance(file.get(f"{group}/{name}"), h5py.Dataset):
-            raise UsageError(f"{path} has no data set {group}/{name}; a data file holds x and y in train and in test")
-    x, y = file[f"{group}/x"], file[f"{group}/y"]
-    for dataset in (x, y):
-        if dataset.dtype.kind not in "iuf":
-            where = f"{path}: {dataset.name[1:]}"
-            raise UsageError(f"{where} holds elements of type {dataset.dtype}; it must hold integers or floats")
+def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[h5py.Dataset, h5py.Dataset]:
+    """x and y of a group, if they have the types and shapes that they should."""
+    x, y = (dataset(file, f"{group}/{name}") for name in ("x", "y"))
+    for each, name in ((x, "x"), (y, "y")):
+        if each.dtype.kind not in "iuf":
+            where = f"{path}: {group}/{name}"
+            raise UsageError(f"{where} holds elements of type {shown(each.dtype)}; it must hold integers or floats")
     if len(x.shape or ()) < 2 or 0 in x.shape[1:]:
         raise UsageError(f"{path}: {group}/x has shape {x.shape}; it must have shape (rows, features...)")
     if y.shape != x.shape[:1]:
         raise UsageError(f"{path}: {group}/x has {len(x)} rows, but {group}/y has shape {y.shape}")
     if len(x) == 0:
         raise UsageError(f"{path}: {group} has no rows")
+    for each, name in ((x, "x"), (y, "y")):
+        if not each.id.get_storage_size():  # a shape costs nothing: it may say anything
+            raise UsageError(f"{path}: {group}/{name} has shape {each.shape}, but nothing was ever written into it")
+    check_memory(8 * len(y), f"{path}: {group} has {len(y)} rows, whose labels")
+    return x, y
 
 
-def _number(path: FilePath, file: h5py.File, name: str, default: float) -> float:
-    value = file.attrs.get(name, default)
-    if not isinstance(value, (int, float, np.number)) or not np.isfinite(value) or value == 0:
-        raise UsageError(f"{path}: the attribute {name} is {value!r}; it must be a number other than 0")
-    return float(value)
+def check_memory(needed: int, what: str) -> None:
+    """UsageError if this machine has no memory for so many bytes; `what` needs them."""
+    refuse_beyond(what, needed, available())
 
 
-def _classes(path: FilePath, file: h5py.File) -> int:
-    labels = [file["train/y"], file["test/y"]]
+def _scale(path: FilePath, file: h5py.File) -> float:
+    value = file.attrs.get("scale", 1.0)
+    known = isinstance(value, (int, float, np.integer, np.floating))
+    scale = float(value) if known else math.nan
+    if not math.isfinite(scale) or scale == 0:
+        raise UsageError(f"{path}: the attribute scale is {shown(value)}; it must be a number other than 0")
+    return scale
+
+
+def _classes(path: FilePath, file: h5py.File, labels: list[h5py.Dataset]) -> int:
     whole = all(y.dtype.kind in "iu" for y in labels)
     if "classes" not in file.attrs:
-        classes = max(int(y[...].max()) for y in labels) + 1 if whole else 0
+        classes = max(int(y[slab].max()) for y in labels for slab in slabs_of(y)) + 1 if whole else 0
+        asked = f"the largest label is {classes - 1}, so that there would be {classes} classes"
     else:
         classes = file.attrs["classes"]
+        asked = f"the number of classes is {shown(classes)}"
     if not isinstance(classes, (int, np.integer)) or classes < 0 or classes == 1:
-        raise UsageError(f"{path}: the number of classes is {classes}; it must be 0 (regression), or 2 or more")
+        raise UsageError(f"{path}: the number of classes is {shown(classes)}; it must be 0 (regression), or 2 or more")
+    if classes > MOST_CLASSES:
+        raise UsageError(f"{path}: {asked}; there can be {MOST_CLASSES} (number labels 0, 1, 2, ... without gaps)")
     if classes and not whole:
         raise UsageError(
             f"{path}: y holds floats, but the attribute classes says {classes}; class numbers are integers"
@@ -148,14 +224,14 @@ def _classes(path: FilePath, file: h5py.File) -> int:
     return int(classes)
 
 
-def _vocabulary(path: FilePath, file: h5py.File, classes: int, scale: float) -> Vocabulary:
+def _vocabulary(path: FilePath, file: h5py.File, groups: dict, classes: int, scale: float) -> Vocabulary:
     value = file.attrs["vocabulary"]
     try:
-        vocabulary = Vocabulary([_text(each) for each in value] if np.ndim(value) else _text(value))
+        each = [_text(path, "vocabulary", one) for one in value] if np.ndim(value) else None
+        vocabulary = Vocabulary(_text(path, "vocabulary", value) if each is None else each)
     except UsageError as error:
         raise UsageError(f"{path}: the attribute vocabulary: {error}") from None
-    for group in ("train", "test"):
-        x = file[group]["x"]
+    for group, (x, _) in groups.items():
         if x.dtype.kind != "u" or x.ndim != 2:
             where = f"{path}: {group}/x is {x.dtype} of shape {x.shape}"
             raise UsageError(f"{where}; a text has tokens (rows, length) as unsigned integers")
@@ -167,8 +243,16 @@ def _vocabulary(path: FilePath, file: h5py.File, classes: int, scale: float) -> 
     return vocabulary
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+def _text(path: FilePath, name: str, value: object) -> str:
+    """What an attribute says, if it is a text; h5py gives bytes that are no UTF-8 as halves of surrogate pairs."""
+    try:
+        if isinstance(value, bytes):
+            return value.decode()
+        if isinstance(value, str):
+            return value.encode().decode()
+    except UnicodeError:
+        pass
+    raise UsageError(f"{path}: the attribute {name} is {shown(value)}; it must be a text in UTF-8")
 
 
 def check_x(
@@ -176,10 +260,11 @@ def check_x(
     where: str,
     rows: Sequence[int] | np.ndarray | None = None,
     vocabulary: Vocabulary | None = None,
+    most: float = math.inf,
 ) -> None:
     """UsageError if a float array has a NaN or an infinity, or tokens lie outside their vocabulary.
 
-    rows: the numbers its rows have in the data.
+    rows: the numbers its rows have in the data. most: no number may be larger, nor smaller than -most.
     """
     if vocabulary is not None and x.size and x.max() >= len(vocabulary):
         row, column = map(int, np.unravel_index(int(np.argmax(x >= len(vocabulary))), x.shape))
@@ -192,6 +277,20 @@ def check_x(
         row = int(np.argmin(finite.all(axis=tuple(range(1, x.ndim)))))
         row = row if rows is None else rows[row]
         raise UsageError(f"{where} has a NaN or an infinity (as {x.dtype}) in row {row}; clean the data first")
+    if x.size and largest(x.dtype) > most and max(abs(float(x.min())), abs(float(x.max()))) > most:
+        raise UsageError(f"{where} has numbers up to {float(x.max()):g}, which the scale makes infinite")
+
+
+def largest(kind: np.dtype) -> float:
+    """The largest number of this type."""
+    return float(np.finfo(kind).max) if kind.kind == "f" else float(np.iinfo(kind).max)
+
+
+def most_of(scale: float, dtype: np.dtype) -> float:
+    """The largest x for which scale * x is finite in the model's type; UsageError where the scale itself is not."""
+    if abs(scale) > largest(dtype):
+        raise UsageError(f"the scale {scale:g} is infinite as {dtype}")
+    return largest(dtype) / abs(scale) if abs(scale) > 1 else largest(dtype)
 
 
 def check_y(y: np.ndarray, classes: int, where: str) -> None:
@@ -214,12 +313,22 @@ def slabs(rows: int, row_bytes: int, multiple: int = 1) -> Iterator[slice]:
 
 def slabs_of(dataset: h5py.Dataset) -> Iterator[slice]:
     """The slabs in which to read an HDF5 data set: whole chunks, so that none is decompressed twice."""
-    row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:]))
+    row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
     return slabs(len(dataset), row_bytes, dataset.chunks[0] if dataset.chunks else 1)
 
 
+class NewFile(h5py.File):
+    """An HDF5 file that is written; `check` raises the OSError of what could not be."""
+
+    def __init__(self, sink: Sink):
+        super().__init__(sink, "w")
+        self.check = sink.check
+
+
 @contextlib.contextmanager
-def new_file(path: FilePath) -> Iterator[h5py.File]:
+def new_file(path: FilePath) -> Iterator[NewFile]:
     """An HDF5 file to write, which gets its name when all went well and leaves nothing when not."""
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
-        yield file
+    with atomic_path(path) as temporary, Sink(temporary, "w+") as sink:
+        with NewFile(sink) as file:
+            yield file
+        sink.check()

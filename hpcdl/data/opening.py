@@ -1,7 +1,9 @@
 """Open a data set: from an HDF5 file under one of three placements, or from one's own arrays."""
 
 import dataclasses
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,23 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from hpcdl.data.augment import Augment, make_augment
 from hpcdl.data.dataset import Data, Split
-from hpcdl.data.format import Info, check_x, check_y, find, read_info
+from hpcdl.data.digest import of_file, of_rows
+from hpcdl.data.format import Info, check_x, check_y, find, most_of, read_info
+from hpcdl.data.order import named
 from hpcdl.data.partition import check_shards, hold_out, parse_partition
 from hpcdl.data.partition import partition as make_partition
-from hpcdl.data.placement import Arena, Comm, FileRows, MemoryRows, agreed, memory_type, read_owners, read_x, read_y
+from hpcdl.data.placement import (
+    Arena,
+    Comm,
+    FileRows,
+    MemoryRows,
+    agreed,
+    check_room,
+    memory_type,
+    read_owners,
+    read_x,
+    read_y,
+)
 from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before
 from hpcdl.data.standard import Standard, array_slabs, file_slabs, measure, without
 from hpcdl.data.vocabulary import Vocabulary
@@ -32,12 +47,13 @@ class DataOptions:
     standardize: bool | dict[str, np.ndarray]
     parts: tuple[list[int], int] | None = None
 
-    def check_fit(self, classes: int, features: tuple[int, ...], rows: int, text: bool = False) -> None:
+    def check_fit(self, classes: int, features: tuple[int, ...], rows: int, scale: float, text: bool = False) -> None:
         """UsageError if something makes no sense for such data, of so many training rows."""
         if text and self.standardize is not False:
             raise UsageError("tokens of a text are names, not quantities: they cannot be standardized")
         if self.dtype not in (np.float32, np.float64):
             raise UsageError(f"dtype must be float32 or float64, not {self.dtype}")
+        most_of(scale, self.dtype)
         if not 0 <= self.validation < 1:
             raise UsageError(f"validation must be a fraction from 0 up to 1, as 0.1, not {self.validation}")
         check_shards(*parse_partition(self.partition, classes), rows)
@@ -89,8 +105,14 @@ def open_data(
     if placement not in placements:
         raise unknown("placement", placement, placements)
     options = DataOptions(partition, _model_type(dtype), seed, validation, augment, standardize, parts)
-    info = _by_one(comm, lambda: read_info(find(name)))
-    options.check_fit(info.classes, info.features, info.rows["train"], info.vocabulary is not None)
+
+    def look() -> Info:
+        found = read_info(find(name))
+        check_room(found, placement, options.dtype, 1 if comm is None else comm.size)
+        return found
+
+    info = _by_one(comm, look)
+    options.check_fit(info.classes, info.features, info.rows["train"], info.scale, info.vocabulary is not None)
     return placements[placement](info, comm, options)
 
 
@@ -127,7 +149,7 @@ def from_arrays(
     if classes < 0 or classes == 1 or (classes and not whole):
         raise UsageError(f"classes={classes} does not fit y; use 0 for regression, 2 or more with integer labels")
     features = x.shape[1:]
-    options.check_fit(classes, features, len(x))
+    options.check_fit(classes, features, len(x), scale)
     if options.column:
         raise UsageError(f"partition {partition!r} is read from a file; arrays have no such column")
     moved = make_augment(options.augment, features, options.seed)
@@ -139,7 +161,8 @@ def from_arrays(
     for rows in (train, tested):
         if rows is not None:
             rows.standard = standard
-    return _in_memory(name, features, classes, options, train, tested, held_out, [])
+    digest = partial(of_rows, features, classes, scale, {"train": train, "test": tested})
+    return _in_memory(name, features, classes, options, train, tested, held_out, [], digest)
 
 
 def _model_type(dtype: DTypeLike) -> np.dtype:
@@ -172,6 +195,7 @@ def _in_memory(
     test: MemoryRows | None,
     held_out: np.ndarray,
     resources: list[Any],
+    digest: Callable[[], str],
     owners: np.ndarray | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> Data:
@@ -188,6 +212,8 @@ def _in_memory(
         threaded=train.augment is not None,
         resources=[*resources, train, *([] if test is None else [test])],
         vocabulary=vocabulary,
+        order=named("shared", options.partition, classes),
+        digest=digest,
     )
 
 
@@ -217,10 +243,12 @@ def _from_memory(
     augment: Augment | None = None,
 ) -> MemoryRows:
     """The rows of arrays, in a type that the loops can use; without a copy where they already have it."""
-    y = y.astype(np.int64 if classes else dtype, copy=False)
+    check_y(y, classes, f"y{suffix}")  # before they are int64, which the largest of uint64 are not
+    with np.errstate(over="ignore"):
+        y = y.astype(np.int64 if classes else dtype, copy=False)
     check_y(y, classes, f"y{suffix}")
     x = np.require(x.reshape(len(x), -1), memory_type(x.dtype, dtype), ["C", "A"])
-    check_x(x, f"x{suffix}")
+    check_x(x, f"x{suffix}", most=most_of(scale, dtype))
     return MemoryRows(x, y, scale, dtype, augment)
 
 
@@ -228,7 +256,7 @@ def _specs(info: Info, group: str, rows: int, options: DataOptions) -> list[tupl
     """Shapes and types of x and y of so many rows of a group."""
     y_kind = np.dtype(np.int64) if info.classes else options.dtype
     x_kind = memory_type(info.kinds[group], options.dtype)
-    return [((rows, int(np.prod(info.features))), x_kind), ((rows,), y_kind)]
+    return [((rows, math.prod(info.features)), x_kind), ((rows,), y_kind)]
 
 
 def _filled(comm: Comm, arena: Arena, fill: Callable[..., None]) -> list[np.ndarray]:
@@ -246,7 +274,7 @@ def _held_out_of(info: Info, comm: Comm, options: DataOptions) -> np.ndarray:
     """The rows of train that validation holds out, drawn by one rank."""
     if not options.validation:
         return np.empty(0, np.int64)
-    return _by_one(comm, lambda: _hold_out(read_y(info, "train"), info.classes, options))
+    return _by_one(comm, lambda: _hold_out(read_y(info, "train", options.dtype), info.classes, options))
 
 
 def _owners_of(info: Info, options: DataOptions, held_out: np.ndarray) -> np.ndarray | None:
@@ -268,18 +296,16 @@ def _open_shared(info: Info, comm: Comm, options: DataOptions) -> Data:
     arena = Arena(comm, specs[0] + specs[1])
 
     def fill(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> None:
-        read_y(info, "train", y)
-        read_y(info, "test", y_test)
-        read_x(info, "train", x)
-        read_x(info, "test", x_test)
+        y[...], y_test[...] = (read_y(info, group, options.dtype) for group in ("train", "test"))
+        read_x(info, "train", x, options.dtype)
+        read_x(info, "test", x_test, options.dtype)
 
     x, y, x_test, y_test = _filled(comm, arena, fill)
     augment = make_augment(options.augment, info.features, options.seed)
     train = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
     test = MemoryRows(x_test, y_test, info.scale, options.dtype, None, standard)
-    return _in_memory(
-        info.name, info.features, info.classes, options, train, test, held_out, [arena], owners, info.vocabulary
-    )
+    about, digest = (info.name, info.features, info.classes, options), partial(of_file, info)
+    return _in_memory(*about, train, test, held_out, [arena], digest, owners, info.vocabulary)
 
 
 def _open_partitioned(info: Info, comm: Comm, options: DataOptions) -> Data:
@@ -290,7 +316,7 @@ def _open_partitioned(info: Info, comm: Comm, options: DataOptions) -> Data:
     numbers, of = options.parts or (([0], 1) if comm is None else ([comm.rank], comm.size))
 
     def divide() -> list[np.ndarray]:
-        labels, owners = read_y(info, "train")[kept], _owners_of(info, options, held_out)
+        labels, owners = read_y(info, "train", options.dtype)[kept], _owners_of(info, options, held_out)
         return make_partition(options.partition, labels, info.classes, of, options.seed, owners)
 
     parts = agreed(comm, divide, here=comm is None or comm.rank == 0)
@@ -310,17 +336,17 @@ def _open_partitioned(info: Info, comm: Comm, options: DataOptions) -> Data:
     )
 
     def fill(x_test: np.ndarray, y_test: np.ndarray, x_held_out: np.ndarray, y_held_out: np.ndarray) -> None:
-        read_y(info, "test", y_test)
-        y_held_out[...] = read_y(info, "train")[held_out]
-        read_x(info, "test", x_test)
-        read_x(info, "train", x_held_out, held_out)
+        y_test[...] = read_y(info, "test", options.dtype)
+        y_held_out[...] = read_y(info, "train", options.dtype)[held_out]
+        read_x(info, "test", x_test, options.dtype)
+        read_x(info, "train", x_held_out, options.dtype, held_out)
 
     x_test, y_test, x_held_out, y_held_out = _filled(comm, arena, fill)
     x, y = (np.empty(*spec) for spec in _specs(info, "train", len(mine), options))
 
     def fill_own() -> None:
-        y[...] = read_y(info, "train")[kept[mine]]
-        read_x(info, "train", x, kept[mine])
+        y[...] = read_y(info, "train", options.dtype)[kept[mine]]
+        read_x(info, "train", x, options.dtype, kept[mine])
 
     try:
         agreed(comm, fill_own)
@@ -348,6 +374,8 @@ def _open_partitioned(info: Info, comm: Comm, options: DataOptions) -> Data:
         shares=shares,
         resources=[arena, rows, test, validation, whole],
         vocabulary=info.vocabulary,
+        order=named("partitioned", options.partition, info.classes),
+        digest=partial(of_file, info),
     )
 
 
@@ -360,8 +388,8 @@ def _open_streamed(info: Info, comm: Comm, options: DataOptions) -> Data:
         )
 
     def held_out_after_reading_labels() -> np.ndarray:
-        read_y(info, "test")
-        return _hold_out(read_y(info, "train"), info.classes, options)
+        read_y(info, "test", options.dtype)
+        return _hold_out(read_y(info, "train", options.dtype), info.classes, options)
 
     held_out = _by_one(comm, held_out_after_reading_labels)
     augment = make_augment(options.augment, info.features, options.seed)
@@ -379,4 +407,6 @@ def _open_streamed(info: Info, comm: Comm, options: DataOptions) -> Data:
         threaded=True,
         resources=[train, test],
         vocabulary=info.vocabulary,
+        order=named("streamed", options.partition, info.classes, train.block),
+        digest=partial(of_file, info),
     )

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcdl.chunks import chunk
+from hpcdl.data.partition import parse_partition
 from hpcdl.random import Random
 
 
@@ -31,6 +32,19 @@ class Share(NamedTuple):
     stop: int
     offset: int
     total: int
+
+
+def named(placement: str, partition: str, classes: int, block: int = 0) -> str:
+    """Which of the orders the rows of an epoch are visited in, as a text: two that are equal are the same order.
+
+    `{ranks}` in it stands for the number of ranks that share the rows, where the order depends on it. block: rows.
+    """
+    if placement == "streamed":
+        return f"all rows by blocks of {block}"
+    if placement == "shared" and partition == "iid":
+        return "all rows in one order"
+    name, value = parse_partition(partition, classes)
+    return f"rows divided {name}{'' if value is None else f':{value}'} (ranks: {{ranks}})"
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:

@@ -137,5 +137,5 @@ def hold_out(labels: np.ndarray, classes: int, fraction: float, random: np.rando
     counts = np.floor(quota).astype(np.int64)
     largest = np.argsort(counts - quota, kind="stable")
     counts[largest[: take - counts.sum()]] += 1
-    rows = [random.permutation(np.flatnonzero(labels == c))[: counts[c]] for c in range(classes)]
+    rows = [random.permutation(np.flatnonzero(labels == c))[: counts[c]] for c in np.unique(labels)]
     return np.sort(np.concatenate(rows))

@@ -12,20 +12,21 @@ the model's are narrowed. Labels become int64, values to predict the model's typ
 """
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import h5py
 import numpy as np
 
 from hpcdl.data.augment import Augment, Moves
-from hpcdl.data.format import Info, check_x, check_y, open_file, slabs_of
+from hpcdl.data.format import Info, check_memory, check_x, check_y, dataset, most_of, open_file, slabs_of
 from hpcdl.data.standard import Standard
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, blamed_on
 from hpcdl.kernels.gather import gather, gather_images
 from hpcdl.shared_memory import share
 
 if TYPE_CHECKING:
+    import h5py
     from mpi4py import MPI  # its import starts MPI, which preparing a file does not need
 
 Comm: TypeAlias = "MPI.Intracomm | None"
@@ -80,13 +81,15 @@ class FileRows:
     def __init__(self, info: Info, group: str, dtype: np.dtype, standard: Standard | None = None):
         self.open = contextlib.ExitStack()
         file = self.open.enter_context(open_file(info.path))
-        self.x, self.y = file[group]["x"], file[group]["y"]
+        self.x, self.y = (dataset(file, f"{group}/{name}") for name in "xy")
         self.where, self.scale, self.dtype = f"{info.path}: {group}/x", info.scale, dtype
         self.standard, self.vocabulary = standard, info.vocabulary
         self.kind = memory_type(info.kinds[group], dtype)
-        self.width, self.y_kind = int(np.prod(info.features)), np.dtype(np.int64) if info.classes else dtype
+        self.width, self.y_kind = math.prod(info.features), np.dtype(np.int64) if info.classes else dtype
+        self.most = most_of(info.scale, dtype)
         # A block is a whole number of HDF5 chunks, and the same for every rank: the order of an epoch depends on it.
         self.block = next(iter(slabs_of(self.x))).stop
+        check_memory(2 * self.block * self.width * self.kind.itemsize, f"{self.where}: two blocks of {self.block} rows")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -96,12 +99,10 @@ class FileRows:
         rows = stop - start
         x, y = into or self.buffers(rows)
         x, y = x[:rows], y[:rows]
-        try:
+        with blamed_on(f"{self.where} is damaged"):
             self.x.read_direct(x.reshape(rows, *self.x.shape[1:]), np.s_[start:stop])
             self.y.read_direct(y, np.s_[start:stop])
-        except OSError as error:
-            raise UsageError(f"{self.where} is damaged: {error}") from None
-        check_x(x, self.where, range(start, stop), self.vocabulary)
+        check_x(x, self.where, range(start, stop), self.vocabulary, self.most)
         return MemoryRows(x, y, self.scale, self.dtype, augment, self.standard)
 
     def buffers(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -124,13 +125,14 @@ class FileRows:
         self.open.close()
 
 
-def read_x(info: Info, group: str, x: np.ndarray, rows: np.ndarray | None = None) -> None:
+def read_x(info: Info, group: str, x: np.ndarray, dtype: np.dtype, rows: np.ndarray | None = None) -> None:
     """Read group/x of a file slab by slab into x (n, features), all rows or the sorted `rows`.
 
-    UsageError for a NaN, or a token outside the vocabulary.
+    UsageError for what is not finite in the model's dtype, or a token outside the vocabulary.
     """
+    most = most_of(info.scale, dtype)
     with open_file(info.path) as file:
-        source = file[group]["x"]
+        source = dataset(file, f"{group}/x")
         slab_x = None
         for slab in slabs_of(source):
             shape = (slab.stop - slab.start, *source.shape[1:])
@@ -147,28 +149,47 @@ def read_x(info: Info, group: str, x: np.ndarray, rows: np.ndarray | None = None
                 into = x[a:b]
                 np.take(slab_x, rows[a:b] - slab.start, axis=0, out=into, mode="clip")
             numbers: range | np.ndarray = range(slab.start, slab.stop) if rows is None else rows[a:b]
-            check_x(into, f"{info.path}: {group}/x", numbers, info.vocabulary)
+            check_x(into, f"{info.path}: {group}/x", numbers, info.vocabulary, most)
 
 
-def read_y(info: Info, group: str, y: np.ndarray | None = None) -> np.ndarray:
-    """Read group/y (into y, where given) and check it; UsageError for a label outside the classes."""
+def read_y(info: Info, group: str, dtype: np.dtype) -> np.ndarray:
+    """Read group/y and check it; values to predict in the model's dtype. UsageError for a label outside the classes."""
     with open_file(info.path) as file:
-        read = file[group]["y"][...]
+        read = dataset(file, f"{group}/y")[...]
+    if not info.classes:
+        with np.errstate(over="ignore"):
+            read = read.astype(dtype, copy=False)
     check_y(read, info.classes, f"{info.path}: {group}/y")
-    if y is None:
-        return read
-    y[...] = read
-    return y
+    return read
 
 
 def read_owners(info: Info, name: str) -> np.ndarray:
     """Read train/NAME, which says whose each row is; UsageError if it is missing or does not fit."""
     with open_file(info.path) as file:
-        found = file["train"].get(name)
-        if not isinstance(found, h5py.Dataset) or found.dtype.kind not in "iu" or found.shape != file["train/y"].shape:
-            others = ", ".join(sorted(set(file["train"]) - {"x", "y"})) or "none"
+        if name not in columns(file):
+            others = ", ".join(columns(file)) or "none"
             raise UsageError(f"{info.path} has no whole number for each row in train/{name}; such columns: {others}")
-        return found[...]
+        return dataset(file, f"train/{name}")[...]
+
+
+def columns(file: "h5py.File") -> list[str]:
+    """What train holds beside x and y for each row: the names of its data sets of whole numbers."""
+    shape, found = dataset(file, "train/y").shape, []
+    for name in sorted(set(map(str, file["train"])) - {"x", "y"}):
+        with contextlib.suppress(Exception):  # what cannot be read is no column
+            each = dataset(file, f"train/{name}")
+            found += [name] if each and each.dtype.kind in "iu" and each.shape == shape else []
+    return found
+
+
+def check_room(info: Info, placement: str, dtype: np.dtype, ranks: int) -> None:
+    """UsageError where this machine has no memory for what a rank holds of a file, which may say any shape."""
+    row = math.prod(info.features) * max(memory_type(kind, dtype).itemsize for kind in info.kinds.values())
+    train, test = info.rows["train"], info.rows["test"]
+    held = {"shared": train + test, "partitioned": train // ranks + test, "streamed": 0}[placement] * row
+    # Beside the rows the labels of all of them, and the order of an epoch.
+    what = f"{info.path}: {train} training and {test} test rows of {row} bytes under placement {placement}"
+    check_memory(held + 16 * (train + test), what)
 
 
 class Arena:
@@ -181,14 +202,14 @@ class Arena:
         """Collective. specs: (shape, dtype) of each array; they are then in `arrays`."""
         self.node: Comm = None
         self.fills = True
-        sizes = [-(-int(np.prod(shape)) * dtype.itemsize // 64) * 64 for shape, dtype in specs]  # whole cache lines
+        sizes = [-(-math.prod(shape) * dtype.itemsize // 64) * 64 for shape, dtype in specs]  # whole cache lines
         memory = None if comm is None else self._share(comm, sum(sizes))
         if memory is None:
             self.arrays = [np.empty(shape, dtype) for shape, dtype in specs]
             return
         starts = np.cumsum([0, *sizes])
         self.arrays = [
-            memory[start : start + int(np.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape)
+            memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
             for start, (shape, dtype) in zip(starts, specs, strict=False)
         ]
 

@@ -12,6 +12,7 @@ are values to predict. Labels that are not 0, 1, 2, ... are numbered in sorted o
 Texts become tokens, of which nothing is inferred (prepare_text.py).
 """
 
+import contextlib
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -20,10 +21,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hpcdl.data.format import FilePath, Info, check_x, check_y, new_file, read_info, slabs
+from hpcdl.data.digest import Digest, settle, write
+from hpcdl.data.format import FilePath, Info, check_x, check_y, new_file, read_info, shown, slabs
 from hpcdl.data.partition import hold_out
 from hpcdl.data.vocabulary import Vocabulary
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, blamed_on
 from hpcdl.random import Random
 
 CHUNK_BYTES = 256 << 10  # of a compressed data set
@@ -48,7 +50,11 @@ class Output:
         """UsageError if the file exists (without force), or its folder does not."""
         self.path, self.compress, self.scale, self.origin = Path(path), compress, scale, origin
         self.name = name or self.path.stem
-        if self.path.exists() and not force:
+        for what, text in (("name", self.name), ("origin", origin or "")):
+            check_text(text, f"the {what}")
+        with self.blamed():  # a name may be too long
+            exists = self.path.exists()
+        if exists and not force:
             raise UsageError(f"{path} exists already; choose another name, or --force to replace it")
         if not self.path.parent.is_dir():
             raise UsageError(f"the folder {self.path.parent} does not exist; make it first")
@@ -67,29 +73,44 @@ class Output:
         vocabulary: Vocabulary | None = None,
     ) -> Info:
         """Write the file. groups: "train" and "test", each (shape of x, slabs of x in order, y, other columns)."""
-        with new_file(self.path) as file:
+        for label in names or ():
+            check_text(label, "a label")
+        digest, scale = Digest(), scale if self.scale is None else self.scale
+        with self.blamed(), new_file(self.path) as file:
             for group, (shape, parts, y, columns) in groups.items():
                 if 0 in shape:
                     raise UsageError(f"there would be no row in {group}; another test fraction may help")
                 check_y(y, classes, f"{group}/y")
                 file[f"{group}/y"] = y.astype(np.min_scalar_type(classes - 1)) if classes else y
+                digest.add(f"{group}/y", y, labels=True)
                 for name, column in columns.items():
                     file[f"{group}/{name}"] = column
+                    if group == "train":  # as a partition reads it
+                        digest.add(f"{group}/{name}", column, labels=True)
                 x = file.create_dataset(f"{group}/x", shape, kind, **self._layout(shape, kind))
                 at = 0
                 for part in parts:
                     check_x(part, f"{group}/x", range(at, at + len(part)))
                     x[at : at + len(part)] = part
+                    digest.add(f"{group}/x", part.astype(kind, copy=False))
                     at += len(part)
+                    file.check()
             file.attrs["name"], file.attrs["classes"] = self.name, classes
-            file.attrs["scale"] = scale if self.scale is None else self.scale
+            file.attrs["scale"] = scale
             if names is not None:
                 file.attrs["labels"] = names
             if vocabulary is not None:
                 file.attrs["vocabulary"] = vocabulary.characters
             if self.origin:
                 file.attrs["source"] = self.origin
+            features = groups["train"][0][1:]
+            seconds = write(file, digest.finish(features, classes, scale, vocabulary))
+        settle(self.path, seconds)
         return read_info(self.path)
+
+    def blamed(self) -> contextlib.AbstractContextManager:
+        """What goes wrong in the body went wrong with the file that is written; who reads a source blames that."""
+        return blamed_on(f"{shown(self.path, 200)} cannot be written")
 
     def _layout(self, shape: tuple[int, ...], kind: np.dtype) -> dict[str, Any]:
         if not self.compress:
@@ -105,15 +126,24 @@ def pixels(low: float, high: float, whole: bool, kind: np.dtype) -> tuple[np.dty
     return kind.newbyteorder("="), 1.0
 
 
+def check_text(text: str, what: str) -> None:
+    """UsageError for a text that a data file cannot hold."""
+    if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text):
+        raise UsageError(f"{what} is {shown(text)}, which HDF5 cannot hold: it must be UTF-8, without a NUL")
+
+
 def number_labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], list | None, int]:
     """Integers or texts as class numbers 0, 1, ...: (the numbers, names of the classes or None, number of classes)."""
     known, numbers = np.unique(np.concatenate(parts), return_inverse=True)
     if len(known) < 2:
-        raise UsageError(f"all rows have the label {known[0]!s}; classification needs two classes or more")
+        raise UsageError(f"all rows have the label {shown(known[0])}; classification needs two classes or more")
     by_part = np.split(numbers, np.cumsum([len(part) for part in parts])[:-1])
     is_range = known.dtype.kind in "iu" and known[0] == 0 and known[-1] == len(known) - 1
     if not is_range and len(known) > MOST_NAMES:
         raise UsageError(f"there are {len(known)} different labels; if they are values to predict, pass --regression")
+    if known.dtype.kind == "S":
+        with blamed_on("labels of bytes must be texts in UTF-8"):
+            known = np.char.decode(known, "utf-8")
     return by_part, None if is_range else known.astype(str).tolist(), len(known)
 
 

@@ -6,14 +6,16 @@ import itertools
 import math
 import re
 import tempfile
-from typing import IO, Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from hpcdl.data.format import FilePath, Info, check_x
+from hpcdl.data.format import FilePath, Info, check_x, short, shown
 from hpcdl.data.prepare import Output, class_numbers, pixels, split
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, blamed_on
 
+Keep: TypeAlias = Callable[[np.ndarray], None]
 LINES = 8192  # read at a time
 WRITTEN = {
     int: re.compile(r"[-+]?(0|[1-9][0-9]*)"),
@@ -40,8 +42,16 @@ def prepare_csv(
     the first line holds names (None: it does if one of its features is not a number). regression: labels are values to
     predict.
     """
-    with tempfile.TemporaryFile(dir=output.path.parent) as spool:
-        table = _Table(path, {"label": label} | ({} if group is None else {"group": group}), header, delimiter, spool)
+    with output.blamed():
+        spool_file = tempfile.TemporaryFile(dir=output.path.parent)  # noqa: SIM115 - closed below
+    with spool_file as spool:
+
+        def keep(x: np.ndarray) -> None:
+            with output.blamed():  # a full disk is not the table's fault
+                spool.write(x.tobytes())
+                spool.flush()
+
+        table = _Table(path, {"label": label} | ({} if group is None else {"group": group}), header, delimiter, keep)
         (y,), names, classes = class_numbers(path, [table.values(0)], regression)
         others = {} if group is None else {"group": np.unique(table.values(1), return_inverse=True)[1]}
         x = np.memmap(spool, np.float64, "r", shape=(len(y), table.width - len(table.columns)))
@@ -50,40 +60,41 @@ def prepare_csv(
 
 
 class _Table:
-    """One pass over a csv file: the features go to a temporary file as float64, named columns and ranges are kept."""
+    """One pass over a csv file: the features go to `keep` as float64, named columns and ranges are kept here."""
 
-    def __init__(self, path: FilePath, named: dict[str, str], header: bool | None, delimiter: str, spool: IO[bytes]):
+    def __init__(self, path: FilePath, named: dict[str, str], header: bool | None, delimiter: str, keep: Keep):
         if len(delimiter) != 1:
             raise UsageError(f"the delimiter must be one character, not {delimiter!r}")
         self.path, self.delimiter = path, delimiter
         self.named = list(named)
         self.texts: list[dict[str, int]] = [{} for _ in named]  # each text of a named column gets a code
         self.codes: list[np.ndarray] = []
-        self.low, self.high, self.whole = math.inf, -math.inf, True
-        try:
-            with open(path, encoding="utf-8-sig", newline="") as file:
-                first = self._fields(next(file, ""))
-                self.width = len(first)
-                self.columns = [self._find_column(what, text, first, header) for what, text in named.items()]
-                if len(set(self.columns)) < len(named) or len(named) == self.width:
-                    raise UsageError(f"{path}: the label, the group and the features are columns of their own")
-                if header is None:
-                    features = [text for column, text in enumerate(first) if column not in self.columns]
-                    header = not all(map(_is_index, named.values())) or not all(map(_is_number, features))
-                file.seek(0)
-                lines = enumerate(file, 1)
-                for _ in range(header):
-                    next(lines)
-                while slab := list(itertools.islice(lines, LINES)):
-                    if slab := [(number, line) for number, line in slab if line.strip()]:
-                        self._add(slab, spool)
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise UsageError(f"{path} is not a text file in UTF-8") from None
+        self.low, self.high, self.whole, self.keep = math.inf, -math.inf, True, keep
+        with blamed_on(f"{path} cannot be read"):
+            try:
+                self._read(named, header)
+            except UnicodeDecodeError:
+                raise UsageError(f"{path} is not a text file in UTF-8") from None
         if not self.codes:
             raise UsageError(f"{path} has no rows")
-        spool.flush()
+
+    def _read(self, named: dict[str, str], header: bool | None) -> None:
+        with open(self.path, encoding="utf-8-sig", newline="") as file:
+            first = self._fields(next(file, ""))
+            self.width = len(first)
+            self.columns = [self._find_column(what, text, first, header) for what, text in named.items()]
+            if len(set(self.columns)) < len(named) or len(named) == self.width:
+                raise UsageError(f"{self.path}: the label, the group and the features are columns of their own")
+            if header is None:
+                features = [text for column, text in enumerate(first) if column not in self.columns]
+                header = not all(map(_is_index, named.values())) or not all(map(_is_number, features))
+            file.seek(0)
+            lines = enumerate(file, 1)
+            for _ in range(header):
+                next(lines)
+            while slab := list(itertools.islice(lines, LINES)):
+                if slab := [(number, line) for number, line in slab if line.strip()]:
+                    self._add(slab)
 
     def _fields(self, line: str) -> list[str]:
         return next(csv.reader([line], delimiter=self.delimiter), [])
@@ -97,10 +108,11 @@ class _Table:
             return int(text) % self.width
         names = [name.strip() for name in first]
         if header is False or text not in names:
-            raise UsageError(f"{self.path} has no header with a column {text!r}; its first line is: {', '.join(names)}")
+            known = short(", ".join(names), 400)
+            raise UsageError(f"{self.path} has no header with a column {text!r}; its first line is: {known}")
         return names.index(text)
 
-    def _add(self, slab: list[tuple[int, str]], spool: IO[bytes]) -> None:
+    def _add(self, slab: list[tuple[int, str]]) -> None:
         numbers, lines = zip(*slab, strict=True)
         code: Any = {
             column: lambda text, texts=texts: texts.setdefault(text.strip(), len(texts))
@@ -118,7 +130,7 @@ class _Table:
         self.low, self.high = min(self.low, x.min()), max(self.high, x.max())
         self.whole = self.whole and bool((x == np.rint(x)).all())
         self.codes.append(table[:, self.columns].astype(np.int64))
-        spool.write(x.tobytes())
+        self.keep(x)
 
     def _bad_line(self, slab: list[tuple[int, str]], error: Exception | str) -> UsageError:
         for number, line in slab:
@@ -127,8 +139,8 @@ class _Table:
                 return UsageError(f"{self.path}: line {number} has {len(fields)} columns, the first line {self.width}")
             for column, text in enumerate(fields):
                 if column not in self.columns and not _is_number(text):
-                    return UsageError(f"{self.path}: line {number}, column {column}: {text!r} is not a number")
-        return UsageError(f"{self.path}: {error}")
+                    return UsageError(f"{self.path}: line {number}, column {column}: {shown(text)} is not a number")
+        return UsageError(f"{self.path}: {short(str(error), 200)}")
 
     def values(self, which: int) -> np.ndarray:
         """What all rows hold in the named column of this number: integers if all are, else floats, else texts.

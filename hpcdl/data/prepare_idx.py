@@ -6,23 +6,25 @@ bytes   0, 0, element type, rank n | n sizes (big-endian 32 bits) | the elements
 import contextlib
 import gzip
 import math
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from hpcdl.data.format import FilePath, Info, slabs
+from hpcdl.data.format import FilePath, Info, check_memory, slabs
 from hpcdl.data.prepare import Groups, Output, number_labels
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, blamed_on
 
+MOST_RANK = 32  # of HDF5
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 def prepare_idx(folder: FilePath, output: Output) -> Info:
     """From a folder with train-images-idx3-ubyte, train-labels-idx1-ubyte and the two t10k- files, gzipped or not."""
-    if not Path(folder).is_dir():
+    with blamed_on(f"{folder} cannot be read"):  # a name may be too long
+        there = Path(folder).is_dir()
+    if not there:
         raise UsageError(
             f"{folder} is not a folder; idx wants the one that holds train-images-idx3-ubyte and the others"
         )
@@ -64,17 +66,18 @@ def _find_idx(folder: FilePath, what: str, *prefixes: str) -> Path:
 def _open_idx(path: Path) -> Iterator[tuple[IO[bytes], np.dtype, tuple[int, ...]]]:
     """The open file after its header, its element type and shape."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rb") as file:
-            zero, kind, ndim = file.read(2), file.read(1), file.read(1)
-            if zero != b"\0\0" or not kind or kind[0] not in IDX_TYPES or not ndim or not ndim[0]:
-                raise UsageError(f"{path} is not an idx file (its first bytes are not 0, 0, a type and a rank)")
-            sizes = file.read(4 * ndim[0])
-            if len(sizes) < 4 * ndim[0]:
-                raise EOFError("the header ends early")
-            yield file, np.dtype(IDX_TYPES[kind[0]]), tuple(np.frombuffer(sizes, ">u4").tolist())
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+    with blamed_on(f"{path} cannot be read"), opener(path, "rb") as file:
+        zero, kind, ndim = file.read(2), file.read(1), file.read(1)
+        if zero != b"\0\0" or not kind or kind[0] not in IDX_TYPES or not ndim or not ndim[0]:
+            raise UsageError(f"{path} is not an idx file (its first bytes are not 0, 0, a type and a rank)")
+        sizes = file.read(4 * ndim[0])
+        if len(sizes) < 4 * ndim[0]:
+            raise EOFError("the header ends early")
+        if ndim[0] > MOST_RANK:
+            raise UsageError(f"{path} says that it has rank {ndim[0]}; HDF5 has rank {MOST_RANK} at most")
+        dtype, shape = np.dtype(IDX_TYPES[kind[0]]), tuple(np.frombuffer(sizes, ">u4").tolist())
+        check_memory(math.prod(shape[1:]) * dtype.itemsize, f"{path} says that its shape is {shape}; a row would")
+        yield file, dtype, shape
 
 
 def _idx_header(path: Path) -> tuple[np.dtype, tuple[int, ...]]:

@@ -1,12 +1,12 @@
 """From numpy's npz archives, as numpy.savez and numpy.savez_compressed write them."""
 
-import zipfile
+import os
 
 import numpy as np
 
-from hpcdl.data.format import FilePath, Info
+from hpcdl.data.format import FilePath, Info, check_memory, short, shown
 from hpcdl.data.prepare import Output, class_numbers, picked, pixels, split
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, blamed_on
 
 
 def prepare_npz(
@@ -46,20 +46,24 @@ def prepare_npz(
 
 
 def _load_npz(path: FilePath) -> dict[str, np.ndarray]:
-    try:
+    if not os.path.exists(path):
+        raise UsageError(f"{path} does not exist")
+    with blamed_on(f"{path} cannot be read as npz"):
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise UsageError(f"{path} holds one array; npz wants an archive with x and y (numpy.savez)")
         with archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read as npz: {error}") from None
+            check_memory(sum(each.file_size for each in archive.zip.infolist()), f"{path}: its arrays")
+            arrays = {name: archive[name] for name in archive.files}
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy hands out what is no array as bytes
+            raise UsageError(f"{path}: {shown(name)} is no array of numpy's")
+    return arrays
 
 
 def _member(path: FilePath, arrays: dict[str, np.ndarray], *names: str) -> np.ndarray:
     for name in names:
         if name in arrays:
             return arrays[name]
-    raise UsageError(f"{path} has no array {' or '.join(names)}; it has {', '.join(sorted(arrays)) or 'none'}")
+    others = short(", ".join(sorted(arrays)), 200) or "none"
+    raise UsageError(f"{path} has no array {' or '.join(names)}; it has {others}")

@@ -22,7 +22,7 @@ import numpy as np
 from hpcdl.data.format import FilePath, Info, slabs
 from hpcdl.data.prepare import MOST_NAMES, Groups, Output
 from hpcdl.data.vocabulary import BYTES, Vocabulary
-from hpcdl.errors import UsageError, unknown
+from hpcdl.errors import UsageError, blamed_on, unknown
 
 LEVELS = ("character", "byte")
 Read: TypeAlias = Callable[[slice], np.ndarray]
@@ -49,10 +49,8 @@ def prepare_text(
         raise unknown("level", level, LEVELS)
     if not 0 < test_fraction < 1:
         raise UsageError(f"the test fraction must lie between 0 and 1, as 0.1, not {test_fraction}")
-    try:
+    with blamed_on(f"{path} cannot be read"):
         count, read, vocabulary = _bytes(path) if level == "byte" else _characters(path, encoding)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     cut = _cut(path, count, length, Fraction(str(test_fraction)), level)
     kind = np.min_scalar_type(len(vocabulary) - 1)
     groups: Groups = {}

@@ -34,7 +34,8 @@ class Vocabulary:
             if len(self.numbers) < len(self.characters):
                 raise UsageError("a vocabulary must not hold a character twice")
         elif characters != BYTES:
-            raise UsageError(f"a vocabulary is a list of single characters, or the text {BYTES!r}, not {characters!r}")
+            given = characters[:60]
+            raise UsageError(f"a vocabulary is a list of single characters, or the text {BYTES!r}, not {given!r}")
 
     def __len__(self) -> int:
         return 256 if self.characters == BYTES else len(self.characters)

@@ -20,8 +20,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from hpcdl.data.format import new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
-from hpcdl.files import Remembering, atomic_path
 from hpcdl.memory import available
 
 VERSION = 1
@@ -46,15 +46,13 @@ class Checkpoint:
 
     def write(self, path: Path) -> None:
         """Raises OSError where there is no room; what stood under that name is then as it was."""
-        with atomic_path(path) as temporary, Remembering(temporary) as disk:
-            with h5py.File(disk, "w") as file:
-                for name, vector in self.vectors.items():
-                    file[name] = vector
-                file.attrs["format"] = "hpcdl checkpoint"
-                file.attrs["version"] = VERSION
-                file.attrs["attributes"] = json.dumps(self.attributes, sort_keys=True)
-                file.attrs["checksum"] = self.digest()
-            disk.settle()
+        with new_file(path) as file:
+            for name, vector in self.vectors.items():
+                file[name] = vector
+            file.attrs["format"] = "hpcdl checkpoint"
+            file.attrs["version"] = VERSION
+            file.attrs["attributes"] = json.dumps(self.attributes, sort_keys=True)
+            file.attrs["checksum"] = self.digest()
 
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":

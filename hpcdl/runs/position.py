@@ -1,5 +1,6 @@
 """How far a run is, as a checkpoint says it beside its vectors; checkpoints written, and gone on from."""
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ ALIKE = ("optimizer", "seed", "batch")
 
 
 def position(run: "Run") -> dict:
-    """The attributes of a checkpoint of this run, as it stands now."""
+    """The attributes of a checkpoint of this run, as it stands now; whole on rank 0, which writes it."""
     return {
         "strategy": run.strategy,
         "model": run.options.model,
@@ -32,7 +33,9 @@ def position(run: "Run") -> dict:
             "features": list(run.data.features),
             "classes": run.data.classes,
             "rows": run.data.examples,
+            "digest": run.data.digest if run.comm.rank == 0 else None,
         },
+        "order": order(run),
         "optimizer": run.options.optimizer,
         "seed": run.options.seed,
         "batch": run.batch,
@@ -49,10 +52,22 @@ def position(run: "Run") -> dict:
     }
 
 
+def order(run: "Run") -> str | None:
+    """In which order the run visits the rows of an epoch; None where clients visit theirs, whatever an epoch is."""
+    if "clients" in run.fixed:
+        return None
+    ranks = run.held.share[1] if hasattr(run.held, "share") else run.workers  # type: ignore[attr-defined]
+    return run.data.order.replace("{ranks}", str(ranks))
+
+
 def refuse_another(run: "Run", found: Checkpoint) -> None:
-    """Raise UsageError for a checkpoint of another model, data, optimizer, seed, batch size or state."""
+    """Raise UsageError for a checkpoint of another model, data, optimizer, seed, batch size or state.
+
+    Also for one in the middle of an epoch whose rows are now visited in another order: some would be seen twice, and
+    others never. What a checkpoint of an older version does not say is taken for the same.
+    """
     check_attributes(found.attributes, f"--resume {run.options.resume}")
-    mine, theirs = position(run), found.attributes
+    mine, theirs = position(run), copy.deepcopy(found.attributes)
     refusal = f"--resume {run.options.resume}: that run's"
     if mine["layout"] != theirs["layout"]:
         sizes = [
@@ -62,9 +77,13 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
         ]
         before, now = f"{theirs['model']} with {sizes[0]}", f"{mine['model']} with {sizes[1]}"
         raise UsageError(f"{refusal} model is {before}, not {now}")
+    digests = [about["data"].pop("digest", None) for about in (mine, theirs)]
     if mine["data"] != theirs["data"]:
         rows = [f"{each['data']['name']} with {each['data']['rows']} training rows" for each in (theirs, mine)]
         raise UsageError(f"{refusal} data are {rows[0]}, not {rows[1]}")
+    if None not in digests and digests[0] != digests[1]:
+        name = mine["data"]["name"]
+        raise UsageError(f"{refusal} data are other ones: {name} has the same name and shape, but other contents")
     for name in ALIKE:
         if mine[name] != theirs[name]:
             raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
@@ -72,6 +91,12 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
         before = theirs["fixed"].get(name, value)
         if before != value:
             raise UsageError(f"{refusal} {name.replace('_', ' ')} is {before}, not {value}")
+    was, now, at = theirs.get("order"), mine["order"], theirs["step"] % run.per_epoch
+    if at and None not in (was, now) and was != now:
+        raise UsageError(
+            f"{refusal} checkpoint is {at} steps into an epoch of {run.per_epoch}, with {was}; now it would be "
+            f"{now}: take --placement, --partition and ranks as they were, or a checkpoint of an epoch's end"
+        )
     run.state.check_vectors(found, run.comm.size, refusal)
 
 
@@ -100,6 +125,8 @@ def open_folder(run: "Run") -> Folder:
         with refuse_together(run.bookkeeping.mpi):
             if path is not None and leads:
                 check_run_folder(path, same)
+            if leads and (path is not None or resume):
+                _ = run.data.digest  # now, while all wait for it: a pass over the data, where nobody knows it yet
             if same and leads:
                 folder.claim()  # before the checkpoint is read: whoever has the folder writes the next one
             if resume and leads:

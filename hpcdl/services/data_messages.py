@@ -24,7 +24,7 @@ from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU, LINE, Device
 
 REQUEST, INDEX, ANSWER = 30001, 30002, 30003  # tags
-MOST_ROWS, BATCH, ROWS, TAKE, CLOSE = range(5)
+MOST_ROWS, BATCH, ROWS, TAKE, DIGEST, CLOSE = range(6)
 SPLITS = ("train", "test", "validation")
 WORDS = 8  # int64 of a request, and of an answer's header
 HEADER = 8 * WORDS  # bytes: one cache line
@@ -76,6 +76,18 @@ class Form:
 def number(value: int) -> np.ndarray:
     """An answer that is a number, in the place of the rows, and nothing else."""
     return np.array([value] + [0] * (WORDS - 1), np.int64).view(np.uint8)
+
+
+def words_of(digest: str) -> np.ndarray:
+    """An answer that is the digest of a data set, in the place of the rows and the examples, and nothing else."""
+    words = np.zeros(WORDS, np.int64)
+    words[:2].view(np.uint8)[:] = list(bytes.fromhex(digest))
+    return words.view(np.uint8)
+
+
+def digest_of(words: np.ndarray) -> str:
+    """The digest that such an answer holds."""
+    return words[:2].tobytes().hex()
 
 
 class Outbox:

@@ -33,6 +33,7 @@ from hpcdl.services.data_messages import (
     ANSWER,
     BATCH,
     CLOSE,
+    DIGEST,
     HEADER,
     INDEX,
     MOST_ROWS,
@@ -46,6 +47,7 @@ from hpcdl.services.data_messages import (
     Form,
     Outbox,
     number,
+    words_of,
 )
 
 TRUSTED = 2  # requests in sequence after which the next one is guessed
@@ -83,6 +85,7 @@ def describe(data: Data) -> np.ndarray:
         "name": data.name,
         "features": data.features,
         "classes": data.classes,
+        "order": data.order,
         "dtype": data.dtype.name,
         "y_dtype": data.train.source.y_kind.name,
         "examples": {name: split.examples for name in SPLITS if (split := getattr(data, name)) is not None},
@@ -105,6 +108,7 @@ class Server:
             BATCH: self._batch,
             ROWS: self._rows,
             TAKE: self._take,
+            DIGEST: self._digest,
         }
         self.signalled: float | None = None  # when this rank had a signal
 
@@ -140,6 +144,9 @@ class Server:
 
     def _most_rows(self, client: int, batch_size: int, rank: int, size: int, *_: int) -> np.ndarray:
         return number(self.data.most_rows(batch_size, (rank, size)))
+
+    def _digest(self, client: int, *_: int) -> np.ndarray:
+        return words_of(self.data.digest)
 
     def _batch(
         self, client: int, batch_size: int, rank: int, size: int, ahead: int, epoch: int, step: int, *_: int

@@ -25,6 +25,7 @@ from hpcdl.services.data_messages import (
     ANSWER,
     BATCH,
     CLOSE,
+    DIGEST,
     HEADER,
     INDEX,
     MOST_ROWS,
@@ -35,6 +36,7 @@ from hpcdl.services.data_messages import (
     TAKE,
     WORDS,
     Form,
+    digest_of,
 )
 
 
@@ -57,6 +59,7 @@ class RemoteData(Data):
         everyone.wait(text, server, ANSWER)
         about = json.loads(text.tobytes())
         self.name, self.features, self.classes = about["name"], tuple(about["features"]), about["classes"]
+        self.order, self._digest = about["order"], None
         self.dtype, self.device = np.dtype(about["dtype"]), CPU
         self.vocabulary = Vocabulary(about["vocabulary"]) if about["vocabulary"] else None
         self.form = Form(int(np.prod(self.features)), self.dtype, about["y_dtype"])
@@ -76,6 +79,16 @@ class RemoteData(Data):
         coming = self.comm.iwait(message, self.server, ANSWER)
         self.comm.push(request, self.server, REQUEST)
         return coming
+
+    @property
+    def digest(self) -> str:
+        """What tells these data from others; the server makes it, when it is asked for."""
+        if self._digest is None:
+            header = np.empty(WORDS, np.int64)
+            self.ask(header, DIGEST).wait()
+            self.heed(int(header[SIGNAL]))
+            self._digest = digest_of(header)
+        return self._digest
 
     def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
         """No batch of this share has more rows."""

@@ -28,7 +28,8 @@ from hpcdl.comm import Communicator, refuse_together  # noqa: E402
 from hpcdl.comm.allreduce import algorithm  # noqa: E402
 from hpcdl.comm.node import ranks_of_node  # noqa: E402
 from hpcdl.data import Data, open_data  # noqa: E402
-from hpcdl.errors import TrainingError, UsageError  # noqa: E402
+from hpcdl.data.order import named  # noqa: E402
+from hpcdl.errors import AgreedError, TrainingError, UsageError  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.machine.doctor import warn  # noqa: E402
 from hpcdl.models import make_model  # noqa: E402
@@ -42,7 +43,7 @@ from hpcdl.services.data_server import introduce, serve  # noqa: E402
 from hpcdl.services.remote_data import RemoteData  # noqa: E402
 from hpcdl.services.roles import ROLES, Roles, divide  # noqa: E402
 
-FAILED = 1  # the exit status of a run that cannot go on
+FAILED, REFUSED = 1, 2  # the exit statuses of a run that cannot go on, and of bad input
 
 
 def training(
@@ -97,10 +98,11 @@ def training(
             with run:
                 try:
                     train(comm, model, data, optimizer, run)
-                except TrainingError as error:
+                except (TrainingError, AgreedError) as error:
+                    refused = isinstance(error, AgreedError)
                     if isinstance(data, RemoteData):  # the servers do not know yet
-                        data.close(FAILED)
-                        error.speaker = roles.workers[0]
+                        data.close(REFUSED if refused else FAILED)
+                        error.speaker = 0 if refused and roles.servers else roles.workers[0]
                     raise
                 data.close()
             stopped = run.stopped
@@ -132,6 +134,8 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
                 **how,
             )
     part.Free()
+    if role == "parameter server":  # a run asks its rank 0 in which order the workers see the rows
+        data.order = named(options.placement, options.partition, data.classes, data.train.source.block)
     if role == "data server":
         introduce(everyone, data, roles.clients(everyone.rank))
     return RemoteData(everyone, roles.data_server(everyone.rank)) if remote else data
@@ -142,8 +146,8 @@ def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> 
     with run.stopwatch.step("serve"):
         status = serve(everyone, data, clients)
     data.close()
-    if status == FAILED:  # the workers have said why
-        raise SystemExit(FAILED)
+    if status in (FAILED, REFUSED):  # the workers have said why
+        raise SystemExit(status)
     _, stopped = conclude(everyone, run.measurements())
     run.bookkeeping.free()
     return stopped

@@ -123,7 +123,7 @@ def test_a_column_says_whose_rows_are_whose(world, write, images, mpi_tmp_path, 
             data.divide(3)
     data.close()
     for name in ("half", "absent"):
-        with pytest.raises(UsageError, match=f"no whole number for each row in train/{name}; .*: half, writer"):
+        with pytest.raises(UsageError, match=f"no whole number for each row in train/{name}; .*: writer"):
             open_data(path, comm=world, placement=place, partition=f"column:{name}")
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from hpcdl.data import format as data_format
 from hpcdl.data import open_data, prepare_csv
+from hpcdl.data.digest import computed, of_file
+from hpcdl.data.format import read_info
 from hpcdl.scripts import prepare_data
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
@@ -34,7 +36,10 @@ def prepare(tmp_path, capsys):
             )
             return printed.err
         assert capsys.readouterr().out.count("\n") == 1
-        return h5py.File(tmp_path / out)
+        file = h5py.File(tmp_path / out, "r", locking=False)
+        digest, info = file.attrs["digest"].split()[0], read_info(tmp_path / out)
+        assert digest == of_file(info) == computed(info)  # as it was made while the file was written
+        return file
 
     return run
 
@@ -56,6 +61,11 @@ def write_idx_folder(folder, x, y, x_test, y_test, end="", test="t10k"):
     return folder
 
 
+def attributes(file):
+    """But for the digest."""
+    return {name: value for name, value in file.attrs.items() if name != "digest"}
+
+
 def rows_with_labels(*pairs):
     """The rows (with their labels) as a sorted list, to compare what was split and shuffled."""
     return sorted(
@@ -72,7 +82,7 @@ def test_idx(tmp_path, images, prepare, end, test, monkeypatch):
     monkeypatch.setattr(data_format, "SLAB_BYTES", 100)
     x, y, x_test, y_test = images()
     with prepare("idx", write_idx_folder(tmp_path / "in", x, y, x_test, y_test, end, test)) as file:
-        assert dict(file.attrs) == {"name": "out", "classes": 4, "scale": 1 / 255}
+        assert attributes(file) == {"name": "out", "classes": 4, "scale": 1 / 255}
         assert file["train/x"].dtype == file["test/y"].dtype == np.uint8
         for name, array in (("train/x", x), ("train/y", y), ("test/x", x_test), ("test/y", y_test)):
             np.testing.assert_array_equal(file[name], array)
@@ -147,7 +157,7 @@ def test_npz_with_a_test_set(tmp_path, images, prepare, names):
     arrays = images()
     np.savez_compressed(tmp_path / "in.npz", **dict(zip((*names, "x_test", "y_test"), arrays, strict=True)))
     with prepare("npz", tmp_path / "in.npz", "--name", "mine", "--scale", "1/16", "--origin", "a test") as file:
-        assert dict(file.attrs) == {"name": "mine", "classes": 4, "scale": 1 / 16, "source": "a test"}
+        assert attributes(file) == {"name": "mine", "classes": 4, "scale": 1 / 16, "source": "a test"}
         for name, array in zip(("train/x", "train/y", "test/x", "test/y"), arrays, strict=True):
             np.testing.assert_array_equal(file[name], array)
     assert "leave --test-fraction out" in prepare("npz", tmp_path / "in.npz", "--test-fraction", "0.2", "--force")

@@ -32,6 +32,7 @@ DATA = {
     "NaN in the data": ({"train_x": np.full((20, 3), np.nan)}, "NaN|not finite"),
     "without the groups": ({"train_x": None, "train_y": None}, "train"),
     "other lengths of x and y": ({"train_y": np.arange(19) % 2}, "20.*19|19.*20"),
+    "labels beyond all": ({"train_y": np.full(20, 2**64 - 1, "u8")}, "has the label 18446744073709551615 in row 0"),
     "the wrong type": ({"train_x": np.full((20, 3), b"text")}, "type|integers or floats"),
 }
 
@@ -69,6 +70,38 @@ def test_names_are_neither_markup_nor_commands_to_a_terminal_nor_yaml(run_on, tm
     for each in (done.stdout, again.stdout, refusal.stdout, refusal.stderr):
         assert "\x1b" not in each and "\x07" not in each
     assert (r"sensors [/v2]\x1b[31m\x07" in done.stdout) == (progress == "lines")
+
+
+def outside(made):
+    """The bytes of another file as features."""
+    del made["train/x"]
+    made.create_dataset("train/x", (20, 3), "u1", external=[("/etc/passwd", 0, 60)])
+
+
+def huge(made):
+    """A shape that costs nothing to declare."""
+    del made["train/x"], made["train/y"]
+    made.create_dataset("train/x", (10**12, 3), "f4", chunks=(10, 3))[:10] = 1
+    made.create_dataset("train/y", (10**12,), "u1", chunks=(10,))[:10] = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (outside, r"train/x has its elements in another file \('/etc/passwd'\)"),
+        (huge, "train has 1000000000000 rows, whose labels needs? .* bytes at least"),
+        (lambda made: made.attrs.update(classes=2**40), "the number of classes is 1099511627776; there can be"),
+        (lambda made: made.attrs.update(name=np.bytes_(b"caf\xe9")), "the attribute name is b'caf.*a text in UTF-8"),
+    ],
+    ids=["outside", "huge", "classes", "name"],
+)
+def test_files_made_to_do_harm(run_on, tmp_path, change, words):
+    file(tmp_path / "bad.h5", change)
+    refused(run_on, tmp_path, words, "--data", tmp_path / "bad.h5", "--model", "softmax")
+
+
+def test_a_name_that_is_too_long_for_a_file(run_on, tmp_path):
+    refused(run_on, tmp_path, "x[.]{3} cannot be read: File name too long", "--data", "x" * 5000)
 
 
 def test_what_is_no_hdf5_at_all(run_on, tmp_path):

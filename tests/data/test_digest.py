@@ -1,0 +1,155 @@
+"""The digest: the same for the same rows, however they are stored; another one for others; never a stale one."""
+
+import json
+import os
+import shutil
+import time
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.data import digest as data_digest
+from hpcdl.data import format as data_format
+from hpcdl.data import from_arrays, open_data
+from hpcdl.data.digest import computed, of_file, settle
+from hpcdl.data.format import new_file, read_info
+
+
+def of(path):
+    return computed(read_info(path))
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """How many passes over a file were made."""
+    made = []
+    monkeypatch.setattr(data_digest, "computed", lambda info: made.append(info.path) or computed(info))
+    return made
+
+
+@pytest.fixture
+def old(monkeypatch):
+    """What has just been written counts as written long ago."""
+    monkeypatch.setattr(data_digest, "SETTLED", -1.0)
+
+
+def test_what_the_model_sees_counts_and_nothing_else(tmp_path, images, write):
+    x, y, x_test, y_test = images()
+    plain = of(write(tmp_path / "a.h5", x, y, x_test, y_test, classes=4))
+    same = [
+        write(tmp_path / "name.h5", x, y, x_test, y_test, name="other", source="there"),  # classes: 4 by the labels
+        write(tmp_path / "labels.h5", x, y.astype("u1"), x_test, y_test.astype(">i2")),
+    ]
+    with h5py.File(tmp_path / "packed.h5", "w") as file:
+        for name, array in (("train/x", x), ("train/y", y), ("test/x", x_test), ("test/y", y_test)):
+            file.create_dataset(name, data=array, chunks=(7, *array.shape[1:]), compression="gzip")
+    other = [
+        write(tmp_path / "rows.h5", x[::-1], y[::-1], x_test, y_test),
+        write(tmp_path / "split.h5", x, y, x[:20], y_test),
+        write(tmp_path / "label.h5", x, np.where(np.arange(100) == 9, 3 - y, y), x_test, y_test),
+        write(tmp_path / "scale.h5", x, y, x_test, y_test, scale=2.0),
+        write(tmp_path / "classes.h5", x, y, x_test, y_test, classes=5),
+        write(tmp_path / "shape.h5", x.reshape(100, 30), y, x_test.reshape(20, 30), y_test),
+        write(tmp_path / "signed.h5", x.astype("i2"), y, x_test.astype("i2"), y_test),
+        write(tmp_path / "values.h5", x, y + 0.0, x_test, y_test + 0.0),
+    ]
+    shutil.copy(tmp_path / "a.h5", tmp_path / "column.h5")
+    with h5py.File(tmp_path / "column.h5", "a") as file:
+        file["train/writer"] = y
+    assert {of(path) for path in [*same, tmp_path / "packed.h5"]} == {plain}
+    digests = [of(path) for path in [*other, tmp_path / "column.h5"]]
+    assert plain not in digests and len(set(digests)) == len(digests)
+
+
+def test_slabs_make_no_difference(file, monkeypatch):
+    whole = of(file)
+    monkeypatch.setattr(data_format, "SLAB_BYTES", 100)
+    assert of(file) == whole
+
+
+def test_all_ways_to_open_give_the_same(file, images):
+    placed = [open_data(file, placement=placement) for placement in ("shared", "partitioned", "streamed")]
+    arrays = [from_arrays(*images(), classes=4, **options) for options in ({}, {"seed": 3, "validation": 0.1})]
+    assert {each.digest for each in placed + arrays} == {of(file)}
+    x, y, _, _ = images()
+    assert from_arrays(x, y).digest != placed[0].digest
+    assert from_arrays(x, y, scale=2).digest != from_arrays(x, y).digest
+    for data in placed:
+        data.close()
+        assert data.digest == of(file)  # known by now
+
+
+def test_it_is_computed_once_for_a_file_that_says_nothing(file, passes, old):
+    assert of_file(read_info(file)) == of_file(read_info(file)) == of(file) and len(passes) == 1
+    link = file.with_name("link.h5")
+    link.symlink_to(file)
+    assert of_file(read_info(link)) == of(file) and len(passes) == 1
+
+
+def change(path, name="train/x"):
+    with h5py.File(path, "a") as file:
+        file[name][3] = 1 - np.minimum(file[name][3], 1)
+
+
+def test_what_is_changed_in_place_is_seen(file, passes, old):
+    before, times = of_file(read_info(file)), os.stat(file)
+    for name in ("train/x", "test/y"):
+        change(file, name)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # as who hides it: size and time are as they were
+        after = of_file(read_info(file))
+        assert after == of(file) != before
+        before = after
+
+
+def test_what_has_just_changed_is_not_kept(file, passes):
+    """Another change in the same moment might not be told from it."""
+    assert of_file(read_info(file)) == of_file(read_info(file)) and len(passes) == 2
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"file": 1, "digest": 2}', "null", "\x00"])
+def test_a_cache_that_is_damaged(file, passes, old, content):
+    known = of_file(read_info(file))
+    where, _ = data_digest._entry(str(file), os.stat(file))
+    assert json.loads(where.read_text())["digest"] == known
+    where.write_text(content)
+    assert of_file(read_info(file)) == known and len(passes) == 2
+
+
+def test_a_cache_that_cannot_be_written(file, monkeypatch, old):
+    monkeypatch.setenv("HPCDL_CACHE", str(file / "below a file"))
+    assert of_file(read_info(file)) == of(file)
+
+
+@pytest.fixture
+def said(tmp_path, images):
+    """A file that says its digest, which is 0, so that it shows who believes it."""
+    path = tmp_path / "said.h5"
+    with new_file(path) as file:
+        for name, array in zip(("train/x", "train/y", "test/x", "test/y"), images(), strict=True):
+            file[name] = array
+        seconds = data_digest.write(file, "0" * 32)
+    settle(path, seconds)
+    assert 2 <= time.time() - seconds < 100
+    return path
+
+
+def test_a_file_is_believed_as_long_as_nobody_changes_it(said, passes, tmp_path):
+    assert of_file(read_info(said)) == "0" * 32 and not passes
+    assert of_file(read_info(shutil.copy2(said, tmp_path / "with its time.h5"))) == "0" * 32 and not passes
+    assert of_file(read_info(shutil.copy(said, tmp_path / "with another.h5"))) == of(said) and len(passes) == 1
+    change(said)
+    assert of_file(read_info(said)) == of(said) and len(passes) == 2
+
+
+@pytest.mark.parametrize("value", [3, "0" * 32, "0" * 32 + " x", "g" * 32 + " 1", np.arange(3), h5py.Empty("f")])
+def test_a_digest_that_is_none(said, value):
+    with h5py.File(said, "a") as file:
+        file.attrs["digest"] = value
+    assert of_file(read_info(said)) == of(said)
+
+
+def test_the_sum_of_a_known_set():
+    """It must stay as it is: checkpoints hold it."""
+    x = np.arange(12, dtype="u1").reshape(3, 4)
+    assert from_arrays(x, [0, 1, 0], x[:1], [1]).digest == "9798e437d73d4e36558f5ba66e3a981c"
