@@ -1,4 +1,4 @@
-"""How many cases the fuzzers try: the same few hundred in each test run; with HPCDL_FUZZ=N N times as many, new ones."""
+"""How many cases the fuzzers try: the same few hundred in each test run, with HPCDL_FUZZ=N N times as many new ones."""
 
 import os
 
