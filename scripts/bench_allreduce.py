@@ -23,12 +23,13 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm import Communicator, refuse_together
+from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.errors import UsageError
+from hpcdl.runs.alike import reading
 from hpcdl.runs.folder import environment
-from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
+from hpcdl.runs.options import option
+from hpcdl.runs.program import ended
 
 BARE = ", bare"  # ends the name of a contender without the door
 HOUR, SPANS = 3600.0, 2000  # the watchdog's patience; spans that are kept, as in a training run
@@ -50,7 +51,7 @@ class BenchOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-allreduce", world.rank):
-        with refuse_together(world), quiet(world.rank > 0):
+        with reading(world) as parse:
             options = parse(BenchOptions, "bench-allreduce", __doc__.split("\n")[0], arguments)
             names = [name for name in options.algorithms.split(",") if name and name != "mpi"]
             for name in names:

@@ -17,14 +17,15 @@ from typing import Literal
 
 from mpi4py import MPI
 
-from hpcdl.comm import Communicator, refuse_together
+from hpcdl.comm import Communicator
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError, unknown
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
+from hpcdl.runs.alike import reading
 from hpcdl.runs.folder import environment
-from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
+from hpcdl.runs.options import option
+from hpcdl.runs.program import ended
 from hpcdl.strategies import all_reduce, local_sgd
 
 STRATEGIES = ("all-reduce", "local", "post-local")
@@ -53,7 +54,7 @@ class SweepOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-batch-size", world.rank):
-        with refuse_together(world), quiet(world.rank > 0):
+        with reading(world) as parse:
             options = parse(SweepOptions, "bench-batch-size", __doc__.split("\n")[0], arguments)
             sizes = [int(text) for text in options.batches.split(",") if text.isdecimal() and int(text) > 0]
             if len(sizes) != len(options.batches.split(",")):

@@ -30,10 +30,11 @@ from hpcdl.errors import UsageError
 from hpcdl.models import make_model, parse_model
 from hpcdl.optim import make_optimizer
 from hpcdl.runs import Options, Run
+from hpcdl.runs.alike import reading
 from hpcdl.runs.benchmark_report import positive, report, several, spread
 from hpcdl.runs.evaluation import evaluate
-from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
+from hpcdl.runs.options import option
+from hpcdl.runs.program import ended
 from hpcdl.strategies import all_reduce, gossip, local_sgd
 
 OF_A_RUN = (
@@ -107,7 +108,7 @@ class Watched(Run):
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-gossip", world.rank):
-        with refuse_together(world), quiet(world.rank > 0):
+        with reading(world) as parse:
             options = parse(GossipBench, "bench-gossip", __doc__.split("\n")[0], arguments)
             algorithm(options.allreduce)
             strategies = compared(options, world.size)

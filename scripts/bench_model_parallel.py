@@ -20,9 +20,10 @@ from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
+from hpcdl.runs.alike import reading
 from hpcdl.runs.benchmark_report import positive, report, several, spread
-from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
+from hpcdl.runs.options import option
+from hpcdl.runs.program import ended
 from hpcdl.runs.straggler import slowed
 from hpcdl.strategies import (
     all_reduce,
@@ -66,7 +67,7 @@ class ModelBench:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-model-parallel", world.rank):
-        with refuse_together(world), quiet(world.rank > 0):
+        with reading(world) as parse:
             options = parse(ModelBench, "bench-model-parallel", __doc__.split("\n")[0], arguments)
             algorithm(options.allreduce)
             runs = compared(options, world.size)

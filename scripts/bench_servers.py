@@ -25,10 +25,11 @@ from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
+from hpcdl.runs.alike import reading
 from hpcdl.runs.benchmark_report import spread
 from hpcdl.runs.folder import environment
-from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
+from hpcdl.runs.options import option
+from hpcdl.runs.program import ended
 from hpcdl.runs.straggler import slowed
 from hpcdl.services.consistency import BSP, Consistency
 from hpcdl.services.roles import divide
@@ -58,7 +59,7 @@ class BenchOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-servers", world.rank):
-        with refuse_together(world), quiet(world.rank > 0):
+        with reading(world) as parse:
             options = parse(BenchOptions, "bench-servers", __doc__.split("\n")[0], arguments)
             bounds = [int(text) for text in options.bounds.split(",") if text.isdecimal()]
             if len(bounds) != len(options.bounds.split(",")):

@@ -20,13 +20,14 @@ from mpi4py import MPI
 from rich.table import Table
 from rich.text import Text
 
-from hpcdl.comm import Communicator, refuse_together
+from hpcdl.comm import Communicator
 from hpcdl.files import atomic_write
 from hpcdl.machine.doctor import HURTS, Row, examine
 from hpcdl.machine.world import leave, library, lone
+from hpcdl.runs.alike import reading
 from hpcdl.runs.export import check_output_file
-from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
+from hpcdl.runs.options import option
+from hpcdl.runs.program import ended
 from hpcdl.runs.progress import console
 
 COLOURS = {"ok": "green", "note": "yellow", "hurts": "bold red"}
@@ -44,7 +45,7 @@ class DoctorOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("doctor", world.rank):
-        with refuse_together(world), quiet(world.rank > 0):
+        with reading(world) as parse:
             options = parse(DoctorOptions, "doctor", __doc__.split("\n")[0], arguments)
             check_output_file("--json", options.json, (".json",))
         problem = lone(world.size, os.environ, library())

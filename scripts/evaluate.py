@@ -16,12 +16,13 @@ from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.random import Random
+from hpcdl.runs.alike import reading
 from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.evaluation import ROWS, evaluate, scores
 from hpcdl.runs.export import check_output_file, export, write_predictions
-from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
+from hpcdl.runs.options import option
+from hpcdl.runs.program import ended
 
 
 @dataclass
@@ -51,7 +52,7 @@ def main(arguments=None):
     """All ranks score their shares; rank 0 prints and writes."""
     world = MPI.COMM_WORLD
     with ended("evaluate", world.rank):
-        with refuse_together(world), quiet(world.rank > 0):
+        with reading(world) as parse:
             options = parse(EvaluateOptions, "evaluate", __doc__, arguments)
             check_output_file("--predict", options.predict, (".csv", ".npz"))
             check_output_file("--export", options.export, (".npz", ".safetensors"))

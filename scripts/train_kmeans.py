@@ -43,8 +43,9 @@ from hpcdl.machine.doctor import warn
 from hpcdl.machine.threads import threads
 from hpcdl.random import Random
 from hpcdl.runs import export
-from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
+from hpcdl.runs.alike import reading
+from hpcdl.runs.options import option
+from hpcdl.runs.program import ended
 from hpcdl.services.consistency import Consistency
 from hpcdl.services.lead import Lead, LedStore
 from hpcdl.services.parameter_store import ParameterStore
@@ -93,7 +94,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("train-kmeans", world.rank):
         one_world(world)
-        with refuse_together(world), quiet(world.rank > 0):
+        with reading(world) as parse:
             options = parse(KMeansOptions, "train-kmeans", __doc__, arguments)
             divide(world.size, options.servers)
         warn(world)

@@ -27,6 +27,7 @@ from hpcdl.data.placement import (
     read_owners,
     read_x,
     read_y,
+    refuse_other_files,
 )
 from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before
 from hpcdl.data.standard import Standard, array_slabs, file_slabs, measure, without
@@ -112,6 +113,7 @@ def open_data(
         return found
 
     info = _by_one(comm, look)
+    refuse_other_files(comm, info.path)
     options.check_fit(info.classes, info.features, info.rows["train"], info.scale, info.vocabulary is not None)
     return placements[placement](info, comm, options)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from hpcdl.data.augment import Augment, Moves
+from hpcdl.data.digest import at_a_glance
 from hpcdl.data.format import Info, check_memory, check_x, check_y, dataset, most_of, open_file, slabs_of
 from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError, blamed_on
@@ -180,6 +181,14 @@ def columns(file: "h5py.File") -> list[str]:
             each = dataset(file, f"train/{name}")
             found += [name] if each and each.dtype.kind in "iu" and each.shape == shape else []
     return found
+
+
+def refuse_other_files(comm: "Comm", path: str) -> None:
+    """UsageError where ranks, on hosts of their own, have other files of this name."""
+    mine = agreed(comm, lambda: at_a_glance(path))
+    for rank, other in enumerate(seen := [mine] if comm is None else comm.allgather(mine)):
+        if other != seen[0]:
+            raise UsageError(f"data file {path} is another one on rank {rank} ({other}) than on rank 0 ({seen[0]})")
 
 
 def check_room(info: Info, placement: str, dtype: np.dtype, ranks: int) -> None:

@@ -34,8 +34,9 @@ from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.machine.doctor import warn  # noqa: E402
 from hpcdl.models import make_model  # noqa: E402
 from hpcdl.runs.accumulated import accumulated  # noqa: E402
-from hpcdl.runs.options import Options, parse  # noqa: E402
-from hpcdl.runs.program import ended, quiet  # noqa: E402
+from hpcdl.runs.alike import reading  # noqa: E402
+from hpcdl.runs.options import Options  # noqa: E402
+from hpcdl.runs.program import ended  # noqa: E402
 from hpcdl.runs.run import Run  # noqa: E402
 from hpcdl.runs.straggler import slowed  # noqa: E402
 from hpcdl.runs.summary import conclude  # noqa: E402
@@ -66,7 +67,7 @@ def training(
     with ended(program, world.rank):
         if ranks is None:
             one_world(world)
-        with refuse_together(world), quiet(world.rank > 0):
+        with reading(world) as parse:
             options = parse(options_class, program, description, arguments)
             if ranks is not None and options.data_servers:
                 raise UsageError("--data-servers: this strategy has one rank, which holds the examples itself")
