@@ -26,6 +26,7 @@ from hpcdl.runs.options import dashed, parse
 from hpcdl.runs.program import quiet
 
 MOST = 3  # things that are named
+PROGRAM = "the program"
 
 
 @contextlib.contextmanager
@@ -48,7 +49,7 @@ def reading(world: MPI.Intracomm) -> Iterator[Callable[..., Any]]:
 
 def described(program: str, options: Any) -> dict[str, str]:
     """What a rank was told, and by which program, in names and texts."""
-    told = {"the program": program}
+    told = {PROGRAM: program}
     told |= {f"--{dashed(field.name)}": repr(getattr(options, field.name)) for field in dataclasses.fields(options)}
     return (
         told
@@ -67,6 +68,7 @@ def refuse_unlike(comm: MPI.Intracomm, mine: dict[str, str]) -> None:
         return
     names = [name for name in dict.fromkeys(name for each in everyone for name in each)]
     unlike = [name for name in names if len({each.get(name) for each in everyone}) > 1]
+    unlike = unlike[:1] if PROGRAM in unlike else unlike  # whose options are others
     told = "; ".join(f"{name} is {values_told([each.get(name) for each in everyone])}" for name in unlike[:MOST])
     more = f"; and {len(unlike) - MOST} more differ" if len(unlike) > MOST else ""
     raise AgreedError(f"the ranks are not told the same: {told}{more}; start all with the same program and options")
