@@ -47,13 +47,20 @@ class InFlight(NamedTuple):
     weights: Weights
 
 
+class Done(NamedTuple):
+    """What a stage has done in all steps: from the first start to the last end of each, and of that computing."""
+
+    seconds: float = 0.0
+    busy: float = 0.0
+
+
 class Stage:
     """The layers of `part`, whose chunks are this rank's of those that the ranks of `comm` have in turns.
 
     weights: where the layers find their tensors (hpcdl/models/layered.py). model: the one that the part is of, slowed
     or not (hpcdl/runs/straggler.py): a micro-batch takes one stage as long as a gradient takes that. `most_in_flight`:
-    micro-batches, times chunks, at once; `spans`: what was done since `begin`; `done`: from each `begin` to its `end`
-    first start, last stop and seconds computing, for `costs`.
+    micro-batches, times chunks, at once; `spans`: what was done since `begin`; `done`: sums over all steps, each from
+    its `begin` to its `end`, for `costs`.
     """
 
     def __init__(self, comm: Communicator, part: Part, weights: Weights, model: Any, recompute: bool = False):
@@ -63,7 +70,7 @@ class Stage:
         self.in_flight: dict[tuple[int, int], InFlight] = {}  # by number and chunk
         self.leaving: list[tuple[Request | None, Callable[[], None]]] = []
         self.most_in_flight = 0
-        self.done: list[tuple[float, float, float]] = []
+        self.done = Done()
         self.begin()
 
     def begin(self, shown: int | None = None) -> None:
@@ -80,7 +87,8 @@ class Stage:
             give()
         self.leaving = []
         if self.spans:
-            self.done.append((self.started, self.spans[-1].stop - apart_seconds, self.busy))
+            seconds = self.spans[-1].stop - apart_seconds - self.started
+            self.done = Done(self.done.seconds + seconds, self.done.busy + self.busy)
 
     def run(self, actions: Iterable[Action], batches: Sequence[Batch]) -> float:
         """Take micro-batches through this stage as the schedule says; returns their sum of losses, 0 where it is not.
@@ -105,7 +113,7 @@ class Stage:
     def warm_up(self, batch: Batch) -> None:
         """The same, and no part of what was done."""
         self.forward_backward(batch)
-        self.done.clear()
+        self.done = Done()
 
     def forward(self, number: int, chunk: int, batch: Batch) -> float:
         """Forward of a micro-batch; returns its sum of losses, 0 where it is not."""
@@ -169,18 +177,15 @@ class Stage:
         """What a summary says of it: the idle share of the stages, and the most micro-batches in flight on each rank.
 
         Idle is what a stage does not compute between the first start and the last end of a step on any stage: waiting,
-        and handling messages. Over all steps; None where there were none. bookkeeping: a communicator of all ranks, for
-        which this is a collective call.
+        and handling messages. Both are those of the first stage: whatever the schedule, a step begins with its forward
+        and ends with its backward, for which it waits for the backward of all others. Over all steps; None where there
+        were none. bookkeeping: a communicator of all ranks, for which this is a collective call.
         """
-        offset = self._clock_offset()
-        mine = [(first + offset, last + offset, busy) for first, last, busy in self.done]
         with activity.inside("gather what the stages did", self.comm):
-            steps = list(zip(*self.comm.mpi.allgather(mine), strict=True))
+            done = [Done(*each) for each in self.comm.mpi.allgather(self.done)]
+        with activity.inside("gather what was in flight", bookkeeping):
             most = bookkeeping.mpi.allgather(self.most_in_flight)
-        whole = self.stages * sum(
-            max(last) - min(first) for first, last, _ in (zip(*step, strict=True) for step in steps)
-        )
-        busy = sum(busy for step in steps for _, _, busy in step)
+        whole, busy = self.stages * done[0].seconds, sum(each.busy for each in done)
         return {"idle_share": 1 - busy / whole if whole else None, "in_flight_per_rank": most}
 
     def _clock_offset(self) -> float:

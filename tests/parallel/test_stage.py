@@ -13,7 +13,7 @@ from hpcdl.memory import Memory
 from hpcdl.models import make_model
 from hpcdl.models.layered import FlatWeights
 from hpcdl.models.part import Part
-from hpcdl.parallel.stage import TAGS, Stage
+from hpcdl.parallel.stage import TAGS, Done, Stage
 from hpcdl.parallel.timetable import Action
 from hpcdl.random import Random
 from hpcdl.strategies.pipeline_schedules import SCHEDULES, actions_of
@@ -145,45 +145,63 @@ def test_spans_of_all_stages_on_one_clock(world):
     pipeline.comm.free()
 
 
-def test_what_was_done_when(each_group):
-    """From each step its first start, last end and seconds computing; what warms up is no step, and of a long one the
-    last spans are kept."""
+def test_what_was_done(each_group):
+    """Of all steps the seconds from first start to last end and those computing; what warms up is no step, and of a
+    long one the last spans are kept."""
 
     def body(comm):
         pipeline, batch = Pipeline(comm), rows(6)
         stage = pipeline.stage
         stage.warm_up(batch)
-        assert stage.done == [] and pipeline.gradient.any()
+        assert stage.done == (0, 0) and pipeline.gradient.any()
+        seconds = busy = 0.0
         for m in (2, 3):
             stage.run(actions_of("1f1b", comm.size, comm.rank, m), batch.split(m))
-            (first, last, busy), spans = stage.done[-1], list(stage.spans)
-            assert (first, last, len(spans)) == (spans[0].start, spans[-1].stop, 2 * m)
-            assert busy == pytest.approx(sum(span.stop - span.start for span in spans))
+            spans = list(stage.spans)
+            assert len(spans) == 2 * m
+            seconds += spans[-1].stop - spans[0].start
+            busy += sum(span.stop - span.start for span in spans)
+            assert stage.done == pytest.approx((seconds, busy))
         stage.begin(shown=2)
         for number in range(3):
             stage.forward(number, 0, batch)
             stage.backward(number, 0)
+            if number == 0:
+                started = stage.spans[0].start
         stage.end(apart_seconds=1.0)
-        (first, last, _), spans = stage.done[-1], list(stage.spans)
+        spans = list(stage.spans)
         assert [span.action for span in spans] == [Action("F", 2), Action("B", 2)]
-        assert first < spans[0].start and last == spans[-1].stop - 1.0 and len(stage.done) == 3
+        assert stage.done.seconds == pytest.approx(seconds + spans[-1].stop - 1.0 - started)
+        done = stage.done
         stage.begin()
         stage.end()
-        assert len(stage.done) == 3  # in which nothing was done
+        assert stage.done == done  # nothing was done
         pipeline.comm.free()
 
     each_group(body)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_first_stage_begins_and_ends_each_step(world):
+    """So that its clock alone tells how long the step took on all of them."""
+    pipeline, batch = Pipeline(world), rows(12)
+    for schedule in ("naive", "gpipe", "1f1b"):
+        pipeline.stage.run(actions_of(schedule, world.size, world.rank, 4), batch.split(4))
+        spans = pipeline.stage.gather_spans()
+        if spans is not None:
+            first, *others = [(each[0].start, each[-1].stop) for each in spans]
+            assert all(first[0] < start and stop < first[1] for start, stop in others)
+    pipeline.comm.free()
 
 
 def test_idle_share_and_most_in_flight(world):
     """Of all stages' time between the first start and the last end of a step, what was not spent computing."""
     pipeline = Pipeline(world)
     assert pipeline.stage.costs(pipeline.comm) == {"idle_share": None, "in_flight_per_rank": [0] * world.size}
-    pipeline.stage._clock_offset = lambda: 0.0
-    pipeline.stage.done = [(10.0 + world.rank, 14.0 + world.rank, 3.0), (20.0, 21.0, 0.5)]
+    pipeline.stage.done = Done(5.0 - world.rank / 8, 3.5)
     pipeline.stage.most_in_flight = world.rank
     p = world.size
     found = pipeline.stage.costs(pipeline.comm)
-    assert found["idle_share"] == pytest.approx(1 - 3.5 * p / (p * (4 + p - 1 + 1)))
+    assert found["idle_share"] == pytest.approx(1 - 3.5 * p / (p * 5.0))
     assert found["in_flight_per_rank"] == list(range(p))
     pipeline.comm.free()
