@@ -9,13 +9,16 @@ or wait for ever. So what each of them calls is known to the others, at no cost 
     by MPI's own all-reduce   two more values are reduced beside it (`SameCall`): its largest and its smallest
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.operations import OPERATIONS, Operation
+from hpcdl.comm.steps import Until
 from hpcdl.errors import AgreedError
 
 # That MPI knows, by a small number; types that are one (long, long long) are one here.
@@ -24,7 +27,8 @@ KINDS = {i: kind for kind, i in TYPES.items()}
 Call: TypeAlias = tuple[str, np.dtype | None, int, str, int]  # operation, type, length, reduction, root
 OTHERS = ("all_reduce_compressed", "reduce", "broadcast", "reduce_scatter", "all_gather", "barrier")
 CODES = {name: i for i, name in enumerate(("all_reduce", *OTHERS, "", *OPERATIONS))}
-NUMBERS = 1 << 13 if MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) >= (1 << 28) - 1 else 1  # tags for less than that: none
+MOST_TAG: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+NUMBERS = 1 << 13 if MOST_TAG >= (1 << 28) - 1 else 1  # where there are no tags for them, none
 
 
 def number(call: Call) -> int:
@@ -56,6 +60,28 @@ def differ(calls: dict[int, str]) -> str:
         groups.setdefault(calls[rank], []).append(rank)
     each = "; ".join(f"{ranks_told(ranks)}: {call}" for call, ranks in groups.items())
     return f"the ranks differ in what they call together ({each}); call the same on all, with vectors of one length"
+
+
+TURNS = MPI.Comm.Create_keyval()  # of a communicator: whose turn it is to call what the library has for all ranks
+
+
+@contextlib.contextmanager
+def turn(comm: MPI.Intracomm) -> Iterator[Until]:
+    """`with turn(comm) as mine: yield mine; ...`: what the body calls of the library stands together, in order.
+
+    A library matches such calls in the order in which the ranks make them. Operations in flight go on at other times on
+    each rank; so one that makes a second call makes it before a later operation makes its first.
+    """
+    turns: Any = comm.Get_attr(TURNS)
+    if turns is None:
+        turns = deque()
+        comm.Set_attr(TURNS, turns)
+    me = object()
+    turns.append(me)
+    try:
+        yield Until(lambda: turns[0] is me)
+    finally:
+        turns.remove(me)
 
 
 class SameCall:

@@ -109,7 +109,7 @@ class NodeMemory:
 
     # -- flags and turns ---------------------------------------------------------------------------------------------
 
-    def _arrived(self, looks: int) -> bool:
+    def _arrived(self, looks: int) -> int:
         return self._same(kernels.arrived(self.places, self.state, looks))
 
     def _same(self, found: int) -> int:
@@ -150,7 +150,7 @@ class NodeMemory:
 
     # -- the all-reduce of one node ----------------------------------------------------------------------------------
 
-    def _advance(self, vector: np.ndarray, op: Operation, looks: int) -> bool:
+    def _advance(self, vector: np.ndarray, op: Operation, looks: int) -> int:
         return self._same(kernels.all_reduce(vector, self.places, self.state, call_of(vector, op), looks))
 
     def all_reduce(self, vector: np.ndarray, op: Operation = SUM) -> None:

@@ -1,8 +1,9 @@
-"""200 short runs with parameter servers under random stragglers, and 500 pipelines, in few processes: make soak
+"""Thousands of random operations, bad inputs, pipelines and runs with parameter servers, in few processes: make soak
 
-tests/soak/pipelines.py and runs.py say what is drawn and checked; most runs go one after the other in one job. A few
-are whole jobs of the program itself, which end by their time limit or by a signal to one rank. No job leaves a file in
-/dev/shm. Another seed: make soak ARGS=2
+tests/soak/collectives.py, pipelines.py and runs.py say what is drawn and checked; most runs go one after the other in
+one job. A few are whole jobs of the program itself, which end by their time limit or by a signal to one rank. No job
+leaves a file in /dev/shm. Then the fuzzers of options, data files and checkpoints (tests/fuzz.py) try new cases. Another
+seed: make soak ARGS=2
 """
 
 import os
@@ -20,6 +21,9 @@ from hpcdl.runs.signals import STATUS
 
 RUNS = {5: 96, 4: 40, 3: 24, 2: 16, 7: 16}  # in one job of so many ranks each
 WHOLE = 8
+COLLECTIVES = {2: 600, 3: 600, 4: 800, 5: 200}  # likewise
+FUZZERS = "tests/data/test_fuzz.py", "tests/runs/test_fuzz_options.py", "tests/runs/test_fuzz_checkpoints.py"
+TIMES = 10  # as many cases as in a run of the tests
 PIPELINES = {2: 100, 3: 100, 4: 200, 6: 100}  # likewise
 PER_JOB = 32  # of these runs, so that one that fails is soon known
 SHARED = Path("/dev/shm")
@@ -81,6 +85,10 @@ def whole(i: int, folder: Path) -> None:
 
 def main(seed: str = "1") -> None:
     begun = time.monotonic()
+    for ranks, cases in COLLECTIVES.items():
+        print(f"{ranks} ranks, {cases} times a dozen operations", flush=True)
+        launch(ranks, Path(__file__).with_name("collectives.py"), seed, 0, cases)
+    print(f"soak: {sum(COLLECTIVES.values())} times a dozen operations were right", flush=True)
     for ranks, cases in PIPELINES.items():
         print(f"{ranks} ranks, {cases} pipelines", flush=True)
         launch(ranks, Path(__file__).with_name("pipelines.py"), seed, 0, cases)
@@ -92,7 +100,12 @@ def main(seed: str = "1") -> None:
     with tempfile.TemporaryDirectory() as folder:
         for i in range(WHOLE):
             whole(i, Path(folder, str(i)))
-    print(f"soak: {sum(RUNS.values()) + WHOLE} runs ended cleanly in {time.monotonic() - begun:.0f} s")
+    print(f"soak: {sum(RUNS.values()) + WHOLE} runs ended cleanly in {time.monotonic() - begun:.0f} s", flush=True)
+    for fuzzer in FUZZERS:
+        command = [sys.executable, "-m", "pytest", "-q", "--all", "--color=no", f"--hypothesis-seed={seed}", fuzzer]
+        if subprocess.run(command, env=clean_environment() | {"HPCDL_FUZZ": str(TIMES)}).returncode:
+            sys.exit(f"soak: {fuzzer} has found something")
+    print(f"soak: all in {time.monotonic() - begun:.0f} s")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.calls import SameCall
+from hpcdl.comm.calls import SameCall, turn
 from hpcdl.comm.operations import SUM, Operation
 from hpcdl.comm.steps import Step
 
@@ -23,10 +23,13 @@ def mpi_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM)
 
 def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
     """The asynchronous form: MPI_Iallreduce."""
-    same = SameCall(comm, vector, op)
-    yield [same.come]
-    same.check()  # first, for MPICH ends the job where vectors differ
-    yield [comm.Iallreduce(MPI.IN_PLACE, vector, op.mpi)]
+    with turn(comm) as mine:
+        yield mine
+        same = SameCall(comm, vector, op)
+        yield [same.come]
+        same.check()  # first, for MPICH ends the job where vectors differ
+        sent = comm.Iallreduce(MPI.IN_PLACE, vector, op.mpi)
+    yield [sent]
 
 
 # MPI_Allreduce on one rank does not match MPI_Iallreduce on another, and that one on all ranks may be much slower (ten

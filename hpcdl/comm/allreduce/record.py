@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.calls import SameCall
+from hpcdl.comm.calls import SameCall, turn
 from hpcdl.comm.operations import SUM, Operation
 from hpcdl.comm.steps import Step, Until, complete
 
@@ -52,7 +52,9 @@ class Algorithm:
 
     def meeting(self, comm: MPI.Intracomm, vector: np.ndarray, op: Operation) -> Iterator[Step]:
         """The steps of a blocking call, beside others in flight, of an algorithm that `meets`."""
-        same = SameCall(comm, vector, op)
-        yield [same.come]
-        same.check()
-        yield Until(lambda: self.blocking(comm, vector, op) is None, lambda: self.blocking(comm, vector, op))  # type: ignore[misc]
+        with turn(comm) as mine:
+            yield mine
+            same = SameCall(comm, vector, op)
+            yield [same.come]
+            same.check()
+            yield Until(lambda: self.blocking(comm, vector, op) is None, lambda: self.blocking(comm, vector, op))  # type: ignore[misc]
