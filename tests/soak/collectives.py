@@ -1,9 +1,10 @@
 """Random operations, many in flight: mpiexec -n 4 python tests/soak/collectives.py SEED FIRST LAST
 
 Case i draws from (SEED, i) and the number of ranks a group of ranks, an all-reduce algorithm, and up to a dozen
-operations of all ranks or of pairs, each with its length, type, reduction, root, and whether its vector lies in memory that the node shares. All
-ranks start them in this order, some blocking and some not, and then wait for them in an order of their own, with naps
-and tests between. Values are small whole numbers, so each result is known to the bit. A hang is ended after a minute.
+operations of all ranks or of pairs, each with its length, type, reduction, root, and whether its vector lies in memory
+that the node shares. All ranks start them in this order, some blocking and some not, and then wait for them in an order
+of their own, with naps and tests between. Values are small whole numbers, so each result is known to the bit. A hang is
+ended after a minute.
 """
 
 import sys

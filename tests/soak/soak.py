@@ -2,8 +2,8 @@
 
 tests/soak/collectives.py, pipelines.py and runs.py say what is drawn and checked; most runs go one after the other in
 one job. A few are whole jobs of the program itself, which end by their time limit or by a signal to one rank. No job
-leaves a file in /dev/shm. Then the fuzzers of options, data files and checkpoints (tests/fuzz.py) try new cases. Another
-seed: make soak ARGS=2
+leaves a file in /dev/shm. Then the fuzzers of options, data files and checkpoints (tests/fuzz.py) try new cases.
+Another seed: make soak ARGS=2
 """
 
 import os
