@@ -59,7 +59,7 @@ class NodeMemory:
         made = self.size == 1 or self._share(kernels.BYTES, "an all-reduce in shared memory", MESSAGES) is not None
         self.usable = comm.allreduce(made, MPI.LAND)
         self.shared = self.usable and self.nodes == 1 and self.size > 1
-        self.arrived = Until(lambda: self._arrived(0) or self._progress(), self._await_arrival)
+        self.arrived = Until(lambda: bool(self._arrived(0)) or self._progress(), self._await_arrival)
 
     def _share(self, size: int, what: str, otherwise: str) -> int | None:
         """Memory of `size` bytes for each rank: its row in `places`, or None where there is no room."""
