@@ -173,8 +173,8 @@ def memory():
     """Nothing takes much of it; counted where NumPy and Python allocate."""
 
     @cases(2)
-    @given(st.text(), st.integers(), st.floats())
-    def first(*_):  # Hypothesis reads a lot, once, which takes minutes where memory is traced
+    @given(text=st.text(), whole=st.integers(), real=st.floats())
+    def first(text, whole, real):  # Hypothesis reads a lot, once, which takes minutes where memory is traced
         pass
 
     first()
