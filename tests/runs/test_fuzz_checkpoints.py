@@ -95,7 +95,8 @@ def change_vector(vectors, which, how):
         vectors["optimizer/another"] = np.ones(3)
     elif how in FORMS:
         with contextlib.suppress(TypeError, ValueError):  # a change before it has left nothing that could be changed so
-            vectors[name] = np.asarray(FORMS[how](vectors[name]))
+            with np.errstate(all="ignore"):
+                vectors[name] = np.asarray(FORMS[how](vectors[name]))
     else:
         vector = vectors.pop(name)
         if how == "rename":
