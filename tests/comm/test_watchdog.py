@@ -94,3 +94,46 @@ def test_a_slow_but_living_job_is_left_alone(launch, tmp_path):
     program = tmp_path / "steady.py"
     program.write_text(STEADY)
     assert launch(2, program, check=0).stdout.count("done") == 2
+
+
+AT_WORK = """
+import sys, time
+from mpi4py import MPI
+from hpcdl.runs import held
+from hpcdl.runs.checkpoint import Checkpoint
+
+def slow(original, seconds=2.5):
+    def call(*arguments, **options):
+        time.sleep(seconds * (MPI.COMM_WORLD.rank == 0))
+        return original(*arguments, **options)
+    return call
+
+if sys.argv[1] == "scores":
+    held.evaluate = slow(held.evaluate)
+else:
+    Checkpoint.write = slow(Checkpoint.write)
+program = __import__(f"hpcdl.scripts.{sys.argv[2]}", fromlist=["main"])
+program.main(sys.argv[3:] + ["--timeout", "1", "--epochs", "1", "--progress", "none", "--model", "softmax"])
+print("done")
+"""
+
+
+def test_a_rank_that_all_know_to_be_at_work_is_left_alone(launch, tmp_path):
+    """While rank 0 scores or writes a checkpoint for longer than --timeout, others wait; elsewhere, that is a hang."""
+    program = tmp_path / "at_work.py"
+    program.write_text(AT_WORK)
+    asleep = tmp_path / "asleep.py"
+    asleep.write_text(
+        AT_WORK.replace("held.evaluate = slow(held.evaluate)", "held.Held.horizon = slow(held.Held.horizon, 30)")
+    )
+    ways = [
+        (asleep, "scores", "train_allreduce"),
+        (program, "scores", "train_allreduce"),
+        (program, "writes", "train_allreduce", "--out", "a"),
+        (program, "scores", "train_parameter_server", "--consistency", "async"),
+    ]
+    with ThreadPoolExecutor() as pool:
+        hung, *others = pool.map(lambda way: launch(2, *way), ways)
+    assert hung.returncode == 1 and "hpcdl watchdog: rank 1: waits in " in hung.stderr
+    for done in others:
+        assert done.returncode == 0 and done.stdout.count("done") == 2 and "watchdog" not in done.stderr

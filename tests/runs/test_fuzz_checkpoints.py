@@ -94,9 +94,9 @@ def change_vector(vectors, which, how):
     if how == "add" or name is None:
         vectors["optimizer/another"] = np.ones(3)
     elif how in FORMS:
-        with contextlib.suppress(TypeError, ValueError):  # a change before it has left nothing that could be changed so
-            with np.errstate(all="ignore"):
-                vectors[name] = np.asarray(FORMS[how](vectors[name]))
+        # A change before it may have left nothing that could be changed so.
+        with contextlib.suppress(TypeError, ValueError), np.errstate(all="ignore"):
+            vectors[name] = np.asarray(FORMS[how](vectors[name]))
     else:
         vector = vectors.pop(name)
         if how == "rename":

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -142,6 +143,31 @@ def test_16_bits_halve_the_bytes_and_their_residuals_stay_with_their_ranks(run_o
         done = run_on(ranks, SCRIPT, "--resume", tmp_path / "a", "--epochs", "3", *more, check=2)
         ours = [line for line in done.stderr.splitlines() if "error:" in line]  # launchers add some of their own
         assert len(ours) == 1 and re.search(words, ours[0])
+
+
+def test_float16_messages_that_overflow_advise_bfloat16(run_on, tmp_path):
+    """Sums of gradients of values of ten thousand: 32 bits hold them, 16 bits of float16 do not."""
+    x, y = np.full((64, 2), 1e4, "f4"), np.zeros(64)
+    x[::2], y[::2] = -1e4, 1
+    with h5py.File(tmp_path / "large.h5", "w") as data:
+        for part in ("train", "test"):
+            data[f"{part}/x"], data[f"{part}/y"] = x, y.astype("i4")
+        data.attrs["classes"] = 2
+    options = [
+        "--data",
+        tmp_path / "large.h5",
+        "--model",
+        "softmax",
+        "--steps",
+        "3",
+        "--lr",
+        "1e-9",
+        "--progress",
+        "none",
+    ]
+    done = run_on(2, SCRIPT, *options, "--compress", "float16", check=1)
+    assert re.search("is not finite .*above 65504: --compress bfloat16 may help, or a smaller --lr", done.stderr)
+    run_on(2, SCRIPT, *options, "--compress", "bfloat16", check=0)
 
 
 def test_overlap_changes_no_step_and_says_what_it_hides(run_on, tmp_path, sequential):
