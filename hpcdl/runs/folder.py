@@ -35,7 +35,7 @@ LEFTOVER = re.compile(r"\.(checkpoint(-\d+)?\.h5|best\.h5|\w+\.(json|jsonl|yaml)
 
 
 def check_run_folder(path: Path, resumed: bool) -> None:
-    """Refuse a folder that holds another run, or that cannot be made or written."""
+    """Refuse a folder that cannot be made or written or, unless `resumed`, holds another run."""
     if os.path.exists(path) and not os.path.isdir(path):  # os.path: no error where a folder may not be searched
         raise UsageError(f"--out {path} is a file, not a folder; give another name")
     if not resumed and any(os.path.exists(path / name) for name in ("config.yaml", "checkpoint.h5", "summary.json")):

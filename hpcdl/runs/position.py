@@ -124,7 +124,7 @@ def open_folder(run: "Run") -> Folder:
     try:
         with refuse_together(run.bookkeeping.mpi):
             if path is not None and leads:
-                check_run_folder(path, same)
+                check_run_folder(path, same or out == "auto")  # whose name is one that no other job has
             if leads and (path is not None or resume):
                 _ = run.data.digest  # now, while all wait for it: a pass over the data, where nobody knows it yet
             if same and leads:
