@@ -41,7 +41,7 @@ watching: list["Watchdog"] = []  # of this process
 
 def leave() -> None:
     """The program of this rank ends: the others learn of it, and rank 0 stays to listen until all have left."""
-    leaving = list(watching)
+    leaving = [each for each in watching if each.process == os.getpid()]  # and not of one that was forked
     for each in leaving:
         each.farewell()
     while not all([each.last() for each in leaving]):
@@ -61,7 +61,7 @@ class Watchdog(threading.Thread):
         super().__init__(name="hpcdl-watchdog", daemon=True)
         self.comm, self.timeout, self.ends = comm.Dup(), timeout, ends
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.main: Any = threading.main_thread().ident
+        self.main, self.process = threading.main_thread().ident, os.getpid()  # type: Any, int
         self.stopped = threading.Event()
         self.talks = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.grace = min(3.0, max(1.0, timeout / 2)) if timeout else 3.0  # seconds that others have to answer
@@ -176,9 +176,8 @@ class Watchdog(threading.Thread):
         elif overdue:
             lines = [f"rank {rank}: {said[rank].text if rank in said else 'no answer'}" for rank in range(self.size)]
             self.end([f"a rank has waited longer than --timeout {self.timeout:g} s; the job is ended", *lines])
-        known = self.groups.get(about[0]) if about else None
-        found = different(said, known[1]) if known else None
-        if found:
+        members = next((each.members for each in said.values() if about and each.key == about[0]), ())
+        if found := different(said, members):
             self.end_where_told(found, 2)
         waiting = {rank: said[rank].waits[1] for rank in stuck(said, self.size)}  # type: ignore[index]
         if waiting and waiting == self.suspects:  # since the last time, too: nothing has moved

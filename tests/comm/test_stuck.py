@@ -90,6 +90,7 @@ print("nobody saw it")
 """
 
 
+GROUP = "comm.split(int(comm.rank > 0))"  # rank 0 is not in that of the last two
 DIFFERENT = [  # algorithm, what the first rank calls, and the last one
     ("ring", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(20000))"),
     ("recursive", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(100, 'i8'))"),
@@ -99,6 +100,7 @@ DIFFERENT = [  # algorithm, what the first rank calls, and the last one
     ("auto", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(1_000_000))"),
     ("shared", "comm.all_reduce(np.ones(100))", "comm.all_gather(np.ones(100))"),
     ("shared", "comm.barrier()", "comm.split(0)"),
+    ("ring", f"{GROUP}.all_reduce(np.ones(9))", f"{GROUP}.all_reduce(np.ones(7))"),
 ]
 
 
@@ -107,7 +109,7 @@ def test_otherwise_the_job_is_ended_with_one_line(launch, tmp_path):
     program.write_text(PROGRAM)
     ways = [(*each, *["plain"][: i % 2]) for i, each in enumerate(DIFFERENT)]
     with ThreadPoolExecutor(4) as pool:
-        ends = pool.map(lambda way: launch(2, program, *way), ways)
+        ends = pool.map(lambda way: launch(3 if GROUP in way[1] else 2, program, *way), ways)
     for way, done in zip(ways, ends, strict=True):
         assert done.returncode == 2, (way, done.stderr)
         (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
