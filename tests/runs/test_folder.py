@@ -133,8 +133,9 @@ def test_two_runs_of_one_folder_at_once(run, world, mpi_tmp_path):
 def test_whole_runs_that_start_in_the_same_second(run, world, mpi_tmp_path, monkeypatch):
     """The second one finds a folder of its own, though the first one's is there with all that a run leaves."""
     monkeypatch.chdir(mpi_tmp_path)
-    monkeypatch.setattr("hpcdl.runs.folder.time.strftime", lambda form: "20260101-000000")
+    monkeypatch.setattr("hpcdl.runs.folder.time.strftime", lambda *form: "20260101-000000")
     folders = [run(out="auto", epochs=1).folder.path for _ in range(3)]
     assert [str(path) for path in folders] == [f"runs/all_reduce-20260101-000000{end}" for end in ("", "-2", "-3")]
+    world.Barrier()
     assert all((path / "summary.json").exists() for path in folders)
     monkeypatch.undo()
