@@ -5,7 +5,7 @@ or wait for ever. So what each of them calls is known to the others, at no cost 
 
     in the memory of a node   beside the flag of each rank (kernels/shared.py): all ranks see it before they add
     by messages               a number made of it is part of their tags (`number`): messages of different calls never
-                              meet, and ranks that wait for them are asked what they call (attendant.py)
+                              meet, and ranks that wait for them are asked what they call (watchdog.py)
     by MPI's own all-reduce   two more values are reduced beside it (`SameCall`): its largest and its smallest
 """
 
