@@ -67,7 +67,8 @@ class Communicator(PointToPoint, Collectives):
         self._watched_by(self.watchdog)
 
     def use(self, allreduce: str) -> None:
-        """Choose the all-reduce algorithm by name; a collective call, for some algorithms share memory."""
+        """Choose the all-reduce algorithm by name, the same on all ranks; a collective call."""
+        self._compare("use", f"all-reduce by {allreduce}")
         self.allreduce = allreduce
         self._open_collectives(algorithm(allreduce))
 
@@ -138,6 +139,13 @@ class Communicator(PointToPoint, Collectives):
         if watcher is not None:
             watcher.watch(self)
 
+    def _compare(self, name: str, mine: str) -> None:
+        """Raise AgreedError, on all ranks, where what they ask for in the call `name` is not the same; collective."""
+        with activity.inside(name):
+            asked = dict(enumerate(self.mpi.allgather(mine)))
+        if len(set(asked.values())) > 1:
+            raise AgreedError(differ(asked))
+
     def empty(self, n: int | None = None, dtype: DTypeLike = "float32", like: Array | None = None) -> Array:
         """A flat vector of n elements, aligned to 64 bytes (whole cache lines); a collective call.
 
@@ -154,10 +162,7 @@ class Communicator(PointToPoint, Collectives):
             return device.empty(n, dtype)
         if self.node_memory is not None:
             meet(self, "empty")
-            with activity.inside("empty"):
-                asked = dict(enumerate(self.mpi.allgather(told(("empty", dtype, n, "", 0)))))
-            if len(set(asked.values())) > 1:
-                raise AgreedError(differ(asked))
+            self._compare("empty", told(("empty", dtype, n, "", 0)))
             vector = self.node_memory.empty(n, dtype)
             if vector is not None:
                 return vector

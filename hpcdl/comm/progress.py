@@ -16,8 +16,15 @@ comes to the next: so whoever waits here takes forward whatever else this proces
 import contextlib
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.comm.calls import differ
+from hpcdl.errors import AgreedError
 
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: looking out before the first nap; the longest nap
 TESTED_LATELY = 0.25  # seconds since the last `test` for which a loop of them is taken to go on
@@ -41,6 +48,7 @@ class Wait(NamedTuple):
     since: int
     awaits: Awaits | None
     patient: bool
+    blocked: bool  # and not testing in a loop, beside which it may compute
 
 
 Around: TypeAlias = tuple[str | None, int, Awaits | None, bool]
@@ -63,7 +71,10 @@ class Activity:
     def advance(self) -> None:
         """Take all that is in flight as far as its messages have come."""
         for request in list(self.in_flight):
-            request.advance()
+            try:
+                request.advance()
+            except Exception:
+                continue  # the request keeps it, for who waits for that
 
     def enter(self, name: str, awaits: Awaits | None = None) -> Around:
         """Wait in this operation from now on; returns what it stands in, for `leave`."""
@@ -110,11 +121,11 @@ class Activity:
         """The operation that this process waits in: blocked in it, or testing it in a loop."""
         operation, awaits, tested, now = self.operation, self.awaits, self.tested, clock()
         if operation is not None:
-            return Wait(operation, (now - self.since) / 1e9, self.since, awaits, self.patient)
+            return Wait(operation, (now - self.since) / 1e9, self.since, awaits, self.patient, True)
         if tested is not None and not tested[0].done and (now - tested[1]) / 1e9 < TESTED_LATELY:
             request = tested[0]
             seconds = (now - request.progressed) / 1e9
-            return Wait(request.name, seconds, request.progressed, request.awaits, self.patient)
+            return Wait(request.name, seconds, request.progressed, request.awaits, self.patient, False)
         return None
 
 
@@ -125,13 +136,18 @@ def meet(comm: Any, name: str) -> None:
     """Wait until all ranks of a `Communicator` have come, and take forward what this rank has in flight meanwhile.
 
     It stands before calls of MPI that block and take nothing else forward: another rank may need our part of an
-    operation in flight before it comes to the same call. name: of that call, for the watchdog.
+    operation in flight before it comes to the same call. name: of that call, for the watchdog. Raises AgreedError, on
+    all ranks, where others come to another call.
     """
+    code = zlib.crc32(name.encode())
+    largest = np.array([code, -code])
     with activity.inside(name, comm):
-        come = comm.mpi.Ibarrier()
+        come = comm.mpi.Iallreduce(MPI.IN_PLACE, largest, MPI.MAX)
         while not come.Test():
             activity.advance()
             os.sched_yield()
+        if largest[0] != -largest[1]:
+            raise AgreedError(differ(dict(enumerate(comm.mpi.allgather(name)))))
 
 
 def nap_until(
@@ -146,8 +162,8 @@ def nap_until(
     MPI's own waiting looks out all the time, which is fastest but takes a core. A nap here is an eighth of the time
     waited so far, at most a millisecond, and so is what it adds to the wait. name: of what is waited in, for the
     watchdog. meanwhile(): something to do while waiting, which returns whether it has done anything; its time is not
-    counted. patient: this may last for any time, as where a server waits for requests: no watchdog ends it. awaits:
-    whom it waits for.
+    counted. patient: this may last for any time, as where a server waits for requests: --timeout does not count it.
+    awaits: whom it waits for, who bring the condition about: where all of them have left, the job is ended.
     """
     begun = quiet = clock()
     busy, around = 0, activity.enter(name, awaits)

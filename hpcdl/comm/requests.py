@@ -42,6 +42,7 @@ class Request:
         self.communicator, self.name, self.steps, self.counters = communicator, name, steps, counters
         self.finish, self.statuses, self.peer = finish, statuses, peer or {}
         self.pending, self.done, self.result = (), False, None  # type: Any, bool, Any
+        self.error: BaseException | None = None
         self.start, self.bytes = clock(), 0
         counters.calls += 1
         activity.in_flight.append(self)
@@ -53,8 +54,8 @@ class Request:
         self.progressed, before = clock(), self.counters.bytes
         try:
             self.pending = next(self.steps, None)
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error)
             raise
         if self.pending is None:
             self.done = True
@@ -66,9 +67,9 @@ class Request:
             details = {"bytes sent": self.bytes} | self.peer
             self.communicator.timeline.add(self.name, self.start, clock(), **details)
 
-    def _fail(self) -> None:
+    def _fail(self, error: BaseException) -> None:
         """It is over: something in it went wrong, as a refused vector does; others in flight may go on."""
-        self.done = True
+        self.done, self.error = True, error
         activity.in_flight.remove(self)
 
     def then(self, follow: Callable[[Any], Any]) -> None:
@@ -84,6 +85,8 @@ class Request:
         start = clock()
         if not self.advance():
             activity.advance()
+        if self.error is not None:
+            raise self.error
         if not self.done:
             activity.tested = self, clock()
         self.counters.seconds += (clock() - start) / 1e9
@@ -100,20 +103,21 @@ class Request:
         before = self.counters.bytes
         try:
             found = look(self.pending, self.statuses)
-        except Exception:
-            self._fail()
+        except Exception as error:
+            self._fail(error)
             raise
         self.bytes += self.counters.bytes - before
         return found
 
     def wait(self, doze: bool = False) -> Any:
         """Block until the operation is complete; returns its result, if it has one. doze: in naps."""
-        if self.done:
-            return self.result
-        if doze:
+        if doze and not self.done:
             waited = nap_until(lambda: self.done, self.name, awaits=self.awaits)
             self.counters.seconds += waited
             self.counters.blocked_seconds += waited
+        if self.error is not None:
+            raise self.error
+        if self.done:
             return self.result
         start, blocked, around = clock(), 0, activity.enter(self.name, self.awaits)
         try:
@@ -131,4 +135,6 @@ class Request:
             activity.leave(around)
         self.counters.seconds += (clock() - start) / 1e9
         self.counters.blocked_seconds += blocked / 1e9
+        if self.error is not None:
+            raise self.error
         return self.result

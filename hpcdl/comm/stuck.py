@@ -69,7 +69,7 @@ def is_stuck(rank: int, each: Said, said: dict[int, Said], found: set[int], size
 
 def different(said: dict[int, Said], members: tuple[int, ...]) -> str | None:
     """The message for ranks whose calls of the same number are different ones; None where they are not."""
-    calls = {members.index(rank): str(each.made) for rank, each in said.items() if each.made and rank in members}
+    calls = {rank: str(each.made) for rank, each in said.items() if each.made and rank in members}
     return differ(calls) if len(set(calls.values())) > 1 else None
 
 

@@ -35,11 +35,12 @@ from hpcdl.comm.stuck import LONG, Said, as_said, different, stuck, waits_for_ev
 BELOW = *(os.path.dirname(file) + os.sep for file in (__file__, kernels.__file__)), shared_memory.__file__
 SELDOM = 30.0  # seconds between two questions at most
 PERIOD = 0.25  # seconds between two looks
+FREED = 1000  # communicators that are remembered when they are freed
 MOST = 4  # alarms that are looked into at a time
 watching: list["Watchdog"] = []  # of this process
 
 
-def leave() -> None:
+def leave(*_: Any) -> None:
     """The program of this rank ends: the others learn of it, and rank 0 stays to listen until all have left."""
     leaving = [each for each in watching if each.process == os.getpid()]  # and not of one that was forked
     for each in leaving:
@@ -48,7 +49,17 @@ def leave() -> None:
         time.sleep(0.001)
 
 
-at_the_end.append(leave)
+# Also where a program calls MPI.Finalize itself, which first takes back what is kept with COMM_SELF.
+FINALIZING = MPI.Comm.Create_keyval(delete_fn=leave)
+
+
+def leave_once() -> None:
+    """At the end of the program."""
+    if MPI.COMM_SELF.Get_attr(FINALIZING):
+        MPI.COMM_SELF.Delete_attr(FINALIZING)
+
+
+at_the_end.append(leave_once)
 
 
 class Watchdog(threading.Thread):
@@ -78,11 +89,17 @@ class Watchdog(threading.Thread):
         self.sent, self.taken = np.zeros(self.size, np.int64), 0  # messages
         self.sending: list[tuple[MPI.Request, bytes]] = []
         self.alarms: list[Any] = []  # what rank 0 is still to ask about
+        self.question = 0  # the number of the last one: an answer to an earlier one is none
+        self.freed: dict[str, int] = {}  # the numbers of the last calls of communicators that are freed
         watching.append(self)
+        if not MPI.COMM_SELF.Get_attr(FINALIZING):
+            MPI.COMM_SELF.Set_attr(FINALIZING, True)
         self.start()
 
     def watch(self, group: Any) -> None:
-        """Watch this communicator, too; all of its ranks."""
+        """Watch this communicator, too; all of its ranks. One that is made of a group when this is closed is not."""
+        if self.stopped.is_set():
+            return
         ours, mine = self.comm.Get_group(), group.mpi.Get_group()
         ranks = tuple(map(int, mine.Translate_ranks(None, ours)))
         ours.Free()
@@ -93,7 +110,11 @@ class Watchdog(threading.Thread):
 
     def forget(self, group: Any) -> None:
         """That communicator is freed."""
-        self.groups.pop(self.keys.pop(id(group), ""), None)
+        key = self.keys.pop(id(group), None)
+        if key is not None:
+            self.freed[key] = self.groups.pop(key)[0].sequence
+        if len(self.freed) > FREED:
+            del self.freed[next(iter(self.freed))]
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -159,7 +180,7 @@ class Watchdog(threading.Thread):
         elif "spare" in message:
             self.spared = time.monotonic() + self.timeout
         elif "ask" in message:
-            self.send({"said": self.said(message["ask"])._asdict()}, source)
+            self.send({"said": self.said(message["ask"])._asdict(), "question": message["question"]}, source)
 
     # -- rank 0 ------------------------------------------------------------------------------------------------------
 
@@ -190,18 +211,19 @@ class Watchdog(threading.Thread):
         """What each rank says of itself, as far as it answers in time."""
         said = {0: self.said(about)} | self.left
         asked = [rank for rank in range(self.size) if rank not in said]
+        self.question += 1
         for rank in asked:
-            self.send({"ask": about}, rank)
+            self.send({"ask": about, "question": self.question}, rank)
         deadline = time.monotonic() + self.grace
-        while len(said) < self.size and time.monotonic() < deadline:
+        while len(said) < self.size and time.monotonic() < deadline and not self.stopped.is_set():
             came = self.receive()
             if came is None:
                 time.sleep(0.005)
-            elif "said" in came[1]:
-                said[came[0]] = as_said(came[1]["said"])
-            else:
+            elif "said" not in came[1]:
                 self.hear(*came)
                 said |= self.left
+            elif came[1]["question"] == self.question:
+                said[came[0]] = as_said(came[1]["said"])
         return said
 
     # -- every rank --------------------------------------------------------------------------------------------------
@@ -218,20 +240,21 @@ class Watchdog(threading.Thread):
             if left and key is not None and request.awaits.call is not None:
                 calls[key] = min(calls[key], request.awaits.call - 1)
         if left:
-            return Said("has ended its program", True, calls)
+            return Said("has ended its program", True, self.freed | calls)
         group = self.groups[about[0]][0] if about and about[0] in self.groups else None
         made = group.called(about[1]) if group is not None else None
         here = Said(self.report(), False, calls, activity.busy(self.timeout), made)
         wait = activity.waiting()
-        if wait is None:
-            return here
-        here = here._replace(waits=(wait.seconds, wait.since))
-        key = self.keys.get(id(wait.awaits.group)) if wait.awaits is not None else None
-        if wait.awaits is None or key is None:
+        key = self.keys.get(id(wait.awaits.group)) if wait is not None and wait.awaits is not None else None
+        if wait is None or wait.awaits is None or key is None:  # of others than ours nothing is known
             return here
         members, other = self.groups[key][1], wait.awaits.other
         return here._replace(
-            key=key, members=members, other=members[other] if other >= 0 else other, call=self.number(wait.awaits)
+            waits=(wait.seconds, wait.since) if wait.blocked else None,
+            key=key,
+            members=members,
+            other=members[other] if other >= 0 else other,
+            call=self.number(wait.awaits),
         )
 
     def report(self) -> str:
@@ -279,6 +302,8 @@ class Watchdog(threading.Thread):
 
     def close(self) -> None:
         """Stop watching; collective. What threads have sent each other is taken: the communicator may be made anew."""
+        if self.stopped.is_set():  # the program ends
+            return
         self._end_thread()
         if self.talks:
             come = np.empty(1, np.int64)

@@ -64,6 +64,34 @@ def test_vectors_in_windows_are_compared_too(world):
 
 
 @pytest.mark.mpi(min_size=2)
+def test_other_calls_that_make_something_are_compared_too(world):
+    comm, last = Communicator(world, allreduce="shared"), world.rank == world.size - 1
+    with pytest.raises(AgreedError, match=rf"split; rank {world.size - 1}: duplicate"):
+        comm.duplicate("a") if last else comm.split(0)
+    with pytest.raises(AgreedError, match=rf"all-reduce by ring; rank {world.size - 1}: all-reduce by tree"):
+        Communicator(world, allreduce="tree" if last else "ring")
+    with pytest.raises(AgreedError, match=rf"expose; rank {world.size - 1}: empty"):
+        comm.empty(3) if last else comm.expose(np.ones(3))
+    comm.barrier()
+    comm.free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_error_is_that_of_its_request(world):
+    """Not of another one that took it forward."""
+    comm = Communicator(world, allreduce="shared")
+    other = comm.split(0, allreduce="ring")
+    first, second = np.ones(4 + world.rank), np.ones(5)
+    requests = comm.iall_reduce(first), other.iall_reduce(second)
+    requests[1].wait()
+    assert (second == world.size).all()
+    with pytest.raises(AgreedError):
+        requests[0].wait()
+    other.free()
+    comm.free()
+
+
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("other", [(0, "f4"), (11, "f4"), (10, "f8")])
 def test_unequal_vectors_are_not_made(other, world):
     comm = Communicator(world, allreduce="shared")
@@ -113,7 +141,9 @@ def test_otherwise_the_job_is_ended_with_one_line(launch, tmp_path):
     for way, done in zip(ways, ends, strict=True):
         assert done.returncode == 2, (way, done.stderr)
         (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert "the ranks differ in what they call together (rank 0: " in line and "; rank 1: " in line
+        assert (
+            "the ranks differ in what they call together (rank " in line and f"; rank {1 + (GROUP in way[1])}: " in line
+        )
         assert "nobody" not in done.stdout and "Traceback" not in done.stderr
 
 
@@ -157,17 +187,31 @@ def test_a_rank_that_leaves_others_waiting_is_a_failure(launch, tmp_path):
         assert "Traceback" not in done.stderr
 
 
+# A rank that computes, and looks at times for a word of one that has left; and one that ends MPI itself.
+POLLS = """
+request, until = comm.iwait(source=1, tag=9), time.time() + 8
+while time.time() < until and not request.test():
+    np.random.rand(100, 100) @ np.random.rand(100, 100)
+"""
+FINALIZES = "time.sleep(1)"
+
+
 def test_who_leaves_nobody_waiting_is_none(launch, tmp_path):
     """An exit in a thread ends that thread; a rank may leave early where nobody waits for it any more."""
     program = tmp_path / "leaves.py"
     program.write_text(LEAVES)
     thread = "[threading.Thread(target=end, args=(4,)).start() for end in (sys.exit, early)]; time.sleep(0.5)"
     pair = "comm.rank == 0 and comm.push(np.ones(3), 2); comm.rank == 2 and (time.sleep(2), comm.wait(np.ones(3), 0))"
+    ways = [  # what rank 1 does, what all others do, and how many come to the end
+        (thread, "comm.barrier()", 3),
+        ("raise SystemExit", pair, 2),
+        ("raise SystemExit", POLLS, 2),
+        ('__import__("mpi4py.MPI").MPI.Finalize(); raise SystemExit', FINALIZES, 2),
+    ]
     with ThreadPoolExecutor() as pool:
-        in_thread = pool.submit(launch, 3, program, thread, "comm.barrier()", check=0)
-        early = pool.submit(launch, 3, program, "raise SystemExit", pair, check=0)
-    assert in_thread.result().stdout.count("done") == 3 and in_thread.result().stderr == ""
-    assert early.result().stdout.count("done") == 2 and early.result().stderr == ""
+        ends = pool.map(lambda way: launch(3, program, *way[:2], check=0), ways)
+    for (*_, count), done in zip(ways, ends, strict=True):
+        assert done.stdout.count("done") == count and done.stderr == ""
 
 
 # -- from what ranks say ---------------------------------------------------------------------------------------------
