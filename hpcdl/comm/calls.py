@@ -90,10 +90,13 @@ class SameCall:
     def __init__(self, comm: MPI.Intracomm, vector: Any, op: Operation):
         self.comm, self.call = comm, ("all_reduce", vector.dtype, vector.size, op.name, 0)
         exact = (vector.size * 64 + TYPES[vector.dtype]) * 16 + CODES[op.name]
-        self.values = np.array([exact, -exact])
-        self.come = MPI.Intracomm.Iallreduce(comm, MPI.IN_PLACE, self.values, MPI.MAX)  # not counted: it has no payload
+        self.mine, self.values = np.array([exact, -exact]), np.empty(2, np.int64)
+
+    def start(self) -> MPI.Request:
+        """Until all have come; not counted, for it has no payload."""
+        return MPI.Intracomm.Iallreduce(self.comm, self.mine, self.values, MPI.MAX)
 
     def check(self) -> None:
-        """Once `come` is complete. Raises AgreedError, on all ranks."""
+        """When they have. Raises AgreedError, on all ranks."""
         if self.values[0] != -self.values[1]:
             raise AgreedError(differ(dict(enumerate(self.comm.allgather(told(self.call))))))  # type: ignore[arg-type]

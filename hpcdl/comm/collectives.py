@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from hpcdl.chunks import chunk
 from hpcdl.comm.allreduce.record import Algorithm
@@ -112,10 +113,13 @@ class Collectives(Door):
         comm = self._counted("all_reduce", self._collective)
         algorithm, memory, size = self._chosen(vector), self.node_memory, self.size
         reduce: Any = algorithm.bind(comm, vector, op) if algorithm.bind is not None else None
+        same, checked = SameCall(self._collective, vector, op) if algorithm.meets else None, False
 
         def by_messages(vector: np.ndarray) -> tuple[int, int]:
+            nonlocal checked
             comm.lane, comm.counters = self._lane_of(what), self.traffic["all_reduce"]
-            waited = at_once(algorithm, comm, vector, op)
+            waited = at_once(algorithm, comm, vector, op, same, checked)
+            checked = True
             return waited, memory.take_written() if memory is not None else 0
 
         def mean(vector: np.ndarray) -> tuple[int, int]:
@@ -239,17 +243,31 @@ def in_turn(steps: Iterable[Step]) -> tuple[int, int]:
     return waited, 0
 
 
-def at_once(algorithm: Algorithm, comm: CountingIntracomm, vector: np.ndarray, op: Operation) -> int:
+def at_once(
+    algorithm: Algorithm,
+    comm: CountingIntracomm,
+    vector: np.ndarray,
+    op: Operation,
+    same: SameCall | None,
+    checked: bool,
+) -> int:
     """The blocking call of an algorithm; returns the nanoseconds for which it waited.
 
-    All of a call that does not tell what it waits for counts as waiting.
+    All of a call that does not tell what it waits for counts as waiting. same: of an algorithm that `meets`; whether
+    the ranks' calls are the same is known before this kind of call is made for the first time, for MPICH ends the job
+    where they are not, and from then on, when they have been `checked`, beside it.
     """
-    if algorithm.steps is not None and not algorithm.meets:
+    if algorithm.steps is not None and same is None:
         return in_turn(algorithm.steps(comm, vector, op))[0]
     start = clock()
-    if algorithm.meets:  # before the call, as in `meeting`: MPICH ends the job where vectors differ
-        same = SameCall(comm, vector, op)
-        same.come.Wait()
+    come = same.start() if same is not None else MPI.REQUEST_NULL  # some wait for all before the call: see `meeting`
+    if same is not None and not checked:
+        come.Wait()
         same.check()
-    algorithm.blocking(comm, vector, op)  # type: ignore[misc]  # here is one
+    try:
+        algorithm.blocking(comm, vector, op)  # type: ignore[misc]  # here is one
+    finally:
+        if same is not None and checked:
+            come.Wait()
+            same.check()
     return clock() - start

@@ -26,7 +26,7 @@ def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Itera
     with turn(comm) as mine:
         yield mine
         same = SameCall(comm, vector, op)
-        yield [same.come]
+        yield [same.start()]
         same.check()  # first, for MPICH ends the job where vectors differ
         sent = comm.Iallreduce(MPI.IN_PLACE, vector, op.mpi)
     yield [sent]

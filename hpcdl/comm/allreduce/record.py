@@ -55,6 +55,6 @@ class Algorithm:
         with turn(comm) as mine:
             yield mine
             same = SameCall(comm, vector, op)
-            yield [same.come]
+            yield [same.start()]
             same.check()
             yield Until(lambda: self.blocking(comm, vector, op) is None, lambda: self.blocking(comm, vector, op))  # type: ignore[misc]
