@@ -108,7 +108,7 @@ FIELDS = {
 def values(name, kind):
     """What the option of this name and type is given."""
     if name == "data":  # what files may hold is the affair of tests/data
-        return st.sampled_from(["digit", "", "/dev/null", "nowhere.h5", "a\0b"])
+        return st.sampled_from(["digit", "", "/dev/null", "nowhere.h5", "a\0b", 5000 * "x", "/proc/self/mem"]) | PATHS
     if name in FIELDS:
         return FIELDS[name] | NAMES
     if kind is bool:
