@@ -1,10 +1,11 @@
 """End a job that hangs, and say which ranks wait in which operation, called from where.
 
-A thread on every rank looks at what its rank is doing. A rank that has waited long in one operation, for a second, then
-two, four and so on, tells rank 0, whose thread asks all ranks. From their answers it sees what no timeout needs to
-tell: ranks that call different things together (calls.py), and ranks that wait for one that has left its program
-(stuck.py). Either ends the job with one line. With a timeout, so does an operation that has lasted longer, with a line
-for each rank, unless a rank works at what all know to be going on, as the one that scores or writes a checkpoint does.
+A thread on every rank, one for all its communicators, looks at what the rank is doing. A rank that has waited long in
+one operation, for a second, then two, four and so on, tells rank 0, whose thread asks all ranks. From their answers it
+sees what no timeout needs to tell: ranks that call different things together (calls.py), and ranks that wait for one
+that has left its program (stuck.py). Either ends the job with one line. With a timeout, so does an operation that has
+lasted longer, with a line for each rank, unless a rank works at what all know to be going on, as the one that scores or
+writes a checkpoint does.
 
 The answers come from the threads, so a rank that computes, or hangs elsewhere, is heard, too. If rank 0 does not react
 (it may be stopped), the rank whose timeout is over speaks for itself and ends the job. All this needs MPI's
@@ -38,6 +39,25 @@ PERIOD = 0.25  # seconds between two looks
 FREED = 1000  # communicators that are remembered when they are freed
 MOST = 4  # alarms that are looked into at a time
 watching: list["Watchdog"] = []  # of this process
+looking = threading.Lock()  # held while the thread looks, and where the list changes
+
+
+class Eyes(threading.Thread):
+    """The one thread of this process, which looks for all its watchdogs."""
+
+    def __init__(self) -> None:
+        super().__init__(name="hpcdl-watchdog", daemon=True)
+
+    def run(self) -> None:
+        while True:
+            time.sleep(min((each.period for each in list(watching)), default=PERIOD))
+            for each in list(watching):
+                with looking:
+                    if not each.stopped.is_set():
+                        each.look()
+
+
+eyes = Eyes()
 
 
 def leave(*_: Any) -> None:
@@ -62,14 +82,14 @@ def leave_once() -> None:
 at_the_end.append(leave_once)
 
 
-class Watchdog(threading.Thread):
+class Watchdog:
     """Watches this rank's calls on a communicator and all that are derived from it; made and closed by all its ranks.
 
     timeout: seconds, or 0. ends: whether what is found without a timeout ends the job.
     """
 
     def __init__(self, comm: MPI.Intracomm, timeout: float, ends: bool = True):
-        super().__init__(name="hpcdl-watchdog", daemon=True)
+        global eyes
         self.comm, self.timeout, self.ends = comm.Dup(), timeout, ends
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.main, self.process = threading.main_thread().ident, os.getpid()  # type: Any, int
@@ -91,10 +111,12 @@ class Watchdog(threading.Thread):
         self.alarms: list[Any] = []  # what rank 0 is still to ask about
         self.question = 0  # the number of the last one: an answer to an earlier one is none
         self.freed: dict[str, int] = {}  # the numbers of the last calls of communicators that are freed
-        watching.append(self)
         if not MPI.COMM_SELF.Get_attr(FINALIZING):
             MPI.COMM_SELF.Set_attr(FINALIZING, True)
-        self.start()
+        watching.append(self)
+        if not eyes.is_alive():
+            eyes = Eyes()
+            eyes.start()
 
     def watch(self, group: Any) -> None:
         """Watch this communicator, too; all of its ranks. One that is made of a group when this is closed is not."""
@@ -116,11 +138,7 @@ class Watchdog(threading.Thread):
         if len(self.freed) > FREED:
             del self.freed[next(iter(self.freed))]
 
-    # -- the thread --------------------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        while not self.stopped.wait(self.period):
-            self.look()
+    # -- what the thread does ----------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Once: tell of a long wait, answer, end the job where that is due."""
@@ -287,7 +305,7 @@ class Watchdog(threading.Thread):
 
     def farewell(self) -> None:
         """The program of this rank ends: rank 0 learns of it."""
-        self._end_thread()
+        self._end_looking()
         if self.talks and self.rank == 0:
             self.left[0] = self.said(None, left=True)
         elif self.talks:
@@ -304,7 +322,7 @@ class Watchdog(threading.Thread):
         """Stop watching; collective. What threads have sent each other is taken: the communicator may be made anew."""
         if self.stopped.is_set():  # the program ends
             return
-        self._end_thread()
+        self._end_looking()
         if self.talks:
             come = np.empty(1, np.int64)
             self.comm.Reduce_scatter_block(self.sent, come)
@@ -313,10 +331,11 @@ class Watchdog(threading.Thread):
                 self._sent()
         self.comm.Free()
 
-    def _end_thread(self) -> None:
+    def _end_looking(self) -> None:
+        """The thread looks no more for this one."""
         self.stopped.set()
-        self.join()
-        watching.remove(self)
+        with looking:
+            watching.remove(self)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
