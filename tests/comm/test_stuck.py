@@ -122,11 +122,9 @@ GROUP = "comm.split(int(comm.rank > 0))"  # rank 0 is not in that of the last tw
 DIFFERENT = [  # algorithm, what the first rank calls, and the last one
     ("ring", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(20000))"),
     ("recursive", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(100, 'i8'))"),
-    ("tree", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(100), 'mean')"),
     ("ring", "comm.broadcast(np.ones(9), 1)", "comm.broadcast(np.ones(9))"),
     ("ring", "comm.reduce_scatter(np.ones(9))", "comm.reduce_scatter(np.ones(7))"),
     ("auto", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(1_000_000))"),
-    ("shared", "comm.all_reduce(np.ones(100))", "comm.all_gather(np.ones(100))"),
     ("shared", "comm.barrier()", "comm.split(0)"),
     ("ring", f"{GROUP}.all_reduce(np.ones(9))", f"{GROUP}.all_reduce(np.ones(7))"),
 ]
@@ -191,7 +189,7 @@ def test_a_rank_that_leaves_others_waiting_is_a_failure(launch, tmp_path):
 POLLS = """
 request, until = comm.iwait(source=1, tag=9), time.time() + 8
 while time.time() < until and not request.test():
-    np.random.rand(100, 100) @ np.random.rand(100, 100)
+    time.sleep(0.02)  # instead
 """
 FINALIZES = "time.sleep(1)"
 
