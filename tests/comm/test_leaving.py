@@ -1,0 +1,70 @@
+"""A rank that leaves others waiting ends the job; one that leaves nobody waiting does not."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+LEAVES = """
+import sys, threading, time
+from sys import exit as early
+import numpy as np
+from hpcdl.comm import Communicator
+
+comm = Communicator(allreduce="ring")
+comm.barrier()
+
+def main():
+    if comm.rank == 1:
+        exec(sys.argv[1])
+    exec(sys.argv[2])
+    print("done")
+
+main()
+"""
+ENDS = [  # how rank 1 leaves, and what the others do then
+    ("exit(3)", "comm.all_reduce(np.zeros(3))"),
+    ("early(3)", "comm.free()"),
+    ("sys.exit(0)", "comm.iall_reduce(np.zeros(3)).wait(doze=True)"),
+    ("raise SystemExit", "comm.rank == 0 and comm.push(np.zeros(3_000_000), 1)"),
+    ("raise SystemExit(3)", "comm.wait(np.zeros(3), {0: 2, 2: 1}[comm.rank])"),  # one waits for one that waits for it
+]
+
+
+def test_a_rank_that_leaves_others_waiting_is_a_failure(launch, tmp_path):
+    """Each way to leave, while others wait for it, or for one that waits for it: one line, no matter how."""
+    program = tmp_path / "leaves.py"
+    program.write_text(LEAVES)
+    with ThreadPoolExecutor(4) as pool:
+        ends = pool.map(lambda way: launch(3, program, *way), ENDS)
+    for way, done in zip(ENDS, ends, strict=True):
+        assert done.returncode not in (0, None), way
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert re.search(r"ranks? (0 and )?1 (and 2 )?ha(s|ve) left before the end, ranks? [02]", line), (way, line)
+        assert re.search(r"would wait for ever: rank \d waits in \w+ for .* called from ", line), (way, line)
+        assert "Traceback" not in done.stderr
+
+
+# A rank that computes, and looks at times for a word of one that has left; and one that ends MPI itself.
+POLLS = """
+request, until = comm.iwait(source=1, tag=9), time.time() + 8
+while time.time() < until and not request.test():
+    time.sleep(0.02)  # instead
+"""
+FINALIZES = "time.sleep(1)"
+
+
+def test_who_leaves_nobody_waiting_is_none(launch, tmp_path):
+    """An exit in a thread ends that thread; a rank may leave early where nobody waits for it any more."""
+    program = tmp_path / "leaves.py"
+    program.write_text(LEAVES)
+    thread = "[threading.Thread(target=end, args=(4,)).start() for end in (sys.exit, early)]; time.sleep(0.5)"
+    pair = "comm.rank == 0 and comm.push(np.ones(3), 2); comm.rank == 2 and (time.sleep(2), comm.wait(np.ones(3), 0))"
+    ways = [  # what rank 1 does, what all others do, and how many come to the end
+        (thread, "comm.barrier()", 3),
+        ("raise SystemExit", pair, 2),
+        ("raise SystemExit", POLLS, 2),
+        ('__import__("mpi4py.MPI").MPI.Finalize(); raise SystemExit', FINALIZES, 2),
+    ]
+    with ThreadPoolExecutor() as pool:
+        ends = pool.map(lambda way: launch(3, program, *way[:2], check=0), ways)
+    for (*_, count), done in zip(ways, ends, strict=True):
+        assert done.stdout.count("done") == count and done.stderr == ""
