@@ -9,6 +9,7 @@ import copy
 import h5py
 import numpy as np
 import pytest
+from few import write_few
 from fuzz import cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,12 +125,7 @@ def change_file(path, what, where, how):
 def folder(tmp_path_factory):
     """A run of three steps, and its data."""
     path = tmp_path_factory.mktemp("fuzz")
-    random = np.random.default_rng(3)
-    with h5py.File(path / "few.h5", "w") as file:
-        for part, rows in (("train", 20), ("test", 6)):
-            file[f"{part}/y"] = y = random.integers(0, 3, rows)
-            file[f"{part}/x"] = random.standard_normal((rows, 3)) + y[:, None]
-        file.attrs["classes"] = 3
+    write_few(path)
     options = [
         "--data",
         str(path / "few.h5"),

@@ -11,6 +11,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import yaml
+from few import write_few
 from fuzz import cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,16 +135,8 @@ def starts(draw):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Where the programs find two small data sets."""
-    import h5py
-    import numpy as np
-
     path = tmp_path_factory.mktemp("fuzz")
-    random = np.random.default_rng(3)
-    with h5py.File(path / "few.h5", "w") as file:
-        for part, rows in (("train", 20), ("test", 6)):
-            file[f"{part}/y"] = y = random.integers(0, 3, rows)
-            file[f"{part}/x"] = random.standard_normal((rows, 3)) + y[:, None]
-        file.attrs["classes"] = 3
+    write_few(path)
     (path / "text.txt").write_text("the cat sat on the mat and the dog sat on the cat " * 3)
     prepare_text(str(path / "text.txt"), Output(str(path / "text.h5")), length=4)
     return path

@@ -1,19 +1,13 @@
 """What the tests of programs share."""
 
-import h5py
-import numpy as np
 import pytest
+from few import write_few
 
 
 @pytest.fixture
 def few(tmp_path):
     """A data file of 20 rows, 3 features and 3 classes."""
-    random = np.random.default_rng(3)
-    with h5py.File(tmp_path / "few.h5", "w") as file:
-        for part, rows in (("train", 20), ("test", 6)):
-            file[f"{part}/y"] = y = random.integers(0, 3, rows)
-            file[f"{part}/x"] = random.standard_normal((rows, 3)) + y[:, None]
-        file.attrs["classes"] = 3
+    write_few(tmp_path)
     return tmp_path
 
 
