@@ -110,6 +110,12 @@ def values(rows, columns, dtype, random):
     return z, labels.astype(dtype), dz
 
 
+def far_and_near(rows, columns, dtype, random):
+    """The same, with an error before the last from which on Huber's loss is linear."""
+    z, y, dz = values(rows, columns, dtype, random)
+    return z, y, 1.0, dz
+
+
 def images(rows, columns, dtype, random, move=False):
     """Bytes, as many rows as are picked; for images a height, width and depth, and how each of them is moved."""
     source = random.integers(0, 256, (max(1, rows), columns), np.uint8)
@@ -262,6 +268,7 @@ CASES = {
     ),
     "logistic": Case(loss.logistic, binary, references.logistic, moves(0, 1, 2), "arithmetic", 1),
     "squared": Case(loss.squared, values, references.squared, moves(0, 1, 2), columns=1),
+    "huber": Case(loss.huber, far_and_near, references.huber, moves(0, 1, 3), columns=1),
 }
 for kind in ("float16", "bfloat16"):
     for action, order, moved in (("encode", "vvc", (0, 1, 1, 2)), ("decode", "vc", (0, 1)), ("add", "vc", (0, 0, 1))):

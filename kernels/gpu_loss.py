@@ -23,7 +23,7 @@ from hpcdl.kernels.gpu import (
     scratch,
     total_of,
 )
-from hpcdl.kernels.loss import logistic_row
+from hpcdl.kernels.loss import huber_row, logistic_row
 
 
 def finish(partial, loss, score, invalid):
@@ -123,6 +123,19 @@ def squared_rows(z, y, dz, partial):
     finish(partial, 0.5 * score, score, 0.0)
 
 
+@cuda_kernel("T[:, ::1], T[::1], T[:, ::1], float64[:, ::1], float64")
+def huber_rows(z, y, dz, partial, delta):
+    """One thread for each row."""
+    losses, score = 0.0, 0.0
+    for i in range(cuda.grid(1), z.shape[0], cuda.gridsize(1)):
+        error = float(z[i, 0] - y[i])
+        row, gradient = huber_row(error, delta)
+        dz[i, 0] = gradient
+        losses += row
+        score += error * error
+    finish(partial, losses, score, 0.0)
+
+
 @cuda_kernel("T[:, ::1], T[::1], int64")
 def tops_of_rows(z, tops, lanes):
     """Each row belongs to `lanes` neighbouring threads."""
@@ -210,6 +223,12 @@ def logistic(z, labels, dz):
 def squared(z, y, dz):
     """Half the squared error of z (rows, 1) against y (rows,)."""
     return tuple(launched(squared_rows, THREADS, z, y, dz))[:2]
+
+
+@loss.huber.device(huber_rows, add_up)
+def huber(z, y, delta, dz):
+    """Huber's loss of z (rows, 1) against y (rows,)."""
+    return tuple(launched(huber_rows, THREADS, z, y, dz, float(delta)))[:2]
 
 
 @loss.row_max.device(tops_of_rows)

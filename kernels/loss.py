@@ -4,6 +4,8 @@
     softmax_cross_entropy    log(sum_j exp z_j) - z_y           softmax(z) - onehot(y)  1 if argmax z is y
     logistic (s = 2y - 1)    log(1 + exp(-s z))                 1/(1 + exp(-z)) - y     1 if z > 0 is y = 1
     squared                  (z - y)^2 / 2                      z - y                   (z - y)^2
+    huber (d, e = z - y)     e^2 / 2 where |e| <= d,            e within -d .. d        (z - y)^2
+                             else d (|e| - d / 2)
 
 Each writes dz and returns (sum of losses, sum of scores); the losses are summed in float64. No exponential overflows:
 the largest z of a row is taken out of its sum first, and the logistic loss is max(-s z, 0) + log(1 + exp(-|z|)). A row
@@ -149,3 +151,27 @@ def squared(z, y, dz):
         dz[i, 0] = z[i, 0] - y[i]
         score += np.float64(dz[i, 0]) ** 2
     return 0.5 * score, score
+
+
+@function
+def huber_row(error, delta):
+    """(loss, gradient) of one error: with the gradient g, g (e - g / 2) is both branches of the loss. NaN stays."""
+    gradient = delta if error > delta else error
+    gradient = -delta if error < -delta else gradient
+    return gradient * (error - gradient / 2), gradient
+
+
+@block("T[:, ::1], T[::1], T, T[:, ::1]")
+def huber(z, y, delta, dz):
+    """Huber's loss of z (rows, 1) against y (rows,): squared up to an error of delta, from there on linear.
+
+    (Huber, "Robust estimation of a location parameter", 1964.) Bytes moved per row, b bytes an element: 3b; memory
+    bandwidth bounds it.
+    """
+    loss, score = 0.0, 0.0
+    for i in range(z.shape[0]):
+        error = z[i, 0] - y[i]
+        row, dz[i, 0] = huber_row(np.float64(error), np.float64(delta))
+        loss += row
+        score += np.float64(error) ** 2
+    return loss, score

@@ -149,6 +149,14 @@ def squared(z, y, dz):
     return score / 2, score
 
 
+def huber(z, y, delta, dz):
+    error = z - y[:, None]
+    np.clip(error, -delta, delta, out=dz)
+    size = np.abs(error, dtype=np.float64)
+    losses = np.where(size <= delta, size**2 / 2, delta * (size - delta / 2))
+    return losses.sum(), (size**2).sum()
+
+
 def sum_of_squares(x):
     return np.square(x, dtype=np.float64).sum()
 

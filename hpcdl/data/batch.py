@@ -14,7 +14,7 @@ class Batch:
     """One rank's share of a batch; it may have no rows.
 
     x      (rows, features) in the model's type, C-contiguous, scaled
-    y      (rows,) int64 class numbers, or values to predict in the model's type
+    y      (rows,) int64 class numbers, or values to predict, (rows,) or (rows, outputs) in the model's type
     total  examples of the whole batch, all ranks together
     epoch, step (in the epoch), index (rows,): row numbers in the training set
     """
@@ -41,17 +41,23 @@ class Buffers:
     """
 
     def __init__(
-        self, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype, empty: Callable[..., Array] = CPU.empty
+        self,
+        count: int,
+        width: int,
+        dtype: np.dtype,
+        y_dtype: np.dtype,
+        empty: Callable[..., Array] = CPU.empty,
+        outputs: tuple[int, ...] = (),
     ):
         self.empty = empty
-        self.turn, self.pairs = 0, [(empty((0, width), dtype), empty(0, y_dtype)) for _ in range(count)]
+        self.turn, self.pairs = 0, [(empty((0, width), dtype), empty((0, *outputs), y_dtype)) for _ in range(count)]
 
     def next(self, rows: int) -> tuple[Array, Array]:
         """The first rows of the next pair; it is the one that was used longest ago."""
         self.turn = (self.turn + 1) % len(self.pairs)
         x, y = self.pairs[self.turn]
         if len(y) < rows:
-            x, y = self.empty((rows, x.shape[1]), x.dtype), self.empty(rows, y.dtype)
+            x, y = self.empty((rows, x.shape[1]), x.dtype), self.empty((rows, *y.shape[1:]), y.dtype)
             self.pairs[self.turn] = x, y
         return x[:rows], y[:rows]
 
@@ -62,9 +68,17 @@ class DeviceBuffers:
     count: of the pairs on the host; a GPU has two, one for the batch in use and one for the batch before it.
     """
 
-    def __init__(self, device: Device, count: int, width: int, dtype: np.dtype, y_dtype: np.dtype):
-        self.device, self.host = device, Buffers(count, width, dtype, y_dtype, device.pinned)
-        self.copies = None if device is CPU else Buffers(2, width, dtype, y_dtype, device.empty)
+    def __init__(
+        self,
+        device: Device,
+        count: int,
+        width: int,
+        dtype: np.dtype,
+        y_dtype: np.dtype,
+        outputs: tuple[int, ...] = (),
+    ):
+        self.device, self.host = device, Buffers(count, width, dtype, y_dtype, device.pinned, outputs)
+        self.copies = None if device is CPU else Buffers(2, width, dtype, y_dtype, device.empty, outputs)
 
     def hand_out(self, batch: Batch) -> Batch:
         """The batch on the device: itself, or with x and y copied into the next pair there."""

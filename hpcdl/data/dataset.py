@@ -7,13 +7,17 @@ from numpy.typing import ArrayLike
 
 from hpcdl.data.batch import Batch, DeviceBuffers
 from hpcdl.data.cursor import Cursor
+from hpcdl.data.meaning import Meaning
 from hpcdl.data.order import steps_per_epoch
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
 from hpcdl.data.readers import MemoryReader, Reader
+from hpcdl.data.scales import scales
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Device
+
+PLAIN = Meaning()
 
 
 class Split:
@@ -32,7 +36,8 @@ class Split:
         index = np.array(index, np.int64)
         if len(index) and (index.min() < 0 or index.max() >= self.examples):
             raise IndexError(f"row numbers go from 0 to {self.examples - 1}, not {index.min()} to {index.max()}")
-        x, y = np.empty((len(index), self.source.width), self.dtype), np.empty(len(index), self.source.y_kind)
+        x = np.empty((len(index), self.source.width), self.dtype)
+        y = np.empty((len(index), *self.source.outputs), self.source.y_kind)
         if len(index):
             self.source.gather(index if self.numbers is None else self.numbers[index], x, y)
         return x, y
@@ -41,11 +46,17 @@ class Split:
 class Data:
     """A data set: what `open_data` and `from_arrays` return.
 
-    name, features (shape of one example), classes (0: regression), dtype, examples (training rows, all ranks),
-    train, test, validation (Split, or None where there is none), statistics (mean and deviation by name (features,),
-    float64, where rows are standardized), vocabulary (of a text: `encode` and `decode`; else None), digest (of all
-    that a model sees; computed when it is asked for, see digest.py), order (of the rows of an epoch: see order.named)
+    name, features (shape of one example), classes (0: regression), outputs (shape of what is to be predicted for a row:
+    () or (k,)), dtype, examples (training rows, all ranks), train, test, validation (Split, or None where there is
+    none), statistics (mean and deviation by name (features,), float64, where rows are standardized), meaning (names of
+    classes, scale and more: meaning.py), vocabulary (of a text: `encode` and `decode`; else None), digest (of all that
+    a model sees; computed when it is asked for, see digest.py), order (of the rows of an epoch: see order.named),
+    source (by what `open_data` finds them again; empty where they are arrays of a program)
     """
+
+    source = ""
+    meaning: Meaning
+    outputs: tuple[int, ...]
 
     def __init__(
         self,
@@ -60,19 +71,25 @@ class Data:
         threaded: bool,
         shares: list[tuple[int, int]] | None = None,
         resources: list,
-        vocabulary: Vocabulary | None = None,
+        meaning: Meaning = PLAIN,
         order: str,
         digest: Callable[[], str],
     ):
         self.name, self.features, self.classes, self.dtype = name, features, classes, train.dtype
         self.train, self.test, self.validation = train, test, validation
-        self.examples, self.vocabulary = train.examples, vocabulary
+        self.examples, self.meaning = train.examples, meaning
         self.device: Device = CPU
         self.statistics = train.source.standard.statistics if train.source.standard is not None else {}
         self._reader, self._threaded, self._shares, self._resources = reader, threaded, shares, resources
         self._free: list[DeviceBuffers] = []
         self.order, self._make_digest = order, digest
         self._digest: str | None = None
+        self.outputs = train.source.outputs
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """What tokens stand for, of a text; else None."""
+        return self.meaning.vocabulary
 
     @property
     def digest(self) -> str:
@@ -80,6 +97,11 @@ class Data:
         if self._digest is None:
             self._digest = self._make_digest()
         return self._digest
+
+    @property
+    def scales(self) -> tuple[float, float] | None:
+        """The smallest and the largest scale of the features, where that matters (scales.py); local."""
+        return scales(self)
 
     def to(self, device: Device) -> None:
         """From now on batches come on this device (hpcdl.kernels.device): gathered on the host, then copied there.
@@ -172,7 +194,7 @@ class Data:
 
     def _buffers(self, count: int) -> DeviceBuffers:
         rows = self.train.source
-        return DeviceBuffers(self.device, count, rows.width, self.dtype, rows.y_kind)
+        return DeviceBuffers(self.device, count, rows.width, self.dtype, rows.y_kind, rows.outputs)
 
     def _batches(self, epoch: int, batch_size: int, share: tuple[int, int], steps: range) -> Iterator[Batch]:
         # One pair of arrays for the batch in use, one for the batch before it; with a thread, one for the batch ahead.

@@ -2,8 +2,12 @@
 
     train/x  (n, features...)   integers or floats       attributes of the file
     train/y  (n,)               class numbers, or        scale    the model sees x * scale (default 1)
-                                floats to predict        classes  0 for regression (default: from y)
-    test/x, test/y              the same                 name     for reports (default: the file's name)
+         or  (n, outputs)       floats to predict        classes  0 for regression (default: from y)
+    test/x, test/y              the same                 labels   names of the classes (default: their numbers)
+    rows/x                      rows without labels      table    how a table became numbers (recipe.py)
+                                                         name     for reports (default: the file's name)
+
+One of the groups at least is there; a file to train on has `train`.
 
 A text is a data set, too, with rows of tokens, that is whole numbers 0 ... classes - 1 (prepare_text.py):
 
@@ -16,6 +20,7 @@ Files are written under a temporary name, synced and renamed: a file that has it
 import contextlib
 import dataclasses
 import errno
+import json
 import math
 import os
 import stat
@@ -26,6 +31,7 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
+from hpcdl.data.meaning import Meaning
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError, blamed_on, printable, reason, refuse_beyond, unknown
 from hpcdl.files import Sink, atomic_path
@@ -33,6 +39,7 @@ from hpcdl.memory import available
 
 FilePath: TypeAlias = str | os.PathLike[str]
 KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
+GROUPS = ("train", "test", "rows")
 SLAB_BYTES = 8 << 20  # what is read or written at a time
 MOST_CLASSES = 1 << 24  # more are a mistake: a model has an output for each, and so have counts of labels
 MOST_LINKS = 8  # soft links that are followed one after the other; a loop has more
@@ -41,9 +48,11 @@ LONGEST = 60  # characters of what is not ours that a message shows
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """What a data file says of itself; `rows` and `kinds` (element types of x) by group, "train" and "test".
+    """What a data file says of itself; `rows` by group, "train", "test" and "rows", 0 where it is not there, and
+    `kinds`, element types of x, of those that are.
 
-    vocabulary: of a text; None for other data.
+    outputs: shape of what is to be predicted for a row: (), or (k,) of a regression with several outputs. meaning: of
+    the rows (meaning.py).
     """
 
     path: str
@@ -53,7 +62,13 @@ class Info:
     scale: float
     rows: dict[str, int]
     kinds: dict[str, np.dtype]
-    vocabulary: Vocabulary | None = None
+    outputs: tuple[int, ...] = ()
+    meaning: Meaning = dataclasses.field(default_factory=Meaning)
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Of a text; None for other data."""
+        return self.meaning.vocabulary
 
 
 def find(name_or_path: str) -> Path:
@@ -149,20 +164,33 @@ def _linked(file: h5py.File, name: str) -> Any:
 def read_info(path: FilePath) -> Info:
     """Check the structure of a data file (not its values) and describe it; UsageError if it is not one."""
     with open_file(path) as file:
-        groups = {group: _check_group(path, file, group) for group in ("train", "test")}
-        features, others = (x.shape[1:] for x, _ in groups.values())
-        if others != features:
-            raise UsageError(f"{path}: rows have shape {features} in train/x, but {others} in test/x")
-        classes, scale = _classes(path, file, [y for _, y in groups.values()]), _scale(path, file)
+        there = [group for group in GROUPS if group in file]
+        if not there:
+            dataset(file, "train/x")  # which says what should be there
+        groups = {group: _check_group(path, file, group) for group in there}
+        features = next(iter(groups.values()))[0].shape[1:]
+        for group, (x, _) in groups.items():
+            if x.shape[1:] != features:
+                raise UsageError(f"{path}: rows have shape {features} in {there[0]}/x, but {x.shape[1:]} in {group}/x")
+        labels = [y for _, y in groups.values() if y is not None]
+        classes, scale = _classes(path, file, labels), _scale(path, file)
+        outputs = {y.shape[1:] for y in labels} or {()}
+        if len(outputs) > 1 or (classes and outputs != {()}):
+            shapes = " and ".join(map(str, sorted(outputs)))
+            raise UsageError(
+                f"{path}: y has rows of shape {shapes}; a class is one number, and all rows have one shape"
+            )
+        vocabulary = _vocabulary(path, file, groups, classes, scale) if "vocabulary" in file.attrs else None
         return Info(
             path=str(path),
             name=_text(path, "name", file.attrs["name"]) if "name" in file.attrs else Path(path).stem,
             features=features,
             classes=classes,
             scale=scale,
-            rows={group: len(x) for group, (x, _) in groups.items()},
+            rows={group: len(groups[group][0]) if group in groups else 0 for group in GROUPS},
             kinds={group: x.dtype for group, (x, _) in groups.items()},
-            vocabulary=_vocabulary(path, file, groups, classes, scale) if "vocabulary" in file.attrs else None,
+            outputs=outputs.pop(),
+            meaning=Meaning(scale, _labels(path, file, classes), vocabulary, _recipe(path, file)),
         )
 
 
@@ -171,23 +199,25 @@ def vocabulary_of(name_or_path: str) -> Vocabulary | None:
     return read_info(find(name_or_path)).vocabulary
 
 
-def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[h5py.Dataset, h5py.Dataset]:
-    """x and y of a group, if they have the types and shapes that they should."""
-    x, y = (dataset(file, f"{group}/{name}") for name in ("x", "y"))
-    for each, name in ((x, "x"), (y, "y")):
+def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[h5py.Dataset, h5py.Dataset | None]:
+    """x and y of a group, if they have the types and shapes that they should; `rows` have no y."""
+    x = dataset(file, f"{group}/x")
+    y = None if group == "rows" else dataset(file, f"{group}/y")
+    both = [(x, "x")] + ([] if y is None else [(y, "y")])
+    for each, name in both:
         if each.dtype.kind not in "iuf":
             where = f"{path}: {group}/{name}"
             raise UsageError(f"{where} holds elements of type {shown(each.dtype)}; it must hold integers or floats")
     if len(x.shape or ()) < 2 or 0 in x.shape[1:]:
         raise UsageError(f"{path}: {group}/x has shape {x.shape}; it must have shape (rows, features...)")
-    if y.shape != x.shape[:1]:
+    if y is not None and (y.shape is None or len(y.shape) not in (1, 2) or y.shape[:1] != x.shape[:1]):
         raise UsageError(f"{path}: {group}/x has {len(x)} rows, but {group}/y has shape {y.shape}")
-    if len(x) == 0:
+    if len(x) == 0 or (y is not None and 0 in y.shape):
         raise UsageError(f"{path}: {group} has no rows")
-    for each, name in ((x, "x"), (y, "y")):
+    for each, name in both:
         if not each.id.get_storage_size():  # a shape costs nothing: it may say anything
             raise UsageError(f"{path}: {group}/{name} has shape {each.shape}, but nothing was ever written into it")
-    check_memory(8 * len(y), f"{path}: {group} has {len(y)} rows, whose labels")
+    check_memory(8 * len(x), f"{path}: {group} has {len(x)} rows, whose labels")
     return x, y
 
 
@@ -206,7 +236,7 @@ def _scale(path: FilePath, file: h5py.File) -> float:
 
 
 def _classes(path: FilePath, file: h5py.File, labels: list[h5py.Dataset]) -> int:
-    whole = all(y.dtype.kind in "iu" for y in labels)
+    whole = bool(labels) and all(y.dtype.kind in "iu" for y in labels)
     if "classes" not in file.attrs:
         classes = max(int(y[slab].max()) for y in labels for slab in slabs_of(y)) + 1 if whole else 0
         asked = f"the largest label is {classes - 1}, so that there would be {classes} classes"
@@ -217,7 +247,7 @@ def _classes(path: FilePath, file: h5py.File, labels: list[h5py.Dataset]) -> int
         raise UsageError(f"{path}: the number of classes is {shown(classes)}; it must be 0 (regression), or 2 or more")
     if classes > MOST_CLASSES:
         raise UsageError(f"{path}: {asked}; there can be {MOST_CLASSES} (number labels 0, 1, 2, ... without gaps)")
-    if classes and not whole:
+    if classes and labels and not whole:
         raise UsageError(
             f"{path}: y holds floats, but the attribute classes says {classes}; class numbers are integers"
         )
@@ -241,6 +271,32 @@ def _vocabulary(path: FilePath, file: h5py.File, groups: dict, classes: int, sca
             f"a text has classes {len(vocabulary)} and scale 1"
         )
     return vocabulary
+
+
+def _labels(path: FilePath, file: h5py.File, classes: int) -> tuple[str, ...] | None:
+    """The names of the classes, where the file has any."""
+    if "labels" not in file.attrs or not classes:
+        return None
+    value = file.attrs["labels"]
+    names = tuple(_text(path, "labels", each) for each in value) if np.ndim(value) == 1 else ()
+    if len(names) != classes or len(set(names)) < classes:
+        raise UsageError(
+            f"{path}: the attribute labels should name each of the {classes} classes, by names of their own"
+        )
+    return names
+
+
+def _recipe(path: FilePath, file: h5py.File) -> dict | None:
+    """How a table became numbers, where the file is of one."""
+    if "table" not in file.attrs:
+        return None
+    try:
+        found = json.loads(_text(path, "table", file.attrs["table"]))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: the attribute table should be what prepare-data writes there")
+    return found
 
 
 def _text(path: FilePath, name: str, value: object) -> str:

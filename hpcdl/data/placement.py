@@ -41,7 +41,7 @@ def memory_type(kind: np.dtype, dtype: np.dtype) -> np.dtype:
 
 
 class MemoryRows:
-    """Rows in memory: x (rows, features), y (rows,). The views it keeps are read only."""
+    """Rows in memory: x (rows, features), y (rows,) or (rows, outputs). The views it keeps are read only."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class MemoryRows:
     ):
         self.x, self.y, self.scale, self.standard = x.view(), y, scale, standard
         self.x.flags.writeable = False
-        self.width, self.y_kind = x.shape[1], y.dtype
+        self.width, self.y_kind, self.outputs = x.shape[1], y.dtype, y.shape[1:]
         self.augment, self.image = augment, augment.image if augment else ()
         self.plain, self.moved = gather[dtype.name], gather_images[dtype.name]
 
@@ -69,7 +69,7 @@ class MemoryRows:
             self.moved(self.x, index, self.scale, *self.image, *moves, x)
         if self.standard is not None:
             self.standard.apply(x)
-        self.y.take(index, out=y, mode="clip")  # any other mode makes take() copy
+        self.y.take(index, axis=0, out=y, mode="clip")  # any other mode makes take() copy
 
     def close(self) -> None:
         """Let the arrays go: what uses them afterwards gets an error instead of memory that is no longer there."""
@@ -82,11 +82,14 @@ class FileRows:
     def __init__(self, info: Info, group: str, dtype: np.dtype, standard: Standard | None = None):
         self.open = contextlib.ExitStack()
         file = self.open.enter_context(open_file(info.path))
-        self.x, self.y = (dataset(file, f"{group}/{name}") for name in "xy")
+        self.x = dataset(file, f"{group}/x")
+        self.y = None if group == "rows" else dataset(file, f"{group}/y")
+        self.columns = {name: dataset(file, f"{group}/{name}") for name in ("row", "id") if name in file[group]}
         self.where, self.scale, self.dtype = f"{info.path}: {group}/x", info.scale, dtype
         self.standard, self.vocabulary = standard, info.vocabulary
         self.kind = memory_type(info.kinds[group], dtype)
         self.width, self.y_kind = math.prod(info.features), np.dtype(np.int64) if info.classes else dtype
+        self.outputs = info.outputs
         self.most = most_of(info.scale, dtype)
         # A block is a whole number of HDF5 chunks, and the same for every rank: the order of an epoch depends on it.
         self.block = next(iter(slabs_of(self.x))).stop
@@ -102,13 +105,14 @@ class FileRows:
         x, y = x[:rows], y[:rows]
         with blamed_on(f"{self.where} is damaged"):
             self.x.read_direct(x.reshape(rows, *self.x.shape[1:]), np.s_[start:stop])
-            self.y.read_direct(y, np.s_[start:stop])
+            if self.y is not None:
+                self.y.read_direct(y, np.s_[start:stop])
         check_x(x, self.where, range(start, stop), self.vocabulary, self.most)
         return MemoryRows(x, y, self.scale, self.dtype, augment, self.standard)
 
     def buffers(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Arrays for x and y of so many rows."""
-        return np.empty((rows, self.width), self.kind), np.empty(rows, self.y_kind)
+        return np.empty((rows, self.width), self.kind), np.zeros((rows, *self.outputs), self.y_kind)
 
     def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
         """x[:] = scale * rows[index], standardized; y[:] = labels[index]; each block that is touched is read once."""
@@ -117,7 +121,7 @@ class FileRows:
         for block, where in zip(blocks, np.split(by, starts[1:]), strict=True):
             first = int(index[where[0]])
             rows = self.read(first, min(int(index[where[-1]]) + 1, (int(block) + 1) * self.block))
-            part_x, part_y = np.empty((len(where), x.shape[1]), x.dtype), np.empty(len(where), y.dtype)
+            part_x, part_y = np.empty((len(where), x.shape[1]), x.dtype), np.empty((len(where), *y.shape[1:]), y.dtype)
             rows.gather(index[where] - first, part_x, part_y)
             x[where], y[where] = part_x, part_y
 

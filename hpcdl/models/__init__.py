@@ -4,14 +4,16 @@
     linear                                      x w + b, half the squared error              regression
     logistic                                    logistic regression                          2 classes
     softmax                                     softmax regression                           2 classes or more
-    mlp  mlp:256,128  mlp:64,activation=tanh    multi-layer perceptron (128 relu units)      2 classes or more
-                      mlp:64,activation=gelu
+    mlp  mlp:256,128  mlp:64,activation=tanh    multi-layer perceptron (128 relu units)      2 classes or more,
+                      mlp:64,activation=gelu                                                 or regression
     gpt  gpt:layers=4,width=128,heads=4,         transformer (these are what it has      text
          context=64,head=tied                    by itself), head: tied or own
 
 A model of one's own works under any strategy when it has four members, `layout`, `initialize`, `loss_and_gradient` and
 `predict`, as hpcdl.models.layered.Layered has them; with an `evaluate` it is scored in one forward pass. One that
-computes on a GPU has a member `device`, and is given batches there.
+computes on a GPU has a member `device`, and is given batches there. The spec package.module:Class names its class,
+package.module:Class,width=3 with arguments (hpcdl/own.py); those called features, classes, outputs, dtype, device and
+loss it is given.
 """
 
 import contextlib
@@ -27,22 +29,36 @@ from hpcdl.memory import available
 from hpcdl.models.gpt import GPT
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import ACTIVATIONS
+from hpcdl.models.layout import Layout
 from hpcdl.models.linear import LinearRegression
 from hpcdl.models.logistic import LogisticRegression
-from hpcdl.models.mlp import MLP
+from hpcdl.models.mlp import MLP, Regression
+from hpcdl.own import is_own, made, own
 
 SETTINGS: dict[str, dict[str, Any]] = {"linear": {}, "logistic": {}, "softmax": {}, "mlp": {"activation": "relu"}}
 SETTINGS["gpt"] = {"layers": 4, "width": 128, "heads": 4, "context": 64, "head": "tied"}
 DTYPES = ("float32", "float64")
+MEMBERS = ("initialize", "loss_and_gradient", "predict")  # beside the layout
 LAYER = 10_000  # bytes that a layer takes, about, whatever its width
 
 
 def make_model(
-    spec: str, features: tuple[int, ...], classes: int, dtype: DTypeLike = "float32", device: Device = CPU
-) -> Layered:
+    spec: str,
+    features: tuple[int, ...],
+    classes: int,
+    dtype: DTypeLike = "float32",
+    device: Device = CPU,
+    *,
+    outputs: tuple[int, ...] = (),
+    loss: str = "squared",
+    text: bool = False,
+    from_file: bool = False,
+) -> Any:
     """The model that `spec` names, for examples of shape `features` with `classes` classes (0: regression).
 
-    device: where it computes, and where its parameters, gradients and batches lie (hpcdl.kernels.device).
+    device: where it computes, and where its parameters, gradients and batches lie (hpcdl.kernels.device). outputs: of a
+    regression, the shape of what is predicted for a row. loss: of a regression, squared or huber:delta=1. text: the
+    examples are tokens. from_file: the spec stands in a file, which may come from anywhere (hpcdl/own.py).
     Raises UsageError for an unknown name or setting, a width that is not positive, a type other than float32 and
     float64, and a model that does not fit the data.
     """
@@ -50,14 +66,43 @@ def make_model(
         dtype = np.dtype(dtype).name
     if dtype not in DTYPES:
         raise unknown("dtype", str(dtype), DTYPES)
+    if is_own(spec) and spec.partition(":")[0] not in SETTINGS:
+        offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": dtype, "device": device}
+        model = own_model(spec, offered | {"loss": loss}, dtype, from_file)
+    else:
+        model = known_model(spec, features, classes, dtype, device, outputs, loss, text)
+    with contextlib.suppress(AttributeError):  # one's own class may have no room for it
+        model.spec = spec
+    return model
+
+
+def known_model(
+    spec: str,
+    features: tuple[int, ...],
+    classes: int,
+    dtype: str,
+    device: Device,
+    outputs: tuple[int, ...],
+    loss: str,
+    text: bool,
+) -> Layered:
+    """A model of ours, as `make_model` makes it."""
     name, hidden, settings = parse_model(spec)
     size = math.prod(features)
-    if name == "linear":
-        if classes != 0:
-            raise UsageError(f"model 'linear' is for regression, the data has {classes} classes; use softmax or mlp")
-        return LinearRegression(size, dtype, device)
+    if text and name != "gpt":
+        raise UsageError(f"model {name!r} takes quantities, and the data are a text, whose tokens are names; take gpt")
     if classes == 0:
-        raise UsageError(f"model {name!r} is a classifier, the data has no classes (regression); use linear")
+        if name == "linear":
+            return LinearRegression(size, dtype, device, outputs, loss)
+        if name == "mlp":
+            return Regression(size, dtype, hidden, device=device, outputs=outputs, loss=loss, **settings)
+        raise UsageError(f"model {name!r} is a classifier, the data has no classes (regression); use linear or mlp")
+    if loss != "squared":
+        raise UsageError(
+            f"loss {loss!r} is for regression; the data has {classes} classes, whose loss is cross-entropy"
+        )
+    if name == "linear":
+        raise UsageError(f"model 'linear' is for regression, the data has {classes} classes; use softmax or mlp")
     if name == "logistic":
         if classes != 2:
             raise UsageError(f"model 'logistic' is for 2 classes, the data has {classes}; use softmax or mlp")
@@ -73,6 +118,31 @@ def make_model(
             raise unknown("head of a gpt", head, ("tied", "own"))
         return GPT(size, classes, dtype, **settings, tied=head == "tied", device=device)
     return MLP(size, classes, dtype, hidden, **settings, device=device)
+
+
+def own_model(spec: str, offered: dict[str, Any], dtype: str, from_file: bool = False) -> Any:
+    """A model of one's own: an instance of the class that `spec` names, made with what it takes of `offered`.
+
+    Only a class with a model's members is called: a file may name anything. Raises UsageError.
+    """
+    told = f"--model {spec}"
+    found, settings = own(spec, told, from_file)
+    if not isinstance(found, type):
+        raise UsageError(f"{told}: a model is a class, and that is {'a function' if callable(found) else 'none'}")
+    if missing := [name for name in MEMBERS if not callable(getattr(found, name, None))]:
+        raise UsageError(f"{told}: the class has no {', '.join(missing)}; a model has layout, {', '.join(MEMBERS)}")
+    model = made(found, settings, offered, told)
+    if not isinstance(getattr(model, "layout", None), Layout):
+        raise UsageError(f"{told}: its member layout should be a hpcdl.models.layout.Layout")
+    if model.layout.dtype != np.dtype(dtype):
+        raise UsageError(f"{told}: its layout is of {model.layout.dtype}; let it take dtype, or add --dtype")
+    return model
+
+
+def name_of(model: Any) -> str:
+    """By what `make_model` makes a model again, or else the name of its class."""
+    kind = type(model)
+    return getattr(model, "spec", "") or f"{kind.__module__}:{kind.__qualname__}"
 
 
 def parse_model(spec: str) -> tuple[str, tuple[int, ...], dict]:

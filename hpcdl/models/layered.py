@@ -97,6 +97,7 @@ class Layered:
         self.size, self.dtype = self.layout.size, self.layout.dtype
         self.tensors = [self.layout.used_by(layer) for layer in layers]
         self.target = layers[-1].target if isinstance(layers[-1], Loss) else None
+        self.outputs = layers[-1].outputs if isinstance(layers[-1], Loss) else ()
         slices = dict(self.layout.layer_slices)
         self.slices = [slices.get(layer.name) for layer in layers]
 
@@ -120,8 +121,9 @@ class Layered:
     ) -> float:
         """Add the gradient of the batch's losses, summed over its rows, to `gradient`; return the sum of the losses.
 
-        parameters, gradient: (size,) in the model's type. batch: x (rows, features) in the model's type, y (rows,);
-        zero rows are allowed. on_ready(slice): called as soon as that slice of the gradient is final, last layer first.
+        parameters, gradient: (size,) in the model's type. batch: x (rows, features) in the model's type, y (rows,) or,
+        of several outputs, (rows, outputs); zero rows are allowed. on_ready(slice): called as soon as that slice of the
+        gradient is final, last layer first.
         Raises UsageError where an array does not fit the model or a label is not a class.
         """
         self.check_arrays(batch.x, batch.y, parameters, gradient)
@@ -213,8 +215,8 @@ class Layered:
         if x.ndim != 2 or x.shape[1] != self.features or x.dtype != self.dtype or not x.flags.c_contiguous:
             wanted = f"a C-contiguous {self.dtype} array of shape (rows, {self.features})"
             raise UsageError(f"x is a {x.dtype} array of shape {x.shape}; this model wants {wanted}")
-        if y is not None and (y.shape != x.shape[:1] or y.dtype != self.target or not device.writable(y)):
-            wanted = f"a writable, C-contiguous {self.target} array of shape ({x.shape[0]},)"
+        if y is not None and (y.shape != (len(x), *self.outputs) or y.dtype != self.target or not device.writable(y)):
+            wanted = f"a writable, C-contiguous {self.target} array of shape {(len(x), *self.outputs)}"
             raise UsageError(f"y is a {y.dtype} array of shape {y.shape}; this model wants {wanted}")
         for vector in vectors:
             if vector.shape != (self.size,) or vector.dtype != self.dtype or not device.writable(vector):

@@ -1,17 +1,20 @@
-"""Linear regression: the value x w + b with half the squared error as loss; convex."""
+"""Linear regression: values x w + b with half the squared error as loss, or Huber's; convex."""
 
 from numpy.typing import DTypeLike
 
 from hpcdl.kernels.device import CPU, Device
-from hpcdl.models.layered import Layered
-from hpcdl.models.layers import dense_layers
-from hpcdl.models.losses import Squared
-from hpcdl.models.pool import Pool
+from hpcdl.models.mlp import Regression
 
 
-class LinearRegression(Layered):
-    """A regression of (rows, features) to one value per row."""
+class LinearRegression(Regression):
+    """A regression of (rows, features) to one value per row, or several."""
 
-    def __init__(self, features: int, dtype: DTypeLike, device: Device = CPU):
-        pool = Pool(dtype, device)
-        super().__init__(features, [*dense_layers([features, 1], "none", pool), Squared(pool)], pool)
+    def __init__(
+        self,
+        features: int,
+        dtype: DTypeLike,
+        device: Device = CPU,
+        outputs: tuple[int, ...] = (),
+        loss: str = "squared",
+    ):
+        super().__init__(features, dtype, (), "none", device, outputs, loss)

@@ -6,7 +6,8 @@
                            outputs z          targets y                  loss of a row                score
     SoftmaxCrossEntropy    (rows, classes)    0 .. classes - 1, int64    log(sum_j exp z_j) - z_y     number correct
     Logistic               (rows, 1)          0 or 1, int64              log(1 + exp(-(2y - 1) z))    number correct
-    Squared                (rows, 1)          real                       (z - y)^2 / 2                sum of (z - y)^2
+    Squared                (rows, outputs)    real                       sum of (z - y)^2 / 2         sum of (z - y)^2
+    Huber                  (rows, outputs)    real                       sum of e^2 / 2 up to delta   sum of (z - y)^2
 
 A sum, not a mean: the sums of the parts of a batch add up, however unevenly it is cut. Where an example has several
 rows of z (`per` of them, the tokens of a sequence), its loss and its score are the means over them.
@@ -16,13 +17,14 @@ come from two all-reduces of one and two numbers a row, instead of gathering z. 
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hpcdl.chunks import chunk
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, parse_spec
 from hpcdl.kernels import loss as kernels
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import scale
@@ -31,11 +33,12 @@ from hpcdl.models.pool import Pool
 
 
 class Loss:
-    """What the three losses share; `target` is the type of y."""
+    """What the losses share; `target` is the type of y."""
 
     name = "loss"
     divided = False
     tied: Mapping[str, tuple[int, ...]] = {}
+    outputs: tuple[int, ...] = ()  # the shape of a row's y
     kernel: Any  # (z, y, dz) -> (sum of losses, score); a member that is no method
 
     def __init__(self, pool: Pool):
@@ -48,7 +51,7 @@ class Loss:
     def cut(self, part: int, parts: int, divided: bool = False) -> "Loss":
         """This loss where ranks share the model; divided: each has some of the outputs z, and not all."""
         if divided and parts > 1:
-            raise UsageError(f"{type(self).__name__} has one output, which ranks cannot share; add a hidden layer")
+            raise UsageError(f"{type(self).__name__} has outputs that ranks cannot share; add a hidden layer")
         return self
 
     def forward(self, w: Sequence[Array], z: Array, group: Group, y: Array) -> tuple[tuple[float, float], Array]:
@@ -128,14 +131,40 @@ class Logistic(Loss):
 
 
 class Squared(Loss):
-    """Half the squared error; predicts values (rows,)."""
+    """Half the squared error, summed over the outputs; predicts values, (rows,) or, of several, (rows, outputs)."""
 
     kernel = kernels.squared
 
-    def __init__(self, pool: Pool):
+    def __init__(self, pool: Pool, outputs: tuple[int, ...] = ()):
         super().__init__(pool)
-        self.target = pool.dtype
+        self.target, self.outputs = pool.dtype, outputs
+
+    def forward(self, w: Sequence[Array], z: Array, group: Group, y: Array) -> tuple[tuple[float, float], Array]:
+        """(sum of losses, score) and what backward needs; to the kernel each output is a row."""
+        dz = self.pool.take(*z.shape)
+        return self.kernel(z.reshape(-1, 1), y.reshape(-1), dz.reshape(-1, 1)), dz
 
     def predict(self, z: Array) -> Array:
         """z itself."""
-        return z[:, 0].copy()
+        return z.copy() if self.outputs else z[:, 0].copy()
+
+
+class Huber(Squared):
+    """Huber's loss, which an outlier moves no more than an error of `delta` does; predicts values, as Squared."""
+
+    def __init__(self, pool: Pool, outputs: tuple[int, ...] = (), delta: float = 1.0):
+        super().__init__(pool, outputs)
+        self.kernel = lambda z, y, dz: kernels.huber(z, y, delta, dz)
+
+
+LOSSES: dict[str, dict[str, Any]] = {"squared": {}, "huber": {"delta": 1.0}}
+
+
+def regression_loss(spec: str, pool: Pool, outputs: tuple[int, ...] = ()) -> Squared:
+    """The loss of a regression that `spec` names: squared or huber:delta=1. UsageError for another."""
+    name, settings = parse_spec("loss", spec, LOSSES)
+    if name == "squared":
+        return Squared(pool, outputs)
+    if not (settings["delta"] > 0 and math.isfinite(settings["delta"])):
+        raise UsageError(f"loss {spec!r}: delta must be a number greater than 0")
+    return Huber(pool, outputs, **settings)

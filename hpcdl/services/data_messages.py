@@ -16,6 +16,7 @@ so that the server gathers a batch into the message itself, and the worker compu
 is there for a BATCH only. Before all that the server has told what the data set is: the length of a text, and the text.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -46,15 +47,16 @@ class Answer(NamedTuple):
 
 
 class Form:
-    """How examples of so many features and of these types lie in an answer."""
+    """How examples of so many features and of these types lie in an answer; outputs: the shape of a row's y."""
 
-    def __init__(self, width: int, dtype: np.dtype, y_dtype: np.dtype):
-        self.width, self.dtype, self.y_dtype = width, np.dtype(dtype), np.dtype(y_dtype)
+    def __init__(self, width: int, dtype: np.dtype, y_dtype: np.dtype, outputs: tuple[int, ...] = ()):
+        self.width, self.dtype, self.y_dtype, self.outputs = width, np.dtype(dtype), np.dtype(y_dtype), outputs
+        self.y_bytes = math.prod(outputs) * self.y_dtype.itemsize  # of a row
 
     def places(self, rows: int) -> tuple[int, int, int]:
         """Where y and the index of so many rows begin, and where the index ends: bytes."""
         y = HEADER + up(rows * self.width * self.dtype.itemsize)
-        index = y + up(rows * self.y_dtype.itemsize)
+        index = y + up(rows * self.y_bytes)
         return y, index, index + 8 * rows
 
     def empty(self, rows: int, device: Device = CPU) -> np.ndarray:
@@ -68,7 +70,7 @@ class Form:
         return Answer(
             message[:HEADER].view(np.int64),
             x.reshape(rows, self.width),
-            message[y : y + rows * self.y_dtype.itemsize].view(self.y_dtype),
+            message[y : y + rows * self.y_bytes].view(self.y_dtype).reshape(rows, *self.outputs),
             message[index:end].view(np.int64),
         )
 

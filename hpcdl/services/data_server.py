@@ -90,7 +90,10 @@ def describe(data: Data) -> np.ndarray:
         "y_dtype": data.train.source.y_kind.name,
         "examples": {name: split.examples for name in SPLITS if (split := getattr(data, name)) is not None},
         "statistics": {name: vector.tolist() for name, vector in data.statistics.items()},
-        "vocabulary": data.vocabulary and data.vocabulary.characters,
+        "outputs": data.outputs,
+        "meaning": data.meaning.describe(),
+        "source": data.source,
+        "scales": data.scales,
     }
     return np.frombuffer(json.dumps(about).encode(), np.uint8)
 
@@ -100,7 +103,7 @@ class Server:
 
     def __init__(self, everyone: Communicator, data: Data, clients: Sequence[int]):
         self.comm, self.data, self.inbox = everyone, data, Inbox(everyone, REQUEST, clients, WORDS, np.int64)
-        self.form = Form(data.train.source.width, data.dtype, data.train.source.y_kind)
+        self.form = Form(data.train.source.width, data.dtype, data.train.source.y_kind, data.outputs)
         self.lines: dict[tuple[int, int, int, int], Line] = {}  # by (client, batch size, rank, size)
         self.sent: dict[int, Request] = {}  # the last answer by client, on its way
         self.replies: dict[int, Callable[..., np.ndarray]] = {

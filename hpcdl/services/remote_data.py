@@ -17,7 +17,7 @@ from hpcdl.comm.requests import Request
 from hpcdl.data import Batch, Data
 from hpcdl.data.batch import DeviceBuffers
 from hpcdl.data.cursor import following
-from hpcdl.data.vocabulary import Vocabulary
+from hpcdl.data.meaning import Meaning
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
 from hpcdl.runs import signals
@@ -61,8 +61,9 @@ class RemoteData(Data):
         self.name, self.features, self.classes = about["name"], tuple(about["features"]), about["classes"]
         self.order, self._digest = about["order"], None
         self.dtype, self.device = np.dtype(about["dtype"]), CPU
-        self.vocabulary = Vocabulary(about["vocabulary"]) if about["vocabulary"] else None
-        self.form = Form(int(np.prod(self.features)), self.dtype, about["y_dtype"])
+        self.outputs, self.source = tuple(about["outputs"]), about["source"]
+        self.meaning, self._scales = Meaning.read(about["meaning"], "a data server"), about["scales"]
+        self.form = Form(int(np.prod(self.features)), self.dtype, about["y_dtype"], self.outputs)
         self.statistics = {name: np.array(vector) for name, vector in about["statistics"].items()}
         splits = {name: RemoteSplit(self, k, about["examples"].get(name)) for k, name in enumerate(SPLITS)}
         self.train, self.test, self.validation = (
@@ -89,6 +90,11 @@ class RemoteData(Data):
             self.heed(int(header[SIGNAL]))
             self._digest = digest_of(header)
         return self._digest
+
+    @property
+    def scales(self) -> tuple[float, float] | None:
+        """As the server has told."""
+        return self._scales
 
     def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
         """No batch of this share has more rows."""
@@ -183,7 +189,7 @@ class RemoteCursor:
         self.data, self.steps, self.what, self.ahead = data, steps, (batch_size, *share), ahead
         rows = data.most_rows(batch_size, share)
         self.messages = [data.form.empty(rows, data.device) for _ in range(2 + ahead)]
-        self.buffers = DeviceBuffers(data.device, 0, data.form.width, data.dtype, data.form.y_dtype)
+        self.buffers = DeviceBuffers(data.device, 0, data.form.width, data.dtype, data.form.y_dtype, data.outputs)
         self.asked = self.coming = None  # what is on its way: (epoch, step), and the request to wait for
 
     def take(self, epoch: int, step: int) -> Batch:

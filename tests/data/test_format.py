@@ -28,7 +28,7 @@ def test_digits_are_the_embedded_default():
 
 def test_attributes_have_defaults(tmp_path, images, write):
     info = read_info(write(tmp_path / "bare.h5", *images()))
-    assert (info.name, info.scale, info.classes, info.rows) == ("bare", 1.0, 4, {"train": 100, "test": 20})
+    assert (info.name, info.scale, info.classes, info.rows) == ("bare", 1.0, 4, {"train": 100, "test": 20, "rows": 0})
     x, y, x_test, y_test = images()
     assert read_info(write(tmp_path / "values.h5", x, y + 0.5, x_test, y_test + 0.5)).classes == 0
     info = read_info(write(tmp_path / "named.h5", *images(), name=np.bytes_("it"), scale=2, classes=9))
@@ -59,7 +59,10 @@ def nan(x):
 
 # What is wrong -> what is written instead, and a part of the message.
 BAD = {
-    "no train": (lambda x, y, x_test, y_test: (None, None, x_test, y_test), "no data set train/x"),
+    "no train": (
+        lambda x, y, x_test, y_test: (None, None, x_test, y_test),
+        "no rows to train on .group train.: it holds test alone",
+    ),
     "no y": (lambda x, y, x_test, y_test: (x, y, x_test, None), "no data set test/y"),
     "lengths": (lambda x, y, x_test, y_test: (x, y[:-1], x_test, y_test), "train/x has 100 rows, but train/y"),
     "texts": (lambda x, y, x_test, y_test: (x.astype("S3"), y, x_test, y_test), "train/x holds elements of type"),

@@ -64,6 +64,21 @@ def test_squared(rows, dtype):
     assert total == score / 2
 
 
+@pytest.mark.parametrize("delta", [0.1, 1, 1e9])
+@pytest.mark.parametrize("rows", ROWS)
+def test_huber(rows, dtype, delta):
+    """Quadratic near the value, linear far from it; what it has in common with half the squared error is the middle."""
+    random = np.random.default_rng(rows)
+    z, y = random.standard_normal((rows, 1)).astype(dtype), 3 * random.standard_normal(rows).astype(dtype)
+    dz = np.empty_like(z)
+    total, score = loss.huber(z, y, delta, dz)
+    error = [float(a - b) for a, b in zip(z[:, 0], y, strict=True)]
+    expected = [e * e / 2 if abs(e) <= delta else delta * abs(e) - delta * delta / 2 for e in error]
+    np.testing.assert_allclose(total, sum(expected), rtol=TOLERANCE[dtype])
+    np.testing.assert_allclose(dz[:, 0], [max(-delta, min(delta, e)) for e in error], rtol=TOLERANCE[dtype])
+    np.testing.assert_allclose(score, sum(e * e for e in error), rtol=1e-6)
+
+
 @pytest.mark.parametrize("size", [1e3, 1e30])
 def test_large_outputs_do_not_overflow(size, dtype):
     z = np.array([[size, 0, -size], [-size, 0, size]], dtype)
@@ -90,8 +105,10 @@ def test_nan_and_infinity_are_not_hidden(column, label, dtype):
     one, dz = np.full((1, 1), np.nan, dtype), np.zeros((1, 1), dtype)
     total, correct = loss.logistic(one, np.array([label]), dz)
     assert np.isnan(total) and correct == 0 and np.isnan(dz).all()
-    total, score = loss.squared(one, np.ones(1, dtype), dz)
-    assert np.isnan(total) and np.isnan(score) and np.isnan(dz).all()
+    for score_of in (loss.squared, lambda z, y, dz: loss.huber(z, y, 1.0, dz)):
+        dz[:] = 0
+        total, score = score_of(one, np.ones(1, dtype), dz)
+        assert np.isnan(total) and np.isnan(score) and np.isnan(dz).all()
 
 
 @pytest.mark.parametrize("label", [-1, 3, 2**40])

@@ -84,7 +84,7 @@ def test_which_classes_a_rank_has():
 def test_one_output_cannot_be_shared(loss):
     made = loss(Pool("float64"))
     assert made.cut(0, 2) is made and made.cut(0, 1, True) is made
-    with pytest.raises(UsageError, match="has one output, which ranks cannot share; add a hidden layer"):
+    with pytest.raises(UsageError, match="has outputs that ranks cannot share; add a hidden layer"):
         made.cut(1, 2, True)
 
 

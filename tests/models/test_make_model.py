@@ -11,6 +11,7 @@ from hpcdl.models import make_model
     ("spec", "classes", "widths"),
     [
         ("linear", 0, [1]),
+        ("mlp:9", 0, [9, 1]),
         ("logistic", 2, [1]),
         ("softmax", 2, [2]),
         ("softmax", 10, [10]),
@@ -87,7 +88,7 @@ def test_wrong_gpts(spec, features, message):
         ("logistic", 3, "'logistic' is for 2 classes, the data has 3"),
         ("logistic", 0, "'logistic' is a classifier, the data has no classes"),
         ("softmax", 0, "'softmax' is a classifier, the data has no classes"),
-        ("mlp:4", 0, "'mlp' is a classifier, the data has no classes"),
+        ("softmax", 0, "'softmax' is a classifier, the data has no classes"),
         ("softmax", 1, "'softmax' needs data with at least 2 classes, not 1"),
         ("mlp:4", 1, "'mlp' needs data with at least 2 classes, not 1"),
     ],

@@ -404,8 +404,8 @@ class Sequence:
         (lambda: Part(NoLayers()), "cuts the model by its layers: it needs one that is made of them"),
         (lambda: Part(build("gpt:layers=1,width=8,heads=4,context=9")[0], share=(0, 3)), "heads 4 cannot .* 3 ranks"),
         (lambda: Part(build("mlp:8")[0], share=(0, 3)), "a hidden layer's width 8 cannot .* choose a multiple of 3"),
-        (lambda: Part(make_model("logistic", (4,), 2), share=(0, 2)), "Logistic has one output, .* add a hidden layer"),
-        (lambda: Part(make_model("linear", (4,), 0), share=(1, 2)), "Squared has one output, which ranks cannot share"),
+        (lambda: Part(make_model("logistic", (4,), 2), share=(0, 2)), "Logistic has outputs .* add a hidden layer"),
+        (lambda: Part(make_model("linear", (4,), 0), share=(1, 2)), "Squared has outputs that ranks cannot share"),
         (lambda: Part(build("mlp:8")[0], share=(0, 2), group=Sequence()), "needs a model gpt"),
     ],
 )

@@ -139,7 +139,7 @@ def test_resumed_is_never_stopped_to_the_bit(stop, own, optimizer, resumes):
         ("mlp:7", {}, "a hidden layer's width 7 cannot be divided evenly among {} ranks"),
         ("gpt:layers=1,width=10,heads=5,context=12", {}, "heads 5 cannot be divided evenly among {} ranks"),
         ("mlp:12", SEQUENCE, "needs a model gpt"),
-        ("linear", {}, "Squared has one output, which ranks cannot share; add a hidden layer"),
+        ("linear", {}, "Squared has outputs that ranks cannot share; add a hidden layer"),
     ],
     ids=str,
 )

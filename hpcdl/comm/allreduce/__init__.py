@@ -9,11 +9,10 @@ What else there is to know of an algorithm stands in its record, an `Algorithm` 
 here. A user's own is a function, plain or under `@collective`, or such a record.
 """
 
-import importlib
-
 from hpcdl.comm.allreduce import auto, direct, hierarchical, mpi, naive, recursive, ring, shared, tree
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.errors import UsageError, blamed_on, unknown
+from hpcdl.errors import UsageError, unknown
+from hpcdl.own import own
 
 ALGORITHMS = {
     module.ALGORITHM.name: module.ALGORITHM
@@ -25,17 +24,12 @@ def algorithm(name: str) -> Algorithm:
     """The all-reduce algorithm of that name. Raises UsageError, with the known names, when there is none."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    module, colon, function = name.partition(":")
-    if not (module and colon):
+    if ":" not in name:
         raise unknown("all-reduce algorithm", name, [*ALGORITHMS, "package.module:function"])
-    with blamed_on(f"--allreduce {name} should be an importable package.module:function"):
-        try:
-            found = getattr(importlib.import_module(module), function)
-        except SystemExit as left:
-            raise ImportError(f"that module leaves the program, with status {left.code}") from None
+    found, settings = own(name, f"--allreduce {name}")
     if isinstance(found, Algorithm):
         return found
-    if not callable(found):
-        raise UsageError(f"--allreduce {name}: {function} is not a function")
+    if not callable(found) or settings:
+        raise UsageError(f"--allreduce {name}: it should be a function, which has no settings")
     steps = getattr(found, "steps", None)
     return Algorithm(name, steps, None if steps else found)

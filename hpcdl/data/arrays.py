@@ -1,0 +1,181 @@
+"""A data set from arrays: one's own, or those that a function of one's own returns."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from hpcdl.data.augment import Augment, make_augment
+from hpcdl.data.data_options import DataOptions, Standardize, held_out_rows, model_type
+from hpcdl.data.dataset import Data, Split
+from hpcdl.data.digest import of_rows
+from hpcdl.data.format import check_x, check_y, most_of, shown
+from hpcdl.data.meaning import Meaning
+from hpcdl.data.order import named
+from hpcdl.data.placement import Comm, MemoryRows, agreed, memory_type
+from hpcdl.data.readers import MemoryReader
+from hpcdl.data.standard import array_slabs, measure, without
+from hpcdl.errors import UsageError
+from hpcdl.own import blamed_on_own, made, own
+
+GIVEN = {"x", "y", "x_test", "y_test", "name", "classes", "labels", "scale"}  # what a function may return by name
+HOW = ("partition", "dtype", "seed", "validation", "augment", "standardize")
+
+
+def from_arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    x_test: ArrayLike | None = None,
+    y_test: ArrayLike | None = None,
+    *,
+    name: str = "arrays",
+    classes: int | None = None,
+    labels: Sequence[str] | None = None,
+    scale: float = 1.0,
+    partition: str = "iid",
+    dtype: DTypeLike = "float32",
+    seed: int = 0,
+    validation: float = 0.0,
+    augment: str = "",
+    standardize: Standardize = False,
+) -> Data:
+    """The same `Data` from arrays x (rows, features...) and y (rows,) that every rank has in full.
+
+    y: of a regression also (rows, outputs). classes: None takes it from y: the largest label + 1 for integers, 0
+    (regression) for floats. labels: names of the classes. The model sees x * scale. The other options are those of
+    `open_data`. Arrays of a fitting type are used in place, not copied.
+    """
+    options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize)
+    x, y = _as_arrays(x, y, "")
+    test = None if x_test is None and y_test is None else _as_arrays(x_test, y_test, "_test")
+    if test and test[0].shape[1:] != x.shape[1:]:
+        raise UsageError(f"x has rows of shape {x.shape[1:]}, but x_test of shape {test[0].shape[1:]}")
+    if test and test[1].shape[1:] != y.shape[1:]:
+        raise UsageError(f"y has rows of shape {y.shape[1:]}, but y_test of shape {test[1].shape[1:]}")
+    targets = [y] if test is None else [y, test[1]]
+    whole = all(part.dtype.kind in "iu" for part in targets) and y.ndim == 1
+    if classes is None and labels is not None:
+        classes = len(labels)
+    if classes is None:
+        classes = max(int(part.max()) for part in targets) + 1 if whole else 0
+    if labels is not None and (len(set(map(str, labels))) != classes or len(labels) != classes):
+        raise UsageError(f"labels should name each of the {classes} classes, by names of their own")
+    if classes < 0 or classes == 1 or (classes and not whole):
+        raise UsageError(f"classes={classes} does not fit y; use 0 for regression, 2 or more with integer labels")
+    features = x.shape[1:]
+    options.check_fit(classes, features, len(x), scale)
+    if options.column:
+        raise UsageError(f"partition {partition!r} is read from a file; arrays have no such column")
+    moved = make_augment(options.augment, features, options.seed)
+    train, tested = _from_memory(x, y, classes, scale, options.dtype, "", moved), None
+    if test is not None:
+        tested = _from_memory(*test, classes, scale, options.dtype, suffix="_test")
+    held_out = held_out_rows(train.y, classes, options)
+    meaning = Meaning(scale, None if labels is None else tuple(map(str, labels)))
+    standard = options.standard(lambda: measure(without(array_slabs(train.x), held_out), scale), meaning)
+    for rows in (train, tested):
+        if rows is not None:
+            rows.standard = standard
+    digest = partial(of_rows, features, classes, scale, {"train": train, "test": tested})
+    return in_memory(name, features, classes, options, train, tested, held_out, [], digest, meaning=meaning)
+
+
+def in_memory(
+    name: str,
+    features: tuple[int, ...],
+    classes: int,
+    options: DataOptions,
+    train: MemoryRows,
+    test: MemoryRows | None,
+    held_out: np.ndarray,
+    resources: list[Any],
+    digest: Callable[[], str],
+    owners: np.ndarray | None = None,
+    *,
+    meaning: Meaning,
+) -> Data:
+    """Data whose rows all lie in memory."""
+    numbers = np.delete(np.arange(len(train)), held_out) if len(held_out) else None
+    return Data(
+        name=name,
+        features=features,
+        classes=classes,
+        train=Split(train, numbers, options.dtype),
+        test=Split(test, None, options.dtype) if test is not None else None,
+        validation=Split(train, held_out, options.dtype) if len(held_out) else None,
+        reader=MemoryReader(train, numbers, classes, options.seed, options.partition, owners=owners),
+        threaded=train.augment is not None,
+        resources=[*resources, train, *([] if test is None else [test])],
+        meaning=meaning,
+        order=named("shared", options.partition, classes),
+        digest=digest,
+    )
+
+
+def _as_arrays(x: ArrayLike | None, y: ArrayLike | None, suffix: str) -> tuple[np.ndarray, np.ndarray]:
+    """Check the form of x and y, and make x of shape (rows, features...)."""
+    if x is None or y is None:
+        raise UsageError(f"x{suffix} and y{suffix} belong together; one of them is missing")
+    x, y = np.asarray(x), np.asarray(y)
+    x, y = (array.view(np.uint8) if array.dtype == bool else array for array in (x, y))
+    for array, name in ((x, "x"), (y, "y")):
+        if array.dtype.kind not in "iuf":
+            raise UsageError(f"{name}{suffix} holds elements of type {array.dtype}; it must hold integers or floats")
+    if x.ndim < 2 or 0 in x.shape:
+        raise UsageError(f"x{suffix} has shape {x.shape}; it must have shape (rows, features...), and none of them 0")
+    if y.ndim not in (1, 2) or y.shape[:1] != x.shape[:1] or 0 in y.shape:
+        raise UsageError(f"x{suffix} has {len(x)} rows, but y{suffix} has shape {y.shape}")
+    return x, y
+
+
+def _from_memory(
+    x: np.ndarray,
+    y: np.ndarray,
+    classes: int,
+    scale: float,
+    dtype: np.dtype,
+    suffix: str,
+    augment: Augment | None = None,
+) -> MemoryRows:
+    """The rows of arrays, in a type that the loops can use; without a copy where they already have it."""
+    check_y(y, classes, f"y{suffix}")  # before they are int64, which the largest of uint64 are not
+    with np.errstate(over="ignore"):
+        y = y.astype(np.int64 if classes else dtype, copy=False)
+    check_y(y, classes, f"y{suffix}")
+    x = np.require(x.reshape(len(x), -1), memory_type(x.dtype, dtype), ["C", "A"])
+    check_x(x, f"x{suffix}", most=most_of(scale, dtype))
+    return MemoryRows(x, y, scale, dtype, augment)
+
+
+def from_function(spec: str, comm: Comm, options: DataOptions, from_file: bool = False) -> Data:
+    """The data that a function of one's own returns: package.module:function, with settings as in :function,year=2020.
+
+    It returns x and y, or x, y, x_test and y_test, or what `from_arrays` takes by name. Each rank calls it and holds
+    the arrays, of which a memory-mapped one (numpy.load with mmap_mode="r") is in memory once. Collective over `comm`.
+    UsageError where it cannot be called, and where the ranks do not get the same.
+    """
+    told = f"--data {spec}"
+
+    def make() -> Data:
+        found, settings = own(spec, told, from_file)
+        returned = made(found, settings, {"seed": options.seed}, told)
+        if isinstance(returned, tuple | list) and len(returned) in (2, 4):
+            returned = dict(zip(("x", "y", "x_test", "y_test"), returned, strict=False))
+        if not (isinstance(returned, dict) and {"x", "y"} <= set(returned) <= GIVEN):
+            what = f"a dictionary with {shown(sorted(map(str, returned)))}" if isinstance(returned, dict) else "other"
+            raise UsageError(
+                f"{told}: it should return (x, y), (x, y, x_test, y_test) or a dictionary of them, not {what}"
+            )
+        how = {name: getattr(options, name) for name in HOW}
+        with blamed_on_own(told):
+            return from_arrays(**({"name": found.__name__} | returned), **how)  # type: ignore[arg-type]
+
+    data = agreed(comm, make)
+    data.source = spec
+    digests = [data.digest] if comm is None else comm.allgather(data.digest)
+    for rank, each in enumerate(digests):
+        if each != digests[0]:
+            raise UsageError(f"{told} returns other arrays on rank {rank} than on rank 0: let it draw by a fixed seed")
+    return data

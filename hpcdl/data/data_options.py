@@ -1,0 +1,77 @@
+"""How a data set is to be opened, and whether that makes sense for it."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from hpcdl.data.augment import make_augment
+from hpcdl.data.format import most_of
+from hpcdl.data.meaning import Meaning
+from hpcdl.data.partition import check_shards, hold_out, parse_partition
+from hpcdl.data.standard import Standard
+from hpcdl.errors import UsageError
+from hpcdl.random import Random
+
+Standardize = bool | str | dict[str, np.ndarray]  # whether, or "auto", or by which statistics
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions:
+    """How to open a data set; `dtype` is the model's."""
+
+    partition: str
+    dtype: np.dtype
+    seed: int
+    validation: float
+    augment: str
+    standardize: Standardize
+    parts: tuple[list[int], int] | None = None
+
+    def check_fit(self, classes: int, features: tuple[int, ...], rows: int, scale: float, text: bool = False) -> None:
+        """UsageError if something makes no sense for such data, of so many training rows."""
+        if text and self.standardize not in (False, "auto"):
+            raise UsageError("tokens of a text are names, not quantities: they cannot be standardized")
+        if self.dtype not in (np.float32, np.float64):
+            raise UsageError(f"dtype must be float32 or float64, not {self.dtype}")
+        if isinstance(self.standardize, str) and self.standardize != "auto":
+            raise UsageError(f"standardize must be True, False, auto or statistics, not {self.standardize!r}")
+        most_of(scale, self.dtype)
+        if not 0 <= self.validation < 1:
+            raise UsageError(f"validation must be a fraction from 0 up to 1, as 0.1, not {self.validation}")
+        check_shards(*parse_partition(self.partition, classes), rows)
+        make_augment(self.augment, features, self.seed)
+
+    @property
+    def column(self) -> str:
+        """The NAME of the partition column:NAME, or nothing."""
+        name, _, column = self.partition.partition(":")
+        return column if name == "column" else ""
+
+    def standard(self, measured: Callable[[], tuple[np.ndarray, np.ndarray]], meaning: Meaning) -> Standard | None:
+        """What standardizes, if anything is to: by the statistics that were given, or that `measured` computes.
+
+        auto: the columns of a table are, for each has a unit of its own.
+        """
+        given = self.standardize
+        if given is False or (given == "auto" and meaning.recipe is None):
+            return None
+        mean, deviation = (given["mean"], given["deviation"]) if isinstance(given, dict) else measured()
+        return Standard(mean, deviation, self.dtype)
+
+
+def model_type(dtype: DTypeLike) -> np.dtype:
+    """The type that a model is to have; UsageError for what is none."""
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        raise UsageError(f"dtype must be float32 or float64, not {dtype!r}") from None
+
+
+def held_out_rows(labels: np.ndarray, classes: int, options: DataOptions) -> np.ndarray:
+    """The rows (sorted) that validation holds out; empty without."""
+    rows = hold_out(labels, classes, options.validation, Random(options.seed)("validation"))
+    if options.validation and not 0 < len(rows) < len(labels):
+        raise UsageError(f"validation={options.validation} would hold out {len(rows)} of {len(labels)} training rows")
+    return rows
