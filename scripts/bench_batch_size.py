@@ -20,7 +20,7 @@ from mpi4py import MPI
 from hpcdl.comm import Communicator
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError, unknown
-from hpcdl.models import make_model
+from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
 from hpcdl.runs.alike import reading
 from hpcdl.runs.folder import environment
@@ -94,7 +94,7 @@ def measure(world, options: SweepOptions, strategy: str, size: int, scaled: bool
             progress="none",
         )
         comm, data = Communicator(world), open_data(options.data, comm=world, seed=seed)
-        model = make_model(options.model, data.features, data.classes)
+        model = for_data(options.model, data, "float32")
         with Run(comm, settings) as run:
             arguments = comm, model, data, run.make_optimizer(model, data), run
             if strategy == "all-reduce":

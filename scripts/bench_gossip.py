@@ -27,7 +27,7 @@ from hpcdl.comm.mixing import RULES
 from hpcdl.comm.topology import topology
 from hpcdl.data import Batch, open_data
 from hpcdl.errors import UsageError
-from hpcdl.models import make_model, parse_model
+from hpcdl.models import for_data, parse_model
 from hpcdl.optim import make_optimizer
 from hpcdl.runs import Options, Run
 from hpcdl.runs.alike import reading
@@ -149,7 +149,7 @@ def measure(world, options: GossipBench, train, seed: int, steps: int = 0) -> di
     how = {"dtype": options.dtype, "partition": options.partition, "seed": seed}
     data = open_data(options.data, comm=world, **how)
     with refuse_together(world):
-        model = make_model(options.model, data.features, data.classes, options.dtype)
+        model = for_data(options.model, data, options.dtype)
     if marks:
         best = optimum(world, options, model, data)
     comm = Communicator(world, options.allreduce)

@@ -18,7 +18,7 @@ from hpcdl.comm.allreduce import algorithm
 from hpcdl.comm.progress import nap_until
 from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import UsageError
-from hpcdl.models import make_model
+from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
 from hpcdl.runs.alike import reading
 from hpcdl.runs.benchmark_report import positive, report, several, spread
@@ -154,7 +154,7 @@ def measure(world, group, options: ModelBench, data, train, turn: int) -> dict:
         )
         settings.steps = options.steps
         comm = Communicator(group, options.allreduce)
-        model = make_model(options.model, data.features, data.classes, options.dtype)
+        model = for_data(options.model, data, options.dtype)
         with Run(comm, settings) as run:
             whole = train is sequential.train or train is all_reduce.train
             optimizer = run.make_optimizer(model, data, None if whole else 0)

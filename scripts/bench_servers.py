@@ -23,7 +23,7 @@ from mpi4py import MPI
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
-from hpcdl.models import make_model
+from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
 from hpcdl.runs.alike import reading
 from hpcdl.runs.benchmark_report import spread
@@ -95,7 +95,7 @@ def measure(world, options: BenchOptions, scheme: dict, seed: int) -> dict | Non
     with refuse_together(world):
         settings = Options(**{name: getattr(options, name) for name in names}, seed=seed, progress="none")
         workers = divide(world.size, scheme["servers"]).workers
-        model = slowed(make_model(options.model, data.features, data.classes), settings, world.rank, workers)
+        model = slowed(for_data(options.model, data, "float32"), settings, world.rank, workers)
     if scheme.get("consistency", BSP).name == "async":  # a step is one worker's
         settings.batch_size, settings.batch_per_rank = settings.batch_per_rank, 0
     folder = world.bcast(tempfile.mkdtemp() if world.rank == 0 else None)

@@ -76,6 +76,14 @@ def make_model(
     return model
 
 
+def for_data(
+    spec: str, data: Any, dtype: DTypeLike, device: Device = CPU, loss: str = "squared", from_file: bool = False
+) -> Any:
+    """The model that `spec` names for a data set (`features`, `classes`, `outputs`, `vocabulary`)."""
+    shape: dict[str, Any] = {"outputs": data.outputs, "text": data.vocabulary is not None}
+    return make_model(spec, data.features, data.classes, dtype, device, loss=loss, from_file=from_file, **shape)
+
+
 def known_model(
     spec: str,
     features: tuple[int, ...],

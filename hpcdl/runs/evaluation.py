@@ -74,10 +74,10 @@ def count(predicted: np.ndarray, y: np.ndarray, classes: int) -> float:
     return int((answers == y).sum())
 
 
-def scores(sums: np.ndarray, classes: int) -> Scores:
-    """Means from the sums of all ranks."""
+def scores(sums: np.ndarray, classes: int, outputs: tuple[int, ...] = ()) -> Scores:
+    """Means from the sums of all ranks; of several outputs, also over these."""
     loss, score, examples = sums
     examples = int(examples)
     if classes:
         return Scores(loss / examples, score / examples, None, examples)
-    return Scores(loss / examples, None, math.sqrt(score / examples), examples)
+    return Scores(loss / examples, None, math.sqrt(score / examples / math.prod(outputs)), examples)

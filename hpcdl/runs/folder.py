@@ -80,9 +80,10 @@ class Folder:
         self.handler: logging.FileHandler | None = None
         self.lock: int | None = None
 
-    def create(self, options: Options, resumed: bool) -> None:
+    def create(self, options: Options, resumed: bool, used: dict | None = None) -> None:
         """Make the folder with its config.yaml (rank 0): a new one, or with `resumed` that of the run that goes on.
 
+        used: what stands there in the place of some options.
         Raises UsageError where it cannot be written, or where another job was first.
         """
         if self.path is None:
@@ -96,7 +97,7 @@ class Folder:
                 check_run_folder(self.path, resumed)  # again: nobody else comes after us
             remove_leftovers(self.path)
             (self.path / "logs").mkdir(exist_ok=True)
-            self._write_config(self.path / "config.yaml", options)
+            self._write_config(self.path / "config.yaml", options, used or {})
 
     def claim(self) -> None:
         """Let no other job write to this folder until this process closes it, or ends however it may (rank 0).
@@ -120,9 +121,9 @@ class Folder:
             os.close(self.lock)
             self.lock = None
 
-    def _write_config(self, path: Path, options: Options) -> None:
+    def _write_config(self, path: Path, options: Options, used: dict) -> None:
         values = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "resume")}
-        values["data"] = absolute(options.data)
+        values |= used
         header = [f"# {name}: {printable(value, kept='')}" for name, value in environment().items()]
         with atomic_write(path) as file:
             file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
@@ -207,11 +208,6 @@ def step_of(line: bytes) -> float | None:
         step = found.get("step") if isinstance(found, dict) else None
         return step if isinstance(step, int | float) and not math.isnan(step) else None
     return None
-
-
-def absolute(data: str) -> str:
-    """A data set's name as it is, the path of a file in full: the run may be gone on with from another folder."""
-    return os.path.abspath(data) if os.path.isfile(data) else data
 
 
 def new_folder(wanted: Path) -> Path:

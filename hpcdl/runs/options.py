@@ -31,11 +31,12 @@ INSTEAD = {
 }  # the second, where it is not 0, holds instead of the first
 
 
-def option(default: Any, text: str) -> Any:
-    """A field of an options dataclass, with the help text that the script prints."""
+def option(default: Any, text: str, bare: str = "") -> Any:
+    """A field of an options dataclass, with the help text that the script prints; bare: its value where it is given without."""
+    about = {"help": text} | ({"bare": bare} if bare else {})
     if default is ...:  # there is none: a positional argument
-        return dataclasses.field(metadata={"help": text})
-    return dataclasses.field(default=default, metadata={"help": text})
+        return dataclasses.field(metadata=about)
+    return dataclasses.field(default=default, metadata=about)
 
 
 @dataclass
@@ -43,7 +44,9 @@ class Options:
     """The options common to all strategies. Raises UsageError where a value makes no sense."""
 
     data: str = option(
-        "digits", "data set: digits or text (come with the package), or an HDF5 file made by prepare-data"
+        "digits",
+        "data set: digits or text (come with the package), an HDF5 file made by prepare-data, or your "
+        "package.module:function, which returns x and y, or x, y, x_test and y_test",
     )
     placement: Literal["shared", "partitioned", "streamed"] = option(
         "shared", "rows in memory once per node, or split over the ranks, or read from the file as they are needed"
@@ -51,11 +54,18 @@ class Options:
     partition: str = option("iid", "which rows a rank gets: iid, by-label, shards:S, dirichlet:ALPHA or column:NAME")
     validation: float = option(0.0, "fraction of the training rows that is kept apart for validation")
     augment: str = option("", "random changes of images: shift:PIXELS, flip, or both with a comma between")
-    standardize: bool = option(False, "shift and scale each feature to mean 0 and deviation 1 over the training rows")
+    standardize: Literal["auto", "yes", "no"] = option(
+        "auto",
+        "shift and scale each feature to mean 0 and deviation 1 over the training rows; auto: those of tables",
+        "yes",
+    )
     data_servers: int = option(0, "ranks that only hold the examples and make batches for the others; 0: none")
     model: str = option(
-        "mlp", "linear, logistic, softmax, mlp:256,128 (widths of the hidden layers) or gpt:layers=4,width=128"
+        "mlp",
+        "linear, logistic, softmax, mlp:256,128 (widths of the hidden layers), gpt:layers=4,width=128, or your "
+        "package.module:Class,width=3",
     )
+    loss: str = option("squared", "of a regression: squared, or huber:delta=1, which outliers move less")
     dtype: Literal["float32", "float64"] = option("float32", "type of parameters, gradients and messages")
     device: Literal["cpu", "cuda"] = option("cpu", "where gradients are computed: cuda takes a GPU for each rank")
     epochs: int = option(20, "passes over the training rows")
@@ -88,6 +98,8 @@ class Options:
     progress: Literal["auto", "bar", "lines", "none"] = option("auto", "how a run shows how far it is")
 
     def __post_init__(self) -> None:
+        if isinstance(self.standardize, bool):  # of a program
+            self.standardize = "yes" if self.standardize else "no"
         if isinstance(self.batch_size, str) and self.batch_size != "full":
             try:
                 self.batch_size = whole(self.batch_size)
@@ -108,6 +120,11 @@ class Options:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
         if self.patience and not self.validation:
             raise UsageError("--patience looks at the validation loss; add --validation FRACTION")
+
+    @property
+    def standardized(self) -> bool | str:
+        """As `open_data` is told."""
+        return {"yes": True, "no": False}.get(self.standardize, "auto")
 
     def _refuse_negative(self, name: str) -> None:
         value = getattr(self, name)
@@ -227,6 +244,8 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
             how |= {"action": "store_const", "const": "true"}
         elif get_origin(kind) is Literal:
             how["metavar"] = "{" + ",".join(map(str, get_args(kind))) + "}"
+        if "bare" in field.metadata:
+            how |= {"nargs": "?", "const": field.metadata["bare"]}
         made.add_argument(name if field.default is dataclasses.MISSING else "--" + dashed(name), **how)
     return made
 
@@ -277,6 +296,9 @@ def value_of(kind: Any, text: Any, where: str) -> Any:
     """
     for each in [kind] if kind in READ or get_origin(kind) is Literal else get_args(kind):
         choices = {str(value): value for value in get_args(each)}  # of a Literal
+        if {"yes", "no"} <= set(choices):  # as YAML has them, and older files
+            choices |= {name: "yes" if value else "no" for name, value in yaml.SafeLoader.bool_values.items()}
+            text = text.lower() if isinstance(text, str) else text
         read: Callable[[str], Any] = choices.__getitem__ if choices else READ[each][0]
         with contextlib.suppress(ValueError, KeyError):
             if isinstance(text, str):

@@ -2,18 +2,22 @@
 
 import copy
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm import refuse_together
 from hpcdl.comm.progress import activity
+from hpcdl.data.meaning import Meaning, few
 from hpcdl.errors import TrainingError, UsageError, blamed_on
+from hpcdl.models import name_of
 from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.checkpoint import Checkpoint, rotate
-from hpcdl.runs.folder import Folder, absolute, automatic, check_run_folder
+from hpcdl.runs.folder import Folder, automatic, check_run_folder
 from hpcdl.runs.rewind import folder_of, is_last, later_than, set_aside
 from hpcdl.runs.state import NOT_FINITE
+from hpcdl.runs.wrapped import plain
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -25,13 +29,17 @@ def position(run: "Run") -> dict:
     """The attributes of a checkpoint of this run, as it stands now; whole on rank 0, which writes it."""
     return {
         "strategy": run.strategy,
-        "model": run.options.model,
-        "source": absolute(run.options.data),
+        "model": name_of(plain(run.model)),
+        "loss": run.options.loss,
+        "source": run.data.source,
+        "meaning": run.data.meaning.describe(),
+        "launched_in": os.getcwd(),
         "layout": run.model.layout.describe(),
         "data": {
             "name": run.data.name,
             "features": list(run.data.features),
             "classes": run.data.classes,
+            **({"outputs": list(run.data.outputs)} if run.data.outputs else {}),
             "rows": run.data.examples,
             "digest": run.data.digest if run.comm.rank == 0 else None,
         },
@@ -84,6 +92,7 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
     if None not in digests and digests[0] != digests[1]:
         name = mine["data"]["name"]
         raise UsageError(f"{refusal} data are other ones: {name} has the same name and shape, but other contents")
+    refuse_other_names(mine, theirs, refusal)
     for name in ALIKE:
         if mine[name] != theirs[name]:
             raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
@@ -98,6 +107,17 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
             f"{now}: take --placement, --partition and ranks as they were, or a checkpoint of an epoch's end"
         )
     run.state.check_vectors(found, run.comm.size, refusal)
+
+
+def refuse_other_names(mine: dict, theirs: dict, refusal: str) -> None:
+    """Raise UsageError where numbers stand for other classes or columns than in the run that is gone on with."""
+    if "meaning" not in theirs:  # an older version's
+        return
+    before, now = (Meaning.read(each["meaning"], f"{refusal} data") for each in (theirs, mine))
+    if before.labels != now.labels:
+        names = [few(each.labels) if each.labels else "numbers" for each in (before, now)]
+        raise UsageError(f"{refusal} classes are {names[0]}, not {names[1]}")
+    before.refuse_other_words(now, mine["data"]["name"])
 
 
 def go_on_from(run: "Run", attributes: dict) -> None:
@@ -144,7 +164,7 @@ def open_folder(run: "Run") -> Folder:
             run.saved = run.step if same else None
         with refuse_together(run.bookkeeping.mpi):
             if leads:
-                folder.create(run.options, same)
+                folder.create(run.options, same, used(run))
                 if same and not is_last(resume):
                     with blamed_on(f"--out {path} cannot be written"):
                         set_aside(Path(resume), later)
@@ -156,6 +176,11 @@ def open_folder(run: "Run") -> Folder:
         folder.close()
         raise
     return folder
+
+
+def used(run: "Run") -> dict:
+    """Of the options, what the run has really used: a program may hand it a model and data of its own."""
+    return {"data": run.data.source or run.data.name, "model": name_of(plain(run.model))}
 
 
 def save_last(run: "Run") -> None:

@@ -33,6 +33,7 @@ from hpcdl.optim import Optimizer
 from hpcdl.random import Random
 from hpcdl.runs import signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
+from hpcdl.runs.advice import advice
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.held import Held, warm_up
@@ -245,7 +246,7 @@ class Run:
     def not_finite(self, step: int, rank: int) -> TrainingError:
         """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
         what = f"the loss of step {step} is not finite on rank {rank + self.everyone.size - self.comm.size}"
-        return TrainingError(f"{what}; {self.folder.kept()}; {self.options.advice}")
+        return TrainingError(f"{what}; {self.folder.kept()}; {advice(self)}")
 
     def _evaluate_and_save(self, epoch_ends: bool, saving: bool, ends: bool) -> None:
         """What of it is due."""
@@ -268,7 +269,7 @@ class Run:
         for name, value in found.items():
             if not math.isfinite(value):  # on all ranks alike: the sums are the same
                 what = f"the {name.replace('_', ' ')} after step {self.step} is not finite"
-                raise TrainingError(f"{what}; {self.folder.kept()}; {self.options.advice}")
+                raise TrainingError(f"{what}; {self.folder.kept()}; {advice(self)}")
         judged = found.get("validation_loss", found.get("test_loss", self.metrics.train_loss))
         self.stopping.judge(judged, found.get("test_accuracy"))
         self.metrics.scores = found | (self.held.last_scores(self.data) if self.over else {})

@@ -16,8 +16,10 @@ from hpcdl.comm.trace import Traffic
 from hpcdl.errors import TrainingError, printable
 from hpcdl.kernels.device import CPU, Device
 from hpcdl.memory import KINDS
+from hpcdl.models import name_of
 from hpcdl.runs.folder import environment
 from hpcdl.runs.stopwatch import Stopwatch
+from hpcdl.runs.wrapped import plain
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -112,7 +114,7 @@ def summarize(run: "Run", ranks: list[dict], agree: bool | None) -> dict:
         "ranks": run.everyone.size,
         "workers": run.workers,
         "data": data.name,
-        "model": options.model,
+        "model": name_of(plain(run.model)),
         "parameters": int(run.model.layout.size),
         "dtype": str(run.model.layout.dtype),
         "device": "cuda" if any("device_per_rank" in rank for rank in ranks) else "cpu",

@@ -19,6 +19,7 @@ from hpcdl.comm import failure  # noqa: E402
 
 failure.install()  # what fails from here on ends all ranks
 
+import logging  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -29,10 +30,11 @@ from hpcdl.comm.allreduce import algorithm  # noqa: E402
 from hpcdl.comm.node import ranks_of_node  # noqa: E402
 from hpcdl.data import Data, open_data  # noqa: E402
 from hpcdl.data.order import named  # noqa: E402
+from hpcdl.data.scales import unlike  # noqa: E402
 from hpcdl.errors import AgreedError, TrainingError, UsageError  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.machine.doctor import warn  # noqa: E402
-from hpcdl.models import make_model  # noqa: E402
+from hpcdl.models import for_data  # noqa: E402
 from hpcdl.runs.accumulated import accumulated  # noqa: E402
 from hpcdl.runs.alike import reading  # noqa: E402
 from hpcdl.runs.options import Options  # noqa: E402
@@ -44,6 +46,7 @@ from hpcdl.services.data_server import introduce, serve  # noqa: E402
 from hpcdl.services.remote_data import RemoteData  # noqa: E402
 from hpcdl.services.roles import ROLES, Roles, divide  # noqa: E402
 
+log = logging.getLogger("hpcdl")
 FAILED, REFUSED = 1, 2  # the exit statuses of a run that cannot go on, and of bad input
 
 
@@ -85,8 +88,10 @@ def training(
         comm = everyone.split(int(role == "data server"), name="training") if options.data_servers else everyone
         data = open_for(role, roles, options, everyone)
         run = Run(comm, options, everyone, len(roles.workers))
+        if world.rank == roles.workers[0] and (coming := unlike(data.scales)):
+            log.warning("%s", coming)
         with refuse_together(world):
-            model = make_model(options.model, data.features, data.classes, options.dtype, device)
+            model = for_data(options.model, data, options.dtype, device, options.loss, bool(options.resume))
             if check is not None:
                 check(options, world.size - options.data_servers, model)
             if cut:
@@ -131,7 +136,8 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
                 seed=options.seed,
                 validation=options.validation,
                 augment=options.augment,
-                standardize=options.standardize,
+                standardize=options.standardized,
+                from_file=bool(options.resume),
                 **how,
             )
     part.Free()

@@ -26,7 +26,7 @@ OTHER = {  # values of other ranks; seen before: some hang, some train something
     "timeout": "9",
     "out": "elsewhere",
     "partition": "by-label",
-    "standardize": "true",
+    "standardize": "yes",
 }
 
 

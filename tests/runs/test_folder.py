@@ -9,7 +9,7 @@ from mpi4py import MPI
 from hpcdl.comm.launcher import clean_environment
 from hpcdl.errors import UsageError
 from hpcdl.runs import Options
-from hpcdl.runs.folder import Folder, absolute, read_lines
+from hpcdl.runs.folder import Folder, read_lines
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path):
@@ -48,12 +48,6 @@ def test_only_numbers_that_json_has_are_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         folder.write("summary.json", {"loss": float("nan")})
     assert not list(tmp_path.iterdir())
-
-
-def test_a_file_is_named_in_full_and_a_known_name_is_left(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.h5").write_text("")
-    assert absolute("a.h5") == str(tmp_path / "a.h5") and absolute("digits") == "digits"
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def algorithm(name: str) -> Algorithm:
     """The all-reduce algorithm of that name. Raises UsageError, with the known names, when there is none."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    if ":" not in name:
+    if name.startswith(":") or ":" not in name:
         raise unknown("all-reduce algorithm", name, [*ALGORITHMS, "package.module:function"])
     found, settings = own(name, f"--allreduce {name}")
     if isinstance(found, Algorithm):
