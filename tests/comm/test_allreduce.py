@@ -159,7 +159,13 @@ def test_a_users_own_algorithm(world, monkeypatch):
     assert comm.traffic["all_reduce"].calls == 2
     assert [span[0] for span in comm.timeline.spans] == ["all_reduce"] * 2  # one span for each call
     comm.free()
-    wrongs = {"theirs:absent": "absent", ":f": "unknown", "no.such.module:f": "no", "theirs:number": "not a function"}
+    wrongs = {
+        "theirs:absent": "absent",
+        ":f": "unknown",
+        "no.such.module:f": "no",
+        "theirs:number": "not a function",
+        "theirs:their_own,n=3": "no settings",
+    }
     for wrong, word in wrongs.items():
         with pytest.raises(UsageError, match=word):
             algorithm(wrong)

@@ -30,6 +30,6 @@ def algorithm(name: str) -> Algorithm:
     if isinstance(found, Algorithm):
         return found
     if not callable(found) or settings:
-        raise UsageError(f"--allreduce {name}: it should be a function, which has no settings")
+        raise UsageError(f"--allreduce {name}: it is not a function, which has no settings")
     steps = getattr(found, "steps", None)
     return Algorithm(name, steps, None if steps else found)
