@@ -1,0 +1,93 @@
+"""What was done with a table: kept as JSON and read back, and each way in which it is none."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.data.recipe import Column, Recipe, recipe_of
+from hpcdl.errors import UsageError
+
+AGE, COLOR = Column("age", 0, None, 1.5), Column("color", 2, ("blue", "red"))
+RECIPE = Recipe((AGE, COLOR), ("kind",), "name", "mean", True, ";")
+
+
+def test_features_have_names():
+    assert RECIPE.features == ["age", "color=blue", "color=red"]
+
+
+def test_it_comes_back_from_json():
+    assert Recipe.read(json.loads(json.dumps(RECIPE.describe())), "there") == RECIPE
+    plain = Recipe((Column("0", 0), Column("1", 1)), header=False)
+    assert Recipe.read(json.loads(json.dumps(plain.describe())), "there") == plain
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda it: [],
+        lambda it: None,
+        lambda it: "text",
+        lambda it: it.pop("columns") and it,
+        lambda it: it | {"columns": []},
+        lambda it: it | {"columns": 3},
+        lambda it: it | {"columns": [3]},
+        lambda it: it | {"columns": it["columns"] * 2},
+        lambda it: it | {"missing": "zero"},
+        lambda it: it | {"header": 1},
+        lambda it: it | {"delimiter": ""},
+        lambda it: it | {"label": "kind"},
+        lambda it: it | {"label": [3]},
+        lambda it: it | {"id": 3},
+        lambda it: it | {"id": "age"},
+        lambda it: it | {"columns": [it["columns"][0] | {"fill": None}]},
+        *(
+            lambda it, change=change: it | {"columns": [it["columns"][0] | change]}
+            for change in (
+                {"number": -1},
+                {"number": 0.0},
+                {"number": True},
+                {"name": None},
+                {"fill": float("nan")},
+                {"fill": "1"},
+                {"fill": 10**400},
+                {"values": "ab"},
+                {"values": ["a"]},
+                {"fill": None, "values": ["a", "a"]},
+                {"fill": None, "values": []},
+            )
+        ),
+    ],
+)
+def test_what_is_no_recipe(change):
+    with pytest.raises(UsageError, match=r"^file.h5: its table is no recipe of a table: [^\n]+$"):
+        Recipe.read(change(RECIPE.describe()), "file.h5: its table")
+
+
+def test_a_data_file_keeps_it(tmp_path):
+    path = tmp_path / "it.h5"
+    with h5py.File(path, "w") as file:
+        file["train/x"] = np.zeros((2, 3))
+    assert recipe_of(path) is None
+    for said, words in [
+        (json.dumps(RECIPE.describe()), None),
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        (3, "no JSON"),
+        ("[]", "no recipe"),
+        (json.dumps(Recipe((AGE,)).describe()), "has 1 features, but the rows have other ones"),
+    ]:
+        with h5py.File(path, "a") as file:
+            file.attrs["table"] = said
+        if words is None:
+            assert recipe_of(path) == RECIPE
+        else:
+            with pytest.raises(UsageError, match=words):
+                recipe_of(path)
+    with h5py.File(path, "a") as file:  # longer than what HDF5 keeps beside a file's head
+        long = Recipe((AGE, Column("c", 1, tuple(str(number) * 40 for number in range(5000)))))
+        del file["train/x"]
+        file["rows/x"] = np.zeros((1, 5001))
+        file.attrs["table"] = json.dumps(long.describe())
+    assert recipe_of(path) == long

@@ -1,0 +1,209 @@
+"""New rows of a table by a recipe: found by name, block by block, from csv, Parquet and Arrow alike."""
+
+import csv
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from hpcdl.data import table_source
+from hpcdl.data.recipe import Column, Recipe
+from hpcdl.data.table_rows import TableRows
+from hpcdl.errors import UsageError
+
+RECIPE = Recipe(
+    (Column("age", 0, None, 40.0), Column("color", 1, ("blue", "red")), Column("size", 3, None, 0.5)),
+    label=("kind",),
+    id="name",
+    missing="mean",
+)
+TABLE = [
+    ["size", "other", "name", "color", "age"],
+    ["1.5", "x", "9007199254740993", "red", "7"],
+    ["", "y", "b", "green", "8"],
+    ["-2", "z,z", 'c "c"\nc', "NA", " 9 "],
+    ["3e2", "", "é", "blue", "?"],
+]
+X = [[7, 0, 1, 1.5], [8, 0, 0, 0.5], [9, 0, 0, -2], [40, 1, 0, 300]]
+IDS = ["9007199254740993", "b", 'c "c"\nc', "é"]
+
+
+def write_csv(path, rows, **how):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, **how).writerows(rows)
+    return path
+
+
+def write_arrow(path, rows, kinds=None):
+    """The same as Parquet or Arrow: numbers where all there is are numbers."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    columns = {}
+    for name, *texts in zip(*rows, strict=True):
+        values = [None if text.strip() in table_source.ABSENT else text.strip() for text in texts]
+        try:
+            columns[name] = [None if value is None else float(value) for value in values]
+        except ValueError:
+            columns[name] = values
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=3)
+    elif path.suffix == ".feather":
+        feather.write_feather(table, str(path), chunksize=3)
+    else:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table, max_chunksize=3)
+    return path
+
+
+WRITE = {"csv": write_csv, "parquet": write_arrow, "feather": write_arrow, "arrows": write_arrow}
+
+
+def all_of(rows):
+    """All blocks put together."""
+    blocks = [call() for call in rows.blocks()]
+    ids = [each for block in blocks for each in block.ids] if rows.ids else None
+    x, numbers = (np.concatenate([block[at] for block in blocks]) for at in (0, 1))
+    return x, numbers.tolist(), ids, *(sum(block[at] for block in blocks) for at in (3, 4, 5))
+
+
+@pytest.mark.parametrize("most", [1, 2, 1000])
+@pytest.mark.parametrize("kind", WRITE)
+def test_rows_of_each_kind(tmp_path, kind, most, monkeypatch):
+    monkeypatch.setattr(table_source, "CHARACTERS", 30)
+    path = WRITE[kind](tmp_path / f"in.{kind}", TABLE)
+    rows = TableRows(path, RECIPE)
+    rows.most = most
+    x, numbers, ids, *counts = all_of(rows)
+    np.testing.assert_array_equal(x, X)
+    assert x.dtype == np.float64 and numbers == [0, 1, 2, 3] and counts == [0, 3, 1]
+    assert rows.ids and ids == IDS
+
+
+@pytest.mark.parametrize("kind", WRITE)
+def test_rows_with_missing_values_are_dropped(tmp_path, kind):
+    path = WRITE[kind](tmp_path / f"in.{kind}", TABLE)
+    columns = tuple(dataclasses.replace(column, fill=None) for column in RECIPE.columns)
+    x, numbers, ids, *counts = all_of(TableRows(path, dataclasses.replace(RECIPE, columns=columns, missing="drop")))
+    np.testing.assert_array_equal(x, X[:1])
+    assert numbers == [0] and ids == IDS[:1] and counts == [3, 0, 0]
+    with pytest.raises(UsageError, match=r"(line 3|row 1), column '(size|color)': a value is missing"):
+        all_of(TableRows(path, dataclasses.replace(RECIPE, columns=columns, missing="refuse")))
+
+
+@pytest.mark.parametrize("kind", WRITE)
+def test_blocks_can_be_called_in_any_order_or_not_at_all(tmp_path, kind, monkeypatch):
+    table = [["age", "color", "size", "name"], *([str(i), ("red", "blue")[i % 2], "1", f"r{i}"] for i in range(20))]
+    rows = TableRows(WRITE[kind](tmp_path / f"in.{kind}", table), RECIPE)
+    rows.most = 2
+    calls = list(rows.blocks())
+    for call in (*calls[::-2], *calls[::3]):
+        block = call()
+        np.testing.assert_array_equal(block.x[:, 0], block.numbers)
+        assert block.ids == [f"r{i}" for i in block.numbers] and 1 <= len(block.x) <= 2
+    parsed = []
+    read = table_source.Cells.__init__
+    monkeypatch.setattr(table_source.Cells, "__init__", lambda cells, *about: parsed.append(1) or read(cells, *about))
+    assert len([call() for call in list(rows.blocks())[1::4]]) == len(parsed) > 1
+
+
+def test_blank_lines_line_ends_and_a_byte_order_mark(tmp_path):
+    text = "\ufeffage,size,color\r\n\r\n1,2,red\r\n \r\n3,4,blue"
+    (tmp_path / "in.csv").write_text(text, newline="", encoding="utf-8")
+    rows = TableRows(tmp_path / "in.csv", RECIPE)
+    x, numbers, ids, *_ = all_of(rows)
+    assert x.tolist() == [[1, 0, 1, 2], [3, 1, 0, 4]] and numbers == [0, 1] and ids is None and not rows.ids
+
+
+def test_without_a_header_columns_go_by_number(tmp_path):
+    recipe = Recipe((Column("0", 0), Column("2", 2, ("a", "b"))), ("3",), "1", header=False, delimiter="\t")
+    path = write_csv(tmp_path / "in.csv", [["1", "i", "b"], ["2", "", "a"]], delimiter="\t")
+    x, numbers, ids, *_ = all_of(TableRows(path, recipe))
+    assert x.tolist() == [[1, 0, 1], [2, 1, 0]] and numbers == [0, 1] and ids == ["i", ""]
+    write_csv(path, [["1", "i"]], delimiter="\t")
+    with pytest.raises(UsageError, match="has 2 columns and no column 2"):
+        TableRows(path, recipe)
+
+
+@pytest.mark.parametrize("length", [1, 5000])
+def test_numbers_are_what_numpy_reads_and_what_python_reads(tmp_path, length):
+    values = np.random.default_rng(0).normal(size=(length, 3)) * 10.0 ** np.arange(-200, 250, 150)
+    recipe = Recipe(tuple(Column(name, at) for at, name in enumerate("abc")))
+    plain = write_csv(tmp_path / "a.csv", [list("abc"), *values.tolist()])
+    quoted = write_csv(tmp_path / "b.csv", [list("abc"), *values.tolist()], quoting=csv.QUOTE_ALL)
+    for path in (plain, quoted):
+        np.testing.assert_array_equal(all_of(TableRows(path, recipe))[0], values)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no column 'age', which the training data had; its columns are: $"),
+        ("size,color\n1,red\n", "has no column 'age'"),
+        ("age,age,size,color\n1,1,1,red\n", "has 2 columns 'age'"),
+        ("age,size,color\n1,x,red\n", "line 2, column 'size': 'x' is not a number; the model was trained on numbers"),
+        ("age,size,color\n1,1_0,red\n", "line 2, column 'size': '1_0' is not a number"),
+        ("age,size,color\n1,\u0663,red\n", "line 2, column 'size'"),
+        ("age,size,color\n1,1,red\n\n2,inf,red\n", "line 4, column 'size': inf is infinite"),
+        ("age,size,color\n1,1,red\n,1e999,red\n", "line 3, column 'size': inf is infinite"),
+        ('age,size,color\n1,"1,234",red\n', "it looks like a number with thousands separators"),
+        ("age,size,color\n1,2024-01-31,red\n", "it looks like a date or a time"),
+        ("age,size,color\n1,2,red\n1,2\n", "line 3 has 2 columns, the first line 3"),
+        ('age,size,color\n1,2,red\n1,2,"red\n\n', "line 3: a quote is open there and not closed: the file ends"),
+        ('age,size,color\n1,2,"' + "x" * 200_000, "line 2: a quote is open there and not closed: field larger"),
+        ('age,size,color\n"\n1",2,red\n1,"2\n3"\n', "line 4 has 2 columns"),
+        (b"age,size,color\n1,2,\xff\n", "not a text file in UTF-8"),
+        (None, "cannot be read: No such file"),
+        (b"PAR1 and so on", "cannot be read"),
+        (b"ARROW1 and so on", "cannot be read"),
+        (b"FEA1 and so on", "write it again"),
+    ],
+)
+def test_bad_tables_are_one_line(tmp_path, text, words):
+    path = tmp_path / "in.csv"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError, match=words) as error:
+        all_of(TableRows(path, RECIPE))
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+def test_arrow_types(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import datetime
+    import decimal
+
+    from pyarrow import parquet
+
+    columns = {
+        "int": pa.array([1, None], pa.int8()),
+        "float": pa.array([0.5, math.nan], pa.float32()),
+        "bool": pa.array([True, None]),
+        "decimal": pa.array([decimal.Decimal("1.25"), None]),
+        "texts": pa.array(["7", None]),
+        "words": pa.array(["a", "b"]).dictionary_encode(),
+        "null": pa.nulls(2),
+        "id": pa.array([2**60 + 1, 2], pa.int64()),
+        "day": pa.array([datetime.date(2024, 1, 31), None]),
+        "list": pa.array([[1], None]),
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "in.parquet")
+    numbers = tuple(Column(name, 0, None, 9.0) for name in ("int", "float", "bool", "decimal", "texts", "null"))
+    recipe = Recipe((*numbers, Column("words", 0, ("b",))), id="id", missing="mean")
+    x, _, ids, *counts = all_of(TableRows(tmp_path / "in.parquet", recipe))
+    assert x.tolist() == [[1, 0.5, 1, 1.25, 7, 9, 0], [9, 9, 9, 9, 9, 9, 1]]
+    assert ids == [str(2**60 + 1), "2"] and counts == [0, 7, 1]
+    for name, words in (("day", "holds dates or times; derive numbers"), ("list", "neither numbers nor texts")):
+        with pytest.raises(UsageError, match=f"column '{name}' {words}|column '{name}' .*{words}"):
+            all_of(TableRows(tmp_path / "in.parquet", Recipe((Column(name, 0),))))
+
+
+def test_without_pyarrow(tmp_path, monkeypatch):
+    from hpcdl.data import table_arrow
+
+    monkeypatch.setattr(table_arrow, "pyarrow", None)
+    (tmp_path / "in.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UsageError, match=r"pip install 'hpcdl\[arrow\]'"):
+        TableRows(tmp_path / "in.parquet", RECIPE)
