@@ -32,8 +32,8 @@ def prepare_idx(folder: FilePath, output: Output) -> Info:
         "train": [_find_idx(folder, what, "train") for what in ("images", "labels")],
         "test": [_find_idx(folder, what, "t10k", "test") for what in ("images", "labels")],
     }
-    kinds, shapes = zip(*(_idx_header(images) for images, _ in found.values()), strict=True)
-    labels = [np.concatenate(list(_idx_slabs(path))) for _, path in found.values()]
+    kinds, shapes = zip(*(idx_header(images) for images, _ in found.values()), strict=True)
+    labels = [np.concatenate(list(idx_slabs(path))) for _, path in found.values()]
     if any(part.ndim != 1 or part.dtype.kind == "f" for part in labels):
         raise UsageError(f"{folder}: the label files must hold one whole number per row")
     for (images, path), shape, part in zip(found.values(), shapes, labels, strict=True):
@@ -45,7 +45,7 @@ def prepare_idx(folder: FilePath, output: Output) -> Info:
     kind = np.result_type(*kinds)
     kind, scale = (kind, 1 / 255) if kind == np.uint8 else (kind.newbyteorder("="), 1.0)
     groups: Groups = {
-        group: (shape, _idx_slabs(images), y, {})
+        group: (shape, idx_slabs(images), y, {})
         for (group, (images, _)), shape, y in zip(found.items(), shapes, numbers, strict=True)
     }
     return output.write(groups, kind, scale, names, classes)
@@ -80,12 +80,14 @@ def _open_idx(path: Path) -> Iterator[tuple[IO[bytes], np.dtype, tuple[int, ...]
         yield file, dtype, shape
 
 
-def _idx_header(path: Path) -> tuple[np.dtype, tuple[int, ...]]:
+def idx_header(path: Path) -> tuple[np.dtype, tuple[int, ...]]:
+    """The type and the shape of what an idx file holds."""
     with _open_idx(path) as (_, kind, shape):
         return kind, shape
 
 
-def _idx_slabs(path: Path) -> Iterator[np.ndarray]:
+def idx_slabs(path: Path) -> Iterator[np.ndarray]:
+    """Its rows, slab by slab."""
     with _open_idx(path) as (file, kind, shape):
         row_bytes = math.prod(shape[1:]) * kind.itemsize
         for slab in slabs(shape[0], row_bytes):

@@ -13,7 +13,7 @@ def prepare_npz(
     path: FilePath, output: Output, *, regression: bool = False, test_fraction: float | None = None, seed: int = 0
 ) -> Info:
     """From numpy's npz with x, y (or x_train, y_train) and, or not, x_test, y_test (else a test fraction of 0.2)."""
-    arrays = _load_npz(path)
+    arrays = load_npz(path)
     x, y = (_member(path, arrays, name, f"{name}_train") for name in "xy")
     own = [name for name in ("x_test", "y_test") if name in arrays]
     if len(own) == 1:
@@ -45,7 +45,8 @@ def prepare_npz(
     return output.write(groups, kind, scale, names, classes)
 
 
-def _load_npz(path: FilePath) -> dict[str, np.ndarray]:
+def load_npz(path: FilePath) -> dict[str, np.ndarray]:
+    """The arrays of an npz archive by name. UsageError for what is none."""
     if not os.path.exists(path):
         raise UsageError(f"{path} does not exist")
     with blamed_on(f"{path} cannot be read as npz"):

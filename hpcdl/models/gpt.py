@@ -18,7 +18,8 @@ from numpy.typing import DTypeLike
 
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array, Device
-from hpcdl.models.layered import FlatWeights, Layered
+from hpcdl.models import generation
+from hpcdl.models.layered import Layered
 from hpcdl.models.layers import Layer
 from hpcdl.models.losses import SoftmaxCrossEntropy
 from hpcdl.models.pool import Pool
@@ -89,27 +90,9 @@ class GPT(Layered):
         random: np.random.Generator,
         temperature: float = 1.0,
     ) -> list[int]:
-        """`count` tokens that follow those of `prompt`, each drawn from the softmax of z / temperature.
+        """`count` tokens that follow those of `prompt`, each drawn from the softmax of z / temperature (generation.py).
 
-        Temperature 0: the likeliest. The model sees the last `length` tokens at most; an empty prompt is token 0.
-        Raises UsageError for what is no token, and where the outputs z are no numbers.
+        Temperature 0: the likeliest. An empty prompt is token 0. Raises UsageError for what is no token, and where the
+        outputs z are no numbers.
         """
-        device, tokens = self.device, list(prompt) or [0]
-        start = len(tokens)
-        w = FlatWeights(self, parameters)
-        for _ in range(count):
-            seen = tokens[-self.features :]
-            x = np.zeros((1, self.features), self.dtype)
-            x[0, : len(seen)] = seen  # what stands after them is not seen by them: attention is causal
-            z, kept = self.forward(w, device.array(x), range(len(self.layers) - 1), keep=False)
-            z = device.host(z[len(seen) - 1]).astype(np.float64)
-            self.release(kept)
-            if not np.isfinite(z).all():
-                raise UsageError("the model's outputs are no numbers: its training diverged; take an older checkpoint")
-            if temperature == 0:
-                tokens.append(int(z.argmax()))
-                continue
-            with np.errstate(over="ignore"):  # close to temperature 0
-                p = np.exp((z - z.max()) / temperature)
-            tokens.append(int(random.choice(len(p), p=p / p.sum())))
-        return tokens[start:]
+        return generation.generate(generation.kept(self, parameters), prompt, count, random, temperature)

@@ -1,6 +1,7 @@
 """A checkpoint's parameters by name, for other programs: npz (numpy) or safetensors."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,15 +42,7 @@ def export(tensors: dict[str, np.ndarray], path: Path) -> None:
             file.write(save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}))
 
 
-def write_predictions(predicted: np.ndarray, classes: int, path: Path) -> None:
-    """Write one prediction per row: .csv with the class (or value), or .npz with the model's outputs beside it."""
-    if classes:
-        answers = predicted.argmax(axis=1) if predicted.ndim == 2 else (predicted > 0.5).astype(np.int64)
-    else:
-        answers = predicted
-    if path.suffix == ".npz":
-        with written(path) as file:
-            np.savez(file, prediction=answers, output=predicted)
-    else:
-        with written(path) as file:
-            np.savetxt(file, answers, fmt="%d" if classes else "%.9g", header="prediction", comments="")
+def write_json(value: dict, path: Path) -> None:
+    """Write what JSON can hold."""
+    with written(path) as file:
+        file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode())

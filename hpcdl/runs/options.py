@@ -32,7 +32,7 @@ INSTEAD = {
 
 
 def option(default: Any, text: str, bare: str = "") -> Any:
-    """A field of an options dataclass, with the help text that is printed; bare: its value where it is given without."""
+    """A field of an options dataclass, with the help text that is printed; bare: its value where it is given alone."""
     about = {"help": text} | ({"bare": bare} if bare else {})
     if default is ...:  # there is none: a positional argument
         return dataclasses.field(metadata=about)

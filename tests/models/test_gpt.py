@@ -12,6 +12,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
+from hpcdl.models.generation import first_seen
 from hpcdl.models.layered import FlatWeights
 from hpcdl.random import Random
 
@@ -280,14 +281,14 @@ class Recorded:
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("temperature", [0.5, 1, 3])
 def test_what_is_drawn_from(head, temperature, reference):
-    """The softmax of z / temperature, of the last tokens alone: as many as a row has, or all where there are fewer."""
+    """The softmax of z / temperature, of the last tokens alone: as many as generation.py says."""
     model, parameters = build(head)
     random, tokens = Recorded(), [3, 1]
     tokens += model.generate(parameters, tokens, 8, random, temperature)
     assert len(tokens) == 10
     tensors = model.layout.views(parameters)
     for i, p in enumerate(random.asked, start=2):
-        z = reference.gpt_outputs(tensors, np.array([tokens[max(0, i - LENGTH) : i]]), 3)[0, -1] / temperature
+        z = reference.gpt_outputs(tensors, np.array([tokens[first_seen(i, LENGTH) : i]]), 3)[0, -1] / temperature
         np.testing.assert_allclose(p, np.exp(z) / np.exp(z).sum(), rtol=1e-10)
         assert tokens[i] == z.argmin()
 
@@ -305,7 +306,8 @@ def test_generated_tokens(dtype, recwarn):
     assert all(type(token) is int and 0 <= token < VOCABULARY for token in made(1, 100.0))
     assert len(set(made(1, 1e9, count=200))) == VOCABULARY  # all alike
     assert made(1, 1e-9) == made(1, 1e-320) == made(1, 0)
-    assert made(3, prompt=[0, 6, 1, 2, 3, 4, 5]) == made(3, prompt=[1, 2, 3, 4, 5])  # the last five are seen
+    seen = [0, 6, 1, 2, 3, 4, 5][first_seen(7, LENGTH) :]
+    assert made(3, prompt=[0, 6, 1, 2, 3, 4, 5], count=1) == made(3, prompt=seen, count=1)  # of the last five, some
     assert made(3, prompt=[]) == made(3, prompt=[0])
     assert sum(map(len, model.pool.free.values())) == len(model.pool.whole)  # all is given back
     with pytest.raises(UsageError, match="no token number from 0 to 6"):

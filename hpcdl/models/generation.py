@@ -1,0 +1,146 @@
+"""How a GPT writes: token after token, each drawn from what the model makes of those before it.
+
+    z_t = outputs after tokens s .. t             p = softmax(z_t / temperature)          token t + 1 ~ p
+
+A model has positions for `length` tokens. When so many are seen, it goes on from the later half of them, s moves:
+
+    tokens known        1  2  3  4  5  6  7  8  9        length 4
+    tokens seen         1  2  3  4  2  3  4  2  3
+
+`plain` computes all that is seen again for each token, and is what `kept` is tested against: that computes one row for
+each token and keeps the keys and values of those before it, of each attention layer (2 x width numbers a token). So a
+token costs 1 row instead of `length`; when s moves, the half that stays is computed once more.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdl.errors import UsageError
+from hpcdl.kernels import activation, embedding
+from hpcdl.kernels.device import Array
+from hpcdl.models.layered import FlatWeights, Layered
+from hpcdl.models.transformer import Attention, Embedding
+
+Outputs = Callable[[Sequence[int]], Array]  # of all tokens that are known -> z (vocabulary,), float64 on the host
+
+
+def first_seen(known: int, length: int) -> int:
+    """s, where so many tokens are known."""
+    half = max(1, length // 2)
+    return 0 if known <= length else known - half - (known - length - 1) % (length - half + 1)
+
+
+def plain(model: Layered, parameters: Array) -> Outputs:
+    """What the model puts out after the last token, all tokens that it sees computed anew."""
+    w, device, length = FlatWeights(model, parameters), model.device, model.features
+
+    def outputs(tokens: Sequence[int]) -> Array:
+        seen = tokens[first_seen(len(tokens), length) :]
+        x = np.zeros((1, length), model.dtype)
+        x[0, : len(seen)] = seen  # what stands after them is not seen by them: attention is causal
+        z, saved = model.forward(w, device.array(x), range(len(model.layers) - 1), keep=False)
+        found = device.host(z[len(seen) - 1]).astype(np.float64)
+        model.release(saved)
+        return found
+
+    return outputs
+
+
+def kept(model: Layered, parameters: Array) -> Outputs:
+    """The same, with keys and values kept; to be asked for one token more each time."""
+    w, device, length = FlatWeights(model, parameters).w, model.device, model.features
+    layers: list[Any] = [Continued.of(layer, length) for layer in model.layers[:-1]]
+    before = [0, 0]  # s, and how many tokens were known
+
+    def outputs(tokens: Sequence[int]) -> Array:
+        start = first_seen(len(tokens), length)
+        if start != before[0] or len(tokens) <= before[1]:
+            before[1] = start
+        at, new = before[1] - start, tokens[before[1] :]
+        before[:] = start, len(tokens)
+        x: Array = device.array(np.asarray(new, model.dtype).reshape(-1, 1))
+        for layer, tensors in zip(layers, w, strict=False):
+            if isinstance(layer, Continued | Positioned):
+                layer.at = at
+            y, saved = layer.forward(tensors, x, model.group)
+            x = y.copy()
+            layer.release(saved)
+        return device.host(x[-1]).astype(np.float64)
+
+    return outputs
+
+
+class Positioned(Embedding):
+    """The embedding of one token a row, from position `at` on."""
+
+    at = 0
+
+    def forward(self, w: Sequence[Array], x: Array, group: Any) -> tuple[Array, Any]:
+        token, position = w
+        y = self.pool.take(len(x), self.width)
+        if embedding.embed(x, token, 0, len(token), y) < 0:
+            raise UsageError(f"what a gpt goes on from is no token number from 0 to {len(token) - 1}")
+        y += position[self.at : self.at + len(x)]
+        return y, (x, y)
+
+
+class Continued(Attention):
+    """Attention of the tokens from position `at` on, which sees those before by their keys and values."""
+
+    at = 0
+    keys: Array
+    values: Array
+
+    @staticmethod
+    def of(layer: Any, length: int) -> Any:
+        """The layer for one token a row; any that is neither attention nor embedding is so already."""
+        other = copy.copy(layer)
+        if isinstance(layer, Embedding):
+            other.__class__ = Positioned
+        elif isinstance(layer, Attention):
+            other.__class__ = Continued
+            other.keys, other.values = (
+                layer.pool.device.zeros((layer.heads, length, layer.size), layer.pool.dtype) for _ in range(2)
+            )
+        return other
+
+    def inner(self, qkv: Array, b: Array) -> tuple[Array, tuple[Array, ...]]:
+        """softmax(mask(q k^T / sqrt(d))) v of each head for the new rows, the mask by their positions."""
+        activation.add_bias(qkv, b)
+        new, xp = len(qkv), self.pool.device.xp
+        q, k, v = qkv.reshape(new, 3, self.heads, self.size).transpose(1, 2, 0, 3)
+        end = self.at + new
+        self.keys[:, self.at : end], self.values[:, self.at : end] = k, v
+        scores = self.matmul(q, self.keys[:, :end].swapaxes(1, 2)) / math.sqrt(self.size)
+        scores = xp.where(xp.arange(end) <= self.at + xp.arange(new)[:, None], scores, -math.inf)
+        p = xp.exp(scores - scores.max(axis=2, keepdims=True))
+        p = (p / p.sum(axis=2, keepdims=True)).astype(qkv.dtype)
+        a = self.pool.take(new, self.heads * self.size)
+        a[...] = self.matmul(p, self.values[:, :end]).transpose(1, 0, 2).reshape(new, -1)
+        return a, (qkv,)
+
+
+def generate(
+    outputs: Outputs, prompt: Sequence[int], count: int, random: np.random.Generator, temperature: float = 1.0
+) -> list[int]:
+    """`count` tokens that follow those of `prompt`, each drawn from the softmax of z / temperature.
+
+    Temperature 0: the likeliest. An empty prompt is token 0. Raises UsageError where the outputs z are no numbers.
+    """
+    tokens = list(prompt) or [0]
+    start = len(tokens)
+    for _ in range(count):
+        z = outputs(tokens)
+        if not np.isfinite(z).all():
+            raise UsageError("the model's outputs are no numbers: its training diverged; take an older checkpoint")
+        if temperature == 0:
+            tokens.append(int(z.argmax()))
+            continue
+        with np.errstate(over="ignore"):  # close to temperature 0
+            p = np.exp((z - z.max()) / temperature)
+        tokens.append(int(random.choice(len(p), p=p / p.sum())))
+    return tokens[start:]

@@ -1,0 +1,262 @@
+"""Rows to predict, from whatever file they lie in, as the model was trained to see them.
+
+    a data file (HDF5)       rows of its group test, train or rows; its classes are matched by name
+    csv, Parquet, Arrow      by the recipe of the training data; without one, each column is a feature
+    npz                      the array x, or x_test, x_train
+    idx                      one file of MNIST's format, gzipped or not
+    package.module:function  what it returns, as --data has it
+
+Each comes in blocks, of which a rank calls those that it predicts: only they are parsed.
+"""
+
+import gzip
+import math
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdl.data import open_data
+from hpcdl.data.dataset import Split
+from hpcdl.data.format import KNOWN, SLAB_BYTES, check_x, find, most_of, read_info, shown
+from hpcdl.data.meaning import Meaning
+from hpcdl.data.placement import FileRows, MemoryRows, memory_type
+from hpcdl.data.prepare_idx import idx_header, idx_slabs
+from hpcdl.data.prepare_npz import load_npz
+from hpcdl.data.recipe import Column, Recipe
+from hpcdl.data.table_rows import TableRows
+from hpcdl.data.table_source import is_number, open_table
+from hpcdl.errors import UsageError, blamed_on
+from hpcdl.own import is_own
+from hpcdl.runs.trained import Trained
+
+ROWS = 8192  # of a block, at most
+
+
+class Block(NamedTuple):
+    """Some rows. x: as the model sees them; numbers: theirs in the source, from 0; y: true labels, as class numbers of
+    the model or as values; names: their ids. dropped, filled, unseen: as table_rows.py has them.
+    """
+
+    x: np.ndarray
+    numbers: np.ndarray
+    y: np.ndarray | None = None
+    ids: list[str] | None = None
+    dropped: int = 0
+    filled: int = 0
+    unseen: int = 0
+
+    @property
+    def examples(self) -> int:
+        """How many there are, as a split says it."""
+        return len(self.x)
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """x and y of some of them, as a split gives them."""
+        assert self.y is not None
+        return self.x[start:stop], self.y[start:stop]
+
+
+class NewRows(NamedTuple):
+    """name: how messages call them; blocks(): calls that parse a block each; labelled: whether they have a y; ids:
+    whether they have names.
+    """
+
+    name: str
+    blocks: Callable[[], Iterator[Callable[[], Block]]]
+    labelled: bool = False
+    ids: bool = False
+
+
+def new_rows(source: str, trained: Trained, group: str = "") -> NewRows:
+    """The rows of a source, for a model; group: test, train or rows of a data file. Raises UsageError."""
+    if source in KNOWN:
+        return of_file(source, trained, group)
+    if is_own(source) and not os.path.exists(source):
+        data = open_data(source, dtype=trained.dtype, standardize=trained.statistics or False)
+        split: Any = {"": data.test or data.train, "test": data.test, "train": data.train}.get(group)
+        if split is None:
+            raise UsageError(f"{source} has no {group} rows")
+        return of_split(split, data.features, data.classes, data.outputs, data.meaning, source, trained)
+    start = beginning(source)
+    if start.startswith(b"\x89HDF"):
+        return of_file(source, trained, group)
+    if group:
+        raise UsageError(f"--split {group}: {source} is no data file (HDF5), and has no such parts")
+    if trained.meaning.vocabulary is not None:
+        raise UsageError(f"{source}: the model was trained on a text; make a data file of it by prepare-data text")
+    if start.startswith(b"PK"):
+        return of_npz(source, trained)
+    if start.startswith((b"\0\0", b"\x1f\x8b")):
+        return of_idx(source, trained)
+    return of_table(source, trained)
+
+
+def beginning(source: str) -> bytes:
+    """The first bytes of a file; UsageError where there is none, or not one that can be read twice."""
+    with blamed_on(f"{shown(source, 200)} cannot be read"):
+        mode = os.stat(source).st_mode
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "no file that can be read twice"
+            raise UsageError(f"{source} is {what}; give a file: csv, Parquet, Arrow, npz, idx or HDF5")
+        with open(source, "rb") as file:
+            return file.read(8)
+
+
+def of_file(source: str, trained: Trained, group: str = "") -> NewRows:
+    """The rows of a group of a data file; by default of `rows`, else of `test`, else of `train`."""
+    info = read_info(find(source))
+    group = group or next(each for each in ("rows", "test", "train") if info.rows[each])
+    if not info.rows[group]:
+        raise UsageError(
+            f"{info.path} has no group {group}; it has {' and '.join(g for g, n in info.rows.items() if n)}"
+        )
+    rows = FileRows(info, group, trained.dtype, trained.standard())
+    if info.scale != trained.meaning.scale and trained.meaning.recipe is not None:
+        rows.scale = trained.meaning.scale
+    split = Split(rows, None, trained.dtype)
+    return of_split(split, info.features, info.classes, info.outputs, info.meaning, info.name, trained, group != "rows")
+
+
+def of_split(
+    split: Any,
+    features: tuple[int, ...],
+    classes: int,
+    outputs: tuple[int, ...],
+    meaning: Meaning,
+    name: str,
+    trained: Trained,
+    labelled: bool = True,
+) -> NewRows:
+    """The rows of a part of a data set, whose classes may have other numbers than the model's."""
+    trained.check_rows(features, name)
+    trained.meaning.refuse_other_words(meaning, name)
+    numbers = None
+    if labelled:
+        if bool(classes) != bool(trained.classes) or outputs != trained.outputs:
+            kinds = [
+                f"{c} classes" if c else f"{math.prod(o)} values to predict"
+                for c, o in ((classes, outputs), (trained.classes, trained.outputs))
+            ]
+            raise UsageError(f"{name} has {kinds[0]}; the model was trained on {kinds[1]}")
+        if classes:
+            numbers = trained.meaning.numbers_of(meaning, trained.classes, classes, name)
+    columns = getattr(split.source, "columns", {})
+
+    def load(start: int, stop: int) -> Block:
+        x, y = split.rows(start, stop)
+        if labelled and classes:
+            if len(y) and not 0 <= y.min() <= y.max() < classes:
+                raise UsageError(f"{name} has a label outside of its {classes} classes in rows {start} to {stop - 1}")
+            y = y if numbers is None else numbers[y]
+        row = columns["row"][start:stop] if "row" in columns else np.arange(start, stop)
+        ids = [each.decode("utf-8", "replace") for each in columns["id"][start:stop]] if "id" in columns else None
+        return Block(x, row, y if labelled else None, ids)
+
+    def blocks() -> Iterator[Callable[[], Block]]:
+        most = at_once(trained)
+        for start in range(0, split.examples, most):
+            yield lambda start=start: load(start, min(start + most, split.examples))
+
+    return NewRows(name, blocks, labelled, "id" in columns)
+
+
+def of_table(source: str, trained: Trained) -> NewRows:
+    """The rows of a table, by the recipe of the training data."""
+    found = trained.meaning.recipe
+    where = f"{trained.name}: the recipe of its data"
+    recipe = plain_recipe(source, trained) if found is None else Recipe.read(found, where)
+    trained.check_rows((len(recipe.features),), source)
+    table = TableRows(source, recipe)
+
+    def load(parse: Callable) -> Block:
+        rows = parse()
+        x = seen(rows.x, trained, source, rows.numbers)
+        return Block(x, rows.numbers, None, rows.ids, rows.dropped, rows.filled, rows.unseen)
+
+    def blocks() -> Iterator[Callable[[], Block]]:
+        for parse in table.blocks():
+            yield lambda parse=parse: load(parse)
+
+    return NewRows(source, blocks, ids=table.ids)
+
+
+def plain_recipe(source: str, trained: Trained) -> Recipe:
+    """Of a model that was trained on no table: each column is a feature, in the order of the features."""
+    table, wanted = open_table(source), math.prod(trained.features)
+    header = table.header or not all(map(is_number, table.first))
+    if table.width != wanted:
+        raise UsageError(f"{source} has {table.width} columns; the model was trained on {wanted} features, no more")
+    if header:
+        table.take_header()
+    names = table.names if header else [str(number) for number in range(wanted)]
+    return Recipe(
+        tuple(Column(name, number) for number, name in enumerate(names)), header=header, delimiter=table.delimiter
+    )
+
+
+def of_npz(source: str, trained: Trained) -> NewRows:
+    """The rows of an npz archive."""
+    arrays = load_npz(source)
+    name = next((each for each in ("x", "x_test", "x_train") if each in arrays), None)
+    if name is None:
+        others = ", ".join(sorted(map(shown, arrays))) or "none"
+        raise UsageError(f"{source} has no array x, x_test or x_train; it has {others}")
+    x = arrays[name]
+    if x.dtype.kind not in "biuf" or x.ndim < 2:
+        raise UsageError(f"{source}: {name} is {x.dtype} of shape {x.shape}; it must hold numbers (rows, features...)")
+    trained.check_rows(x.shape[1:], f"{source}: {name}")
+    x = x.view(np.uint8) if x.dtype == bool else x
+
+    def load(part: slice) -> Block:
+        numbers = np.arange(part.start, part.stop)
+        return Block(seen(x[part], trained, f"{source}: {name}", numbers), numbers)
+
+    def blocks() -> Iterator[Callable[[], Block]]:
+        most = at_once(trained)
+        for start in range(0, len(x), most):
+            yield lambda start=start: load(slice(start, min(start + most, len(x))))
+
+    return NewRows(source, blocks)
+
+
+def of_idx(source: str, trained: Trained) -> NewRows:
+    """The rows of an idx file."""
+    if beginning(source).startswith(b"\x1f\x8b"):
+        with blamed_on(f"{source} cannot be read"), gzip.open(source) as file:
+            if file.read(2) != b"\0\0":
+                raise UsageError(f"{source} is gzipped, and holds no idx file; unpack it first")
+    path = Path(source)
+    _, shape = idx_header(path)
+    if len(shape) < 2:
+        raise UsageError(f"{source} holds one number for each row: labels; give the file of the images")
+    trained.check_rows(shape[1:], source)
+
+    def blocks() -> Iterator[Callable[[], Block]]:
+        at = 0
+        for part in idx_slabs(path):
+            numbers = np.arange(at, at + len(part))
+            yield lambda part=part, numbers=numbers: Block(seen(part, trained, source, numbers), numbers)
+            at += len(part)
+
+    return NewRows(source, blocks)
+
+
+def at_once(trained: Trained) -> int:
+    """How many rows to take at a time."""
+    return max(1, min(ROWS, SLAB_BYTES // (8 * math.prod(trained.features))))
+
+
+def seen(x: np.ndarray, trained: Trained, where: str, numbers: np.ndarray) -> np.ndarray:
+    """Raw rows as the model sees them: scaled and standardized by the very code that made the batches."""
+    kind = memory_type(x.dtype, trained.dtype)
+    with np.errstate(over="ignore"):
+        raw = np.require(x.reshape(len(x), -1), kind, ["C", "A"])
+    check_x(raw, where, numbers, most=most_of(trained.meaning.scale, trained.dtype))
+    rows = MemoryRows(raw, np.zeros(len(raw), np.int64), trained.meaning.scale, trained.dtype, None, trained.standard())
+    into = np.empty(raw.shape, trained.dtype)
+    rows.gather(np.arange(len(raw)), into, np.empty(len(raw), np.int64))
+    return into

@@ -1,0 +1,108 @@
+"""What a run has trained, as something to predict with: its checkpoint says all that is needed.
+
+model, parameters      as they were trained
+meaning                what rows and classes are (hpcdl/data/meaning.py)
+statistics             by which features were standardized, where they were
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.data import open_data
+from hpcdl.data.format import read_info
+from hpcdl.data.meaning import Meaning
+from hpcdl.data.standard import Standard
+from hpcdl.errors import UsageError
+from hpcdl.models import make_model
+from hpcdl.runs.attributes import check_attributes
+from hpcdl.runs.checkpoint import Checkpoint
+
+
+class Trained:
+    """A checkpoint that was read: about (its attributes), parameters, statistics, features, classes, outputs, meaning.
+
+    `name` is how messages call it.
+    """
+
+    def __init__(self, run: str):
+        """run: a run's folder, or a checkpoint file. UsageError where it is none, or its training diverged."""
+        found = Checkpoint.read(Path(run))
+        self.name, self.about = run, found.attributes
+        self.parameters = parameters_of(found, run)
+        self.dtype, data = self.parameters.dtype, self.about["data"]
+        self.features, self.classes = tuple(data["features"]), int(data["classes"])
+        self.outputs = tuple(data.get("outputs", ()))
+        self.statistics = {
+            name: found.vectors[f"data/{name}"] for name in STATISTICS if f"data/{name}" in found.vectors
+        }
+        width = (math.prod(self.features),)
+        if self.statistics and any(
+            name not in self.statistics or self.statistics[name].shape != width for name in STATISTICS
+        ):
+            raise UsageError(f"{run}: what its data were standardized by is not {width[0]} means and deviations")
+        self.meaning = self._meaning()
+
+    def _meaning(self) -> Meaning:
+        if "meaning" in self.about:
+            meaning = Meaning.read(self.about["meaning"], f"{self.name}: its attribute meaning")
+            if meaning.labels is not None and len(meaning.labels) != self.classes:
+                raise UsageError(f"{self.name}: its attribute meaning names {len(meaning.labels)} classes")
+            return meaning
+        try:  # an older version's, which trusted that the data would stay
+            return read_info(Path(self.about["source"])).meaning
+        except UsageError:
+            try:
+                return open_data(self.about["source"]).meaning
+            except UsageError:
+                return Meaning()
+
+    def model(self, spec: str = "") -> Any:
+        """The model; spec: of the checkpoint, or, where that is one's own, as it is called now. UsageError."""
+        shape: dict[str, Any] = {"outputs": self.outputs, "text": self.meaning.vocabulary is not None}
+        name = spec or self.about["model"]
+        try:
+            model = make_model(
+                name,
+                self.features,
+                self.classes,
+                self.dtype,
+                loss=self.about.get("loss", "squared"),
+                from_file=not spec,
+                **shape,
+            )
+        except UsageError as error:
+            at = self.about.get("launched_in")
+            where = f"; its run was started in {at}" if at and "No module named" in str(error) else ""
+            raise UsageError(f"{error}{where}") from error
+        if model.layout.describe() != self.about["layout"]:
+            raise UsageError(f"{self.name}: the checkpoint's model {name!r} is not one that this program can build")
+        return model
+
+    def standard(self) -> Standard | None:
+        """What standardizes rows as those of the training were; None where they were not."""
+        return Standard(self.statistics["mean"], self.statistics["deviation"], self.dtype) if self.statistics else None
+
+    def check_rows(self, features: tuple[int, ...], name: str) -> None:
+        """UsageError where rows of this shape, called `name`, are none that the model was trained on."""
+        if math.prod(features) != math.prod(self.features):
+            raise UsageError(
+                f"{name} has examples of shape {tuple(features)}; the model was trained on shape {self.features}"
+            )
+
+
+STATISTICS = ("mean", "deviation")
+
+
+def parameters_of(found: Checkpoint, run: str) -> np.ndarray:
+    """The parameters of a checkpoint, if its attributes are those of one and say how long the vector is."""
+    check_attributes(found.attributes, run)
+    parameters, tensors = found.vectors.get("parameters"), found.attributes["layout"]
+    size, dtypes = sum(math.prod(each["shape"]) for each in tensors), {each["dtype"] for each in tensors}
+    if parameters is None or parameters.shape != (size,) or {str(parameters.dtype)} != dtypes:
+        raise UsageError(f"{run}: its parameters are not the {size} of {' and '.join(sorted(dtypes))} of its layout")
+    if not np.isfinite(parameters).all():
+        raise UsageError(f"{run}: the parameters are not finite, for its training diverged; take an older checkpoint")
+    return parameters

@@ -1,0 +1,46 @@
+"""Writing with keys and values kept puts out what writing without does, token by token, also where the window moves."""
+
+import numpy as np
+import pytest
+
+from hpcdl.models import generation, make_model
+from hpcdl.models.generation import first_seen
+from hpcdl.random import Random
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 64])
+def test_the_window_never_grows_beyond_the_positions_nor_below_their_half(length):
+    seen = [known - first_seen(known, length) for known in range(1, 5 * length + 3)]
+    assert seen[:length] == list(range(1, length + 1))
+    assert all(max(1, length // 2) <= each <= length for each in seen[length:])
+    for known in range(1, 5 * length + 2):
+        moved = first_seen(known + 1, length) - first_seen(known, length)
+        assert moved >= 0 and (moved == 0 or seen[known - 1] == length)  # it moves when it is full, and only then
+
+
+@pytest.mark.parametrize("dtype, near", [("float64", 1e-12), ("float32", 2e-5)])
+@pytest.mark.parametrize(("length", "context", "head"), [(8, 8, "tied"), (5, 9, "own"), (1, 4, "tied"), (2, 2, "own")])
+def test_kept_is_plain(length, context, head, dtype, near):
+    model = make_model(f"gpt:layers=2,width=16,heads=4,context={context},head={head}", (length,), 30, dtype)
+    parameters = 3 * model.initialize(Random(1))
+    tokens = np.random.default_rng(0).integers(0, 30, 3 * length + 7).tolist()
+    plain, kept, late = (each(model, parameters) for each in (generation.plain, generation.kept, generation.kept))
+    for known in range(1, len(tokens) + 1):
+        wanted = plain(tokens[:known])
+        np.testing.assert_allclose(kept(tokens[:known]), wanted, rtol=0, atol=near)
+        if known >= 2 * length:  # a prompt of many tokens comes at once
+            np.testing.assert_allclose(late(tokens[:known]), wanted, rtol=0, atol=near)
+    np.testing.assert_allclose(kept(tokens[:2]), plain(tokens[:2]), rtol=0, atol=near)  # another prompt
+
+
+def test_a_token_costs_one_row_and_a_full_window_half_of_it():
+    length = 8
+    model = make_model("gpt:layers=1,width=8,heads=2,context=8", (length,), 20, "float64")
+    parameters, rows = model.initialize(Random(0)), []
+    matmul = model.layers[-2].matmul
+    model.layers[-2].matmul = lambda a, b, out: (rows.append(len(a)), matmul(a, b, out=out))[1]  # the head
+    generation.generate(generation.kept(model, parameters), [1, 2, 3], 20, np.random.default_rng(0))
+    assert rows == [3, 1, 1, 1, 1, 1, 4, 1, 1, 1, 1, 4, 1, 1, 1, 1, 4, 1, 1, 1]
+    rows.clear()
+    generation.generate(generation.plain(model, parameters), [1, 2, 3], 4, np.random.default_rng(0))
+    assert rows == [length] * 4
