@@ -147,13 +147,15 @@ def open_folder(run: "Run") -> Folder:
             go_on_from(run, attributes)
             run.saved = run.step if same else None
         with refuse_together(run.bookkeeping.mpi):
-            if leads:
+            if leads and same and is_last(resume) and run.over and folder.ended:
+                folder.leave()
+            elif leads:
                 folder.create(run.options, same)
                 if same and not is_last(resume):
                     with blamed_on(f"--out {path} cannot be written"):
                         set_aside(Path(resume), later)
         with activity.inside("broadcast", run.bookkeeping):
-            folder.path = run.bookkeeping.mpi.bcast(folder.path)
+            folder.path, folder.left = run.bookkeeping.mpi.bcast((folder.path, folder.left))
         with refuse_together(run.bookkeeping.mpi):
             folder.open(run.step)
     except BaseException:

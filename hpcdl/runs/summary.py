@@ -55,7 +55,12 @@ def finish(run: "Run") -> None:
         legs = run.legs.so_far(run, ranks, sorted({rank["host"] for rank in ranks}))
         with activity.known():
             keep_legs(run, legs)
-    if run.stopped == "signal":
+    if run.folder.left is not None:
+        if ranks is not None:
+            run.summary = run.folder.summary_of_left()
+        what = f"the run in {run.folder.left} has ended after step {run.step}"
+        run.display.line(f"nothing is left to do: {what}; ask for more steps or epochs to go on")
+    elif run.stopped == "signal":
         where = f"go on with --resume {run.folder.path}" if run.folder.path else "nothing was saved (no --out)"
         run.display.line(f"stopped by a signal after step {run.step} of {run.steps}; {where}")
     else:
