@@ -1,21 +1,23 @@
 """What the ranks of a run agree on between steps: losses, signals, limits and the next meeting, in one small message.
 
-    rank 0   | losses of the steps since the last meeting | signals | too late? | steps until the next |
-    rank 1   | its own losses                             | signals | 0         | 0                    |
+    rank 0   | losses of the steps since the last meeting | signals | too late? | steps until the next | bytes, messages
+    rank 1   | its own losses                             | signals | 0         | 0                    | sent so far
       ...      + sum over the ranks
-    all      | the losses of all                          | any?    | too late? | steps until the next |
+    all      | the losses of all                          | any?    | too late? | steps until the next | of all
 
 What depends on a clock is decided by rank 0 alone, and travels; so all ranks take the same decisions. Where steps are
 short they meet only every few steps, about ten times a second. A loss that is not a finite number ends the run: its
 step and rank are found by a second message.
 """
 
+import math
 import time
 from typing import NamedTuple
 
 import numpy as np
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.trace import Traffic
 
 SECONDS = 0.1  # the ranks agree about that often, or at every step when steps are longer
 MOST = 1000  # steps between two meetings
@@ -38,11 +40,15 @@ class Step(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """The steps since the last meeting, with the losses of all ranks; whether one had a signal, whether it is late."""
+    """The steps since the last meeting, with the losses of all ranks; whether one had a signal, whether it is late.
+
+    sent: the bytes and messages that all ranks have sent so far; messages are NaN where they are not known.
+    """
 
     steps: list[Step]
     signalled: bool
     late: bool
+    sent: tuple[float, float]
 
 
 class Agreement:
@@ -62,24 +68,29 @@ class Agreement:
         """Whether it is time to meet again."""
         return step - self.step >= self.interval
 
-    def meet(self, signals: int, time_limit: float) -> Agreed:
-        """Agree on the steps in `steps_done`. Raises NotFinite, on all ranks, for the first loss that is no number."""
+    def meet(self, signals: int, time_limit: float, traffic: Traffic) -> Agreed:
+        """Agree on the steps in `steps_done`. Raises NotFinite, on all ranks, for the first loss that is no number.
+
+        traffic: what this rank has sent so far.
+        """
         count = len(self.steps_done)
-        message = np.zeros(count + 3)
+        message = np.zeros(count + 5)
         message[:count] = [step.loss for step in self.steps_done]
         message[count] = signals
         if self.comm.rank == 0:
             message[count + 1] = bool(time_limit) and time.perf_counter() - self.begun >= time_limit
             lately = (time.perf_counter() - self.met) / count
             message[count + 2] = min(MOST, max(1, SECONDS // lately))
+        messages = traffic.messages
+        message[count + 3 :] = traffic.bytes, math.nan if messages is None else messages
         self.comm.all_reduce(message)
-        losses, (signalled, late, interval) = message[:count], message[count:]
+        losses, (signalled, late, interval, *sent) = message[:count], message[count:].tolist()
         if not np.isfinite(losses).all():
             raise self._not_finite()
         steps = [step._replace(loss=loss) for step, loss in zip(self.steps_done, losses, strict=True)]
         self.steps_done, self.step = [], self.step + count
         self.interval, self.met = max(self.fewest, int(interval)), time.perf_counter()
-        return Agreed(steps, bool(signalled), bool(late))
+        return Agreed(steps, bool(signalled), bool(late), tuple(sent))
 
     def _not_finite(self) -> NotFinite:
         """The first step with such a loss, and the first rank that has it; collective."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcdl.errors import UsageError
+from hpcdl.runs.legs import SUMMED
 
 Kind = tuple[Callable[[Any], bool], str]  # whether a value is of it; its name
 
@@ -43,12 +44,31 @@ def are_scores(value: Any) -> bool:
     return all(map(is_number, rest)) and (many is None or (isinstance(many, list) and all(map(is_number, many))))
 
 
+def are_legs(value: Any) -> bool:
+    """Whether each says its ranks, steps and seconds, and of each rank what it has spent (legs.py), or null."""
+    if not (isinstance(value, list) and all(isinstance(each, dict) and each.keys() >= LEG.keys() for each in value)):
+        return False
+    fine = all(kind[0](each[name]) for each in value for name, kind in LEG.items())
+    return fine and all(
+        each[name] is None or (isinstance(each[name], list) and len(each[name]) == each["ranks"])
+        for each in value
+        for name in SUMMED
+    )
+
+
 TEXT: Kind = lambda value: isinstance(value, str), "a text"
 COUNT: Kind = is_count, "a whole number of 0 or more"
 NUMBER: Kind = is_number, "a finite number"
 MAYBE: Kind = lambda value: value is None or is_number(value), "a finite number, or null"
 MAPPING: Kind = lambda value: isinstance(value, dict), "a mapping"
 SHAPE: Kind = lambda value: isinstance(value, list) and all(map(is_count, value)), "a list of whole numbers"
+
+NUMBERS: Kind = (
+    lambda value: value is None or (isinstance(value, list) and all(map(MAYBE[0], value))),
+    "a list of numbers, or null",
+)
+RANKS: Kind = lambda value: value is None or is_count(value), "a whole number of 0 or more, or null"
+LEG: dict[str, Kind] = {"ranks": RANKS, "steps": COUNT, "seconds": NUMBER} | dict.fromkeys(SUMMED, NUMBERS)
 
 ATTRIBUTES: dict[str, Kind | dict[str, Kind]] = {
     "strategy": TEXT,
@@ -70,11 +90,16 @@ ATTRIBUTES: dict[str, Kind | dict[str, Kind]] = {
     "seconds": NUMBER,
     "fixed": MAPPING,
 }
+NEWER: dict[str, Kind | dict[str, Kind]] = {  # which checkpoints of older versions do not have
+    "legs": (are_legs, "a list of what the run's legs have cost"),
+    "sent": {"bytes": MAYBE, "messages": MAYBE},
+}
 
 
 def check_attributes(found: Any, where: str) -> None:
     """Raise UsageError where a checkpoint's attributes are not as the table says; `where` begins the line."""
     _check(found, ATTRIBUTES, where, "")
+    _check(found, {name: kind for name, kind in NEWER.items() if name in found}, where, "")
 
 
 def _check(found: Any, wanted: dict, where: str, above: str) -> None:

@@ -76,6 +76,7 @@ class Folder:
 
     def __init__(self, path: Path | None, rank: int):
         self.path, self.rank = path, rank
+        self.left: Path | None = None  # the folder of a run in which there is nothing left to do
         self.metrics: TextIO | None = None
         self.handler: logging.FileHandler | None = None
         self.lock: int | None = None
@@ -98,6 +99,22 @@ class Folder:
             remove_leftovers(self.path)
             (self.path / "logs").mkdir(exist_ok=True)
             self._write_config(self.path / "config.yaml", options, used or {})
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is the folder of a run that has come to its end, and has said so."""
+        return self.path is not None and os.path.isfile(self.path / "summary.json")
+
+    def leave(self) -> None:
+        """Nothing is left to do: let the folder be as it is, and write nothing."""
+        self.path, self.left = None, self.path
+        self._release()
+
+    def summary_of_left(self) -> dict | None:
+        """What that run has written at its end; None where it cannot be read."""
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.left / "summary.json").read_text()) if self.left is not None else None
+        return None
 
     def claim(self) -> None:
         """Let no other job write to this folder until this process closes it, or ends however it may (rank 0).

@@ -28,6 +28,7 @@ from hpcdl.runs.wrapped import plain
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 class Held:
@@ -71,6 +72,10 @@ class Held:
         sums = evaluate(self.model, self.parameters, split, classes, (self.peers.rank, self.peers.size))
         self.peers.all_reduce(sums)
         return sums
+
+    def gather_costs(self, run: "Run") -> None:
+        """Let the run know what each rank has spent, before a checkpoint; collective over the peers."""
+        run.legs.gather(run, self.peers)
 
     def scores(self, data: Any) -> dict:
         """The scores of an evaluation by name, on the test part and the validation part; collective over the peers."""

@@ -45,9 +45,9 @@ class Metrics:
         last = lines[-1]
         self.display.update(last["step"], steps, last["epoch"], self.train_loss, self.score(), rate)
 
-    def evaluated(self, step: int, steps: int, scores: dict, seconds: float, rate: float) -> None:
-        """An evaluation after `step` of `steps`."""
-        line = self.where(step) | scores | {"train_loss": self.known_loss, "seconds": round(seconds, 6)}
+    def evaluated(self, step: int, steps: int, scores: dict, seconds: float, rate: float, sent: dict) -> None:
+        """An evaluation after `step` of `steps`; sent: bytes and messages so far."""
+        line = self.where(step) | scores | {"train_loss": self.known_loss, "seconds": round(seconds, 6)} | sent
         self.folder.record([line])
         if self.display.mode == "lines":
             at = "round" if self.rounds else f"epoch {line['epoch']:g}  step"

@@ -1,6 +1,7 @@
 """How far a run is, as a checkpoint says it beside its vectors; checkpoints written, and gone on from."""
 
 import copy
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from hpcdl.runs.wrapped import plain
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
+log = logging.getLogger("hpcdl")
 ALIKE = ("optimizer", "seed", "batch")
 
 
@@ -57,6 +59,7 @@ def position(run: "Run") -> dict:
         "train_loss": run.metrics.known_loss,
         "seconds": run.seconds,
         "fixed": run.fixed,
+        **run.legs.attributes(run),
     }
 
 
@@ -126,6 +129,7 @@ def go_on_from(run: "Run", attributes: dict) -> None:
     run.metrics.scores = attributes["scores"]
     run.metrics.train_loss = math.nan if attributes["train_loss"] is None else attributes["train_loss"]
     run.stopwatch.earlier_seconds = attributes["seconds"]
+    run.legs.go_on_from(attributes)
     run.stopping.best = math.inf if attributes["best"] is None else attributes["best"]
     run.stopping.evaluations_since_best = attributes["waited"]
     run.stopping.reach(run.scores.get("test_accuracy"))
@@ -163,13 +167,15 @@ def open_folder(run: "Run") -> Folder:
             go_on_from(run, attributes)
             run.saved = run.step if same else None
         with refuse_together(run.bookkeeping.mpi):
-            if leads:
+            if leads and same and is_last(resume) and run.over and folder.ended:
+                folder.leave()
+            elif leads:
                 folder.create(run.options, same, used(run))
                 if same and not is_last(resume):
                     with blamed_on(f"--out {path} cannot be written"):
                         set_aside(Path(resume), later)
         with activity.inside("broadcast", run.bookkeeping):
-            folder.path = run.bookkeeping.mpi.bcast(folder.path)
+            folder.path, folder.left = run.bookkeeping.mpi.bcast((folder.path, folder.left))
         with refuse_together(run.bookkeeping.mpi):
             folder.open(run.step)
     except BaseException:
@@ -200,9 +206,27 @@ def save(run: "Run", name: str, write: Callable[[Checkpoint], None]) -> None:
     """Write a checkpoint of the run as it stands, where it has a folder. Raises TrainingError where that fails."""
     if run.folder.path is None:
         return
+    run.held.gather_costs(run)
     problem = run.state.write(run.held.peers, position(run), write)
     if problem == NOT_FINITE:
         raise TrainingError(f"the parameters after step {run.step} are not finite; {run.folder.kept()}")
     if problem:
         what = f"the checkpoint of step {run.step}, {run.folder.path / name},"
         raise TrainingError(f"{what} cannot be written: {problem}; {run.folder.kept()}")
+
+
+def keep_legs(run: "Run", legs: list[dict]) -> None:
+    """Let the last checkpoint keep what this leg has cost all ranks, now that it is known; on rank 0.
+
+    Where the ranks have met at that checkpoint it keeps that already. It is written anew, under its name when it is
+    whole; where that fails, what others have spent stays unknown to a run that goes on, which the log says.
+    """
+    if run.folder.path is None or run.saved is None or run.saved != run.step or run.legs.complete:
+        return
+    path = run.folder.path / "checkpoint.h5"
+    try:
+        found = Checkpoint.read(path)
+        found.attributes["legs"] = legs
+        found.write(path)
+    except (UsageError, OSError) as error:
+        log.warning("%s does not keep what the ranks have spent: %s", path, error)

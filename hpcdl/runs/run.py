@@ -37,13 +37,14 @@ from hpcdl.runs.advice import advice
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.held import Held, warm_up
+from hpcdl.runs.legs import Legs
 from hpcdl.runs.metrics import Metrics
 from hpcdl.runs.options import Options
 from hpcdl.runs.position import open_folder, save_best, save_last
 from hpcdl.runs.progress import Display
 from hpcdl.runs.state import Same, State, Tracked
 from hpcdl.runs.stopping import Stopping
-from hpcdl.runs.summary import finish, measured
+from hpcdl.runs.summary import finish
 
 log = logging.getLogger("hpcdl")
 Everyone = Communicator | None
@@ -77,6 +78,7 @@ class Run:
         self.step = self.examples = 0
         self.signalled = False  # whether a rank that does not meet the others has had a signal
         self.saved: int | None = None  # the step of the checkpoint that this run has written last
+        self.legs = Legs(self.everyone)
         self.reported: dict = {}  # what a strategy adds to the summary
         self.groups: list = []
         self.observers: list[Callable] = []
@@ -130,6 +132,7 @@ class Run:
         data.to(self.device)
         self.batch, self.per_epoch, self.stopping.steps = self.plan(data)
         held.join(self.bookkeeping, self.memory)
+        self.legs.begin(self.bookkeeping)
         if held.peers is not None:
             for name, vector in data.statistics.items():
                 self.track(f"data/{name}", Same(vector))
@@ -237,9 +240,10 @@ class Run:
         """Share losses, signals and the time limit; write and show them."""
         first, limit = self.agreement.step + 1, self.options.time_limit
         try:
-            agreed = self.agreement.meet(len(signals.received) + self.signalled, limit)
+            agreed = self.agreement.meet(len(signals.received) + self.signalled, limit, self.comm.traffic)
         except NotFinite as found:
             raise self.not_finite(found.step, found.rank) from None
+        self.legs.sent = agreed.sent
         self.metrics.record(first, agreed.steps, self.steps, self.rate)
         self.stopping.told(self.step, agreed.signalled, agreed.late)
 
@@ -273,14 +277,9 @@ class Run:
         judged = found.get("validation_loss", found.get("test_loss", self.metrics.train_loss))
         self.stopping.judge(judged, found.get("test_accuracy"))
         self.metrics.scores = found | (self.held.last_scores(self.data) if self.over else {})
-        self.metrics.evaluated(self.step, self.steps, found, self.seconds, self.rate)
+        self.metrics.evaluated(self.step, self.steps, found, self.seconds, self.rate, self.legs.sent_so_far)
 
     # -- after the loop ----------------------------------------------------------------------------------------------
-
-    def measurements(self) -> dict:
-        """What this run cost this rank, in the names of summary.json."""
-        peak = self.memory.peak if self.memory.peak["gradients"] else None
-        return measured(self.comm.traffic, self.bookkeeping.traffic.bytes, self.stopwatch, self.device, peak)
 
     def __enter__(self) -> "Run":
         self.threads = threadpool_limits(threads(self.bookkeeping.mpi))

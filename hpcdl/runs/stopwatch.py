@@ -29,19 +29,17 @@ class Stopwatch:
         self.traffic, self.timeline = traffic, timeline
         self.step_seconds = self.data_seconds = self.apart_seconds = self.earlier_seconds = 0.0
         self.communication_seconds = self.idle_seconds = 0.0
-        self.lap_begun = 0  # when what is counted now began, in nanoseconds
+        self.lap_begun = 0  # when what is counted now began, in nanoseconds, and the communicator's counters then
+        self.communicated = self.idled = 0.0
 
     @contextlib.contextmanager
     def step(self, name: str = "step") -> Iterator[None]:
         """What is inside is a step, and a span of this name, but for what is `fetching` or `apart` in it."""
-        traffic = self.traffic
-        communicated, idled = traffic.seconds, traffic.blocked_seconds
-        self.lap_begun = begun = clock()
+        self._begin_lap()
+        begun = self.lap_begun
         yield
         self._lap()
         self.timeline.add(name, begun, self.lap_begun)
-        self.communication_seconds += traffic.seconds - communicated
-        self.idle_seconds += traffic.blocked_seconds - idled
 
     @contextlib.contextmanager
     def fetching(self) -> Iterator[None]:
@@ -81,16 +79,19 @@ class Stopwatch:
     @contextlib.contextmanager
     def _no_step(self) -> Iterator[None]:
         """What is inside is no part of the step, neither its time nor its messages."""
-        traffic = self.traffic
         self._lap()
-        communicated, idled = traffic.seconds, traffic.blocked_seconds
         yield
+        self._begin_lap()
+
+    def _begin_lap(self) -> None:
+        """From now on what passes is the step's."""
         self.lap_begun = clock()
-        self.communication_seconds -= traffic.seconds - communicated
-        self.idle_seconds -= traffic.blocked_seconds - idled
+        self.communicated, self.idled = self.traffic.seconds, self.traffic.blocked_seconds
 
     def _lap(self) -> None:
-        """Add the time since the lap began to the steps', and begin another."""
-        now = clock()
-        self.step_seconds += (now - self.lap_begun) / 1e9
-        self.lap_begun = now
+        """Add the time since the lap began to the steps', and begin another: what is added up is true in the middle."""
+        begun, communicated, idled = self.lap_begun, self.communicated, self.idled
+        self._begin_lap()
+        self.step_seconds += (self.lap_begun - begun) / 1e9
+        self.communication_seconds += self.communicated - communicated
+        self.idle_seconds += self.idled - idled

@@ -1,9 +1,6 @@
 """summary.json: what a run was, what it reached, what it cost each rank; and the table printed at its end."""
 
-import dataclasses
 import logging
-import resource
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +9,12 @@ from rich.table import Table
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
-from hpcdl.comm.trace import Traffic
 from hpcdl.errors import TrainingError, printable
-from hpcdl.kernels.device import CPU, Device
 from hpcdl.memory import KINDS
 from hpcdl.models import name_of
 from hpcdl.runs.folder import environment
-from hpcdl.runs.stopwatch import Stopwatch
+from hpcdl.runs.legs import measured, summed
+from hpcdl.runs.position import keep_legs
 from hpcdl.runs.wrapped import plain
 
 if TYPE_CHECKING:
@@ -26,29 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hpcdl")
 SCHEMA_VERSION = 1
-
-
-def measured(
-    traffic: Traffic, bookkeeping: int, stopwatch: Stopwatch, device: Device = CPU, peak: Counter | None = None
-) -> dict:
-    """What a run cost this rank, in the names of summary.json: bytes, and the seconds of its steps and their parts.
-
-    bookkeeping: bytes of the run's own messages. peak: of memory by kind, where it was counted.
-    """
-    gpu = {"device_per_rank": str(device), "device_memory_bytes_per_rank": device.memory()} if device is not CPU else {}  # type: ignore[union-attr]
-    return {
-        "bytes_sent_per_rank": traffic.bytes,
-        "messages_per_rank": traffic.messages,
-        "bookkeeping_bytes_per_rank": bookkeeping,
-        "compute_seconds_per_rank": stopwatch.step_seconds - stopwatch.communication_seconds,
-        "communication_seconds_per_rank": stopwatch.communication_seconds,
-        "idle_seconds_per_rank": stopwatch.idle_seconds,
-        "data_seconds_per_rank": stopwatch.data_seconds,
-        "peak_memory_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        **gpu,
-        "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
-        **({"memory": {kind: peak[kind] for kind in KINDS}} if peak is not None else {}),
-    }
 
 
 def conclude(
@@ -79,14 +52,23 @@ def finish(run: "Run") -> None:
     do not.
     """
     trace = run.folder.path and run.folder.path / "trace.json"
-    ranks, run.stopping.reason = conclude(run.everyone, run.measurements(), run.comm.rank == 0, trace, run.stopped)
-    if run.stopped == "signal":
+    ranks, run.stopping.reason = conclude(run.everyone, measured(run), run.comm.rank == 0, trace, run.stopped)
+    if ranks is not None:
+        legs = run.legs.so_far(run, ranks, sorted({rank["host"] for rank in ranks}))
+        with activity.known():
+            keep_legs(run, legs)
+    if run.folder.left is not None:
+        if ranks is not None:
+            run.summary = run.folder.summary_of_left()
+        what = f"the run in {run.folder.left} has ended after step {run.step}"
+        run.display.line(f"nothing is left to do: {what}; ask for more steps or epochs to go on")
+    elif run.stopped == "signal":
         where = f"go on with --resume {run.folder.path}" if run.folder.path else "nothing was saved (no --out)"
         run.display.line(f"stopped by a signal after step {run.step} of {run.steps}; {where}")
     else:
         run.agree = run.held.agree(run.bookkeeping)
         if ranks is not None:
-            run.summary = summarize(run, ranks, run.agree)
+            run.summary = summarize(run, ranks, legs, run.agree)
             with activity.known():
                 run.folder.write("summary.json", run.summary)
             run.display.console.print(as_table(run.summary))
@@ -96,8 +78,8 @@ def finish(run: "Run") -> None:
         raise TrainingError("the replicas do not agree: the ranks hold different parameters, which must not be")
 
 
-def summarize(run: "Run", ranks: list[dict], agree: bool | None) -> dict:
-    """The summary as a dictionary; `ranks` holds each rank's `Run.measurements()`.
+def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | None) -> dict:
+    """The summary as a dictionary; `ranks` holds what each rank has `measured` in this leg; `legs` all of them.
 
     communication_seconds is the time inside the communicator's calls during steps; idle_seconds is the part of it that
     was blocked until messages had come; compute_seconds is the rest of the steps. data_seconds is the time in which a
@@ -133,13 +115,15 @@ def summarize(run: "Run", ranks: list[dict], agree: bool | None) -> dict:
         **run.reported,
     }
     names = dict.fromkeys(name for rank in ranks for name in rank)  # servers use no GPU, and say nothing of it
-    names.pop("memory", None)
-    summary |= {name: [rank.get(name) for rank in ranks] for name in names}
+    for name in ("memory", "host"):
+        names.pop(name, None)
+    summary |= {name: [rank.get(name) for rank in ranks] for name in names} | summed(legs)
     if all("memory" in rank for rank in ranks):
         summary["memory_bytes_per_rank"] = {kind: [rank["memory"][kind] for rank in ranks] for kind in KINDS}
     if summary["device"] != "cpu":
         ours = summary["allreduce"] == run.comm.allreduce  # else the strategy has another, which is staged
         summary["exchange"] = run.comm.exchange if ours else "staged"
+    summary["legs"] = legs
     summary["environment"] = environment()
     return summary
 
@@ -175,17 +159,15 @@ def as_table(summary: dict) -> Table:
     if summary.get("compress", "none") != "none":
         table.add_row("messages in", summary["compress"])
     sent, messages = summary["bytes_sent_per_rank"], summary["messages_per_rank"]
-    table.add_row("sent per rank", f"{span([each / 1e6 for each in sent], '.2f')} MB")
+    table.add_row("sent per rank", f"{span(sent, '.2f', 1e6)} MB")
     if None not in messages:
         table.add_row("messages per rank", span(messages, ",.0f"))
     for name in ("compute", "communication", "idle"):
         seconds = summary[f"{name}_seconds_per_rank"]
         table.add_row(f"{name} per rank", f"{span(seconds, '.2f')} s")
-    table.add_row(
-        "peak memory per rank", f"{span([x / 2**20 for x in summary['peak_memory_bytes_per_rank']], ',.0f')} MiB"
-    )
+    table.add_row("peak memory per rank", f"{span(summary['peak_memory_bytes_per_rank'], ',.0f', 2**20)} MiB")
     for kind, held in summary.get("memory_bytes_per_rank", {}).items():
-        table.add_row(f"{kind} per rank", f"{span([x / 2**20 for x in held], ',.2f')} MiB")
+        table.add_row(f"{kind} per rank", f"{span(held, ',.2f', 2**20)} MiB")
     if summary["replicas_agree"] is not None:
         table.add_row("replicas agree", "yes" if summary["replicas_agree"] else "NO")
     if "consensus_distance" in summary:
@@ -197,7 +179,11 @@ def as_table(summary: dict) -> Table:
     return table
 
 
-def span(values: list, form: str) -> str:
-    """One number, or the smallest and the largest of several."""
-    low, high = format(min(values), form), format(max(values), form)
-    return low if low == high else f"{low} to {high}"
+def span(values: list, form: str, unit: float = 1) -> str:
+    """One number, or the smallest and the largest of several, in a unit; and of how many ranks it is not known."""
+    there = [each / unit for each in values if each is not None]
+    if not there:
+        return "unknown"
+    low, high = format(min(there), form), format(max(there), form)
+    missing = f" ({len(values) - len(there)} unknown)" if len(there) < len(values) else ""
+    return (low if low == high else f"{low} to {high}") + missing

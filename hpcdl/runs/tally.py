@@ -73,6 +73,9 @@ class Tally(OnOneRank):
     def last_scores(self, data: Any) -> dict:
         return self.replicas.last_scores(data)
 
+    def gather_costs(self, run: Run) -> None:
+        """All ranks have told at the meeting."""
+
     def agree(self, everyone: Communicator) -> bool | None:
         """Replicas need not."""
         return None
@@ -106,6 +109,7 @@ class Tally(OnOneRank):
             for name, vector in self.average_state.items():
                 vector[:] = self.optimizer.state[name]
                 self.run.bookkeeping.all_reduce(vector, op="mean")
+            self.run.legs.gather(self.run, self.run.bookkeeping)
 
     def go_on(self, step: int) -> None:
         """The meeting is over, after so many steps of the run."""

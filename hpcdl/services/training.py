@@ -37,6 +37,7 @@ from hpcdl.machine.doctor import warn  # noqa: E402
 from hpcdl.models import for_data  # noqa: E402
 from hpcdl.runs.accumulated import accumulated  # noqa: E402
 from hpcdl.runs.alike import reading  # noqa: E402
+from hpcdl.runs.legs import measured  # noqa: E402
 from hpcdl.runs.options import Options  # noqa: E402
 from hpcdl.runs.program import ended  # noqa: E402
 from hpcdl.runs.run import Run  # noqa: E402
@@ -155,7 +156,7 @@ def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> 
     data.close()
     if status in (FAILED, REFUSED):  # the workers have said why
         raise SystemExit(status)
-    _, stopped = conclude(everyone, run.measurements())
+    _, stopped = conclude(everyone, measured(run))
     run.bookkeeping.free()
     return stopped
 

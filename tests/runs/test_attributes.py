@@ -6,6 +6,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.runs.attributes import ATTRIBUTES, check_attributes
+from hpcdl.runs.legs import SUMMED, leg
 
 GOOD = {
     "strategy": "all_reduce",
@@ -28,6 +29,7 @@ GOOD = {
     "fixed": {},
     "more": None,
 }
+LEGS = [leg(2, 5, 1.5, [dict.fromkeys(SUMMED, 3), {}], ["here"], {}), leg(None, 2, 1.0, None, None, None)]
 COUNTS = ["seed", "batch", "step", "updates", "examples", "waited"]
 TEXTS = ["strategy", "model", "source", "optimizer"]
 NO_NUMBERS = [True, "1", [], {}, float("nan"), float("inf")]
@@ -78,3 +80,15 @@ def test_each_must_be_of_its_type():
         refused("data", value, "a mapping")
         with pytest.raises(UsageError, match=r"^it: its attributes should be a mapping$"):
             check_attributes(value, "it")
+
+
+def test_what_older_versions_did_not_keep_may_be_missing_and_must_be_right():
+    check_attributes(GOOD | {"legs": LEGS, "sent": {"bytes": 12, "messages": None}}, "it")
+    check_attributes(GOOD | {"legs": []}, "it")
+    wrong = [{"ranks": 3}, {"ranks": -1}, {"steps": None}, {"seconds": "1"}, {"ranks": None}]
+    wrong += [{"messages_per_rank": value} for value in (7, [1], [1, "2"])]
+    for value in (None, {}, [3], [{}], *([LEGS[0] | each] for each in wrong)):
+        refused("legs", value, "a list of what the run's legs have cost")
+    refused("sent", 3, "a mapping")
+    with pytest.raises(UsageError, match=r"attribute sent\.messages is missing"):
+        check_attributes(GOOD | {"sent": {"bytes": 1}}, "it")

@@ -10,6 +10,7 @@ from hpcdl.comm import Communicator
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.legs import SUMMED, measured
 from hpcdl.runs.on_one_rank import OnOneRank
 from hpcdl.runs.state import Elsewhere
 
@@ -97,6 +98,29 @@ def test_a_run_that_rank_0_runs_alone(lead, world, mpi_tmp_path):
         assert [line["step"] for line in lines(mpi_tmp_path / "a") if "test_loss" not in line] == list(range(1, 13))
 
 
+def test_what_the_others_have_spent_is_known_when_the_run_ends_and_not_where_it_is_killed(lead, world, mpi_tmp_path):
+    out, ranks = mpi_tmp_path / "a", world.size
+    lead(out=str(out), checkpoint_every=5, keep=9)
+    world.Barrier()
+    of = {step: Checkpoint.read(path).attributes["legs"] for step, path in ((5, older(out, 5)), (12, out))}
+    assert [len(legs) for legs in of.values()] == [1, 1]
+    for name in SUMMED:
+        known, *unknown = of[5][0][name]
+        assert known is not None and unknown == (ranks - 1) * [None]
+        assert None not in of[12][0][name] and len(of[12][0][name]) == ranks
+    world.Barrier()
+    lead(out=str(out), resume=str(older(out, 5)))  # as if it had been killed there
+    world.Barrier()
+    found = json.loads((out / "summary.json").read_text())
+    assert [leg["steps"] for leg in found["legs"]] == [5, 7]
+    assert found["compute_seconds_per_rank"][1:] == (ranks - 1) * [None]
+    assert None not in found["legs"][1]["compute_seconds_per_rank"]
+
+
+def older(out, step):
+    return out / f"checkpoint-{step:09d}.h5"
+
+
 @pytest.mark.parametrize("reason", ["signal", "time limit", "patience"])
 def test_steps_that_are_under_way_are_ended_before_a_run_stops(reason, lead, world, monkeypatch, mpi_tmp_path):
     monkeypatch.setattr(signals, "received", [])
@@ -128,7 +152,7 @@ def test_what_a_boundary_sends_and_waits_for_is_no_part_of_the_steps(lead, world
         traffic.seconds, traffic.blocked_seconds = traffic.seconds + 1000, traffic.blocked_seconds + 1000
 
     run = lead(refreshing=refreshing)
-    for rank in world.allgather(run.measurements()):
+    for rank in world.allgather(measured(run)):
         assert rank["compute_seconds_per_rank"] >= 0
         assert 0 <= rank["idle_seconds_per_rank"] <= rank["communication_seconds_per_rank"] < 1000
     if world.rank == 0:

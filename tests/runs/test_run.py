@@ -354,15 +354,44 @@ def test_the_speed_is_that_of_examples(run, world, mpi_tmp_path):
         assert done.summary["examples_per_second"] == pytest.approx(5 * 28 / done.summary["seconds"])
 
 
-def test_resuming_a_finished_run_says_the_same_again(run, world, mpi_tmp_path):
-    out = str(mpi_tmp_path / "a")
-    run(out=out)
+def everything(folder):
+    """All files below, with their contents and when they were written."""
+    found = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    return {path: (when, path.read_bytes()) for path, when in found.items()}
+
+
+@pytest.mark.parametrize("how", ["folder", "checkpoint"])
+def test_a_run_that_is_finished_is_left_as_it_is(run, world, mpi_tmp_path, capfd, how):
+    out = mpi_tmp_path / "a"
+    run(out=str(out), checkpoint_every=6, keep=9)
     world.Barrier()
-    first = json.loads((mpi_tmp_path / "a" / "summary.json").read_text())
+    before, resume = everything(out), {"folder": out, "checkpoint": out / "checkpoint.h5"}[how]
     world.Barrier()
-    run(out=out, resume=out)
+    capfd.readouterr()
+    again = run(out=str(out), resume=str(resume), lr=9.0, checkpoint_every=3, progress="lines")
     world.Barrier()
-    text = (mpi_tmp_path / "a" / "summary.json").read_text()
+    assert everything(out) == before and again.step == 20 and again.stopped == "finished"
+    said = capfd.readouterr().out.splitlines()
+    assert len(said) == (world.rank == 0)
+    if world.rank == 0:
+        assert said[0].startswith(f"nothing is left to do: the run in {out} has ended after step 20; ask for")
+        assert again.summary == json.loads((out / "summary.json").read_text())
+        assert np.array_equal(again.parameters, Checkpoint.read(out).vectors["parameters"])
+    world.Barrier()
+    assert run(out=str(out), resume=str(out), epochs=6).step == 24  # nobody has the folder
+
+
+def test_a_run_that_was_killed_before_it_said_how_it_ended_does_so_when_it_is_resumed(run, world, mpi_tmp_path):
+    out = mpi_tmp_path / "a"
+    run(out=str(out))
+    world.Barrier()
+    first = json.loads((out / "summary.json").read_text())
+    world.Barrier()
+    if world.rank == 0:
+        (out / "summary.json").unlink()
+    run(out=str(out), resume=str(out))
+    world.Barrier()
+    text = (out / "summary.json").read_text()
     again = json.loads(text)
     assert "NaN" not in text
     for name in ("steps", "train_loss", "test_loss", "test_accuracy", "epochs"):

@@ -50,6 +50,15 @@ def test_a_step_is_what_is_neither_fetched_nor_apart(watch):
     assert watch.spans == [("serve", 0, 116 * 10**9)]
 
 
+def test_what_is_added_up_is_true_in_the_middle_of_a_long_step(watch):
+    with watch.step("serve"):
+        watch.wait(2, communicating=True, blocked=0.5)
+        with watch.apart():
+            assert times(watch)[:4] == (2, 0, 2, 0.5)
+            watch.wait(100, communicating=True, blocked=50)
+        assert times(watch)[:4] == (2, 0, 2, 0.5)
+
+
 def test_between_two_steps_a_batch_is_waited_for(watch):
     asked = stopwatch.clock()
     watch.wait(2)

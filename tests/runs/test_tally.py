@@ -73,7 +73,7 @@ def test_a_step_of_the_run_is_as_many_examples_as_its_batch(run, world, mpi_tmp_
 
 
 def test_all_rest_for_the_average_which_is_scored_and_saved(run, world, mpi_tmp_path):
-    done = run(train=apart, out=str(mpi_tmp_path / "a"), epochs=3, checkpoint_every=6)
+    done = run(train=apart, out=str(mpi_tmp_path / "a"), epochs=3, checkpoint_every=6, keep=9)
     replicas = np.array(world.allgather(done.replica))
     mean = replicas.mean(axis=0)
     assert np.abs(done.parameters - mean).max() < 1e-14
@@ -82,10 +82,12 @@ def test_all_rest_for_the_average_which_is_scored_and_saved(run, world, mpi_tmp_
     distance = ((replicas - mean) ** 2).sum(axis=1).mean()
     states = np.array(world.allgather(done.optimizer.state["momentum"]))
     world.Barrier()
-    found = Checkpoint.read(mpi_tmp_path / "a")
+    found, before = map(Checkpoint.read, (mpi_tmp_path / "a", mpi_tmp_path / "a" / "checkpoint-000000006.h5"))
     assert np.array_equal(found.vectors["parameters"], done.parameters)
     assert np.abs(found.vectors["optimizer/momentum"] - states.mean(axis=0)).max() < 1e-14
     assert found.attributes["updates"] == done.optimizer.step == 12
+    assert len(before.attributes["legs"][0]["compute_seconds_per_rank"]) == world.size
+    assert None not in before.attributes["legs"][0]["compute_seconds_per_rank"]  # all have told at the meeting
     if world.rank == 0:
         summary = json.loads((mpi_tmp_path / "a" / "summary.json").read_text())
         assert summary["consensus_distance"] == pytest.approx(distance, rel=1e-9, abs=1e-25)
