@@ -52,7 +52,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-allreduce", world.rank):
         with reading(world) as parse:
-            options = parse(BenchOptions, "bench-allreduce", __doc__.split("\n")[0], arguments)
+            options = parse(BenchOptions, "bench-allreduce", __doc__, arguments)
             names = [name for name in options.algorithms.split(",") if name and name != "mpi"]
             for name in names:
                 algorithm(name)

@@ -55,7 +55,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-batch-size", world.rank):
         with reading(world) as parse:
-            options = parse(SweepOptions, "bench-batch-size", __doc__.split("\n")[0], arguments)
+            options = parse(SweepOptions, "bench-batch-size", __doc__, arguments)
             sizes = [int(text) for text in options.batches.split(",") if text.isdecimal() and int(text) > 0]
             if len(sizes) != len(options.batches.split(",")):
                 raise UsageError(f"--batches: numbers with commas between, not {options.batches!r}")

@@ -109,7 +109,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-gossip", world.rank):
         with reading(world) as parse:
-            options = parse(GossipBench, "bench-gossip", __doc__.split("\n")[0], arguments)
+            options = parse(GossipBench, "bench-gossip", __doc__, arguments)
             algorithm(options.allreduce)
             strategies = compared(options, world.size)
         results = {name: [] for name in strategies}

@@ -21,7 +21,7 @@ from hpcdl.kernels.cases import CASES, Case
 from hpcdl.kernels.device import CPU
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended
+from hpcdl.runs.program import ended, quiet
 from hpcdl.scripts.bench_allreduce import bytes_of
 
 SAMPLE = 20e-6  # seconds that one turn of a call lasts at least; shorter calls are repeated in it
@@ -41,8 +41,8 @@ class BenchOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-kernels", world.rank):
-        with refuse_together(world):
-            options = parse(BenchOptions, "bench-kernels", __doc__.split("\n")[0], arguments)
+        with refuse_together(world), quiet(world.rank > 0):
+            options = parse(BenchOptions, "bench-kernels", __doc__, arguments)
             cases, sizes = chosen(options), {text: bytes_of(text) for text in options.sizes.split(",")}
             if world.size > 1:
                 raise UsageError("bench-kernels measures one thread; start it on one rank")

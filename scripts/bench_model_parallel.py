@@ -68,7 +68,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-model-parallel", world.rank):
         with reading(world) as parse:
-            options = parse(ModelBench, "bench-model-parallel", __doc__.split("\n")[0], arguments)
+            options = parse(ModelBench, "bench-model-parallel", __doc__, arguments)
             algorithm(options.allreduce)
             runs = compared(options, world.size)
         with refuse_together(world):

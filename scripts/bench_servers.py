@@ -60,7 +60,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-servers", world.rank):
         with reading(world) as parse:
-            options = parse(BenchOptions, "bench-servers", __doc__.split("\n")[0], arguments)
+            options = parse(BenchOptions, "bench-servers", __doc__, arguments)
             bounds = [int(text) for text in options.bounds.split(",") if text.isdecimal()]
             if len(bounds) != len(options.bounds.split(",")):
                 raise UsageError(f"--bounds: whole numbers with commas between, not {options.bounds!r}")

@@ -1,4 +1,4 @@
-"""Examples per second beside PyTorch DDP: python scripts/bench_training.py --data fashion.h5 --ranks 2
+"""Examples per second of a training beside PyTorch DDP: python scripts/bench_training.py --data fashion.h5 --ranks 2
 
 Runs the same model, batch, optimizer and number of epochs with hpcdl (mpiexec) and with PyTorch's
 DistributedDataParallel over gloo, in turn, `--repeats` times each, one thread per rank, and prints medians, spread
@@ -196,7 +196,7 @@ def gpt(torch, length, vocabulary, layers, width, heads, context, head):
 
 def main(arguments=None):
     try:
-        options = parse(BenchOptions, "bench-training", __doc__.split("\n")[0], arguments)
+        options = parse(BenchOptions, "bench-training", __doc__, arguments)
         if options.worker >= 0:
             work(options)
         open_data(options.data).close()

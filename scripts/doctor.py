@@ -46,7 +46,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("doctor", world.rank):
         with reading(world) as parse:
-            options = parse(DoctorOptions, "doctor", __doc__.split("\n")[0], arguments)
+            options = parse(DoctorOptions, "doctor", __doc__, arguments)
             check_output_file("--json", options.json, (".json",))
         problem = lone(world.size, os.environ, library())
         if problem is not None:

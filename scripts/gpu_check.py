@@ -50,7 +50,7 @@ class CheckOptions:
 
 def main(arguments=None):
     with ended("gpu-check", MPI.COMM_WORLD.rank), refuse_together(MPI.COMM_WORLD), quiet(MPI.COMM_WORLD.rank > 0):
-        options = parse(CheckOptions, "gpu-check", __doc__.split("\n")[0], arguments)
+        options = parse(CheckOptions, "gpu-check", __doc__, arguments)
         if MPI.COMM_WORLD.size > 1:
             raise UsageError("this looks at one GPU: start it without mpiexec")
         sizes = {text: bytes_of(text) for text in options.sizes.split(",")}

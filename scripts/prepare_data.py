@@ -1,4 +1,4 @@
-"""Make a data file:  python scripts/prepare_data.py idx fashion-mnist/ fashion.h5
+"""Make a data file from IDX, NPZ, CSV or text: python scripts/prepare_data.py idx fashion-mnist/ fashion.h5
 
     prepare_data.py idx FOLDER OUT.h5      MNIST's format, gzipped or not
     prepare_data.py npz FILE OUT.h5        arrays x, y and, or not, x_test, y_test
@@ -20,7 +20,7 @@ from hpcdl.data.prepare_npz import prepare_npz
 from hpcdl.data.prepare_text import LEVELS, prepare_text
 from hpcdl.data.vocabulary import BYTES
 from hpcdl.errors import UsageError, printable
-from hpcdl.runs.options import Parser
+from hpcdl.runs.help import Parser
 
 KINDS = {"idx": prepare_idx, "npz": prepare_npz, "csv": prepare_csv, "text": prepare_text}
 

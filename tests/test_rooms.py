@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-GROUND = {"chunks", "errors", "files", "memory", "random", "shared_memory"}  # beneath all rooms
+GROUND = {"chunks", "errors", "files", "memory", "programs", "random", "shared_memory", "words"}  # beneath all rooms
 ORDER = [  # from the bottom; those of one line stand beside each other
     "kernels",
     "comm",

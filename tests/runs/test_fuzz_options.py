@@ -24,7 +24,7 @@ from hpcdl.data.prepare_text import prepare_text
 from hpcdl.models import SETTINGS as MODELS
 from hpcdl.optim import SETTINGS as OPTIMIZERS
 from hpcdl.optim.schedules import SETTINGS as SCHEDULES
-from hpcdl.runs.options import dashed
+from hpcdl.runs.help import dashed
 
 PROGRAMS = {
     "train_sequential": "Options",
