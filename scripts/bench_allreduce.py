@@ -30,6 +30,7 @@ from hpcdl.runs.alike import reading
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
+from hpcdl.words import counted
 
 BARE = ", bare"  # ends the name of a contender without the door
 HOUR, SPANS = 3600.0, 2000  # the watchdog's patience; spans that are kept, as in a training run
@@ -174,7 +175,7 @@ def report(options: BenchOptions, ranks: int, rows: dict) -> None:
     """Print medians, and each algorithm's time through the door relative to the library's own, turn by turn."""
     about = environment()
     names = [name for name in next(iter(rows.values())) if not name.endswith(BARE)]
-    print(f"all-reduce of float32 in place on {ranks} ranks, microseconds, median: through the door / bare")
+    print(f"all-reduce of float32 in place on {counted(ranks, 'rank')}, microseconds, median: through the door / bare")
     print(f"{about['mpi']}, numpy {about['numpy']}, numba {about['numba']}, {about['machine']}\n")
     print("| size | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
     for text, taken in rows.items():
@@ -186,7 +187,9 @@ def report(options: BenchOptions, ranks: int, rows: dict) -> None:
         quartiles = [np.percentile(ratio, (50, 25, 75)) for ratio in ratios]
         print(f"| {text} | " + " | ".join(f"{m:.2f} ({low:.2f} to {high:.2f})" for m, low, high in quartiles) + " |")
     if "shared" in names:
-        print(f"\nshared: memory traffic of all {ranks} ranks, GB/s (part of what the copies reach in the same turn)\n")
+        print(
+            f"\nshared: memory traffic of {counted(ranks, 'rank')} in all, GB/s (part of what the copies reach in the same turn)\n"
+        )
         for text, taken in rows.items():
             traffic = 2 * ranks * bytes_of(text) / np.median(taken["shared"]) / 1e3
             part = np.median(np.divide(taken["copy"], taken["shared"]))

@@ -27,6 +27,7 @@ from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
 from hpcdl.strategies import all_reduce, local_sgd
+from hpcdl.words import counted
 
 STRATEGIES = ("all-reduce", "local", "post-local")
 
@@ -122,7 +123,10 @@ def measure(world, options: SweepOptions, strategy: str, size: int, scaled: bool
 def report(options: SweepOptions, rows: list[dict]) -> None:
     """Print the table, write the picture and the numbers."""
     about = environment()
-    print(f"{options.model} on {options.data}, {options.epochs} epochs, {options.optimizer}, {options.seeds} seeds")
+    print(
+        f"{options.model} on {options.data}, {counted(options.epochs, 'epoch')}, {options.optimizer}, "
+        f"{counted(options.seeds, 'seed')}"
+    )
     print(f"{about['launch']}; {about['machine']}\n")
     print("| strategy | batch | learning rate | steps | seconds | test accuracy, median | lowest to highest |")
     print("|---|---|---|---|---|---|---|")
@@ -168,7 +172,7 @@ def draw(options: SweepOptions, rows: list[dict]) -> None:
         bottom=100 * max(min(row["lowest"] for row in rows), best - 0.15)
     )  # runs that diverge leave the picture
     axes.set_xlabel("batch size (examples per update)")
-    axes.set_ylabel(f"test accuracy after {options.epochs} epochs (%)")
+    axes.set_ylabel(f"test accuracy after {counted(options.epochs, 'epoch')} (%)")
     axes.grid(alpha=0.3)
     steps = axes.twinx()
     some = next(iter(lines.values()))

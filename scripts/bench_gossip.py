@@ -36,6 +36,7 @@ from hpcdl.runs.evaluation import evaluate
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
 from hpcdl.strategies import all_reduce, gossip, local_sgd
+from hpcdl.words import counted
 
 OF_A_RUN = (
     "data",
@@ -198,8 +199,8 @@ def title(options: GossipBench, results: dict) -> str:
     """What was measured."""
     one = next(iter(results.values()))[0]
     what = f"{options.model} ({one['parameters']:,} parameters, {one['dtype']}) on {one['data']}, {options.partition}"
-    how = f"{options.optimizer}, rate {options.lr:g}, {options.batch_size} examples an update, {options.repeats} runs"
-    return f"{what}, {how}"
+    how = f"{options.optimizer}, rate {options.lr:g}, {options.batch_size} examples an update"
+    return f"{what}, {how}, {counted(options.repeats, 'run')}"
 
 
 def network(results: dict) -> list[dict]:

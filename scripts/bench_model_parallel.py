@@ -35,6 +35,7 @@ from hpcdl.strategies import (
     sequential,
     tensor_parallel,
 )
+from hpcdl.words import counted
 
 ROWS = 8  # that are scored: the end of a run is not what is measured
 CHUNKS = 2  # of the interleaved schedule
@@ -214,8 +215,12 @@ def title(options: ModelBench, results: dict) -> str:
     """What was measured."""
     one = next(iter(results.values()))[0]
     what = f"{options.model} ({one['parameters']:,} parameters, {one['dtype']}) on {one['data']}, {options.optimizer}"
-    more = f"{options.repeats} runs each" if options.case == "memory" else f"pretending {options.pretend_compute:g} ms"
-    return f"{what}, {options.batch_size} examples an update, {options.steps} steps, {more}"
+    more = (
+        f"{counted(options.repeats, 'run')} each"
+        if options.case == "memory"
+        else f"pretending {options.pretend_compute:g} ms"
+    )
+    return f"{what}, {counted(options.batch_size, 'example')} an update, {counted(options.steps, 'step')}, {more}"
 
 
 if __name__ == "__main__":

@@ -118,7 +118,8 @@ def report(options: BenchOptions, results: dict) -> None:
     """Print the table, and write the numbers."""
     about = environment()
     print(
-        f"{options.model} on {options.data}, {options.optimizer}, {options.batch_per_rank} examples a gradient", end=""
+        f"{options.model} on {options.data}, {options.optimizer}, {options.batch_per_rank} examples a gradient",
+        end="",
     )
     print(f", straggler {options.straggler or 'none'}, a gradient takes {options.pretend_compute:g} ms or more")
     print(f"{about['launch']}; {about['mpi']}; {about['machine']}\n")

@@ -25,6 +25,7 @@ from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import parse_model
 from hpcdl.runs.options import option, parse
+from hpcdl.words import counted
 
 
 @dataclass
@@ -222,7 +223,9 @@ def compare(options: BenchOptions) -> None:
     speeds = {name: [run["examples_per_second"] for run in runs] for name, runs in results.items()}
     ratios = [mine / other for mine, other in zip(speeds["hpcdl"], speeds["torch"], strict=True)]
     about = environment() | {"torch": torch.__version__}
-    print(f"{options.model} on {options.data}, {options.ranks} ranks, {options.batch_per_rank} examples each, momentum")
+    print(
+        f"{options.model} on {options.data}, {counted(options.ranks, 'rank')}, {options.batch_per_rank} examples each, momentum"
+    )
     print(", ".join(f"{name} {about[name]}" for name in ("python", "numpy", "numba", "mpi", "torch", "machine")) + "\n")
     print("| program | examples/s, median | lowest to highest | test accuracy, median |")
     print("|---|---|---|---|")
@@ -230,7 +233,7 @@ def compare(options: BenchOptions) -> None:
         accuracy = statistics.median(run["test_accuracy"] for run in results[name])
         middle, low, high = statistics.median(speeds[name]), min(speeds[name]), max(speeds[name])
         print(f"| {label} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {accuracy:.2%} |")
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} pairs"
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {counted(len(ratios), 'pair')}"
     print(f"\nhpcdl / PyTorch: {statistics.median(ratios):.2f} ({spread})")
     if options.json:
         Path(options.json).write_text(

@@ -23,6 +23,7 @@ from hpcdl.runs.evaluation import ROWS, evaluate, scores
 from hpcdl.runs.export import check_output_file, export, write_predictions
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
+from hpcdl.words import counted
 
 
 @dataclass
@@ -68,7 +69,7 @@ def main(arguments=None):
         with refuse_together(world):
             if world.rank == 0:
                 line = scores(sums, data.classes).named(options.split)
-                print(f"{options.run}, step {about['step']}, on {split.examples} rows of {data.name}:")
+                print(f"{options.run}, step {about['step']}, on {counted(split.examples, 'row')} of {data.name}:")
                 print("  ".join(f"{name} {value:.6g}" for name, value in line.items()))
                 if options.sample:
                     drawn = Random(options.seed)("sample")

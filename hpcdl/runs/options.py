@@ -21,6 +21,7 @@ from hpcdl.errors import UsageError, blamed_on, finite, line, nearest, refuse_be
 from hpcdl.memory import available
 from hpcdl.runs.help import dashed, parser
 from hpcdl.runs.takeover import predecessor, taken
+from hpcdl.words import counted
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
@@ -179,7 +180,9 @@ class Options:
         """Raise UsageError where an option asks for more parts of a batch than that has examples."""
         parts = getattr(self, name)
         if parts > examples:
-            raise UsageError(f"--{dashed(name)} {parts}: a batch has {examples} examples, and so many parts at most")
+            raise UsageError(
+                f"--{dashed(name)} {parts}: a batch has {counted(examples, 'example')}, and so many parts at most"
+            )
 
     def make_optimizer(self, model: Any, plan: tuple[int, int, int], size: int | None = None) -> "Optimizer":
         """The optimizer for `size` parameters (default: all of the model's), where `plan` is what `plan` returns."""
@@ -205,7 +208,11 @@ class Options:
 
         vectors = 2 + len(vectors_of(self.optimizer)) if self.device == "cpu" else 1
         needed = vectors * model.layout.size * model.layout.dtype.itemsize // ranks
-        refuse_beyond(f"--model {self.model}, of {model.layout.size:,} parameters, on each rank", needed, available())
+        refuse_beyond(
+            f"--model {self.model}, of {counted(model.layout.size, 'parameter', ',')}, on each rank",
+            needed,
+            available(),
+        )
 
     def global_batch(self, ranks: int, examples: int) -> int:
         """Examples per update, all ranks together."""

@@ -176,7 +176,7 @@ def test_bench_training(launch, tmp_path):
         assert all(run["test_accuracy"] > 0.2 for run in found["results"][name])  # both learn; guessing is 0.1
     pairs = zip(found["results"]["hpcdl"], found["results"]["torch"], strict=True)
     assert found["ratios"] == [a["examples_per_second"] / b["examples_per_second"] for a, b in pairs]
-    assert re.search(r"hpcdl / PyTorch: [\d.]+ \([\d.]+ to [\d.]+, 1 pairs\)", done.stdout)
+    assert re.search(r"hpcdl / PyTorch: [\d.]+ \([\d.]+ to [\d.]+, 1 pair\)", done.stdout)
 
 
 def test_bench_model_parallel(run_on, tmp_path):
