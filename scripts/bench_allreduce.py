@@ -13,12 +13,10 @@ The last column, `copy`, is no all-reduce: every rank copies its vector to anoth
 the bytes that `shared` moves (N K values read, N K written), and so is what the memory or the caches allow.
 """
 
-import json
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
@@ -27,6 +25,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.errors import UsageError
 from hpcdl.runs.alike import reading
+from hpcdl.runs.benchmark_report import check_files, quartiles, write_json
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
@@ -60,6 +59,7 @@ def main(arguments=None):
             if options.gloo:
                 find_torch()
             sizes = {text: bytes_of(text) for text in options.sizes.split(",")}
+            check_files(options, world.rank)
             if options.seconds <= 0:
                 raise UsageError(f"--seconds must be greater than 0, not {options.seconds}")
         everyone = Communicator(world, "tree", HOUR, SPANS)
@@ -187,16 +187,27 @@ def report(options: BenchOptions, ranks: int, rows: dict) -> None:
         quartiles = [np.percentile(ratio, (50, 25, 75)) for ratio in ratios]
         print(f"| {text} | " + " | ".join(f"{m:.2f} ({low:.2f} to {high:.2f})" for m, low, high in quartiles) + " |")
     if "shared" in names:
-        print(
-            f"\nshared: memory traffic of {counted(ranks, 'rank')} in all, GB/s (part of what the copies reach in the same turn)\n"
-        )
+        print(f"\nshared: memory traffic of all {ranks} ranks, GB/s (part of what the copies reach in the same turn)\n")
         for text, taken in rows.items():
             traffic = 2 * ranks * bytes_of(text) / np.median(taken["shared"]) / 1e3
             part = np.median(np.divide(taken["copy"], taken["shared"]))
             print(f"    {text:>8}  {traffic:7.1f}  ({part:.0%})")
-    if options.json:
-        result = {"ranks": ranks, "microseconds": rows, "environment": about}
-        Path(options.json).write_text(json.dumps(result, indent=2))
+    write_json("bench-allreduce", options, records(ranks, rows))
+
+
+def records(ranks: int, rows: dict) -> list[dict]:
+    """The rows of the file: one for each size and algorithm, through the door and bare."""
+    return [
+        {
+            "ranks": ranks,
+            "size_bytes": bytes_of(text),
+            "algorithm": name.removesuffix(BARE),
+            "bare": name.endswith(BARE) or name in ("gloo", "copy"),
+            **quartiles("microseconds", times),
+        }
+        for text, taken in rows.items()
+        for name, times in taken.items()
+    ]
 
 
 def both(taken: dict[str, list[float]], name: str) -> str:

@@ -213,8 +213,10 @@ def compare(options: BenchOptions) -> None:
         import torch
     except ImportError:
         raise UsageError("PyTorch is not installed; pip install 'hpcdl[torch]'") from None
+    from hpcdl.runs.benchmark_report import check_files, write_json
     from hpcdl.runs.folder import environment
 
+    check_files(options, 0)
     results = {"hpcdl": [], "torch": []}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(options.repeats):
@@ -224,7 +226,8 @@ def compare(options: BenchOptions) -> None:
     ratios = [mine / other for mine, other in zip(speeds["hpcdl"], speeds["torch"], strict=True)]
     about = environment() | {"torch": torch.__version__}
     print(
-        f"{options.model} on {options.data}, {counted(options.ranks, 'rank')}, {options.batch_per_rank} examples each, momentum"
+        f"{options.model} on {options.data}, {counted(options.ranks, 'rank')}, "
+        f"{options.batch_per_rank} examples each, momentum"
     )
     print(", ".join(f"{name} {about[name]}" for name in ("python", "numpy", "numba", "mpi", "torch", "machine")) + "\n")
     print("| program | examples/s, median | lowest to highest | test accuracy, median |")
@@ -235,10 +238,12 @@ def compare(options: BenchOptions) -> None:
         print(f"| {label} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {accuracy:.2%} |")
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {counted(len(ratios), 'pair')}"
     print(f"\nhpcdl / PyTorch: {statistics.median(ratios):.2f} ({spread})")
-    if options.json:
-        Path(options.json).write_text(
-            json.dumps({"results": results, "ratios": ratios, "environment": about}, indent=2)
-        )
+    rows = [
+        {"ranks": options.ranks, "repeat": repeat, "examples_per_second_ratio": ratio}
+        | {f"{name}_{key}": value for name, runs in results.items() for key, value in runs[repeat].items()}
+        for repeat, ratio in enumerate(ratios)
+    ]
+    write_json("bench-training", options, rows, {"torch": torch.__version__})
 
 
 if __name__ == "__main__":
