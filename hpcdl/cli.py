@@ -1,33 +1,60 @@
 """`hpcdl NAME ...` runs scripts/NAME.py, with dashes or underscores in the name."""
 
-import ast
 import importlib
 import os
+import shutil
 import sys
-from importlib.util import find_spec
-from pathlib import Path
+import textwrap
 
 from hpcdl.errors import unknown
+from hpcdl.programs import programs
+
+# Sections of the list, in the order of docs/README.md: names, or how names begin; what is in none comes last, as more.
+SECTIONS = {
+    "train": """train-sequential train-allreduce train-parameter-server train-gossip train-local-sgd train-federated
+        train-model-parallel train-pipeline train-tensor-parallel train-fully-sharded train-grid train-kmeans train-
+        search""",
+    "data and results": "prepare- evaluate predict compare report watch",
+    "benchmarks": "bench-",
+    "the machine": "doctor hardware gpu-check plan supervise postmortem",
+}
+LEAST = 60  # columns of a terminal, for which the list is made
+USAGE = "usage: hpcdl NAME [OPTIONS], under mpiexec or srun for more than one rank; hpcdl NAME --help"
 
 
-def scripts() -> dict[str, str]:
-    """Names of all scripts, with the first line of their docstrings; read, not imported, for that would start MPI."""
-    folder = Path(find_spec("hpcdl.scripts").origin).parent  # type: ignore[union-attr, arg-type]
-    found = {}
-    for path in sorted(folder.glob("[a-z]*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text())) or ""
-        found[path.stem.replace("_", "-")] = text.split("\n")[0].split(": ")[0]
-    return found
+def listed(names: list[str]) -> dict[str, list[str]]:
+    """The names by section, in its order; those that only begin as one of its words alphabetically; others: more."""
+    sections: dict[str, list[str]] = {}
+    left = sorted(names)
+    for section, words in SECTIONS.items():
+        for word in words.split():
+            found = [name for name in left if name == word or (word.endswith("-") and name.startswith(word))]
+            sections.setdefault(section, []).extend(found)
+            left = [name for name in left if name not in found]
+    return {section: found for section, found in (sections | {"more": left}).items() if found}
+
+
+def overview(columns: int) -> str:
+    """What `hpcdl` prints: every program with what it does, in lines of so many columns."""
+    known, columns = programs(), max(LEAST, columns)
+    indent = 4 + max(map(len, known))
+    lines = textwrap.wrap(USAGE, columns)
+    for section, names in listed([*known]).items():
+        lines += ["", section]
+        for name in names:
+            text = textwrap.wrap(known[name].sentence, columns - indent, break_on_hyphens=False)
+            lines += [f"  {name:{indent - 2}}{text[0]}" if text else f"  {name}"]
+            lines += [" " * indent + more for more in text[1:]]
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
-    known = scripts()
+    known = programs()
     if not arguments or arguments[0] in ("-h", "--help"):
         if not first():
             return
-        print("usage: hpcdl NAME [OPTIONS], under mpiexec or srun for more than one rank; hpcdl NAME --help\n")
-        print("\n".join(f"  {name:18} {text}" for name, text in known.items()))
+        print(overview(shutil.get_terminal_size().columns))
         return
     name = arguments[0].replace("_", "-")
     if name == "--version":

@@ -1,6 +1,7 @@
 """Files that are never seen half-written (a temporary name, a sync to the disk, then the final name); the cache."""
 
 import contextlib
+import errno
 import io
 import os
 import tempfile
@@ -11,6 +12,28 @@ from typing import Any, BinaryIO
 import platformdirs
 
 
+def part(path: Path) -> Path:
+    """The temporary name under which this process writes a file."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def probe(path: str | os.PathLike[str]) -> None:
+    """Raise OSError where `path` could not be written; leaves nothing behind, and a file that is there as it is."""
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # a pipe, a device
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return
+    temporary = part(path)
+    try:
+        temporary.touch()
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `path`; when the body ends well, sync that file and give it the final name.
@@ -18,7 +41,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     When the body fails, the temporary file is removed and `path` stays as it was.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = part(path)
     try:
         yield temporary
         with open(temporary, "rb") as file:
@@ -35,7 +58,14 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """The same as an open binary file: `with atomic_write(path) as file: file.write(...)`."""
+    """The same as an open binary file: `with atomic_write(path) as file: file.write(...)`.
+
+    What is there and no file, as a pipe or /dev/stdout, stays what it is, and is written to.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:
+            yield file
+        return
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         yield file
 

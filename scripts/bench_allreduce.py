@@ -13,12 +13,10 @@ The last column, `copy`, is no all-reduce: every rank copies its vector to anoth
 the bytes that `shared` moves (N K values read, N K written), and so is what the memory or the caches allow.
 """
 
-import json
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
@@ -27,9 +25,11 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.errors import UsageError
 from hpcdl.runs.alike import reading
+from hpcdl.runs.benchmark_report import check_files, quartiles, write_json
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
+from hpcdl.words import counted
 
 BARE = ", bare"  # ends the name of a contender without the door
 HOUR, SPANS = 3600.0, 2000  # the watchdog's patience; spans that are kept, as in a training run
@@ -52,13 +52,14 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-allreduce", world.rank):
         with reading(world) as parse:
-            options = parse(BenchOptions, "bench-allreduce", __doc__.split("\n")[0], arguments)
+            options = parse(BenchOptions, "bench-allreduce", __doc__, arguments)
             names = [name for name in options.algorithms.split(",") if name and name != "mpi"]
             for name in names:
                 algorithm(name)
             if options.gloo:
                 find_torch()
             sizes = {text: bytes_of(text) for text in options.sizes.split(",")}
+            check_files(options, world.rank)
             if options.seconds <= 0:
                 raise UsageError(f"--seconds must be greater than 0, not {options.seconds}")
         everyone = Communicator(world, "tree", HOUR, SPANS)
@@ -174,7 +175,7 @@ def report(options: BenchOptions, ranks: int, rows: dict) -> None:
     """Print medians, and each algorithm's time through the door relative to the library's own, turn by turn."""
     about = environment()
     names = [name for name in next(iter(rows.values())) if not name.endswith(BARE)]
-    print(f"all-reduce of float32 in place on {ranks} ranks, microseconds, median: through the door / bare")
+    print(f"all-reduce of float32 in place on {counted(ranks, 'rank')}, microseconds, median: through the door / bare")
     print(f"{about['mpi']}, numpy {about['numpy']}, numba {about['numba']}, {about['machine']}\n")
     print("| size | " + " | ".join(names) + " |\n|" + "---|" * (len(names) + 1))
     for text, taken in rows.items():
@@ -191,9 +192,22 @@ def report(options: BenchOptions, ranks: int, rows: dict) -> None:
             traffic = 2 * ranks * bytes_of(text) / np.median(taken["shared"]) / 1e3
             part = np.median(np.divide(taken["copy"], taken["shared"]))
             print(f"    {text:>8}  {traffic:7.1f}  ({part:.0%})")
-    if options.json:
-        result = {"ranks": ranks, "microseconds": rows, "environment": about}
-        Path(options.json).write_text(json.dumps(result, indent=2))
+    write_json("bench-allreduce", options, records(ranks, rows))
+
+
+def records(ranks: int, rows: dict) -> list[dict]:
+    """The rows of the file: one for each size and algorithm, through the door and bare."""
+    return [
+        {
+            "ranks": ranks,
+            "size_bytes": bytes_of(text),
+            "algorithm": name.removesuffix(BARE),
+            "bare": name.endswith(BARE) or name in ("gloo", "copy"),
+            **quartiles("microseconds", times),
+        }
+        for text, taken in rows.items()
+        for name, times in taken.items()
+    ]
 
 
 def both(taken: dict[str, list[float]], name: str) -> str:

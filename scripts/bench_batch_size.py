@@ -9,7 +9,6 @@ With --strategies all-reduce,local,post-local it does so for all-reduce SGD, for
 same examples in the same order, a batch shared among the ranks in each step.
 """
 
-import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +22,13 @@ from hpcdl.errors import UsageError, unknown
 from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
 from hpcdl.runs.alike import reading
+from hpcdl.runs.benchmark_report import check_files, figure, write_json
+from hpcdl.runs.export import written
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
 from hpcdl.strategies import all_reduce, local_sgd
+from hpcdl.words import counted
 
 STRATEGIES = ("all-reduce", "local", "post-local")
 
@@ -55,7 +57,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-batch-size", world.rank):
         with reading(world) as parse:
-            options = parse(SweepOptions, "bench-batch-size", __doc__.split("\n")[0], arguments)
+            options = parse(SweepOptions, "bench-batch-size", __doc__, arguments)
             sizes = [int(text) for text in options.batches.split(",") if text.isdecimal() and int(text) > 0]
             if len(sizes) != len(options.batches.split(",")):
                 raise UsageError(f"--batches: numbers with commas between, not {options.batches!r}")
@@ -65,8 +67,7 @@ def main(arguments=None):
                     raise unknown("strategy", name, STRATEGIES)
             if options.sync_every < 1 or options.local_from < 0:
                 raise UsageError("--sync-every is at least 1, and --local-from at least 0")
-            if options.plot:
-                pyplot()
+            check_files(options, world.rank)
         scalings = {"plain": (False,), "scaled": (True,), "both": (False, True)}[options.rates]
         rows = [
             measure(world, options, name, size, scaled) for name in strategies for scaled in scalings for size in sizes
@@ -107,77 +108,68 @@ def measure(world, options: SweepOptions, strategy: str, size: int, scaled: bool
     accuracy = [run["test_accuracy"] for run in runs]
     return {
         "strategy": strategy,
-        "batch": size,
+        "batch_size": size,
         "scaled": scaled,
         "lr": options.lr * (size / options.reference if scaled else 1),
         "steps": runs[0]["steps"],
         "seconds": statistics.median(run["seconds"] for run in runs),
-        "loss": statistics.median(run["test_loss"] for run in runs),
-        "accuracy": statistics.median(accuracy),
-        "lowest": min(accuracy),
-        "highest": max(accuracy),
+        "test_loss": statistics.median(run["test_loss"] for run in runs),
+        "test_accuracy": statistics.median(accuracy),
+        "test_accuracy_lowest": min(accuracy),
+        "test_accuracy_highest": max(accuracy),
     }
 
 
 def report(options: SweepOptions, rows: list[dict]) -> None:
     """Print the table, write the picture and the numbers."""
     about = environment()
-    print(f"{options.model} on {options.data}, {options.epochs} epochs, {options.optimizer}, {options.seeds} seeds")
+    print(
+        f"{options.model} on {options.data}, {counted(options.epochs, 'epoch')}, {options.optimizer}, "
+        f"{counted(options.seeds, 'seed')}"
+    )
     print(f"{about['launch']}; {about['machine']}\n")
     print("| strategy | batch | learning rate | steps | seconds | test accuracy, median | lowest to highest |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
-        spread = f"{row['lowest']:.2%} to {row['highest']:.2%}"
-        numbers = f"{row['lr']:g} | {row['steps']:,} | {row['seconds']:.2f} | {row['accuracy']:.2%} | {spread}"
-        print(f"| {row['strategy']} | {row['batch']} | {numbers} |")
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=2))
+        spread = f"{row['test_accuracy_lowest']:.2%} to {row['test_accuracy_highest']:.2%}"
+        numbers = f"{row['lr']:g} | {row['steps']:,} | {row['seconds']:.2f} | {row['test_accuracy']:.2%} | {spread}"
+        print(f"| {row['strategy']} | {row['batch_size']} | {numbers} |")
+    write_json("bench-batch-size", options, rows)
     if options.plot:
         draw(options, rows)
 
 
-def pyplot():
-    """matplotlib's pyplot, without a screen."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UsageError("--plot needs matplotlib: pip install 'hpcdl[report]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
 def draw(options: SweepOptions, rows: list[dict]) -> None:
     """Test accuracy and steps against the batch size."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    picture = figure("--plot", figsize=(7, 4.2), layout="constrained")
+    axes = picture.subplots()
     lines = {(row["strategy"], row["scaled"]): [] for row in rows}
     for row in rows:
         lines[row["strategy"], row["scaled"]].append(row)
     for (strategy, scaled), some in lines.items():
-        x, y = [row["batch"] for row in some], [100 * row["accuracy"] for row in some]
-        low = [100 * (row["accuracy"] - row["lowest"]) for row in some]
-        high = [100 * (row["highest"] - row["accuracy"]) for row in some]
+        x, y = [row["batch_size"] for row in some], [100 * row["test_accuracy"] for row in some]
+        low = [100 * (row["test_accuracy"] - row["test_accuracy_lowest"]) for row in some]
+        high = [100 * (row["test_accuracy_highest"] - row["test_accuracy"]) for row in some]
         look = {"color": f"C{STRATEGIES.index(strategy)}", "marker": "s" if scaled else "o", "capsize": 3}
         rate = "scaled, one epoch of warm-up" if scaled else f"learning rate {options.lr:g}"
         axes.errorbar(x, y, yerr=[low, high], ls="--" if scaled else "-", label=f"{strategy}, {rate}", **look)
     axes.set_xscale("log", base=2)
-    best = max(row["accuracy"] for row in rows)
+    best = max(row["test_accuracy"] for row in rows)
     axes.set_ylim(
-        bottom=100 * max(min(row["lowest"] for row in rows), best - 0.15)
+        bottom=100 * max(min(row["test_accuracy_lowest"] for row in rows), best - 0.15)
     )  # runs that diverge leave the picture
     axes.set_xlabel("batch size (examples per update)")
-    axes.set_ylabel(f"test accuracy after {options.epochs} epochs (%)")
+    axes.set_ylabel(f"test accuracy after {counted(options.epochs, 'epoch')} (%)")
     axes.grid(alpha=0.3)
     steps = axes.twinx()
     some = next(iter(lines.values()))
-    steps.plot([row["batch"] for row in some], [row["steps"] for row in some], "k:", label="updates")
+    steps.plot([row["batch_size"] for row in some], [row["steps"] for row in some], "k:", label="updates")
     steps.set_yscale("log")
     steps.set_ylabel("updates")
     shown = [each.get_legend_handles_labels() for each in (axes, steps)]
     axes.legend(shown[0][0] + shown[1][0], shown[0][1] + shown[1][1], loc="lower left", fontsize="small")
-    figure.savefig(options.plot, dpi=120)
+    with written(Path(options.plot)) as file:
+        picture.savefig(file, format=Path(options.plot).suffix[1:], dpi=120)
 
 
 if __name__ == "__main__":

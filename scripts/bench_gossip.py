@@ -31,11 +31,12 @@ from hpcdl.models import for_data, parse_model
 from hpcdl.optim import make_optimizer
 from hpcdl.runs import Options, Run
 from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import positive, report, several, spread
+from hpcdl.runs.benchmark_report import check_files, positive, report, several, spread
 from hpcdl.runs.evaluation import evaluate
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
 from hpcdl.strategies import all_reduce, gossip, local_sgd
+from hpcdl.words import counted
 
 OF_A_RUN = (
     "data",
@@ -109,8 +110,9 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-gossip", world.rank):
         with reading(world) as parse:
-            options = parse(GossipBench, "bench-gossip", __doc__.split("\n")[0], arguments)
+            options = parse(GossipBench, "bench-gossip", __doc__, arguments)
             algorithm(options.allreduce)
+            check_files(options, world.rank)
             strategies = compared(options, world.size)
         results = {name: [] for name in strategies}
         if options.case == "network":  # what kernels and connections take to open is not for the first to pay
@@ -121,7 +123,7 @@ def main(arguments=None):
                 results[name].append(measure(world, options, train, seed))
         if world.rank == 0:
             rows = network(results) if options.case == "network" else optima(results)
-            report(title(options, results), options, results, rows)
+            report(title(options, results), "bench-gossip", options, rows, records(options, results))
 
 
 def compared(options: GossipBench, size: int) -> dict:
@@ -198,17 +200,42 @@ def title(options: GossipBench, results: dict) -> str:
     """What was measured."""
     one = next(iter(results.values()))[0]
     what = f"{options.model} ({one['parameters']:,} parameters, {one['dtype']}) on {one['data']}, {options.partition}"
-    how = f"{options.optimizer}, rate {options.lr:g}, {options.batch_size} examples an update, {options.repeats} runs"
-    return f"{what}, {how}"
+    how = f"{options.optimizer}, rate {options.lr:g}, {options.batch_size} examples an update"
+    return f"{what}, {how}, {counted(options.repeats, 'run')}"
+
+
+def sent(run: dict, what: str) -> float | None:
+    """By the busiest rank in an epoch, without the initial values; None where the library's own collective hides it."""
+    ranks = [[of[what] for name, of in rank.items() if name != "broadcast"] for rank in run["traffic_per_rank"]]
+    return None if any(None in each for each in ranks) else max(map(sum, ranks)) / run["epochs"]
+
+
+def records(options: GossipBench, results: dict) -> list[dict]:
+    """The rows of the file: one for each time at which a run was looked at."""
+    return [
+        {
+            "case": options.case,
+            "strategy": name,
+            "ranks": run["ranks"],
+            "seed": seed,
+            "steps": seen["steps"],
+            "seconds_since_the_row_before": seen["seconds"],
+            **{key: value for key, value in seen.items() if key not in ("steps", "seconds")},
+            "batches_of_a_phase": run.get("phase"),
+            "busiest_rank_sent_bytes_per_epoch": sent(run, "bytes"),
+            "busiest_rank_sent_messages_per_epoch": sent(run, "messages"),
+            "last_consensus_distance": run.get("consensus_distance"),
+            "last_test_loss": run["test_loss"],
+            "last_test_accuracy": run["test_accuracy"],
+        }
+        for name, runs in results.items()
+        for seed, run in enumerate(runs)
+        for seen in run["seen"]
+    ]
 
 
 def network(results: dict) -> list[dict]:
     """The table of --case network: cells by column, for each strategy."""
-
-    def sent(run, what):
-        """By the busiest rank in an epoch, without the initial values."""
-        ranks = [sum(of[what] for name, of in rank.items() if name != "broadcast") for rank in run["traffic_per_rank"]]
-        return max(ranks) / run["epochs"]
 
     def epoch(run):
         return statistics.median(seen["seconds"] for seen in run["seen"])
@@ -218,7 +245,7 @@ def network(results: dict) -> list[dict]:
         {
             "strategy": name,
             "MB sent per rank and epoch": f"{sent(runs[0], 'bytes') / 1e6:.3f}",
-            "messages": f"{sent(runs[0], 'messages'):,.0f}",
+            "messages": "" if (sends := sent(runs[0], "messages")) is None else f"{sends:,.0f}",
             "seconds per epoch": spread([epoch(run) for run in runs], ".3f"),
             "of all-reduce SGD's": spread([epoch(run) / time for run, time in zip(runs, first, strict=True)], ".2f"),
             "consensus distance": spread([run.get("consensus_distance", 0.0) for run in runs], ".3g"),

@@ -7,10 +7,8 @@ every byte that is read or written, once each time. A ratio is that of two times
 spread between the first and the third quartile. The kernel is as fast as the copy at 1, and faster than numpy below 1.
 """
 
-import json
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
@@ -19,9 +17,10 @@ from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.cases import CASES, Case
 from hpcdl.kernels.device import CPU
+from hpcdl.runs.benchmark_report import check_files, quartiles, write_json
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended
+from hpcdl.runs.program import ended, quiet
 from hpcdl.scripts.bench_allreduce import bytes_of
 
 SAMPLE = 20e-6  # seconds that one turn of a call lasts at least; shorter calls are repeated in it
@@ -41,9 +40,10 @@ class BenchOptions:
 def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-kernels", world.rank):
-        with refuse_together(world):
-            options = parse(BenchOptions, "bench-kernels", __doc__.split("\n")[0], arguments)
+        with refuse_together(world), quiet(world.rank > 0):
+            options = parse(BenchOptions, "bench-kernels", __doc__, arguments)
             cases, sizes = chosen(options), {text: bytes_of(text) for text in options.sizes.split(",")}
+            check_files(options, world.rank)
             if world.size > 1:
                 raise UsageError("bench-kernels measures one thread; start it on one rank")
         rows = []
@@ -51,9 +51,7 @@ def main(arguments=None):
             for text, size in sizes.items():
                 rows.append({"kernel": name, "size": text, **measure(case, size, options.dtype, options.seconds)})
                 print_row(rows[-1], first=len(rows) == 1, dtype=options.dtype)
-        if options.json:
-            result = {"dtype": options.dtype, "results": rows, "environment": environment()}
-            Path(options.json).write_text(json.dumps(result, indent=2))
+        write_json("bench-kernels", options, [record(row, options.dtype, sizes) for row in rows])
 
 
 def chosen(options: BenchOptions) -> dict[str, Case]:
@@ -91,6 +89,15 @@ def measure(case: Case, size: int, dtype: str, seconds: float) -> dict:
         for name, call in calls.items():
             times[name].append(1e6 * duration(call, repeats[name]))
     return {"limit": case.limit, "bytes": moved, "microseconds": times}
+
+
+def record(row: dict, dtype: str, sizes: dict[str, int]) -> dict:
+    """A row of the file."""
+    about = {"kernel": row["kernel"], "dtype": dtype, "bound_by": row["limit"], "size_bytes": sizes[row["size"]]}
+    found = about | {"moved_bytes": row["bytes"]}
+    for name, taken in row["microseconds"].items():
+        found |= quartiles(f"{name}_microseconds", taken)
+    return found
 
 
 def aligned(argument):

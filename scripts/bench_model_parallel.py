@@ -21,7 +21,7 @@ from hpcdl.errors import UsageError
 from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
 from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import positive, report, several, spread
+from hpcdl.runs.benchmark_report import check_files, positive, report, several, spread
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
 from hpcdl.runs.straggler import slowed
@@ -35,6 +35,7 @@ from hpcdl.strategies import (
     sequential,
     tensor_parallel,
 )
+from hpcdl.words import counted
 
 ROWS = 8  # that are scored: the end of a run is not what is measured
 CHUNKS = 2  # of the interleaved schedule
@@ -68,8 +69,9 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-model-parallel", world.rank):
         with reading(world) as parse:
-            options = parse(ModelBench, "bench-model-parallel", __doc__.split("\n")[0], arguments)
+            options = parse(ModelBench, "bench-model-parallel", __doc__, arguments)
             algorithm(options.allreduce)
+            check_files(options, world.rank)
             runs = compared(options, world.size)
         with refuse_together(world):
             data = few(options)
@@ -80,7 +82,7 @@ def main(arguments=None):
                 results[name].append(measure(world, groups[ranks], options, data, train, turn))
         if world.rank == 0:
             rows = memory(options, runs, results) if options.case == "memory" else idle(runs, results)
-            report(title(options, results), options, results, rows)
+            report(title(options, results), "bench-model-parallel", options, rows, records(options, runs, results))
 
 
 def compared(options: ModelBench, size: int) -> dict:
@@ -166,6 +168,25 @@ def measure(world, group, options: ModelBench, data, train, turn: int) -> dict:
     return summary
 
 
+def records(options, runs, results) -> list[dict]:
+    """The rows of the file: one for each run."""
+    rows = []
+    for name, (ranks, train) in runs.items():
+        how = getattr(train, "keywords", {}) if options.case == "idle" else {}
+        for seed, run in enumerate(results[name]):
+            row = {"case": options.case, "strategy": name.removesuffix(f", {ranks}"), "ranks": ranks, "seed": seed}
+            row |= {key: how[key] for key in ("schedule", "microbatches", "chunks") if key in how}
+            row |= {"parameters": run["parameters"], "seconds_per_step": run["seconds"] / run["steps"]}
+            row |= {f"{kind}_bytes_per_rank": held for kind, held in run["memory_bytes_per_rank"].items()}
+            row["sent_bytes_per_rank"] = run["bytes_sent_per_rank"]
+            if how:
+                planned = pipeline_schedules.plan(how["schedule"], ranks, how["microbatches"], how["chunks"])
+                row |= {"idle_share": run["idle_share"], "idle_share_theory": pipeline_schedules.idle_share(planned)}
+                row["in_flight_per_rank"] = run["in_flight_per_rank"]
+            rows.append(row)
+    return rows
+
+
 def memory(options, runs, results) -> list[dict]:
     """The table of --case memory."""
     kinds = "parameters", "gradients", "optimizer", "activations"
@@ -214,8 +235,12 @@ def title(options: ModelBench, results: dict) -> str:
     """What was measured."""
     one = next(iter(results.values()))[0]
     what = f"{options.model} ({one['parameters']:,} parameters, {one['dtype']}) on {one['data']}, {options.optimizer}"
-    more = f"{options.repeats} runs each" if options.case == "memory" else f"pretending {options.pretend_compute:g} ms"
-    return f"{what}, {options.batch_size} examples an update, {options.steps} steps, {more}"
+    more = (
+        f"{counted(options.repeats, 'run')} each"
+        if options.case == "memory"
+        else f"pretending {options.pretend_compute:g} ms"
+    )
+    return f"{what}, {counted(options.batch_size, 'example')} an update, {counted(options.steps, 'step')}, {more}"
 
 
 if __name__ == "__main__":

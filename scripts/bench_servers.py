@@ -26,7 +26,7 @@ from hpcdl.errors import UsageError
 from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
 from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import spread
+from hpcdl.runs.benchmark_report import check_files, spread, write_json
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
@@ -60,7 +60,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-servers", world.rank):
         with reading(world) as parse:
-            options = parse(BenchOptions, "bench-servers", __doc__.split("\n")[0], arguments)
+            options = parse(BenchOptions, "bench-servers", __doc__, arguments)
             bounds = [int(text) for text in options.bounds.split(",") if text.isdecimal()]
             if len(bounds) != len(options.bounds.split(",")):
                 raise UsageError(f"--bounds: whole numbers with commas between, not {options.bounds!r}")
@@ -68,6 +68,7 @@ def main(arguments=None):
                 if getattr(options, name) < 1:
                     raise UsageError(f"--{name} must be greater than 0, not {getattr(options, name)}")
             divide(world.size, options.servers)
+            check_files(options, world.rank)
         if options.compare == "consistency":
             named = [("bsp", 0), *(("ssp", bound) for bound in bounds), ("async", 0)]
             schemes = {
@@ -118,7 +119,8 @@ def report(options: BenchOptions, results: dict) -> None:
     """Print the table, and write the numbers."""
     about = environment()
     print(
-        f"{options.model} on {options.data}, {options.optimizer}, {options.batch_per_rank} examples a gradient", end=""
+        f"{options.model} on {options.data}, {options.optimizer}, {options.batch_per_rank} examples a gradient",
+        end="",
     )
     print(f", straggler {options.straggler or 'none'}, a gradient takes {options.pretend_compute:g} ms or more")
     print(f"{about['launch']}; {about['mpi']}; {about['machine']}\n")
@@ -127,24 +129,51 @@ def report(options: BenchOptions, results: dict) -> None:
     print("|---" * (1 + len(columns)) + "|")
     for name in results:
         print("| " + " | ".join([name, *(columns[column][name] for column in columns)]) + " |")
-    if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=2))
+    write_json("bench-servers", options, records(options, results))
+
+
+def records(options: BenchOptions, results: dict) -> list[dict]:
+    """The rows of the file: one for each run."""
+    return [
+        {
+            "compare": options.compare,
+            "scheme": name,
+            "ranks": run["ranks"],
+            "workers": run["workers"],
+            "seed": seed,
+            "steps": run["steps"],
+            "epochs": run["epochs"],
+            "seconds": run["seconds"],
+            "idle_share_of_workers": idle(run),
+            "mean_staleness": staleness(run),
+            "sent_bytes_per_rank": run["bytes_sent_per_rank"],
+            "test_accuracy": run["test_accuracy"],
+            "seconds_per_evaluation": [seconds for seconds, _ in run["scores"]],
+            "test_accuracy_per_evaluation": [score for _, score in run["scores"]],
+        }
+        for name, runs in results.items()
+        for seed, run in enumerate(runs)
+    ]
+
+
+def idle(run: dict) -> float:
+    """The part of its steps for which a worker was idle, in the mean over the workers."""
+    shares = [
+        run["idle_seconds_per_rank"][rank]
+        / (run["compute_seconds_per_rank"][rank] + run["communication_seconds_per_rank"][rank])
+        for rank in run["workers at"]
+    ]
+    return statistics.mean(shares)
+
+
+def staleness(run: dict) -> float:
+    """Of the gradients, in the mean."""
+    counts = run["staleness_histogram"]
+    return sum(value * count for value, count in enumerate(counts)) / max(1, sum(counts))
 
 
 def by_consistency(results: dict) -> dict:
     """The columns of a table that compares consistencies."""
-
-    def idle(run):
-        shares = [
-            run["idle_seconds_per_rank"][rank]
-            / (run["compute_seconds_per_rank"][rank] + run["communication_seconds_per_rank"][rank])
-            for rank in run["workers at"]
-        ]
-        return statistics.mean(shares)
-
-    def staleness(run):
-        counts = run["staleness_histogram"]
-        return sum(value * count for value, count in enumerate(counts)) / max(1, sum(counts))
 
     fastest = [min(runs[i]["seconds"] for runs in results.values()) for i in range(len(results["bsp"]))]
 

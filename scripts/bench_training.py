@@ -1,4 +1,4 @@
-"""Examples per second beside PyTorch DDP: python scripts/bench_training.py --data fashion.h5 --ranks 2
+"""Examples per second of a training beside PyTorch DDP: python scripts/bench_training.py --data fashion.h5 --ranks 2
 
 Runs the same model, batch, optimizer and number of epochs with hpcdl (mpiexec) and with PyTorch's
 DistributedDataParallel over gloo, in turn, `--repeats` times each, one thread per rank, and prints medians, spread
@@ -25,6 +25,7 @@ from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import parse_model
 from hpcdl.runs.options import option, parse
+from hpcdl.words import counted
 
 
 @dataclass
@@ -196,7 +197,7 @@ def gpt(torch, length, vocabulary, layers, width, heads, context, head):
 
 def main(arguments=None):
     try:
-        options = parse(BenchOptions, "bench-training", __doc__.split("\n")[0], arguments)
+        options = parse(BenchOptions, "bench-training", __doc__, arguments)
         if options.worker >= 0:
             work(options)
         open_data(options.data).close()
@@ -212,8 +213,10 @@ def compare(options: BenchOptions) -> None:
         import torch
     except ImportError:
         raise UsageError("PyTorch is not installed; pip install 'hpcdl[torch]'") from None
+    from hpcdl.runs.benchmark_report import check_files, write_json
     from hpcdl.runs.folder import environment
 
+    check_files(options, 0)
     results = {"hpcdl": [], "torch": []}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(options.repeats):
@@ -222,7 +225,10 @@ def compare(options: BenchOptions) -> None:
     speeds = {name: [run["examples_per_second"] for run in runs] for name, runs in results.items()}
     ratios = [mine / other for mine, other in zip(speeds["hpcdl"], speeds["torch"], strict=True)]
     about = environment() | {"torch": torch.__version__}
-    print(f"{options.model} on {options.data}, {options.ranks} ranks, {options.batch_per_rank} examples each, momentum")
+    print(
+        f"{options.model} on {options.data}, {counted(options.ranks, 'rank')}, "
+        f"{options.batch_per_rank} examples each, momentum"
+    )
     print(", ".join(f"{name} {about[name]}" for name in ("python", "numpy", "numba", "mpi", "torch", "machine")) + "\n")
     print("| program | examples/s, median | lowest to highest | test accuracy, median |")
     print("|---|---|---|---|")
@@ -230,12 +236,14 @@ def compare(options: BenchOptions) -> None:
         accuracy = statistics.median(run["test_accuracy"] for run in results[name])
         middle, low, high = statistics.median(speeds[name]), min(speeds[name]), max(speeds[name])
         print(f"| {label} | {middle:,.0f} | {low:,.0f} to {high:,.0f} | {accuracy:.2%} |")
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)} pairs"
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}, {counted(len(ratios), 'pair')}"
     print(f"\nhpcdl / PyTorch: {statistics.median(ratios):.2f} ({spread})")
-    if options.json:
-        Path(options.json).write_text(
-            json.dumps({"results": results, "ratios": ratios, "environment": about}, indent=2)
-        )
+    rows = [
+        {"ranks": options.ranks, "repeat": repeat, "examples_per_second_ratio": ratio}
+        | {f"{name}_{key}": value for name, runs in results.items() for key, value in runs[repeat].items()}
+        for repeat, ratio in enumerate(ratios)
+    ]
+    write_json("bench-training", options, rows, {"torch": torch.__version__})
 
 
 if __name__ == "__main__":

@@ -11,20 +11,18 @@ from hpcdl.machine.world import start
 
 start(status=1)  # before the next import starts MPI, which may end the process in words of its own
 
-import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from mpi4py import MPI
 from rich.table import Table
 from rich.text import Text
 
 from hpcdl.comm import Communicator
-from hpcdl.files import atomic_write
 from hpcdl.machine.doctor import HURTS, Row, examine
 from hpcdl.machine.world import leave, library, lone
 from hpcdl.runs.alike import reading
+from hpcdl.runs.benchmark_report import write_json
 from hpcdl.runs.export import check_output_file
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
@@ -46,20 +44,20 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("doctor", world.rank):
         with reading(world) as parse:
-            options = parse(DoctorOptions, "doctor", __doc__.split("\n")[0], arguments)
+            options = parse(DoctorOptions, "doctor", __doc__, arguments)
             check_output_file("--json", options.json, (".json",))
         problem = lone(world.size, os.environ, library())
         if problem is not None:
             found, advice, number = problem
             if number == 0:
-                write(options.json, [Row("world", found, HURTS, advice)], world.size)
+                write(options, [Row("world", found, HURTS, advice)], world.size)
             leave(f"{found}; {advice}", number, 1)
         comm = Communicator(world, "mpi", options.timeout)
         rows = examine(comm.mpi, options.quick)
         comm.free()
         if world.rank == 0:
             show(rows)
-            write(options.json, rows, world.size)
+            write(options, rows, world.size)
         if world.bcast(any(row.verdict == HURTS for row in rows)):
             raise SystemExit(1)
 
@@ -80,13 +78,10 @@ def show(rows: list[Row]) -> None:
     shown.print(f"\n{said}", soft_wrap=True, highlight=False)
 
 
-def write(path: str, rows: list[Row], ranks: int) -> None:
-    """The rows as JSON."""
-    if path:
-        status = int(any(row.verdict == HURTS for row in rows))
-        result = {"ranks": ranks, "status": status, "rows": [row._asdict() for row in rows]}
-        with atomic_write(Path(path)) as file:
-            file.write((json.dumps(result, indent=2) + "\n").encode())
+def write(options: DoctorOptions, rows: list[Row], ranks: int) -> None:
+    """The rows as JSON, with the exit status."""
+    status = int(any(row.verdict == HURTS for row in rows))
+    write_json("doctor", options, [row._asdict() for row in rows], ranks=ranks, status=status)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from hpcdl.runs.predictions import predict_all, refuse_existing
 from hpcdl.runs.program import ended
 from hpcdl.runs.progress import console
 from hpcdl.runs.trained import Trained
+from hpcdl.words import counted
 
 
 @dataclass
@@ -98,7 +99,7 @@ def score(world, options, trained, model):
     counts = predict_all(world, trained, model, rows, options.predict, options.probabilities, measures, losses=True)
     if world.rank == 0:
         found = report(trained, rows.name, options.split, counts, measures)
-        print(f"{options.run}, step {found['step']}, on {counts['rows']} rows of {rows.name}:")
+        print(f"{options.run}, step {found['step']}, on {counted(counts['rows'], 'row')} of {rows.name}:")
         print("  ".join(f"{options.split}_{name} {value:.6g}" for name, value in found["scores"].items()))
         for table in as_tables(found):
             console().print(table)

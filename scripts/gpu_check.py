@@ -7,12 +7,10 @@ row between two CUDA events, divided by their number; medians. Then the same tra
 Exit status: 1 when a kernel or the training is wrong; 2, with one line, without a GPU.
 """
 
-import json
 import math
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
@@ -24,6 +22,7 @@ from hpcdl.kernels.cases import CASES
 from hpcdl.kernels.device import CPU, open_device
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
+from hpcdl.runs.benchmark_report import check_files, quartiles, write_json
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.program import ended, quiet
@@ -50,12 +49,13 @@ class CheckOptions:
 
 def main(arguments=None):
     with ended("gpu-check", MPI.COMM_WORLD.rank), refuse_together(MPI.COMM_WORLD), quiet(MPI.COMM_WORLD.rank > 0):
-        options = parse(CheckOptions, "gpu-check", __doc__.split("\n")[0], arguments)
+        options = parse(CheckOptions, "gpu-check", __doc__, arguments)
         if MPI.COMM_WORLD.size > 1:
             raise UsageError("this looks at one GPU: start it without mpiexec")
         sizes = {text: bytes_of(text) for text in options.sizes.split(",")}
         elements = whole_numbers("--elements", options.elements)
         cases = chosen(options.kernels)
+        check_files(options, MPI.COMM_WORLD.rank)
         gpu = open_device("cuda")
     each = [(name, case, dtype) for name, case in cases.items() for dtype in case.dtypes]
     rows = [row for what in each for row in checked(gpu, *what, elements, sizes, options.seconds)]
@@ -250,9 +250,25 @@ def report(options: CheckOptions, gpu, rows: list[dict], curves: dict) -> None:
             error = "WRONG" if curve["wrong"] else f"{curve['error']:.1e}"
             last, speed = curve[name]["losses"][-1], curve[name]["examples_per_second"]
             print(f"| {dtype}, {name} | {error} | {last:.6f} | {speed:,.0f} |")
-    if options.json:
-        result = {"environment": about, "kernels": rows, "training": curves, "time": time.strftime("%Y-%m-%d %H:%M:%S")}
-        Path(options.json).write_text(json.dumps(result, indent=2))
+    versions = {name: about[name] for name in ("gpu", "cupy")}
+    write_json("gpu-check", options, records(rows, curves), versions, time=time.strftime("%Y-%m-%d %H:%M:%S"))
+
+
+def records(rows: list[dict], curves: dict) -> list[dict]:
+    """The rows of the file: one for each kernel, type and size; then one for each training and device."""
+    found = []
+    for row in rows:
+        about = {key: row[key] for key in ("kernel", "dtype", "error", "wrong", "rival")}
+        about |= {"what": "kernel", "size_bytes": bytes_of(row["size"]), "moved_bytes": row["bytes"]}
+        for name, taken in row["microseconds"].items():
+            about |= quartiles(f"{name}_microseconds", taken)
+        found.append(about)
+    for dtype, curve in curves.items():
+        for device in ("cpu", "cuda"):
+            run = {"loss_of_steps" if key == "losses" else key: value for key, value in curve[device].items()}
+            found.append({"what": "training", "dtype": dtype, "device": device, "error": curve["error"]} | run)
+            found[-1]["wrong"] = curve["wrong"]
+    return found
 
 
 if __name__ == "__main__":

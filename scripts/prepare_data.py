@@ -1,4 +1,4 @@
-"""Make a data file:  python scripts/prepare_data.py idx fashion-mnist/ fashion.h5
+"""Make a data file from IDX, NPZ, CSV or text: python scripts/prepare_data.py idx fashion-mnist/ fashion.h5
 
     prepare_data.py idx FOLDER OUT.h5      MNIST's format, gzipped or not
     prepare_data.py npz FILE OUT.h5        arrays x, y and, or not, x_test, y_test
@@ -20,7 +20,8 @@ from hpcdl.data.prepare_npz import prepare_npz
 from hpcdl.data.prepare_text import LEVELS, prepare_text
 from hpcdl.data.vocabulary import BYTES
 from hpcdl.errors import UsageError, printable
-from hpcdl.runs.options import Parser
+from hpcdl.runs.help import Parser
+from hpcdl.words import counted
 
 KINDS = {"idx": prepare_idx, "npz": prepare_npz, "csv": prepare_csv, "text": prepare_text}
 
@@ -93,10 +94,10 @@ def main(arguments=None):
         print(f"prepare_data: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(2)
     shape = "x".join(map(str, info.features))
-    task = f"{info.classes} classes" if info.classes else "values to predict"
+    task = counted(info.classes, "class") if info.classes else "values to predict"
     if info.vocabulary is not None:
-        task = "256 bytes" if info.vocabulary.characters == BYTES else f"{info.classes} characters"
-    rows = f"{info.rows['train']} training and {info.rows['test']} test rows"
+        task = "256 bytes" if info.vocabulary.characters == BYTES else counted(info.classes, "character")
+    rows = f"{info.rows['train']} training and {counted(info.rows['test'], 'test row')}"
     print(f"{info.path}: {rows} of {shape} {info.kinds['train']}, scale {info.scale:.6g}, {task}")
 
 

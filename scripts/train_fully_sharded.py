@@ -1,4 +1,6 @@
-"""Train fully sharded: mpiexec -n 4 python scripts/train_fully_sharded.py --stage 3 --model gpt --data text"""
+"""Train with parameters, gradients and optimizer sharded (ZeRO):
+mpiexec -n 4 python scripts/train_fully_sharded.py --stage 3 --model gpt --data text
+"""
 
 from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
 

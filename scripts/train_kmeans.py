@@ -1,4 +1,5 @@
-"""K-means on a parameter store: mpiexec -n 5 python scripts/train_kmeans.py --clusters 10 --servers 2
+"""Cluster by k-means on a parameter store:
+mpiexec -n 5 python scripts/train_kmeans.py --clusters 10 --servers 2
 
     client                                             server, for its centroids
         c <- pull                                          each round, or each push:
@@ -51,6 +52,7 @@ from hpcdl.services.lead import Lead, LedStore
 from hpcdl.services.parameter_store import ParameterStore
 from hpcdl.services.roles import divide
 from hpcdl.services.store_messages import Push
+from hpcdl.words import counted
 
 ROWS = 4096  # at a time
 
@@ -78,7 +80,7 @@ class KMeansOptions:
                 raise UsageError(f"--{name.replace('_', '-')} must not be negative, and is {getattr(self, name)}")
         if self.servers > self.clusters:
             raise UsageError(
-                f"--servers {self.servers} cannot share {self.clusters} clusters: a server holds 1 or more"
+                f"--servers {self.servers} cannot share {counted(self.clusters, 'cluster')}: a server holds 1 or more"
             )
         if not self.chosen.checked().in_rounds and not self.batch_size:
             raise UsageError(f"Lloyd's algorithm goes in rounds: for {self.consistency} choose a --batch-size")
@@ -109,7 +111,7 @@ def main(arguments=None):
             inertia, purity = score(comm, data, centroids)
         if world.rank == 0:
             labels = f"  purity {purity:.2%}" if data.classes else ""
-            print(f"{options.clusters} clusters of {data.name}: objective {inertia:.6g}{labels}")
+            print(f"{counted(options.clusters, 'cluster')} of {data.name}: objective {inertia:.6g}{labels}")
             if options.out:
                 export.export({"centroids": centroids, "counts": counts, "objective": objective}, Path(options.out))
         data.close()

@@ -7,19 +7,54 @@ from pathlib import Path
 import pytest
 
 from hpcdl import cli
+from hpcdl.programs import programs
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-def test_every_script_is_listed_with_what_it_does(capsys, monkeypatch):
+def shown(capsys, monkeypatch, columns):
     monkeypatch.setattr(cli, "first", lambda: True)  # as rank 0, also where these tests run on several
+    monkeypatch.setenv("COLUMNS", str(columns))
     cli.main([])
-    text = capsys.readouterr().out
+    return capsys.readouterr().out.splitlines()
+
+
+def test_every_script_is_listed_with_what_it_does(capsys, monkeypatch):
+    lines = shown(capsys, monkeypatch, 120)
     names = [path.stem.replace("_", "-") for path in SCRIPTS.glob("[a-z]*.py")]
     assert len(names) >= 4
     for name in names:
-        (line,) = [line for line in text.splitlines() if line.split()[:1] == [name]]
-        assert len(line.split()) > 2
+        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        assert line.endswith(f"  {programs()[name].sentence}")
+    columns = {line.index(programs()[line.split()[0]].sentence[:10]) for line in lines if line.startswith("  ")}
+    assert len(columns) == 1
+
+
+def test_on_a_narrow_terminal_nothing_is_cut(capsys, monkeypatch):
+    lines = shown(capsys, monkeypatch, 60)
+    assert max(map(len, lines)) <= 60
+    words = " ".join(" ".join(lines).split())
+    assert all(about.sentence in words for about in programs().values())
+
+
+def test_sections_have_the_order_of_the_docs():
+    found = cli.listed([*programs()])
+    assert list(found) == ["train", "data and results", "benchmarks", "the machine"]
+    assert found["train"][:3] == ["train-sequential", "train-allreduce", "train-parameter-server"]
+    assert sorted(name for names in found.values() for name in names) == sorted(programs())
+
+
+def test_scripts_to_come_find_a_section():
+    found = cli.listed(
+        ["predict", "train-dqn", "train-ensemble", "train-grid", "bench-new", "plan", "novelty", "search"]
+    )
+    assert found == {
+        "train": ["train-grid", "train-dqn", "train-ensemble", "search"],
+        "data and results": ["predict"],
+        "benchmarks": ["bench-new"],
+        "the machine": ["plan"],
+        "more": ["novelty"],
+    }
 
 
 def test_every_script_opens_with_the_command_that_runs_it():

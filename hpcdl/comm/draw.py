@@ -10,6 +10,7 @@ from hpcdl.comm.mixing import mixing, mixing_over_period, spectral_gap
 from hpcdl.comm.topology import Topology, hops, sides
 from hpcdl.errors import UsageError
 from hpcdl.files import atomic_path
+from hpcdl.words import counted
 
 PANELS = 4  # steps that are shown of a topology that never repeats itself
 CUBE = np.array([[1, 0], [0, 1], [0.24, 0.51]])
@@ -60,7 +61,7 @@ def _title(topology: Topology, rule: str) -> str:
     gap = spectral_gap(mixing_over_period(topology, rule))
     over = {1: "", None: " of squared distances, in the mean,"}.get(topology.period, f" over {topology.period} steps")
     weights = "weights of the file" if topology.weights else f"{rule} weights"
-    return f"{topology.spec}, {topology.size} ranks\n{weights}, spectral gap{over} {gap:.3g}"
+    return f"{topology.spec}, {counted(topology.size, 'rank')}\n{weights}, spectral gap{over} {gap:.3g}"
 
 
 def coordinates(topology: Topology) -> dict[int, np.ndarray]:

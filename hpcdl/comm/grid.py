@@ -22,6 +22,7 @@ on GPU clusters using Megatron-LM", SC 2021.)
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.errors import UsageError, nearest
+from hpcdl.words import counted
 
 AXES = ("data", "pipeline", "tensor")
 
@@ -58,7 +59,8 @@ def check_grid(grid: dict[str, int], size: int) -> None:
     ranks = grid["data"] * replica
     if ranks != size:
         fitting = "" if size % replica else f", or take data={size // replica}"
-        raise UsageError(f"grid {text} has {ranks} ranks, and there are {size}: start {ranks}{fitting}")
+        there = f"there {'is' if size == 1 else 'are'} {size}"
+        raise UsageError(f"grid {text} has {counted(ranks, 'rank')}, and {there}: start {ranks}{fitting}")
 
 
 class Grid:

@@ -31,6 +31,7 @@ from hpcdl.kernels.shared import BYTES
 from hpcdl.machine import world as launched
 from hpcdl.machine.facts import Facts, glance, look
 from hpcdl.machine.network import VECTOR, LinkSpeed, measure_all_reduce, measure_links, part_of
+from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
 OK, NOTE, HURTS = "ok", "note", "hurts"
@@ -92,8 +93,8 @@ def world(size: int, library: str, environ: Mapping[str, str] = os.environ) -> l
         return [Row("world", aside[0], NOTE, aside[1])]
     found = launched.launch(environ, library)
     if found is None:
-        return [Row("world", count(size, "rank") + ", started alone" * (size == 1))]
-    text = f"{count(size, 'rank')}, started by {found.by}"
+        return [Row("world", counted(size, "rank") + ", started alone" * (size == 1))]
+    text = f"{counted(size, 'rank')}, started by {found.by}"
     if found.ranks != size and found.variable != "MPI_LOCALNRANKS":
         return [Row("world", f"{text}, which says {found.ranks} ({found.variable})", NOTE, "a part of a larger job?")]
     return [Row("world", text)]
@@ -103,7 +104,7 @@ def hosts(facts: list[Facts]) -> list[Row]:
     """Ranks per host."""
     sizes = [len(ranks) for ranks in by_node(facts)]
     if len(set(sizes)) == 1:
-        each = f", {count(sizes[0], 'rank')} each" if len(sizes) > 1 else f", {count(sizes[0], 'rank')}"
+        each = f", {counted(sizes[0], 'rank')} each" if len(sizes) > 1 else f", {counted(sizes[0], 'rank')}"
         return [Row("hosts", f"{names(ranks[0].host for ranks in by_node(facts))}{each}")]
     text = ", ".join(f"{ranks[0].host} {len(ranks)}" for ranks in by_node(facts)[:8])
     advice = "the host with most ranks sets the pace: as many on each, if all hosts are alike"
@@ -117,14 +118,14 @@ def cores(facts: list[Facts]) -> list[Row]:
         usable, machine = set().union(*(f.cores for f in ranks)), max(f.machine for f in ranks)
         by = next((f" ({f.variable})" for f in ranks if f.variable), "")
         blas = f"BLAS threads per rank: {spread([f.blas for f in ranks])}{by}"
-        text = f"{count(len(ranks), 'rank')} on {len(usable)} of {count(machine, 'core')}, {blas}"
+        text = f"{counted(len(ranks), 'rank')} on {len(usable)} of {counted(machine, 'core')}, {blas}"
         among, narrow = crowded(ranks)
         if not among:
             return Row("cores", text)
         if len(among) < len(ranks):
-            text += f"; {len(among)} of them have {count(len(narrow), 'core')} only"
+            text += f"; {len(among)} of them have {counted(len(narrow), 'core')} only"
         fits, (most, variable) = max(1, len(narrow) // len(among)), max((f.blas, f.variable) for f in among)
-        fewer = f"start at most {count(len(narrow), 'rank')} there" * (len(among) > len(narrow))
+        fewer = f"start at most {counted(len(narrow), 'rank')} there" * (len(among) > len(narrow))
         if variable and most > fits:
             return Row("cores", text, HURTS, f"export {variable}={fits}" + f", and {fewer}" * bool(fewer))
         if len(narrow) < machine:
@@ -163,7 +164,7 @@ def room(facts: list[Facts], library: str) -> list[Row]:
         need, have = n * (MPI_ROOM.get(library, OTHER_ROOM) + BYTES), ranks[0].room
         if have is None:
             return Row("/dev/shm", "there is none", HURTS, "mount a tmpfs there; a container takes the host's")
-        text = f"{size_of(have)} free; {count(n, 'rank')} would take {size_of(need)} and 8 bytes for each parameter"
+        text = f"{size_of(have)} free; {counted(n, 'rank')} would take {size_of(need)} and 8 bytes for each parameter"
         if have < need:
             return Row("/dev/shm", text, HURTS, launched.ENLARGE)
         largest = (have - need) // (8 * n)
@@ -213,7 +214,7 @@ def gpus(facts: list[Facts]) -> list[Row]:
             return Row("GPUs", "there is one, which hpcdl cannot use", NOTE, ranks[0].no_gpu)
         if not seen:
             return Row("GPUs", "none: runs take --device cpu", NOTE)
-        text = f"{count(len(seen), 'GPU')} for {count(len(ranks), 'rank')}"
+        text = f"{counted(len(seen), 'GPU')} for {counted(len(ranks), 'rank')}"
         if len(seen) < len(ranks):
             return Row("GPUs", text, NOTE, "ranks share them, and wait for each other: a rank for each GPU is best")
         return Row("GPUs", text)
@@ -358,13 +359,9 @@ def spread(values: list[float]) -> str:
     return " to ".join(dict.fromkeys(f"{float(f'{value:.3g}'):g}" for value in (min(values), max(values))))
 
 
-def count(n: int, what: str) -> str:
-    return f"{n} {what}" + "s" * (n != 1)
-
-
 def size_of(size: int) -> str:
     """Bytes in words."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
-    return count(size, "byte")
+    return counted(size, "byte")

@@ -22,7 +22,8 @@ from hpcdl.comm.calls import ranks_told
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError
 from hpcdl.machine.versions import versions
-from hpcdl.runs.options import dashed, parse
+from hpcdl.runs.help import dashed
+from hpcdl.runs.options import parse
 from hpcdl.runs.program import quiet
 
 MOST = 3  # things that are named

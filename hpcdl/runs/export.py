@@ -10,15 +10,18 @@ from typing import BinaryIO
 import numpy as np
 
 from hpcdl.errors import LoneError, UsageError, blamed_on
-from hpcdl.files import atomic_write
+from hpcdl.files import atomic_write, probe
 
 
-def check_output_file(option: str, path: str, endings: tuple[str, ...]) -> None:
-    """Refuse a file that could not be written, before any work is done for it."""
-    if path and Path(path).suffix not in endings:
+def check_output_file(option: str, path: str, endings: tuple[str, ...] = ()) -> None:
+    """Refuse a file that could not be written, before any work is done for it; endings: of its name, if not any."""
+    if path and endings and Path(path).suffix not in endings:
         raise UsageError(f"{option} {path}: the name should end in {' or '.join(endings)}")
-    if path and not os.access(Path(path).absolute().parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{option} {path} cannot be written: there is no such folder, or no permission")
+    with blamed_on(f"{option} {path} cannot be written"):
+        if path and not os.access(Path(path).absolute().parent, os.W_OK | os.X_OK):
+            raise UsageError(f"{option} {path} cannot be written: there is no such folder, or no permission")
+        if path:
+            probe(path)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
 from hpcdl.files import atomic_write
 from hpcdl.machine.versions import versions
 from hpcdl.runs.options import Options
+from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
 # Temporary names (hpcdl/files.py) of what a run writes.
@@ -53,13 +54,15 @@ def environment() -> dict[str, str]:
     """What a reader needs to repeat the run: launch line, git commit, versions, machine."""
     found = {"launch": launch_line(), "commit": commit(), "python": platform.python_version(), **versions()}
     found["mpi"] = " ".join(MPI.Get_library_version().splitlines()[0].strip("\0").split())
-    found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}"
+    found["machine"] = (
+        f"{platform.machine()}, {counted(os.cpu_count(), 'core')}, {platform.system()} {platform.release()}"
+    )
     return found
 
 
 def launch_line() -> str:
     """The program and its arguments; the launcher's part as far as the world tells it."""
-    return f"{MPI.COMM_WORLD.size} ranks: " + " ".join([Path(sys.executable).name, *sys.argv])
+    return f"{counted(MPI.COMM_WORLD.size, 'rank')}: " + " ".join([Path(sys.executable).name, *sys.argv])
 
 
 def commit() -> str:

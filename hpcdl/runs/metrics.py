@@ -49,10 +49,10 @@ class Metrics:
         """An evaluation after `step` of `steps`; sent: bytes and messages so far."""
         line = self.where(step) | scores | {"train_loss": self.known_loss, "seconds": round(seconds, 6)} | sent
         self.folder.record([line])
-        if self.display.mode == "lines":
-            at = "round" if self.rounds else f"epoch {line['epoch']:g}  step"
-            at += f" {step}/{steps}  loss {self.train_loss:.4f}"
-            self.display.line(f"{at}  {self.score()}  {rate:,.0f} examples/s")
+        at = "round" if self.rounds else f"epoch {line['epoch']:g}  step"
+        at += f" {step}/{steps}  loss {self.train_loss:.4f}"
+        self.display.line(f"{at}  {self.score()}  {rate:,.0f} examples/s")
+        self.display.update(step, steps, line["epoch"], self.train_loss, self.score(), rate)
 
     def score(self) -> str:
         """The score that counts, for people."""

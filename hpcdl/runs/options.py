@@ -4,21 +4,24 @@ A script with options of its own derives a dataclass from `Options` and adds fie
 option's name; its metadata holds the help text. A value in a file is read as if it stood on the command line.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import math
 import os
 import reprlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from hpcdl.errors import UsageError, blamed_on, finite, nearest, refuse_beyond, whole
+from hpcdl.errors import UsageError, blamed_on, finite, line, nearest, refuse_beyond, whole
 from hpcdl.memory import available
+from hpcdl.runs.help import dashed, parser
+from hpcdl.runs.takeover import predecessor, taken
+from hpcdl.words import counted
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
@@ -31,9 +34,13 @@ INSTEAD = {
 }  # the second, where it is not 0, holds instead of the first
 
 
-def option(default: Any, text: str, bare: str = "") -> Any:
-    """A field of an options dataclass, with the help text that is printed; bare: its value where it is given alone."""
-    about = {"help": text} | ({"bare": bare} if bare else {})
+def option(default: Any, text: str, group: str = "", bare: str = "") -> Any:
+    """A field of an options dataclass, with the help text that the script prints.
+
+    group: under which heading it stands there (hpcdl/runs/help.py), for options that all programs have that train.
+    bare: its value where it is given alone.
+    """
+    about = {"help": text, "group": group} | ({"bare": bare} if bare else {})
     if default is ...:  # there is none: a positional argument
         return dataclasses.field(metadata=about)
     return dataclasses.field(default=default, metadata=about)
@@ -41,61 +48,98 @@ def option(default: Any, text: str, bare: str = "") -> Any:
 
 @dataclass
 class Options:
-    """The options common to all strategies. Raises UsageError where a value makes no sense."""
+    """The options common to all strategies. Raises UsageError where a value makes no sense.
+
+    before: the program and the step of the run that this one goes on with, where it is of another strategy.
+    """
+
+    before: ClassVar[str] = ""
 
     data: str = option(
         "digits",
         "data set: digits or text (come with the package), an HDF5 file made by prepare-data, or your "
         "package.module:function, which returns x and y, or x, y, x_test and y_test",
+        group="data",
     )
     placement: Literal["shared", "partitioned", "streamed"] = option(
-        "shared", "rows in memory once per node, or split over the ranks, or read from the file as they are needed"
+        "shared",
+        "rows in memory once per node, or split over the ranks, or read from the file as they are needed",
+        group="data",
     )
-    partition: str = option("iid", "which rows a rank gets: iid, by-label, shards:S, dirichlet:ALPHA or column:NAME")
-    validation: float = option(0.0, "fraction of the training rows that is kept apart for validation")
-    augment: str = option("", "random changes of images: shift:PIXELS, flip, or both with a comma between")
+    partition: str = option(
+        "iid", "which rows a rank gets: iid, by-label, shards:S, dirichlet:ALPHA or column:NAME", group="data"
+    )
+    validation: float = option(0.0, "fraction of the training rows that is kept apart for validation", group="data")
+    augment: str = option(
+        "", "random changes of images: shift:PIXELS, flip, or both with a comma between", group="data"
+    )
     standardize: Literal["auto", "yes", "no"] = option(
         "auto",
         "shift and scale each feature to mean 0 and deviation 1 over the training rows; auto: those of tables",
-        "yes",
+        group="data",
+        bare="yes",
     )
-    data_servers: int = option(0, "ranks that only hold the examples and make batches for the others; 0: none")
+    data_servers: int = option(
+        0, "ranks that only hold the examples and make batches for the others; 0: none", group="data"
+    )
     model: str = option(
         "mlp",
         "linear, logistic, softmax, mlp:256,128 (widths of the hidden layers), gpt:layers=4,width=128, or your "
         "package.module:Class,width=3",
+        group="model",
     )
-    loss: str = option("squared", "of a regression: squared, or huber:delta=1, which outliers move less")
-    dtype: Literal["float32", "float64"] = option("float32", "type of parameters, gradients and messages")
-    device: Literal["cpu", "cuda"] = option("cpu", "where gradients are computed: cuda takes a GPU for each rank")
-    epochs: int = option(20, "passes over the training rows")
-    steps: int = option(0, "number of updates, instead of --epochs")
-    batch_size: int | str = option(32, "examples per update, all ranks together; full: all of them")
-    batch_per_rank: int = option(0, "examples per update and rank, instead of --batch-size")
-    lr: float = option(0.05, "learning rate (step size)")
-    optimizer: str = option("momentum", "sgd, momentum, nesterov, adam or adamw; settings as in momentum:beta=0.9")
-    schedule: str = option("cosine", "constant, step, cosine or 1/t; settings as in cosine:warmup=2")
-    weight_decay: float = option(0.0, "L2 penalty per parameter (adamw: decoupled from the gradient)")
-    clip_norm: float = option(0.0, "largest allowed 2-norm of the mean gradient; 0: any")
-    accumulate: int = option(1, "parts in which a rank computes its share of a batch, to need less memory")
-    seed: int = option(0, "seed of initial values, order of examples and augmentation")
+    loss: str = option("squared", "of a regression: squared, or huber:delta=1, which outliers move less", group="model")
+    dtype: Literal["float32", "float64"] = option(
+        "float32", "type of parameters, gradients and messages", group="model"
+    )
+    device: Literal["cpu", "cuda"] = option(
+        "cpu", "where gradients are computed: cuda takes a GPU for each rank", group="model"
+    )
+    epochs: int = option(20, "passes over the training rows", group="optimization")
+    steps: int = option(0, "number of updates, instead of --epochs", group="optimization")
+    batch_size: int | str = option(
+        32, "examples per update, all ranks together; full: all of them", group="optimization"
+    )
+    batch_per_rank: int = option(0, "examples per update and rank, instead of --batch-size", group="optimization")
+    lr: float = option(0.05, "learning rate (step size)", group="optimization")
+    optimizer: str = option(
+        "momentum", "sgd, momentum, nesterov, adam or adamw; settings as in momentum:beta=0.9", group="optimization"
+    )
+    schedule: str = option(
+        "cosine", "constant, step, cosine or 1/t; settings as in cosine:warmup=2", group="optimization"
+    )
+    weight_decay: float = option(
+        0.0, "L2 penalty per parameter (adamw: decoupled from the gradient)", group="optimization"
+    )
+    clip_norm: float = option(0.0, "largest allowed 2-norm of the mean gradient; 0: any", group="optimization")
+    accumulate: int = option(
+        1, "parts in which a rank computes its share of a batch, to need less memory", group="optimization"
+    )
+    seed: int = option(0, "seed of initial values, order of examples and augmentation", group="run")
     allreduce: str = option(
         "auto",
         "all-reduce: naive, direct, ring, tree, recursive, shared, hierarchical, mpi, or your package.module:function; "
         "auto: the fastest, as measured",
+        group="run",
     )
-    out: str = option("none", "folder that the run writes; none: nothing is written; auto: runs/STRATEGY-TIME")
-    resume: str = option("", "folder of a run to go on with, from its last checkpoint; or a checkpoint file in it")
-    checkpoint_every: int = option(0, "updates between checkpoints; 0: only when the run ends")
-    keep: int = option(1, "how many of the last checkpoints are kept, beside the best")
-    evaluate_every: int = option(1, "epochs between evaluations")
-    patience: int = option(0, "end after so many evaluations without a better validation loss; 0: never")
-    time_limit: float = option(0.0, "seconds after which the run ends in good order; 0: none")
-    timeout: float = option(0.0, "seconds that a rank may wait in one communication before the job is ended; 0: any")
-    straggler: str = option("", "make computing slower: RANK:FACTOR, or random:PROBABILITY:FACTOR")
-    pretend_compute: float = option(0.0, "milliseconds that a gradient takes at least; the rest is slept")
-    trace: int = option(2000, "spans per rank kept for trace.json; 0: no trace")
-    progress: Literal["auto", "bar", "lines", "none"] = option("auto", "how a run shows how far it is")
+    out: str = option(
+        "none", "folder that the run writes; none: nothing is written; auto: runs/STRATEGY-TIME", group="run"
+    )
+    resume: str = option(
+        "", "folder of a run to go on with, from its last checkpoint; or a checkpoint file in it", group="run"
+    )
+    checkpoint_every: int = option(0, "updates between checkpoints; 0: only when the run ends", group="run")
+    keep: int = option(1, "how many of the last checkpoints are kept, beside the best", group="run")
+    evaluate_every: int = option(1, "epochs between evaluations", group="run")
+    patience: int = option(0, "end after so many evaluations without a better validation loss; 0: never", group="run")
+    time_limit: float = option(0.0, "seconds after which the run ends in good order; 0: none", group="run")
+    timeout: float = option(
+        0.0, "seconds that a rank may wait in one communication before the job is ended; 0: any", group="run"
+    )
+    straggler: str = option("", "make computing slower: RANK:FACTOR, or random:PROBABILITY:FACTOR", group="run")
+    pretend_compute: float = option(0.0, "milliseconds that a gradient takes at least; the rest is slept", group="run")
+    trace: int = option(2000, "spans per rank kept for trace.json; 0: no trace", group="run")
+    progress: Literal["auto", "bar", "lines", "none"] = option("auto", "how a run shows how far it is", group="run")
 
     def __post_init__(self) -> None:
         if isinstance(self.standardize, bool):  # of a program
@@ -152,7 +196,9 @@ class Options:
         """Raise UsageError where an option asks for more parts of a batch than that has examples."""
         parts = getattr(self, name)
         if parts > examples:
-            raise UsageError(f"--{dashed(name)} {parts}: a batch has {examples} examples, and so many parts at most")
+            raise UsageError(
+                f"--{dashed(name)} {parts}: a batch has {counted(examples, 'example')}, and so many parts at most"
+            )
 
     def make_optimizer(self, model: Any, plan: tuple[int, int, int], size: int | None = None) -> "Optimizer":
         """The optimizer for `size` parameters (default: all of the model's), where `plan` is what `plan` returns."""
@@ -178,7 +224,11 @@ class Options:
 
         vectors = 2 + len(vectors_of(self.optimizer)) if self.device == "cpu" else 1
         needed = vectors * model.layout.size * model.layout.dtype.itemsize // ranks
-        refuse_beyond(f"--model {self.model}, of {model.layout.size:,} parameters, on each rank", needed, available())
+        refuse_beyond(
+            f"--model {self.model}, of {counted(model.layout.size, 'parameter', ',')}, on each rank",
+            needed,
+            available(),
+        )
 
     def global_batch(self, ranks: int, examples: int) -> int:
         """Examples per update, all ranks together."""
@@ -187,67 +237,60 @@ class Options:
         return examples if isinstance(self.batch_size, str) else self.batch_size
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports a bad option like any other bad input: in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise UsageError instead of printing the usage and the message."""
-        raise UsageError(" ".join(message.split()))
-
-
 def parse(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
     """Read the command line into an `options_class`; a field without a default is a positional argument.
 
-    Files of --config give values that the command line does not; with --resume the options of that run do so for what
-    is left. It may be a run of another program, whose own options are then left out.
+    description: the script's docstring. Files of --config give values that the command line does not; with --resume the
+    options of that run do so for what is left. Both may be of another program that trains, whose own options are then
+    left out, of which a line says so.
 
     Raises UsageError, one line, for an unknown option, a bad value or a file that is missing.
     """
-    kinds = get_type_hints(options_class)
+    kinds = kinds_of(options_class)
     defaults = {"out": "auto"} if "resume" in kinds else {}  # of a program; a library user's Options write nothing
-    made = parser(options_class, kinds, defaults, program, description)
-    read, unknown = made.parse_known_args(arguments)
-    if unknown:
-        near = nearest(unknown[0].partition("=")[0], ["--" + dashed(name) for name in kinds])
-        made.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
-    texts = vars(read)
+    texts = vars(parser(options_class, kinds, defaults, program, description).parse_args(arguments))
     files = texts.pop("config", [])
     given = {name: value_of(kinds[name], text, "--" + dashed(name)) for name, text in texts.items()}
     found: dict[str, Any] = {}
     for path in files:
-        texts = read_file(path, f"--config {path}")
-        for name in texts:
-            if name not in kinds:
-                raise UsageError(f"--config {path}: there is no option {name!r}{nearest(name, kinds)}")
+        texts, left = taken(read_file(path, f"--config {path}"), kinds, COMMON, f"--config {path}")
+        if left:
+            note(program, f"warning: --config {path}: left out, of another strategy: {', '.join(left)}")
         found |= values_of(texts, kinds, path)
     found |= given
-    found = (resumed(found["resume"], kinds) if found.get("resume") else defaults) | found
-    for name, instead in INSTEAD.items():
-        if name in given and instead in kinds:
-            if instead in given:
-                raise UsageError(f"give --{dashed(name)} or --{dashed(instead)}, not both")
-            found[instead] = 0  # what a file says of it holds no longer
-    return options_class(**found)
-
-
-def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any], program: str, about: str) -> Parser:
-    """A script's command line, which gives texts; kinds: the fields' types; defaults: where not the fields' own."""
-    made = Parser(prog=program, description=about, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    made.add_argument("--config", action="append", help="YAML file with options, as a run writes it into its folder")
-    for field in dataclasses.fields(options_class):
-        name, kind = field.name, kinds[field.name]
-        default, text = defaults.get(name, field.default), field.metadata["help"]
-        if not (default in ("", dataclasses.MISSING) or kind is bool):
-            text += f" (default: {default})"
-        how: dict[str, Any] = {"help": text.replace("%", "%%")}
-        if kind is bool:
-            how |= {"action": "store_const", "const": "true"}
-        elif get_origin(kind) is Literal:
-            how["metavar"] = "{" + ",".join(map(str, get_args(kind))) + "}"
-        if "bare" in field.metadata:
-            how |= {"nargs": "?", "const": field.metadata["bare"]}
-        made.add_argument(name if field.default is dataclasses.MISSING else "--" + dashed(name), **how)
+    before = predecessor(found["resume"], program) if found.get("resume") else ""
+    if before:
+        note(program, f"goes on from a run of {before}")
+    with remarked(before):
+        found = (resumed(found["resume"], kinds) if found.get("resume") else defaults) | found
+        for name, instead in INSTEAD.items():
+            if name in given and instead in kinds:
+                if instead in given:
+                    raise UsageError(f"give --{dashed(name)} or --{dashed(instead)}, not both")
+                found[instead] = 0  # what a file says of it holds no longer
+        made = options_class(**found)
+    if before:
+        made.before = before
     return made
+
+
+def note(program: str, text: str) -> None:
+    """Say something in a line that is no error; where several ranks read the same, `quiet` silences all but one."""
+    print(f"{program}: {line(text)}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def remarked(before: str) -> Iterator[None]:
+    """A refusal in the body says, too, of which program the run is that was to be gone on with; "": of this one."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{error}{remark(before)}") from None
+
+
+def remark(before: str) -> str:
+    """What the refusal of a run says that was to go on with one of another program, at a step."""
+    return f"; this was to go on from a run of {before}" if before else ""
 
 
 def read_file(path: str | Path, told: str) -> dict[str, Any]:
@@ -266,22 +309,15 @@ def read_file(path: str | Path, told: str) -> dict[str, Any]:
 
 
 def resumed(folder: str, kinds: dict[str, Any]) -> dict[str, Any]:
-    """The options of the run in a folder, or in that of a checkpoint file.
-
-    The learning rate's schedule is lr_schedule where another has its name.
-    """
+    """The options of the run in a folder, or in that of a checkpoint file; those that this program has."""
     told, where = f"--resume {folder}", "in that folder"
     if os.path.isfile(folder):  # a checkpoint: the run that it is of
         folder, where = os.path.dirname(folder) or ".", "beside that file"
     config = Path(folder, "config.yaml")
     if not os.path.isfile(config):
         raise UsageError(f"{told}: there is no run {where} (config.yaml is missing)")
-    texts = read_file(config, f"{told}: config.yaml")
-    if ("lr_schedule" in texts) != ("lr_schedule" in kinds):
-        schedule = texts.pop("lr_schedule", texts.pop("schedule", None))
-        if schedule is not None:
-            texts["lr_schedule" if "lr_schedule" in kinds else "schedule"] = schedule
-    return values_of({name: text for name, text in texts.items() if name in kinds}, kinds, config) | {"out": folder}
+    texts, _ = taken(read_file(config, f"{told}: config.yaml"), kinds, COMMON)
+    return values_of(texts, kinds, config) | {"out": folder}
 
 
 def values_of(texts: dict[str, Any], kinds: dict[str, Any], path: str | Path) -> dict[str, Any]:
@@ -307,7 +343,8 @@ def value_of(kind: Any, text: Any, where: str) -> Any:
     if READ.get(kind) == READ[int] and isinstance(text, str) and text.lstrip("+-").isdecimal():
         wanted += " of 64 bits"
     said = text if isinstance(text, str) else reprlib.repr(text)  # of lists in lists in lists, the beginning
-    raise UsageError(f"{where}: expected {wanted}, not {' '.join(said.split())}")
+    near = nearest(said, map(str, get_args(kind))) if get_origin(kind) is Literal else ""
+    raise UsageError(f"{where}: expected {wanted}, not {' '.join(said.split())}{near}")
 
 
 def without_zeros(text: str) -> str:
@@ -330,6 +367,10 @@ READ: dict[Any, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def dashed(name: str) -> str:
-    """A field's name as that of an option."""
-    return name.replace("_", "-")
+def kinds_of(options_class: type) -> dict[str, Any]:
+    """The types of an options dataclass by the names of its fields."""
+    hints = get_type_hints(options_class)
+    return {field.name: hints[field.name] for field in dataclasses.fields(options_class)}
+
+
+COMMON = kinds_of(Options)  # the options of all programs that train

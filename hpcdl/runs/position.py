@@ -19,6 +19,7 @@ from hpcdl.runs.folder import Folder, automatic, check_run_folder
 from hpcdl.runs.rewind import folder_of, is_last, later_than, set_aside
 from hpcdl.runs.state import NOT_FINITE
 from hpcdl.runs.wrapped import plain
+from hpcdl.words import counted
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -106,8 +107,8 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
     was, now, at = theirs.get("order"), mine["order"], theirs["step"] % run.per_epoch
     if at and None not in (was, now) and was != now:
         raise UsageError(
-            f"{refusal} checkpoint is {at} steps into an epoch of {run.per_epoch}, with {was}; now it would be "
-            f"{now}: take --placement, --partition and ranks as they were, or a checkpoint of an epoch's end"
+            f"{refusal} checkpoint is {counted(at, 'step')} into an epoch of {run.per_epoch}, with {was}; now it would "
+            f"be {now}: take --placement, --partition and ranks as they were, or a checkpoint of an epoch's end"
         )
     run.state.check_vectors(found, run.comm.size, refusal)
 

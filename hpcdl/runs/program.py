@@ -11,27 +11,34 @@ from hpcdl.errors import AgreedError, TrainingError, line
 
 
 @contextlib.contextmanager
-def ended(program: str, rank: int) -> Iterator[None]:
+def ended(program: str, rank: int) -> Iterator[list[str]]:
     """Turn an error that all ranks share into one line, on rank 0 or who speaks for it, and an exit status on all.
+
+    Yields a list: what the body puts there is added to the line of a refusal.
 
     Any other error goes on to hpcdl/comm/failure.py, which is installed here and ends all ranks, for they do not know
     of it.
     """
     failure.install()
+    remarks: list[str] = []
     try:
-        yield
+        yield remarks
     except (AgreedError, TrainingError) as error:
         sys.stdout.flush()
+        refused = isinstance(error, AgreedError)
         if rank == error.speaker:
-            print(f"{program}: error: {line(error)}", file=sys.stderr, flush=True)
-        raise SystemExit(2 if isinstance(error, AgreedError) else 1) from None
+            said = "".join([str(error), *(remarks if refused else [])])
+            print(f"{program}: error: {line(said)}", file=sys.stderr, flush=True)
+        raise SystemExit(2 if refused else 1) from None
 
 
 @contextlib.contextmanager
 def quiet(silent: bool) -> Iterator[None]:
-    """Silence the help text on all ranks but one."""
+    """Silence help texts and notes on all ranks but one."""
     with contextlib.ExitStack() as stack:
         if silent:
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
         stack.enter_context(warnings.catch_warnings())
         yield

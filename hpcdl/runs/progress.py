@@ -1,4 +1,4 @@
-"""How a run shows how far it is: a bar on a terminal, a line per evaluation elsewhere; only rank 0 shows anything.
+"""How a run shows how far it is: a line per evaluation, on a terminal above a bar; only rank 0 shows anything.
 
 Under a launcher the standard output of rank 0 is no terminal (MPICH) or a terminal of its own (Open MPI), whatever
 the user looks at; so the question is put to the launcher: the nearest ancestor process that is one, and where its
@@ -73,7 +73,7 @@ class Display:
             self.task = self.bar.add_task("", total=steps, completed=step, text="")
 
     def update(self, step: int, steps: int, epoch: float, loss: float, score: str, rate: float) -> None:
-        """After an agreement: shown by the bar only."""
+        """After an agreement or an evaluation: shown by the bar only."""
         if self.bar is not None:
             text = f"loss {loss:.4f}  {score}  {rate:,.0f} ex/s"
             self.bar.update(self.task, completed=step, description=f"epoch {epoch:.1f}", text=text)

@@ -16,6 +16,7 @@ from hpcdl.runs.folder import environment
 from hpcdl.runs.legs import measured, summed
 from hpcdl.runs.position import keep_legs
 from hpcdl.runs.wrapped import plain
+from hpcdl.words import counted
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -130,14 +131,18 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
 
 def as_table(summary: dict) -> Table:
     """The result of a run for people."""
-    table = Table(title=f"{summary['strategy']} on {summary['ranks']} ranks", title_justify="left", show_header=False)
-    table.add_row("model", f"{summary['model']}, {summary['parameters']:,} parameters, {summary['dtype']}")
+    table = Table(
+        title=f"{summary['strategy']} on {counted(summary['ranks'], 'rank')}", title_justify="left", show_header=False
+    )
+    table.add_row(
+        "model", f"{summary['model']}, {counted(summary['parameters'], 'parameter', ',')}, {summary['dtype']}"
+    )
     table.add_row("data", printable(summary["data"]))
     if "exchange" in summary:
         table.add_row("device", ", ".join(sorted(set(filter(None, summary["device_per_rank"])))))
         table.add_row("messages from there", summary["exchange"])
     if "rounds" in summary:
-        asked = f"{summary['clients_per_round']:,} of {summary['clients']:,} clients"
+        asked = f"{summary['clients_per_round']:,} of {counted(summary['clients'], 'client', ',')}"
         table.add_row("rounds", f"{summary['rounds']:,} of {asked}")
         if "rounds_to_accuracy" in summary:
             table.add_row("rounds to accuracy", str(summary["rounds_to_accuracy"] or "not reached"))
@@ -147,7 +152,9 @@ def as_table(summary: dict) -> Table:
             table.add_row("privacy", f"epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}")
     else:
         table.add_row(
-            "steps", f"{summary['steps']:,} of {summary['batch_size']} examples, {summary['epochs']:g} epochs"
+            "steps",
+            f"{summary['steps']:,} of {counted(summary['batch_size'], 'example')}, "
+            f"{counted(summary['epochs'], 'epoch', 'g')}",
         )
     for name in ("train_loss", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy", "test_rmse"):
         if summary.get(name) is not None:

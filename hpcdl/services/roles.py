@@ -7,6 +7,7 @@ role      parameter servers     data servers      workers
 from typing import NamedTuple
 
 from hpcdl.errors import UsageError
+from hpcdl.words import counted
 
 ROLES = ("parameter server", "data server", "worker")
 
@@ -39,6 +40,8 @@ def divide(size: int, servers: int = 0, data_servers: int = 0) -> Roles:
     first = servers + data_servers
     if first >= size:
         asked = [(servers, "parameter server"), (data_servers, "data server")]
-        named = " and ".join(f"{count} {what}{'s' * (count > 1)}" for count, what in asked if count)
-        raise UsageError(f"no worker is left over: {named} of {size} ranks; start at least {first + 1} ranks")
+        named = " and ".join(counted(count, what) for count, what in asked if count)
+        raise UsageError(
+            f"no worker is left over: {named} of {counted(size, 'rank')}; start at least {first + 1} ranks"
+        )
     return Roles(range(servers), range(servers, first), range(first, size))

@@ -38,7 +38,7 @@ from hpcdl.models import for_data  # noqa: E402
 from hpcdl.runs.accumulated import accumulated  # noqa: E402
 from hpcdl.runs.alike import reading  # noqa: E402
 from hpcdl.runs.legs import measured  # noqa: E402
-from hpcdl.runs.options import Options  # noqa: E402
+from hpcdl.runs.options import Options, remark  # noqa: E402
 from hpcdl.runs.program import ended  # noqa: E402
 from hpcdl.runs.run import Run  # noqa: E402
 from hpcdl.runs.straggler import slowed  # noqa: E402
@@ -46,6 +46,7 @@ from hpcdl.runs.summary import conclude  # noqa: E402
 from hpcdl.services.data_server import introduce, serve  # noqa: E402
 from hpcdl.services.remote_data import RemoteData  # noqa: E402
 from hpcdl.services.roles import ROLES, Roles, divide  # noqa: E402
+from hpcdl.words import counted  # noqa: E402
 
 log = logging.getLogger("hpcdl")
 FAILED, REFUSED = 1, 2  # the exit statuses of a run that cannot go on, and of bad input
@@ -68,15 +69,18 @@ def training(
     cut: no rank holds the whole model: the optimizer that `train` is given is of size 0, for `of_size`.
     """
     world = MPI.COMM_WORLD
-    with ended(program, world.rank):
+    with ended(program, world.rank) as remarks:
         if ranks is None:
             one_world(world)
         with reading(world) as parse:
             options = parse(options_class, program, description, arguments)
+            remarks.append(remark(options.before))
             if ranks is not None and options.data_servers:
                 raise UsageError("--data-servers: this strategy has one rank, which holds the examples itself")
             if ranks not in (None, world.size):
-                raise UsageError(f"this strategy runs on {ranks} rank, not on {world.size}: start it without mpiexec")
+                raise UsageError(
+                    f"this strategy runs on {counted(ranks, 'rank')}, not on {world.size}: start it without mpiexec"
+                )
             roles = divide(world.size, getattr(options, "servers", 0), options.data_servers)
         with refuse_together(world):
             algorithm(options.allreduce)

@@ -8,16 +8,35 @@ import logging
 import resource
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from hpcdl.comm.trace import Timeline
+from hpcdl.data.meaning import Meaning
 from hpcdl.errors import LoneError, TrainingError, UsageError
 from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.runs.export import export, write_predictions
+from hpcdl.runs.export import export
 from hpcdl.runs.folder import Folder
+from hpcdl.runs.new_rows import Block, NewRows
+from hpcdl.runs.predictions import predict_all
+
+THREE = SimpleNamespace(  # a model of three classes, and the checkpoint of it
+    meaning=Meaning(),
+    classes=3,
+    outputs=(),
+    dtype=np.dtype("f4"),
+    parameters=None,
+    predict=lambda w, x: np.ones((len(x), 3)),
+)
+
+
+def ones():
+    """Rows to predict."""
+    yield lambda: Block(np.ones((500, 3)), np.arange(500))
+
 
 pytestmark = pytest.mark.four
 
@@ -106,7 +125,7 @@ def test_exports(alone, tmp_path, name):
         if name[0] == "w":
             export({"weight": np.ones(500)}, path)
         else:
-            write_predictions(np.ones((500, 3)), 3, path)
+            predict_all(MPI.COMM_SELF, THREE, THREE, NewRows("ones", ones), str(path))
     assert not list(tmp_path.iterdir())
 
 

@@ -7,7 +7,7 @@ time: nothing may be allocated, or gone through, by a number that nobody has loo
 
 import importlib
 import math
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import pytest
 import yaml
@@ -24,7 +24,8 @@ from hpcdl.data.prepare_text import prepare_text
 from hpcdl.models import SETTINGS as MODELS
 from hpcdl.optim import SETTINGS as OPTIMIZERS
 from hpcdl.optim.schedules import SETTINGS as SCHEDULES
-from hpcdl.runs.options import dashed
+from hpcdl.runs.help import dashed
+from hpcdl.runs.options import kinds_of
 
 PROGRAMS = {
     "train_sequential": "Options",
@@ -123,7 +124,7 @@ def values(name, kind):
 def starts(draw):
     """A program, the options that it is given, and which of these stand in a file, as what YAML makes of them."""
     program = draw(st.sampled_from(sorted(PROGRAMS)))
-    kinds = get_type_hints(getattr(importlib.import_module(f"hpcdl.scripts.{program}"), PROGRAMS[program]))
+    kinds = kinds_of(getattr(importlib.import_module(f"hpcdl.scripts.{program}"), PROGRAMS[program]))
     names = draw(st.lists(st.sampled_from(sorted(kinds)), min_size=1, max_size=3, unique=True))
     given = {name: draw(values(name, kinds[name])) for name in names}
     inside = draw(st.lists(st.sampled_from(names), unique=True))

@@ -37,7 +37,10 @@ def test_defaults_and_values():
         (["--batch-per-rank", "-2"], "--batch-per-rank must not be negative"),
         (["--epochs", "0"], "--epochs must be greater than 0"),
         (["--epochs", "1.5"], "--epochs: expected a whole number, not 1.5"),
-        (["--dtype", "float16"], "--dtype: expected one of 'float32', 'float64', not float16"),
+        (["--dtype", "float16"], "--dtype: expected one of 'float32', 'float64', not float16 (did you mean 'float"),
+        (["--placement", "sharde"], "not sharde (did you mean 'shared'?)"),
+        (["--learning-rate", "1"], "unrecognized arguments: --learning-rate 1 (did you mean '--lr'?)"),
+        (["--overlap"], "unrecognized arguments: --overlap (an option of train-allreduce)"),
         (["--placement", "cloud"], "--placement: expected one of 'shared', 'partitioned', 'streamed', not cloud"),
         (["--validation", "1"], "--validation is a fraction"),
         (["--patience", "3"], "--patience looks at the validation loss; add --validation"),
@@ -156,7 +159,9 @@ def test_help(capsys):
     with pytest.raises(SystemExit) as caught:
         parse(More, "train-it", "about it", ["--help"])
     text = capsys.readouterr().out
-    assert caught.value.code == 0 and text.startswith("usage: train-it [-h] [--config CONFIG]") and "about it" in text
+    assert caught.value.code == 0 and text.startswith(
+        "usage: hpcdl train-it [OPTIONS]\n\nabout it.\n\noptions of train-it:"
+    )
     words = " ".join(text.split())
     assert "--source SOURCE where 100% is from (default: x)" in words
     assert "--overlap a switch --source" in words and "auto: runs/STRATEGY-TIME (default: auto)" in words

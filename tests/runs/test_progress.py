@@ -2,9 +2,13 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from hpcdl.runs import progress
+from hpcdl.runs.agreement import Step
+from hpcdl.runs.folder import Folder
+from hpcdl.runs.metrics import Metrics
 from hpcdl.runs.progress import Display
 
 
@@ -39,3 +43,23 @@ def test_the_launchers_output_decides(launch, tmp_path):
     program = tmp_path / "p.py"
     program.write_text("from hpcdl.runs.progress import terminal\nprint(terminal())\n")
     assert launch(1, program, check=0).stdout.split() == ["None"]  # its output is a pipe
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_each_evaluation_leaves_a_line_and_the_bar_ends_with_the_last_one(monkeypatch, terminal):
+    out = io.StringIO()
+    monkeypatch.setattr(progress, "console", lambda: Console(file=out, width=100, force_terminal=terminal))
+    metrics = Metrics(Display("auto", 0), rounds=False)
+    metrics.open(Folder(None, 0), 2)
+    metrics.display.start(0, 4)
+    for step, accuracy in ((2, 0.5), (4, 0.75)):
+        metrics.record(step - 1, [Step(4.0, 8.0, 0.1), Step(2.0, 8.0, 0.1)], 4, 1234.0)
+        metrics.scores = {"test_accuracy": accuracy}
+        metrics.evaluated(step, 4, metrics.scores, 0.1, 1234.0, {})
+    metrics.display.stop()
+    lines = out.getvalue().splitlines()
+    for text in ("epoch 1  step 2/4  loss 0.2500  test accuracy 50.00%", "step 4/4  loss 0.2500  test accuracy 75.00%"):
+        assert sum(text in line for line in lines) == 1
+    bars = [line for line in lines if "ex/s" in line]
+    assert bool(bars) == terminal
+    assert not terminal or ("epoch 2.0" in bars[-1] and "test accuracy 75.00%" in bars[-1])

@@ -47,6 +47,8 @@ def test_two_ranks(launch, tmp_path):
     result = json.loads((tmp_path / "rows.json").read_text())
     rows = {row["what"]: row for row in result["rows"]}
     assert result["ranks"] == 2 and "Traceback" not in done.stderr
+    assert (result["schema_version"], result["benchmark"], result["options"]["quick"]) == (1, "doctor", False)
+    assert {"python", "mpi", "machine"} <= set(result["environment"])
     assert done.returncode == result["status"] == int("hurts" in [row["verdict"] for row in result["rows"]])
     assert rows["world"]["verdict"] == "ok" and rows["world"]["found"].startswith("2 ranks")
     assert rows["MPI"]["found"].startswith(library()) and {"latency", "bandwidth", "all-reduce"} < set(rows)

@@ -12,20 +12,23 @@ TRAINING = ["--steps", "3", "--model", "softmax"]
 def test_everything_is_right(simulate, tmp_path):
     done = simulate(1, SCRIPT, *FEW, *TRAINING, "--json", "g.json", check=0)
     found = json.loads((tmp_path / "g.json").read_text())
-    rows = [(row["kernel"], row["dtype"], row["size"]) for row in found["kernels"]]
+    assert found["schema_version"] == 1 and found["benchmark"] == "gpu-check" and found["options"]["steps"] == 3
+    kernels = [row for row in found["rows"] if row["what"] == "kernel"]
+    rows = [(row["kernel"], row["dtype"], row["size_bytes"]) for row in kernels]
     both = [(name, dtype) for name in KERNELS[:-1] for dtype in ("float32", "float64")] + [(KERNELS[-1], "float32")]
-    assert rows == [(*each, size) for each in both for size in ("256", "1KiB")]
-    for row in found["kernels"]:
+    assert rows == [(*each, size) for each in both for size in (256, 1024)]
+    for row in kernels:
         assert not row["wrong"] and 0 <= row["error"] < 1e-5
-        assert all(len(times) >= 5 and min(times) > 0 for times in row["microseconds"].values())
-        assert set(row["microseconds"]) == {"kernel", "copy"} | ({"rival"} if row["rival"] else set())
-    assert {row["kernel"] for row in found["kernels"] if row["rival"] == "CuPy"} == {"scale", "sum_of_squares"}
-    moved = {(row["kernel"], row["dtype"], row["size"]): row["bytes"] for row in found["kernels"]}
-    assert moved["scale", "float32", "1KiB"] == 2 * 1024 and moved["momentum", "float64", "256"] == 5 * 256
+        times = {key.partition("_")[0]: each for key, each in row.items() if key.endswith("_microseconds_per_turn")}
+        assert all(len(each) >= 5 and min(each) > 0 for each in times.values())
+        assert set(times) == {"kernel", "copy"} | ({"rival"} if row["rival"] else set())
+    assert {row["kernel"] for row in kernels if row["rival"] == "CuPy"} == {"scale", "sum_of_squares"}
+    moved = {(row["kernel"], row["dtype"], row["size_bytes"]): row["moved_bytes"] for row in kernels}
+    assert moved["scale", "float32", 1024] == 2 * 1024 and moved["momentum", "float64", 256] == 5 * 256
     for dtype in ("float32", "float64"):
-        curve = found["training"][dtype]
-        assert not curve["wrong"] and len(curve["cpu"]["losses"]) == len(curve["cuda"]["losses"]) == 3
-        assert curve["cuda"]["losses"][0] > 2 and curve["cuda"]["test_accuracy"] == curve["cpu"]["test_accuracy"]
+        cpu, cuda = (row for row in found["rows"] if row["what"] == "training" and row["dtype"] == dtype)
+        assert not cuda["wrong"] and len(cpu["loss_of_steps"]) == len(cuda["loss_of_steps"]) == 3
+        assert cuda["loss_of_steps"][0] > 2 and cuda["test_accuracy"] == cpu["test_accuracy"]
     lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
     assert len(lines) == 1 + len(rows) + 1 + 4 and "WRONG" not in done.stdout
     assert found["environment"]["gpu"] == "cuda:0 (stand-in)"
@@ -49,7 +52,7 @@ def test_a_wrong_kernel_is_status_1(simulate, tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "WRONG: scale (float64)"
     found = json.loads((tmp_path / "g.json").read_text())
-    assert {(row["kernel"], row["dtype"]) for row in found["kernels"] if row["wrong"]} == {("scale", "float64")}
+    assert {(row["kernel"], row["dtype"]) for row in found["rows"] if row["wrong"]} == {("scale", "float64")}
 
 
 def test_what_cannot_be_done_is_one_line(simulate):

@@ -1,0 +1,104 @@
+"""What --help shows, and what a program makes of an option that it does not have."""
+
+import dataclasses
+
+import pytest
+
+from hpcdl.errors import UsageError
+from hpcdl.runs.help import GROUPS, OTHERS_SAY, described
+from hpcdl.runs.options import COMMON, Options, option, parse
+from hpcdl.scripts import prepare_data
+
+
+@dataclasses.dataclass
+class Own(Options):
+    """Twice.
+
+    A docstring of a dataclass is shown to nobody.
+    """
+
+    width: int = option(1, "how wide one-peer is, in words that go on beyond a line of a narrow terminal")
+
+
+@dataclasses.dataclass
+class Placed:
+    run: str = option(..., "a folder")
+    json: str = option("", "file")
+
+
+DOCSTRING = """Train by width: mpiexec -n 4 python scripts/train_own.py --width 3
+
+A paragraph that is
+filled.
+
+    a table    as it
+    is         made
+"""
+
+
+def shown(capsys, options_class, program="train-own", text=DOCSTRING):
+    with pytest.raises(SystemExit) as caught:
+        parse(options_class, program, text, ["--help"])
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_command_stands_alone_and_own_options_come_first(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    text = shown(capsys, Own)
+    assert text.startswith(
+        "usage: hpcdl train-own [OPTIONS]\n\nTrain by width.\n\n"
+        "    mpiexec -n 4 python scripts/train_own.py --width 3\n\n"
+        "A paragraph that is filled.\n\n    a table    as it\n    is         made\n\noptions of train-own:\n  --width"
+    )
+    lines = text.splitlines()
+    heads = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert heads == ["options of train-own:", *(f"{name}:" for name in GROUPS)]
+    assert lines.index("data:") < lines.index("model:") < lines.index("optimization:") < lines.index("run:")
+    assert "one-peer" in text and max(map(len, lines)) <= 70
+    (resume,) = (index for index, line in enumerate(lines) if line.startswith("  --resume"))
+    assert resume > lines.index("run:")
+
+
+def test_a_program_that_does_not_train(capsys):
+    text = shown(capsys, Placed, "look")
+    assert text.startswith("usage: hpcdl look RUN [OPTIONS]\n") and "\noptions:\n" in text and "\nrun:" not in text
+
+
+def test_every_common_option_has_its_group():
+    assert {field.metadata["group"] for field in dataclasses.fields(Options)} == set(GROUPS)
+    assert {name.replace("-", "_") for name in OTHERS_SAY.values()} <= set(COMMON)
+
+
+def test_a_narrow_terminal_and_no_command():
+    assert described("Say it. And more\nof it.", 40) == "Say it.\n\nAnd more of it."
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["cvs", "a", "b"], "invalid choice: 'cvs' (choose from idx, npz, csv, text) (did you mean 'csv'?)"),
+        (["text", "a", "b", "--level", "bytes"], "(did you mean 'byte'?)"),
+        (["csv", "a", "b", "--delimeter", ";"], "unrecognized arguments: --delimeter ; (did you mean '--delimiter'?)"),
+    ],
+)
+def test_of_subcommands(capsys, arguments, words):
+    with pytest.raises(SystemExit) as caught:
+        prepare_data.main(arguments)
+    said = capsys.readouterr().err
+    assert caught.value.code == 2 and words.replace("'", "") in said.replace("'", "") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ("--batch_per_rnk=3", "(did you mean '--batch-per-rank'?)"),
+        ("--iterations", "(did you mean '--steps'?)"),
+        ("--microbatches", "(an option of train-grid and train-pipeline)"),
+        ("--zzz", "--zzz"),
+    ],
+)
+def test_what_is_near(given, words):
+    with pytest.raises(UsageError, match=r"^unrecognized arguments: ") as caught:
+        parse(Own, "train-own", "", [given])
+    assert str(caught.value).endswith(words)
