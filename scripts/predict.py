@@ -44,7 +44,7 @@ def main(arguments=None):
         with refuse_together(world):
             trained = Trained(options.run)
             model = trained.model(options.model)
-            rows = new_rows(options.source, trained, options.split)
+            rows = new_rows(options.source, trained, options.split, world.size)
             if options.probabilities and not trained.classes:
                 raise UsageError("--probabilities: the run's model predicts values, which have none")
         stream = None if options.out or world.rank > 0 else sys.stdout.buffer

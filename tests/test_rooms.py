@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-GROUND = set("chunks errors files memory own programs random shared_memory words".split())  # beneath all rooms
+# beneath all rooms
+GROUND = {"chunks", "errors", "files", "memory", "own", "programs", "random", "shared_memory", "words"}
 ORDER = [  # from the bottom; those of one line stand beside each other
     "kernels",
     "comm",

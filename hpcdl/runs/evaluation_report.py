@@ -39,6 +39,7 @@ def report(
         rows, precision, recall = (found.pop(key) for key in ("rows_per_class", "precision", "recall"))
         columns = zip(names, rows, precision, recall, strict=True)
         keys = ("name", "rows", "precision", "recall")
+        about["text"] = trained.meaning.vocabulary is not None
         return about | {"classes": [dict(zip(keys, each, strict=True)) for each in columns]} | found
     names = trained.meaning.outputs or [f"output {k}" for k in range(len(found["mae"]))]
     keys = ("name", "rmse", "mae", "r2")
@@ -50,7 +51,9 @@ def report(
 
 def as_tables(found: dict) -> list[Table]:
     """For people: a row for each class, and which class is taken for which; or a row for each of several outputs."""
-    tables = []
+    tables: list[Table] = []
+    if found.get("text"):  # tokens are many, and each is a letter
+        return tables
     if "classes" in found:
         listed = found["classes"]
         title = ""
@@ -60,7 +63,8 @@ def as_tables(found: dict) -> list[Table]:
         tables.append(filled(["class", "rows", "precision", "recall"], listed, title))
         if found["confusion"] is not None and len(found["classes"]) <= MOST_CROSSED:
             names = [each["name"] for each in found["classes"]]
-            table = Table(title="rows by class (down) and what they are taken for (across)", title_justify="left")
+            title = "rows by class (down) and what they are taken for (across)"
+            table = Table(title=title, title_justify="left", min_width=len(title))
             table.add_column("")
             for name in names:
                 table.add_column(printable(name, kept=""), justify="right")

@@ -71,25 +71,28 @@ class NewRows(NamedTuple):
     ids: bool = False
 
 
-def new_rows(source: str, trained: Trained, group: str = "") -> NewRows:
-    """The rows of a source, for a model; group: test, train or rows of a data file. Raises UsageError."""
+def new_rows(source: str, trained: Trained, group: str = "", ranks: int = 1) -> NewRows:
+    """The rows of a source, for a model; group: test, train or rows of a data file. Raises UsageError.
+
+    ranks: how many share the blocks, of which there are as many at least, where the number of rows is known.
+    """
     if source in KNOWN:
-        return of_file(source, trained, group)
+        return of_file(source, trained, group, ranks)
     if is_own(source) and not os.path.exists(source):
         data = open_data(source, dtype=trained.dtype, standardize=trained.statistics or False)
         split: Any = {"": data.test or data.train, "test": data.test, "train": data.train}.get(group)
         if split is None:
             raise UsageError(f"{source} has no {group} rows")
-        return of_split(split, data.features, data.classes, data.outputs, data.meaning, source, trained)
+        return of_split(split, data.features, data.classes, data.outputs, data.meaning, source, trained, ranks=ranks)
     start = beginning(source)
     if start.startswith(b"\x89HDF"):
-        return of_file(source, trained, group)
+        return of_file(source, trained, group, ranks)
     if group:
         raise UsageError(f"--split {group}: {source} is no data file (HDF5), and has no such parts")
     if trained.meaning.vocabulary is not None:
         raise UsageError(f"{source}: the model was trained on a text; make a data file of it by prepare-data text")
     if start.startswith(b"PK"):
-        return of_npz(source, trained)
+        return of_npz(source, trained, ranks)
     if start.startswith((b"\0\0", b"\x1f\x8b")):
         return of_idx(source, trained)
     return of_table(source, trained)
@@ -106,7 +109,7 @@ def beginning(source: str) -> bytes:
             return file.read(8)
 
 
-def of_file(source: str, trained: Trained, group: str = "") -> NewRows:
+def of_file(source: str, trained: Trained, group: str = "", ranks: int = 1) -> NewRows:
     """The rows of a group of a data file; by default of `rows`, else of `test`, else of `train`."""
     info = read_info(find(source))
     group = group or next(each for each in ("rows", "test", "train") if info.rows[each])
@@ -118,7 +121,9 @@ def of_file(source: str, trained: Trained, group: str = "") -> NewRows:
     if info.scale != trained.meaning.scale and trained.meaning.recipe is not None:
         rows.scale = trained.meaning.scale
     split = Split(rows, None, trained.dtype)
-    return of_split(split, info.features, info.classes, info.outputs, info.meaning, info.name, trained, group != "rows")
+    labelled = group != "rows"
+    about = info.features, info.classes, info.outputs, info.meaning, info.name
+    return of_split(split, *about, trained, labelled, ranks)
 
 
 def of_split(
@@ -130,6 +135,7 @@ def of_split(
     name: str,
     trained: Trained,
     labelled: bool = True,
+    ranks: int = 1,
 ) -> NewRows:
     """The rows of a part of a data set, whose classes may have other numbers than the model's."""
     trained.check_rows(features, name)
@@ -157,7 +163,7 @@ def of_split(
         return Block(x, row, y if labelled else None, ids)
 
     def blocks() -> Iterator[Callable[[], Block]]:
-        most = at_once(trained)
+        most = at_once(trained, split.examples, ranks)
         for start in range(0, split.examples, most):
             yield lambda start=start: load(start, min(start + most, split.examples))
 
@@ -187,18 +193,19 @@ def of_table(source: str, trained: Trained) -> NewRows:
 def plain_recipe(source: str, trained: Trained) -> Recipe:
     """Of a model that was trained on no table: each column is a feature, in the order of the features."""
     table, wanted = open_table(source), math.prod(trained.features)
-    header = table.header or not all(map(is_number, table.first))
+    numbered = [str(number) for number in range(wanted)]  # as some write arrays: no row has these
+    header = table.header or not any(map(is_number, table.first)) or table.first == numbered
     if table.width != wanted:
         raise UsageError(f"{source} has {table.width} columns; the model was trained on {wanted} features, no more")
     if header:
         table.take_header()
-    names = table.names if header else [str(number) for number in range(wanted)]
+    names = table.names if header else numbered
     return Recipe(
         tuple(Column(name, number) for number, name in enumerate(names)), header=header, delimiter=table.delimiter
     )
 
 
-def of_npz(source: str, trained: Trained) -> NewRows:
+def of_npz(source: str, trained: Trained, ranks: int) -> NewRows:
     """The rows of an npz archive."""
     arrays = load_npz(source)
     name = next((each for each in ("x", "x_test", "x_train") if each in arrays), None)
@@ -216,7 +223,7 @@ def of_npz(source: str, trained: Trained) -> NewRows:
         return Block(seen(x[part], trained, f"{source}: {name}", numbers), numbers)
 
     def blocks() -> Iterator[Callable[[], Block]]:
-        most = at_once(trained)
+        most = at_once(trained, len(x), ranks)
         for start in range(0, len(x), most):
             yield lambda start=start: load(slice(start, min(start + most, len(x))))
 
@@ -245,9 +252,9 @@ def of_idx(source: str, trained: Trained) -> NewRows:
     return NewRows(source, blocks)
 
 
-def at_once(trained: Trained) -> int:
-    """How many rows to take at a time."""
-    return max(1, min(ROWS, SLAB_BYTES // (8 * math.prod(trained.features))))
+def at_once(trained: Trained, rows: int, ranks: int) -> int:
+    """How many rows to take at a time, of so many."""
+    return max(1, min(ROWS, SLAB_BYTES // (8 * math.prod(trained.features)), -(-rows // ranks)))
 
 
 def seen(x: np.ndarray, trained: Trained, where: str, numbers: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from hpcdl.data import open_data
+from hpcdl.data.meaning import Meaning
 from hpcdl.models import make_model
 from hpcdl.random import Random
 from hpcdl.runs.checkpoint import Checkpoint
@@ -48,7 +49,10 @@ def test_score_predict_and_export(run_on, trained, tmp_path):
     with np.load(tmp_path / "p.npz") as file:
         assert np.array_equal(file["prediction"], answers)
         assert file["output"].shape == (len(y), 10)
-    assert np.array_equal(np.loadtxt(tmp_path / "p.csv", skiprows=1, dtype=int), answers)
+    row, label, said = np.loadtxt(tmp_path / "p.csv", skiprows=1, dtype=int, delimiter=",", usecols=(0, 1, 2)).T
+    assert np.array_equal(said, answers) and np.array_equal(label, y) and np.array_equal(row, np.arange(len(y)))
+    done = run_on(2, program, trained, "--predict", "p.csv")
+    assert done.returncode == 2 and "p.csv exists already; give another name, or --force" in done.stderr
     on_train = run_on(2, program, trained, "--split", "train", check=0).stdout
     assert "on 1438 rows" in on_train and "train_loss" in on_train and "test_loss" not in on_train
     other = load_file(tmp_path / "w.safetensors")
@@ -78,7 +82,12 @@ def test_refusals(run_on, trained, tmp_path):
         file.attrs["classes"] = 2
     for options, words in [
         (["nowhere"], "there is no checkpoint nowhere"),
-        ([trained, "--data", tmp_path / "other.h5"], r"trained on shape \(8, 8\) and 10 classes"),
+        (
+            [trained, "--data", tmp_path / "other.h5"],
+            r"examples of shape \(3,\); the model was trained on shape \(8, 8\)",
+        ),
+        ([trained, "--sample", "5", "--json", "s.json"], "--sample writes a text and scores nothing"),
+        ([trained, "--probabilities"], "--probabilities are written by --predict"),
         ([trained, "--export", "w.onnx"], "should end in .npz or .safetensors"),
         ([trained, "--predict", "p.txt"], "should end in .csv or .npz"),
         ([trained, "--predict", "nowhere/p.csv"], "cannot be written"),
@@ -109,9 +118,9 @@ def test_sample(run_on, tmp_path, refused):
     found, data = Checkpoint.read(tmp_path / "t"), open_data("text")
     model, parameters = make_model(spec, data.features, data.classes), found.vectors["parameters"]
     asked = ["--sample", 150, "--prompt", "def f(", "--temperature", 1.5, "--seed", 3]
-    done = run_on(2, program, "t", *asked, "--predict", "p.npz", check=0)
-    said, scored, text = done.stdout.split("\n", 2)
-    assert "t, step 3, on 2416 rows of text" in said and "test_loss" in scored
+    text = run_on(2, program, "t", *asked, check=0).stdout  # and nothing else
+    done = run_on(2, program, "t", "--predict", "p.npz", check=0)
+    assert "t, step 3, on 2416 rows of text" in done.stdout and "test_loss" in done.stdout
     prompt = data.vocabulary.encode("def f(").tolist()
     made = model.generate(parameters, prompt, 150, Random(3)("sample"), 1.5)
     assert text == f"def f({data.vocabulary.decode(made)}\n" and len(made) == 150
@@ -131,14 +140,17 @@ def test_sample(run_on, tmp_path, refused):
         for part in ("train", "test"):
             file[f"{part}/x"], file[f"{part}/y"] = np.ones((4, 64), "u1"), np.arange(4)
         file.attrs["classes"] = data.classes
-    refusal = refused(tmp_path / "t", "--data", tmp_path / "mute.h5", "--sample", 5)
-    assert "needs data with a vocabulary, as prepare-data text makes them; mute has none" in refusal
+    refusal = refused(tmp_path / "t", "--data", tmp_path / "mute.h5")
+    assert "mute has no vocabulary, and the model was trained on another one, of 105" in refusal
+    without = Checkpoint(found.vectors, found.attributes | {"meaning": Meaning().describe()})
+    without.write(tmp_path / "wordless.h5")
+    assert "takes quantities" not in refused(tmp_path / "wordless.h5", "--sample", 5)
     other = make_model("softmax", data.features, data.classes)
-    found.attributes |= {"model": "softmax", "layout": other.layout.describe()}
+    found.attributes |= {"model": "softmax", "layout": other.layout.describe(), "meaning": Meaning().describe()}
     found.vectors["parameters"] = np.zeros(other.size, "float32")
     found.write(tmp_path / "softmax.h5")
     assert "needs a model that writes text, gpt" in refused(tmp_path / "softmax.h5", "--sample", 5)
-    found.attributes |= {"model": spec, "layout": model.layout.describe()}
+    found.attributes |= {"model": spec, "layout": model.layout.describe(), "meaning": data.meaning.describe()}
     found.vectors["parameters"] = np.full(model.size, np.nan, "float32")
     found.write(tmp_path / "nan.h5")
     done = run_on(2, program, "nan.h5", "--sample", 5)
