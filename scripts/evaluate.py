@@ -89,7 +89,7 @@ def score(world, options, trained, model):
         source = options.data or trained.about["source"]
         if not source:
             raise UsageError(f"{options.run} was trained on arrays of a program: name a data set by --data")
-        rows = new_rows(source, trained, options.split, world.size)
+        rows = new_rows(source, trained, options.split, world.size, from_file=not options.data)
         if not rows.labelled:
             raise UsageError(f"{rows.name} has no labels to score by; hpcdl predict predicts its rows")
     if trained.classes:

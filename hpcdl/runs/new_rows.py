@@ -71,15 +71,17 @@ class NewRows(NamedTuple):
     ids: bool = False
 
 
-def new_rows(source: str, trained: Trained, group: str = "", ranks: int = 1) -> NewRows:
+def new_rows(source: str, trained: Trained, group: str = "", ranks: int = 1, from_file: bool = False) -> NewRows:
     """The rows of a source, for a model; group: test, train or rows of a data file. Raises UsageError.
 
-    ranks: how many share the blocks, of which there are as many at least, where the number of rows is known.
+    ranks: how many share the blocks, of which there are as many at least, where the number of rows is known. from_file:
+    the source is what a checkpoint names, which may come from anywhere (hpcdl/own.py).
     """
     if source in KNOWN:
         return of_file(source, trained, group, ranks)
     if is_own(source) and not os.path.exists(source):
-        data = open_data(source, dtype=trained.dtype, standardize=trained.statistics or False)
+        how: Any = {"standardize": trained.statistics or False, "from_file": from_file}
+        data = open_data(source, dtype=trained.dtype, **how)
         split: Any = {"": data.test or data.train, "test": data.test, "train": data.train}.get(group)
         if split is None:
             raise UsageError(f"{source} has no {group} rows")

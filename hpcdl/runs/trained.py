@@ -55,7 +55,7 @@ class Trained:
             return read_info(Path(self.about["source"])).meaning
         except UsageError:
             try:
-                return open_data(self.about["source"]).meaning
+                return open_data(self.about["source"], from_file=True).meaning
             except UsageError:
                 return Meaning()
 

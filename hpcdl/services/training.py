@@ -35,6 +35,7 @@ from hpcdl.errors import AgreedError, TrainingError, UsageError  # noqa: E402
 from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.machine.doctor import warn  # noqa: E402
 from hpcdl.models import for_data  # noqa: E402
+from hpcdl.own import is_own  # noqa: E402
 from hpcdl.runs.accumulated import accumulated  # noqa: E402
 from hpcdl.runs.alike import reading  # noqa: E402
 from hpcdl.runs.legs import measured  # noqa: E402
@@ -126,7 +127,7 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
     """The data as a rank of this role sees them; collective. UsageErrors are agreed on by all ranks."""
     part: Any = everyone.mpi.Split(ROLES.index(role), everyone.rank)  # those that hold them in the same way
     how: dict[str, Any] = {"placement": options.placement, "partition": options.partition}
-    if role == "parameter server":
+    if role == "parameter server" and not is_own(options.data):
         how = {"placement": "streamed"}  # it only reads what it scores
     elif role == "data server" and options.placement == "partitioned":
         how["parts"] = [roles.workers.index(each) for each in roles.clients(everyone.rank)], len(roles.workers)
@@ -147,7 +148,8 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
             )
     part.Free()
     if role == "parameter server":  # a run asks its rank 0 in which order the workers see the rows
-        data.order = named(options.placement, options.partition, data.classes, data.train.source.block)
+        block = getattr(data.train.source, "block", 1)
+        data.order = named(options.placement, options.partition, data.classes, block)
     if role == "data server":
         introduce(everyone, data, roles.clients(everyone.rank))
     return RemoteData(everyone, roles.data_server(everyone.rank)) if remote else data

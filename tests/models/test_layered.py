@@ -16,6 +16,8 @@ from hpcdl.random import Random
 FEATURES = 5
 CASES = {  # spec -> (classes, the reference's loss, its activation)
     "linear": (0, "squared", "none"),
+    "mlp:5": (0, "squared", "relu"),
+    "mlp:3,activation=tanh": (0, "squared", "tanh"),
     "logistic": (2, "logistic", "none"),
     "softmax": (3, "softmax", "none"),
     "mlp:4": (3, "softmax", "relu"),

@@ -1,0 +1,182 @@
+"""One's own model and data, by package.module:name: trained, scored, predicted and gone on with; and as a library."""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from in_process import ends
+
+from hpcdl.comm import Communicator
+from hpcdl.data import from_arrays
+from hpcdl.models import make_model
+from hpcdl.runs import Options, Run
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.strategies import all_reduce
+
+FOLDER = Path(__file__).parents[2] / "scripts"
+MODULE = """
+import numpy as np
+from hpcdl.models.layout import Layout, Tensor
+
+class Polynomial:
+    def __init__(self, dtype, width=2):
+        self.layout = Layout([Tensor("w", (width,), offset=0, layer="all")], dtype)
+        self.width = width
+    def initialize(self, random):
+        return np.zeros(self.width, self.layout.dtype)
+    def predict(self, w, x):
+        return np.vander(x[:, 0], self.width, increasing=True).astype(x.dtype) @ w
+    def loss_and_gradient(self, w, batch, gradient, on_ready=None):
+        error = self.predict(w, batch.x) - batch.y
+        gradient += np.vander(batch.x[:, 0], self.width, increasing=True).astype(w.dtype).T @ error
+        return float(error @ error) / 2
+
+def curve(rows=60):
+    x = np.linspace(-1, 1, rows)[:, None]
+    return x, 3 - x[:, 0], x[::7], 3 - x[::7, 0]
+
+def planes(rows=90, seed=0):
+    random = np.random.default_rng(5)
+    x = random.standard_normal((rows, 4))
+    y = np.tanh(x @ random.standard_normal((4, 2)))
+    return x[30:], y[30:], x[:30], y[:30]
+
+class Half:
+    def initialize(self, random): pass
+    def predict(self, w, x): pass
+
+def function(): pass
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "shapes_of_mine.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("shapes_of_mine", None)
+
+
+TOLD = ["--data", "shapes_of_mine:curve,rows=50", "--model", "shapes_of_mine:Polynomial,width=3", "--lr", "0.3"]
+
+
+def test_trained_scored_predicted_and_gone_on_with(run_on, mine):
+    """From the current folder, as with python -m; what it is called is in the run's folder, and nothing else needed."""
+    run_on(2, FOLDER / "train_allreduce.py", *TOLD, "--epochs", 5, "--out", "a", check=0)
+    config, summary = (
+        yaml.safe_load((mine / "a/config.yaml").read_text()),
+        json.loads((mine / "a/summary.json").read_text()),
+    )
+    assert (config["data"], config["model"]) == (TOLD[1], TOLD[3]) and summary["model"] == TOLD[3]
+    assert summary["data"] == "curve" and summary["parameters"] == 3
+    run_on(3, FOLDER / "train_gossip.py", "--config", "a/config.yaml", "--steps", 4, "--out", "none", check=0)
+    done = run_on(3, FOLDER / "train_allreduce.py", "--resume", "a", "--epochs", 60, check=0)
+    assert re.search(r"model +│ shapes_of_mine:Polynomial,width=3, 3 parameters", done.stdout)
+    done = run_on(2, FOLDER / "evaluate.py", "a", check=0)
+    assert re.search(r"a, step 120, on 8 rows of shapes_of_mine:curve", done.stdout) and "test_r2 " in done.stdout
+    done = run_on(2, FOLDER / "predict.py", "a", "shapes_of_mine:curve,rows=15", "--split", "test", check=0)
+    header, first, *_ = done.stdout.splitlines()
+    assert header == "row,label,value" and abs(float(first.split(",")[2]) - 4) < 0.2
+
+
+def test_away_from_its_module_a_run_says_where_it_was_started(mine):
+    assert ends("train_sequential", [*TOLD, "--steps", "2", "--out", "a", "--progress", "none"])[0] == 0
+    (mine / "shapes_of_mine.py").rename(mine / "moved_shapes.py")
+    sys.modules.pop("shapes_of_mine")
+    importlib.invalidate_caches()
+    status, said = ends("evaluate", ["a"])
+    assert status == 2 and said.count("\n") == 1
+    assert f"No module named 'shapes_of_mine'; its run was started in {mine}" in said
+    other = ["--model", "moved_shapes:Polynomial,width=3", "--data", "moved_shapes:curve"]
+    assert ends("evaluate", ["a", *other]) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (["--model", "shapes_of_mine:Half"], "the class has no loss_and_gradient; a model has layout, initialize"),
+        (["--model", "shapes_of_mine:function"], "a model is a class, and that is a function"),
+        (["--model", "shapes_of_mine:Polynomial,depth=2"], "there is no setting 'depth'; it takes dtype, width"),
+        (["--model", "shapes_of_mine:Polynomial,width=x"], r"TypeError: .* \(.*, line \d+\)"),
+        (["--model", "shapes_of_mine:Polynomial,dtype=float64"], "its layout is of float64; let it take dtype"),
+        (["--data", "shapes_of_mine:absent"], "has no attribute 'absent'"),
+    ],
+)
+def test_refusals(mine, told, words):
+    status, said = ends("train_allreduce", [*TOLD, *told])
+    assert status == 2 and re.search(words, said) and said.count("\n") == 1
+
+
+def test_a_checkpoint_names_nothing_that_is_not_the_users_own(mine):
+    """It may come from anywhere, and what it names is called."""
+    assert ends("train_allreduce", [*TOLD, "--steps", "2", "--out", "a", "--progress", "none"])[0] == 0
+    found = Checkpoint.read(mine / "a")
+    for name, value, words in (
+        ("source", "shutil:rmtree,path=keep", "stands in a file, and is no module of yours"),
+        ("model", "subprocess:run,args=touch x", "stands in a file, and is no module of yours"),
+        ("model", "shapes_of_mine:function", "a model is a class, and that is a function"),
+    ):
+        Checkpoint(found.vectors, found.attributes | {name: value}).write(mine / "bad.h5")
+        status, said = ends("evaluate", ["bad.h5"])
+        assert status == 2 and words in said
+    (mine / "a/config.yaml").write_text("model: subprocess:run,args=x\ndata: shutil:rmtree,path=keep\n")
+    status, said = ends("train_allreduce", ["--resume", "a"])
+    assert status == 2 and "stands in a file" in said
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "fully_sharded", "pipeline", "allreduce"])
+def test_several_outputs_under_any_strategy(run_on, mine, strategy):
+    """The losses are those of sequential SGD, whoever holds the model and the data."""
+    told = [
+        "--data",
+        "shapes_of_mine:planes",
+        "--model",
+        "mlp:8",
+        "--epochs",
+        2,
+        "--batch-size",
+        12,
+        "--dtype",
+        "float64",
+    ]
+    more = {"parameter_server": ["--servers", 1], "fully_sharded": ["--stage", 3], "allreduce": ["--data-servers", 1]}
+    assert ends("train_sequential", [*map(str, told), "--out", "s", "--progress", "none"])[0] == 0
+    run_on(2, FOLDER / f"train_{strategy}.py", *told, *more.get(strategy, []), "--out", "p", check=0)
+    one, other = (json.loads((mine / each / "summary.json").read_text()) for each in "sp")
+    for name in ("train_loss", "test_loss", "test_rmse"):
+        assert other[name] == pytest.approx(one[name], rel=1e-10)
+
+
+def test_a_library_run_records_what_it_used(world, mpi_tmp_path):
+    """Not the options' defaults, mlp and digits."""
+    x = np.random.default_rng(0).standard_normal((40, 3))
+    data = from_arrays(x, np.arange(40) % 2, name="halves")
+    comm = Communicator(world, allreduce="ring")
+    for at, model in enumerate((make_model("mlp:4", (3,), 2), type("Theirs", (), {}))):
+        if at:
+            model = model()
+            inner = make_model("softmax", (3,), 2)
+            for name in ("layout", "initialize", "loss_and_gradient", "predict"):
+                setattr(model, name, getattr(inner, name))
+        options = Options(steps=2, out=str(mpi_tmp_path / str(at)), progress="none", lr=0.1)
+        with Run(comm, options) as run:
+            all_reduce.train(comm, model, data, run.make_optimizer(model, data), run)
+        if world.rank == 0:
+            name = ("mlp:4", f"{__name__}:Theirs")[at]
+            config = yaml.safe_load((mpi_tmp_path / str(at) / "config.yaml").read_text())
+            about = Checkpoint.read(mpi_tmp_path / str(at)).attributes
+            assert (run.summary["model"], run.summary["data"]) == (config["model"], config["data"]) == (name, "halves")
+            assert (about["model"], about["source"]) == (name, "")
+            status, said = (
+                ends("evaluate", [str(mpi_tmp_path / "0")])
+                if world.size == 1 and not at
+                else (2, "arrays of a program")
+            )
+            assert status == 2 and "arrays of a program" in said
+    comm.free()
