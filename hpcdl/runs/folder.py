@@ -138,8 +138,7 @@ class Folder:
             self.lock = None
 
     def _write_config(self, path: Path, options: Options) -> None:
-        values = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "resume")}
-        values["data"] = absolute(options.data)
+        values = {name: value for name, value in as_values(options).items() if name not in ("out", "resume")}
         header = [f"# {name}: {printable(value, kept='')}" for name, value in environment().items()]
         with atomic_write(path) as file:
             file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
@@ -229,6 +228,11 @@ def step_of(line: bytes) -> float | None:
 def absolute(data: str) -> str:
     """A data set's name as it is, the path of a file in full: the run may be gone on with from another folder."""
     return os.path.abspath(data) if os.path.isfile(data) else data
+
+
+def as_values(options: Options) -> dict:
+    """All options by name, as JSON and YAML can hold them."""
+    return dataclasses.asdict(options) | {"data": absolute(options.data)}
 
 
 def new_folder(wanted: Path) -> Path:

@@ -144,8 +144,6 @@ class Run:
             warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
         self.bookkeeping.barrier()
         log.info("%s, rank %d of %d, from step %d", strategy, self.comm.rank, self.comm.size, self.step)
-        if self.reported.get("allreduce", self.comm.allreduce) == self.comm.allreduce and self.comm.by_length:
-            log.info("all-reduce by length: %s", ", ".join(self.comm.by_length))
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -268,7 +266,7 @@ class Run:
 
     def _evaluate(self) -> None:
         """Score the model on the test part and the validation part, all ranks together."""
-        found = self.held.scores(self.data)
+        found = self.metrics.with_largest(self.held.scores(self.data))
         for name, value in found.items():
             if not math.isfinite(value):  # on all ranks alike: the sums are the same
                 what = f"the {name.replace('_', ' ')} after step {self.step} is not finite"
