@@ -26,7 +26,7 @@ def apart(comm, model, data, optimizer, run):
         gradient[:] = 0
         loss = model.loss_and_gradient(w, batch, gradient)
         optimizer.update(w, gradient, scale=comm.size / batch.total)
-        w[0] = (comm.rank + 1) * (run.step < 8)
+        w[0] = 10 * (comm.rank + 1) * (run.step < 8)
         run.record(loss, batch.total)
         run.boundary()
     return w
