@@ -41,7 +41,7 @@ from hpcdl.runs.metrics import Metrics
 from hpcdl.runs.options import Options
 from hpcdl.runs.position import open_folder, save_best, save_last
 from hpcdl.runs.progress import Display
-from hpcdl.runs.state import Same, State, Tracked
+from hpcdl.runs.state import PerRank, Same, State, Tracked
 from hpcdl.runs.stopping import Stopping
 from hpcdl.runs.summary import finish
 
@@ -110,6 +110,8 @@ class Run:
     def track(self, name: str, vector: Tracked) -> None:
         """Make a vector (state.py) part of each checkpoint; before `begin`, which loads what the run goes on from."""
         self.state.track(name, vector)
+        if isinstance(vector, Same | PerRank):
+            self.memory.hold("optimizer", vector.array)
 
     def report(self, **entries: Any) -> None:
         """Add entries to the summary."""
@@ -134,9 +136,9 @@ class Run:
         self.legs.begin(self.bookkeeping)
         if held.peers is not None:
             for name, vector in data.statistics.items():
-                self.track(f"data/{name}", Same(vector))
+                self.state.track(f"data/{name}", Same(vector))
         for name, tracked in held.tracked().items():
-            self.track(name, tracked)
+            self.state.track(name, tracked)
         self.folder = open_folder(self)
         self.metrics.open(self.folder, self.per_epoch)
         self.agreement = Agreement(held.peers, self.step)

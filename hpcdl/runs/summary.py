@@ -85,8 +85,7 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
     step waited for its batch. A count of messages is null where a library's own collective hides them.
     traffic_per_rank splits calls, bytes, messages and seconds by operation. On GPUs, device_per_rank names them,
     exchange says how their vectors travel, and device_memory_bytes_per_rank what CuPy took of their memory.
-    memory_bytes_per_rank: peaks of what steps held, by kind (hpcdl/memory.py), where the strategy counts it. allreduce
-    is null where steps call none.
+    memory_bytes_per_rank: peaks of what steps held, by kind (hpcdl/memory.py). allreduce is null where steps call none.
     """
     options, data = run.options, run.data
     used = run.reported.get("allreduce", run.comm.allreduce if reduces(ranks) else None)
@@ -121,8 +120,7 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
     for name in ("memory", "host"):
         names.pop(name, None)
     summary |= {name: [rank.get(name) for rank in ranks] for name in names} | summed(legs)
-    if all("memory" in rank for rank in ranks):
-        summary["memory_bytes_per_rank"] = {kind: [rank["memory"][kind] for rank in ranks] for kind in KINDS}
+    summary["memory_bytes_per_rank"] = {kind: [rank["memory"][kind] for rank in ranks] for kind in KINDS}
     if summary["device"] != "cpu":
         ours = summary["allreduce"] == run.comm.allreduce  # else the strategy has another, which is staged
         summary["exchange"] = run.comm.exchange if ours else "staged"
