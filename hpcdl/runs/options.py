@@ -75,6 +75,7 @@ class Options:
         "auto: the fastest, as measured",
     )
     out: str = option("none", "folder that the run writes; none: nothing is written; auto: runs/STRATEGY-TIME")
+    force: bool = option(False, "replace what another run has left in --out; other files there stay")
     resume: str = option("", "folder of a run to go on with, from its last checkpoint; or a checkpoint file in it")
     checkpoint_every: int = option(0, "updates between checkpoints; 0: only when the run ends")
     keep: int = option(1, "how many of the last checkpoints are kept, beside the best")
