@@ -1,8 +1,8 @@
 """Bytes that a rank holds, by what they are for: counted where they are allocated and given back, and their peaks.
 
-    parameters      the model's, also those that are gathered from other ranks for a while
-    gradients       those of a step
-    optimizer       momentum, moments, ...
+    parameters      the model's, also those that are gathered or received from other ranks, and copies that are sent
+    gradients       those of a step, also what a server receives
+    optimizer       momentum, moments, ...; what a strategy keeps beside them from step to step
     activations     what lies between forward and backward, and scratch of a layer
 
 They are measured, not computed: an array counts from its allocation to its end. Peaks are those of the steps of a
@@ -14,6 +14,7 @@ What a user asks for is compared with what there is (`available`) before anythin
 import contextlib
 import functools
 import os
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,11 @@ class Memory:
         """Count an array that was allocated and stays; returns it."""
         self.add(kind, array.nbytes)
         return array
+
+    def hold_while_it_is_there(self, kind: str, array: np.ndarray) -> np.ndarray:
+        """Count an array until nobody has it any more, as one that a message is sent from; returns it."""
+        weakref.finalize(array, self.add, kind, -array.nbytes)
+        return self.hold(kind, array)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -25,6 +25,16 @@ def test_now_and_peak_of_each_kind():
     assert memory.now["optimizer"] == memory.peak["optimizer"] == 96
 
 
+def test_an_array_counts_until_nobody_has_it_any_more():
+    memory = Memory()
+    array = memory.hold_while_it_is_there("parameters", np.zeros(5))
+    view = array[1:3]
+    del array
+    assert memory.now["parameters"] == 40
+    del view
+    assert (memory.now["parameters"], memory.peak["parameters"]) == (0, 40)
+
+
 def test_what_there_is_is_what_the_container_may_have(tmp_path):
     here = available(tmp_path)
     assert here == available(Path("/nowhere")) > 2**28

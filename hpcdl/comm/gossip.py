@@ -25,15 +25,19 @@ from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.requests import Request
 from hpcdl.kernels.device import Array, device_of
 from hpcdl.kernels.reduce import add_scaled, scale
+from hpcdl.memory import Memory
 
 TAG = 11
 
 
 class Gossip:
-    """Rounds of gossip over one vector x, which `start` sends and `finish` replaces; collective over neighbours."""
+    """Rounds of gossip over one vector x, which `start` sends and `finish` replaces; collective over neighbours.
 
-    def __init__(self, comm: Communicator, x: Array):
-        self.comm, self.x, self.device = comm, x, device_of(x)
+    memory: counts the vectors that are received.
+    """
+
+    def __init__(self, comm: Communicator, x: Array, memory: Memory | None = None):
+        self.comm, self.x, self.device, self.memory = comm, x, device_of(x), memory or Memory()
         self.received: dict[int, Array] = {}
         self.in_flight: list[Request] = []
         self.weights: Any = None  # of x, and of what is received, by rank
@@ -46,7 +50,7 @@ class Gossip:
         senders = [j for j in np.flatnonzero(w[rank]).tolist() if j != rank]
         for j in senders:
             if j not in self.received:
-                self.received[j] = self.device.empty(self.x.size, self.x.dtype)
+                self.received[j] = self._vector()
         self.in_flight = [self.comm.iwait(self.received[j], j, TAG) for j in senders]
         self.in_flight += [self.comm.ipush(self.x, i, TAG) for i in np.flatnonzero(w[:, rank]).tolist() if i != rank]
         self.weights = float(w[rank, rank]), {j: float(w[rank, j]) for j in senders}
@@ -65,6 +69,10 @@ class Gossip:
         for j, weight in others.items():
             add_scaled(self.x, self.received[j], weight)
 
+    def _vector(self) -> Array:
+        """One as long as x."""
+        return self.memory.hold("parameters", self.device.empty(self.x.size, self.x.dtype))
+
     def round(self, w: np.ndarray) -> None:
         """A round from start to end."""
         self.start(w)
@@ -74,9 +82,9 @@ class Gossip:
 class AcceleratedGossip(Gossip):
     """Rounds that look back at the one before; `before` is x of that round. `begin` a new sequence of rounds."""
 
-    def __init__(self, comm: Communicator, x: Array, eta: float):
-        super().__init__(comm, x)
-        self.eta, self.before, self.sent = eta, *(self.device.empty(x.size, x.dtype) for _ in range(2))
+    def __init__(self, comm: Communicator, x: Array, eta: float, memory: Memory | None = None):
+        super().__init__(comm, x, memory)
+        self.eta, self.before, self.sent = eta, self.device.empty(x.size, x.dtype), self._vector()
 
     def begin(self) -> None:
         """The next round is the first one."""

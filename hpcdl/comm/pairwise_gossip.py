@@ -32,6 +32,7 @@ from hpcdl.comm.requests import Request
 from hpcdl.comm.topology import Topology
 from hpcdl.kernels.device import Array, device_of
 from hpcdl.kernels.reduce import add_into, add_scaled, scale
+from hpcdl.memory import Memory
 
 SIGN, VALUES, MEAN = 1, 2, 3  # tags
 COMING, SEND_ME, LAST = 1, 2, 3  # signs: my values are on their way; send me yours; no more signs
@@ -41,7 +42,7 @@ class Pairs:
     """The averagings of this rank's vector `x` with those of its neighbours in the graph.
 
     averagings: how many have entered x. moved: x has changed since it was sent, by a step: who changes x says so.
-    resting: this rank does not begin any.
+    resting: this rank does not begin any. memory: counts the vectors that travel.
     """
 
     sent: Any  # Array | None, as `mean`
@@ -49,8 +50,8 @@ class Pairs:
     sending: Any  # Request | None, as `answer`
     answer: Any
 
-    def __init__(self, comm: Communicator, x: Array, topology: Topology):
-        self.comm, self.x, self.topology = comm, x, topology
+    def __init__(self, comm: Communicator, x: Array, topology: Topology, memory: Memory | None = None):
+        self.comm, self.x, self.topology, self.memory = comm, x, topology, memory or Memory()
         self.to_send: dict[int, bool] = {}  # higher ranks that x is to be sent to, the first one first
         self.asked: set[int] = set()  # lower ranks that have been asked to send theirs
         self.arriving: dict[int, tuple[np.ndarray, Request]] = {}  # what lower ranks send, and its receipt
@@ -168,4 +169,4 @@ class Pairs:
             if request.done:
                 del self.buffers[which]
                 return buffer
-        return device_of(self.x).empty(self.x.size, self.x.dtype)
+        return self.memory.hold("parameters", device_of(self.x).empty(self.x.size, self.x.dtype))

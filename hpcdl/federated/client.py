@@ -55,6 +55,11 @@ class ClientUpdate:
         proximal(one, one, one, 0.0)
         add_scaled(one, one, 0.0)
 
+    @property
+    def held(self) -> list[tuple[str, np.ndarray]]:
+        """The vectors that a client needs beside the gradient, each with its kind (hpcdl/memory.py)."""
+        return [("parameters", self.local), *(("optimizer", vector) for vector in self.optimizer.state.values())]
+
     def work(self, client: int) -> int:
         """The examples that this client computes in a round."""
         return self.epochs * len(self.rows[client])

@@ -27,21 +27,28 @@ from mpi4py import MPI
 from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
 from hpcdl.files import atomic_write
 from hpcdl.machine.versions import versions
+from hpcdl.runs.checkpoint import OLDER
 from hpcdl.runs.options import Options
+from hpcdl.runs.rewind import LATER
 from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
+UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, not of the run
+OURS = re.compile(rf"config\.yaml|metrics\.jsonl|(summary|trace)\.json|(checkpoint|best)\.h5|{OLDER.pattern}")
+LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
 # Temporary names (hpcdl/files.py) of what a run writes.
 LEFTOVER = re.compile(r"\.(checkpoint(-\d+)?\.h5|best\.h5|\w+\.(json|jsonl|yaml))\.\d+\.part")
 
 
-def check_run_folder(path: Path, resumed: bool) -> None:
-    """Refuse a folder that cannot be made or written or, unless `resumed`, holds another run."""
+def check_run_folder(path: Path, may_hold_run: bool) -> None:
+    """Refuse a folder that cannot be made or written or, unless it may, holds another run."""
     if os.path.exists(path) and not os.path.isdir(path):  # os.path: no error where a folder may not be searched
         raise UsageError(f"--out {path} is a file, not a folder; give another name")
-    if not resumed and any(os.path.exists(path / name) for name in ("config.yaml", "checkpoint.h5", "summary.json")):
+    if not may_hold_run and any(
+        os.path.exists(path / name) for name in ("config.yaml", "checkpoint.h5", "summary.json")
+    ):
         on = f", or --resume {path} to go on with it" if os.path.exists(path / "checkpoint.h5") else ""
-        raise UsageError(f"--out {path} holds another run; give another folder{on}")
+        raise UsageError(f"--out {path} holds another run; give another folder, or --force to replace it{on}")
     parent = path.absolute()
     while not os.path.exists(parent):
         parent = parent.parent
@@ -97,7 +104,9 @@ class Folder:
                 self.path = new_folder(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             self.claim()
-            if not resumed:
+            if options.force and not resumed:
+                remove_run(self.path)
+            elif not resumed:
                 check_run_folder(self.path, resumed)  # again: nobody else comes after us
             remove_leftovers(self.path)
             (self.path / "logs").mkdir(exist_ok=True)
@@ -142,8 +151,7 @@ class Folder:
             self.lock = None
 
     def _write_config(self, path: Path, options: Options, used: dict) -> None:
-        values = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "resume")}
-        values |= used
+        values = {name: value for name, value in dataclasses.asdict(options).items() if name not in UNWRITTEN} | used
         header = [f"# {name}: {printable(value, kept='')}" for name, value in environment().items()]
         with atomic_write(path) as file:
             file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
@@ -246,6 +254,15 @@ def remove_leftovers(folder: Path) -> None:
     for path in folder.iterdir():
         if LEFTOVER.fullmatch(path.name):
             path.unlink()
+
+
+def remove_run(folder: Path) -> None:
+    """Remove what a run has written to its folder, and no other file; whoever has the lock writes alone."""
+    for part, ours in ((folder, OURS), (folder / "logs", LOG_NAME), (folder / LATER, OURS)):
+        if part == folder or (part.is_dir() and not part.is_symlink()):
+            for path in part.iterdir():
+                if ours.fullmatch(path.name) and (path.is_file() or path.is_symlink()):
+                    path.unlink()
 
 
 def automatic(strategy: str) -> Path:

@@ -41,7 +41,6 @@ def measured(run: "Run") -> dict:
     """What a run cost this rank, in the names of summary.json: bytes, and the seconds of its steps and their parts."""
     traffic, stopwatch, device = run.comm.traffic, run.stopwatch, run.device
     gpu = {"device_per_rank": str(device), "device_memory_bytes_per_rank": device.memory()} if device is not CPU else {}
-    peak = run.memory.peak
     return {
         "bytes_sent_per_rank": traffic.bytes,
         "messages_per_rank": traffic.messages,
@@ -54,7 +53,7 @@ def measured(run: "Run") -> dict:
         **gpu,
         "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
         "host": MPI.Get_processor_name(),
-        **({"memory": {kind: peak[kind] for kind in KINDS}} if peak["gradients"] else {}),
+        "memory": {kind: run.memory.peak[kind] for kind in KINDS},
     }
 
 

@@ -45,6 +45,13 @@ class Metrics:
         last = lines[-1]
         self.display.update(last["step"], steps, last["epoch"], self.train_loss, self.score(), rate)
 
+    def with_largest(self, found: dict) -> dict:
+        """The scores of an evaluation, and beside a consensus distance the largest so far."""
+        if "consensus_distance" not in found:
+            return found
+        before = [self.scores.get(name, 0.0) for name in ("consensus_distance", "consensus_distance_max")]
+        return found | {"consensus_distance_max": max(found["consensus_distance"], *before)}
+
     def evaluated(self, step: int, steps: int, scores: dict, seconds: float, rate: float, sent: dict) -> None:
         """An evaluation after `step` of `steps`; sent: bytes and messages so far."""
         line = self.where(step) | scores | {"train_loss": self.known_loss, "seconds": round(seconds, 6)} | sent

@@ -32,8 +32,15 @@ class OnOneRank(Held):
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         self.leads = bookkeeping.rank == 0
         self.peers = bookkeeping.split(0 if self.leads else None, name="leader")  # type: ignore[assignment]  # others: None
+        self.weigh(memory)
+
+    def weigh(self, memory: Memory) -> None:
+        """A rank that does not work has a part of the optimizer's state at most; what it serves it counts itself."""
         if self.works:
-            self.weigh(memory)
+            super().weigh(memory)
+        else:
+            for vector in self.optimizer.state.values():
+                memory.hold("optimizer", vector)
 
     def tracked(self) -> dict[str, Tracked]:
         """What rank 0 knows the whole of; a strategy adds the optimizer's vectors."""

@@ -125,6 +125,7 @@ class Options:
     out: str = option(
         "none", "folder that the run writes; none: nothing is written; auto: runs/STRATEGY-TIME", group="run"
     )
+    force: bool = option(False, "replace what another run has left in --out; other files there stay", group="run")
     resume: str = option(
         "", "folder of a run to go on with, from its last checkpoint; or a checkpoint file in it", group="run"
     )

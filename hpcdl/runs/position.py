@@ -149,7 +149,9 @@ def open_folder(run: "Run") -> Folder:
     try:
         with refuse_together(run.bookkeeping.mpi):
             if path is not None and leads:
-                check_run_folder(path, same or out == "auto")  # whose name is one that no other job has
+                if same and run.options.force:
+                    raise UsageError("--force would remove the run that --resume goes on with: give another --out")
+                check_run_folder(path, same or run.options.force or out == "auto")  # of which no other job has the name
             if leads and (path is not None or resume):
                 _ = run.data.digest  # now, while all wait for it: a pass over the data, where nobody knows it yet
             if same and leads:

@@ -37,6 +37,11 @@ class Replicas(Held):
         self.everyone = bookkeeping
         super().join(bookkeeping, memory)
 
+    def weigh(self, memory: Memory) -> None:
+        """The replica, too, beside the average."""
+        super().weigh(memory)
+        memory.hold("parameters", self.replica)
+
     def tracked(self) -> dict[str, Tracked]:
         state: dict[str, Tracked] = {"replica": PerRank(self.replica), "parameters": Same(self.parameters)}
         return state | {f"optimizer/{name}": PerRank(vector) for name, vector in self.optimizer.state.items()}

@@ -42,7 +42,7 @@ from hpcdl.runs.metrics import Metrics
 from hpcdl.runs.options import Options
 from hpcdl.runs.position import open_folder, save_best, save_last
 from hpcdl.runs.progress import Display
-from hpcdl.runs.state import Same, State, Tracked
+from hpcdl.runs.state import PerRank, Same, State, Tracked
 from hpcdl.runs.stopping import Stopping
 from hpcdl.runs.summary import finish
 
@@ -111,6 +111,8 @@ class Run:
     def track(self, name: str, vector: Tracked) -> None:
         """Make a vector (state.py) part of each checkpoint; before `begin`, which loads what the run goes on from."""
         self.state.track(name, vector)
+        if isinstance(vector, Same | PerRank):
+            self.memory.hold("optimizer", vector.array)
 
     def report(self, **entries: Any) -> None:
         """Add entries to the summary."""
@@ -135,9 +137,9 @@ class Run:
         self.legs.begin(self.bookkeeping)
         if held.peers is not None:
             for name, vector in data.statistics.items():
-                self.track(f"data/{name}", Same(vector))
+                self.state.track(f"data/{name}", Same(vector))
         for name, tracked in held.tracked().items():
-            self.track(name, tracked)
+            self.state.track(name, tracked)
         self.folder = open_folder(self)
         self.metrics.open(self.folder, self.per_epoch)
         self.agreement = Agreement(held.peers, self.step)
@@ -145,8 +147,6 @@ class Run:
             warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
         self.bookkeeping.barrier()
         log.info("%s, rank %d of %d, from step %d", strategy, self.comm.rank, self.comm.size, self.step)
-        if self.reported.get("allreduce", self.comm.allreduce) == self.comm.allreduce and self.comm.by_length:
-            log.info("all-reduce by length: %s", ", ".join(self.comm.by_length))
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Run:
 
     def _evaluate(self) -> None:
         """Score the model on the test part and the validation part, all ranks together."""
-        found = self.held.scores(self.data)
+        found = self.metrics.with_largest(self.held.scores(self.data))
         for name, value in found.items():
             if not math.isfinite(value):  # on all ranks alike: the sums are the same
                 what = f"the {name.replace('_', ' ')} after step {self.step} is not finite"

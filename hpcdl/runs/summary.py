@@ -1,28 +1,29 @@
 """summary.json: what a run was, what it reached, what it cost each rank; and the table printed at its end."""
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpi4py import MPI
-from rich.table import Table
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.allreduce import auto
 from hpcdl.comm.progress import activity
-from hpcdl.errors import TrainingError, printable
+from hpcdl.errors import TrainingError
 from hpcdl.memory import KINDS
 from hpcdl.models import name_of
+from hpcdl.runs.closing_table import as_table
 from hpcdl.runs.folder import environment
 from hpcdl.runs.legs import measured, summed
-from hpcdl.runs.position import keep_legs
+from hpcdl.runs.position import keep_legs, used
 from hpcdl.runs.wrapped import plain
-from hpcdl.words import counted
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def conclude(
@@ -87,9 +88,10 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
     step waited for its batch. A count of messages is null where a library's own collective hides them.
     traffic_per_rank splits calls, bytes, messages and seconds by operation. On GPUs, device_per_rank names them,
     exchange says how their vectors travel, and device_memory_bytes_per_rank what CuPy took of their memory.
-    memory_bytes_per_rank: peaks of what steps held, by kind (hpcdl/memory.py), where the strategy counts it.
+    memory_bytes_per_rank: peaks of what steps held, by kind (hpcdl/memory.py). allreduce is null where steps call none.
     """
     options, data = run.options, run.data
+    algorithm = run.reported.get("allreduce", run.comm.allreduce if reduces(ranks) else None)
     scores = {name: run.scores.get(name) for name in ("test_loss", "test_accuracy")}
     summary = {
         "schema_version": SCHEMA_VERSION,
@@ -105,7 +107,7 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
         "steps": run.step,
         "batch_size": run.batch,
         "seed": options.seed,
-        "allreduce": run.comm.allreduce,
+        "allreduce": algorithm,
         "stopped": run.stopped,
         "train_loss": run.metrics.known_loss,
         **scores,
@@ -114,13 +116,14 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
         "examples_per_second": run.rate,
         "replicas_agree": agree,
         **run.reported,
+        "allreduce_by_length": by_length(run.comm) if algorithm == run.comm.allreduce else None,
+        "options": dataclasses.asdict(options) | used(run),
     }
     names = dict.fromkeys(name for rank in ranks for name in rank)  # servers use no GPU, and say nothing of it
     for name in ("memory", "host"):
         names.pop(name, None)
     summary |= {name: [rank.get(name) for rank in ranks] for name in names} | summed(legs)
-    if all("memory" in rank for rank in ranks):
-        summary["memory_bytes_per_rank"] = {kind: [rank["memory"][kind] for rank in ranks] for kind in KINDS}
+    summary["memory_bytes_per_rank"] = {kind: [rank["memory"][kind] for rank in ranks] for kind in KINDS}
     if summary["device"] != "cpu":
         ours = summary["allreduce"] == run.comm.allreduce  # else the strategy has another, which is staged
         summary["exchange"] = run.comm.exchange if ours else "staged"
@@ -129,68 +132,14 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
     return summary
 
 
-def as_table(summary: dict) -> Table:
-    """The result of a run for people."""
-    table = Table(
-        title=f"{summary['strategy']} on {counted(summary['ranks'], 'rank')}", title_justify="left", show_header=False
-    )
-    table.add_row(
-        "model", f"{summary['model']}, {counted(summary['parameters'], 'parameter', ',')}, {summary['dtype']}"
-    )
-    table.add_row("data", printable(summary["data"]))
-    if "exchange" in summary:
-        table.add_row("device", ", ".join(sorted(set(filter(None, summary["device_per_rank"])))))
-        table.add_row("messages from there", summary["exchange"])
-    if "rounds" in summary:
-        asked = f"{summary['clients_per_round']:,} of {counted(summary['clients'], 'client', ',')}"
-        table.add_row("rounds", f"{summary['rounds']:,} of {asked}")
-        if "rounds_to_accuracy" in summary:
-            table.add_row("rounds to accuracy", str(summary["rounds_to_accuracy"] or "not reached"))
-        if summary.get("rounds_abandoned"):
-            table.add_row("rounds abandoned", f"{summary['rounds_abandoned']:,}, with too few answers for secure sums")
-        if summary.get("epsilon") is not None:
-            table.add_row("privacy", f"epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}")
-    else:
-        table.add_row(
-            "steps",
-            f"{summary['steps']:,} of {counted(summary['batch_size'], 'example')}, "
-            f"{counted(summary['epochs'], 'epoch', 'g')}",
-        )
-    for name in ("train_loss", "validation_loss", "validation_accuracy", "test_loss", "test_accuracy", "test_rmse"):
-        if summary.get(name) is not None:
-            value = f"{summary[name]:.2%}" if name.endswith("accuracy") else f"{summary[name]:.4f}"
-            table.add_row(name.replace("_", " "), value)
-    table.add_row("seconds", f"{summary['seconds']:.2f} ({summary['examples_per_second']:,.0f} examples/s)")
-    if summary["allreduce"] is not None:
-        table.add_row("all-reduce", summary["allreduce"])
-    if summary.get("compress", "none") != "none":
-        table.add_row("messages in", summary["compress"])
-    sent, messages = summary["bytes_sent_per_rank"], summary["messages_per_rank"]
-    table.add_row("sent per rank", f"{span(sent, '.2f', 1e6)} MB")
-    if None not in messages:
-        table.add_row("messages per rank", span(messages, ",.0f"))
-    for name in ("compute", "communication", "idle"):
-        seconds = summary[f"{name}_seconds_per_rank"]
-        table.add_row(f"{name} per rank", f"{span(seconds, '.2f')} s")
-    table.add_row("peak memory per rank", f"{span(summary['peak_memory_bytes_per_rank'], ',.0f', 2**20)} MiB")
-    for kind, held in summary.get("memory_bytes_per_rank", {}).items():
-        table.add_row(f"{kind} per rank", f"{span(held, ',.2f', 2**20)} MiB")
-    if summary["replicas_agree"] is not None:
-        table.add_row("replicas agree", "yes" if summary["replicas_agree"] else "NO")
-    if "consensus_distance" in summary:
-        table.add_row("consensus distance", f"{summary['consensus_distance']:.3g}")
-    if summary.get("replica_test_accuracy"):
-        table.add_row("test accuracy of replicas", span(summary["replica_test_accuracy"], ".2%"))
-    if summary["stopped"] != "finished":
-        table.add_row("ended by", summary["stopped"])
-    return table
+def reduces(ranks: list[dict]) -> bool:
+    """Whether steps called an all-reduce that sent something; on one rank, whether they called one."""
+    sign = "bytes" if len(ranks) > 1 else "calls"
+    return any(rank["traffic_per_rank"].get("all_reduce", {}).get(sign) for rank in ranks)
 
 
-def span(values: list, form: str, unit: float = 1) -> str:
-    """One number, or the smallest and the largest of several, in a unit; and of how many ranks it is not known."""
-    there = [each / unit for each in values if each is not None]
-    if not there:
-        return "unknown"
-    low, high = format(min(there), form), format(max(there), form)
-    missing = f" ({len(values) - len(there)} unknown)" if len(there) < len(values) else ""
-    return (low if low == high else f"{low} to {high}") + missing
+def by_length(comm: Communicator) -> list[dict] | None:
+    """Which algorithm `auto` takes up to which length of a vector; None where another one is in use."""
+    limits = [*auto.LIMITS, None]
+    found = [{"up_to_bytes": limit, "algorithm": name} for limit, name in zip(limits, comm.by_length, strict=False)]
+    return found or None

@@ -63,6 +63,13 @@ class Tally(OnOneRank):
         super().join(bookkeeping, memory)
         self.replicas.everyone = bookkeeping
 
+    def weigh(self, memory: Memory) -> None:
+        """The replica and the average of the optimizers' states, too, beside the average."""
+        super().weigh(memory)
+        memory.hold("parameters", self.replicas.replica)
+        for vector in self.average_state.values():
+            memory.hold("optimizer", vector)
+
     def tracked(self) -> dict[str, Tracked]:
         state = {f"optimizer/{name}": Same(vector) for name, vector in self.average_state.items()}
         return super().tracked() | (state if self.leads else {})
@@ -218,10 +225,11 @@ class Follower(Tally):
             return
         what, step = self._hear()
         while what in (MEET, SCORE):
-            if what == MEET:
-                self.meet()
-            else:
-                self.last_scores(self.run.data)
+            with self.run.memory.paused():
+                if what == MEET:
+                    self.meet()
+                else:
+                    self.last_scores(self.run.data)
             what, step = self._hear()
         self.over = what == END
         self.go_on(step)

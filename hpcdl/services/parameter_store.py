@@ -40,6 +40,7 @@ from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
+from hpcdl.memory import Memory
 from hpcdl.runs import signals
 from hpcdl.services.clocks import Clocks
 from hpcdl.services.consistency import BSP, Consistency
@@ -64,7 +65,8 @@ class ParameterStore:
     it has a member `state`, these are vectors as long as the slice. initial: the whole vector, given on rank 0. block:
     slices are cut at multiples of it only. broadcast_every: servers send their slices to all clients after so many
     clocks (async: versions), without being asked; 0: never. delay: values are applied so many versions late. lead:
-    on rank 0, who decides about steps (lead.py). start: the first clock.
+    on rank 0, who decides about steps (lead.py). start: the first clock. memory: counts what a rank holds for
+    it.
 
     `server` is what this rank serves by, `client` what it pulls and pushes by; None where it does not.
 
@@ -91,6 +93,7 @@ class ParameterStore:
         delay: int = 0,
         lead: Lead | None = None,
         start: int = 0,
+        memory: Memory | None = None,
     ):
         check_settings(comm.size, size // block, servers, on_workers, consistency, broadcast_every, delay)
         self.comm, self.consistency = comm.split(0, name="store", allreduce="tree"), consistency
@@ -106,15 +109,16 @@ class ParameterStore:
             held = self.slices[comm.rank]
             values = CPU.zeros(held.stop - held.start, np.dtype(dtype))
             clocks, gathered = Clocks(self.clients, consistency, start, lead), self.led and comm.rank > 0
-            self.server = SliceServer(self.comm, values, clocks, update, delay, max(1, broadcast_every), gathered)
+            how = delay, max(1, broadcast_every), gathered, memory
+            self.server = SliceServer(self.comm, values, clocks, update, *how)
         if self.works:
-            self.client = self._make_client(np.dtype(dtype), bool(broadcast_every), start)
+            self.client = self._make_client(np.dtype(dtype), bool(broadcast_every), start, memory or Memory())
         if given:
             self.scatter(initial)
         if lead is not None:
             lead.begin(self, start)
 
-    def _make_client(self, dtype: np.dtype, subscribed: bool, start: int) -> Client:
+    def _make_client(self, dtype: np.dtype, subscribed: bool, start: int, memory: Memory) -> Client:
         def connect(rank: int, held: slice, start: int) -> Connection:
             if rank == self.comm.rank:
                 return LocalConnection(self.comm, self.server, held, start)
@@ -123,7 +127,9 @@ class ParameterStore:
         connections = [connect(rank, held, start) for rank, held in enumerate(self.slices)]
         attend = self.server.attend if self.serves else None
         settings = self.comm, connections, dtype, self.consistency, attend, start
-        return Subscribed(*settings, counter=connect(0, slice(0, 0), 0)) if subscribed else Asking(*settings)
+        if not subscribed:
+            return Asking(*settings)
+        return Subscribed(*settings, counter=connect(0, slice(0, 0), 0), memory=memory)
 
     # -- what a client does ------------------------------------------------------------------------------------------
 

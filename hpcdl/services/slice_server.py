@@ -21,6 +21,7 @@ from hpcdl.comm.inbox import Inbox
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.requests import Request
 from hpcdl.kernels.device import CPU
+from hpcdl.memory import Memory
 from hpcdl.runs import signals
 from hpcdl.services.clocks import Clocks, Delay
 from hpcdl.services.store_messages import (
@@ -64,7 +65,8 @@ class SliceServer:
 
     update(values, pushed, push): applies the pushed values to the part of the slice, in place. delay: how many versions
     late values are applied. broadcast_every: clocks (async: versions) after which subscribers are sent the slice.
-    gathered: the lead, on rank 0, may ask until it says that it is over.
+    gathered: the lead, on rank 0, may ask until it says that it is over. memory: counts the slice, its copies and what
+    is received.
     """
 
     update: Any  # a function, which may have a member `state`
@@ -78,8 +80,11 @@ class SliceServer:
         delay: int = 0,
         broadcast_every: int = 1,
         gathered: bool = False,
+        memory: Memory | None = None,
     ):
         self.comm, self.values, self.clocks, self.lead, self.update = comm, values, clocks, clocks.lead, update
+        self.memory = memory or Memory()
+        self.memory.hold("parameters", values)
         self.delay, self.broadcast_every, self.gathered = Delay(delay), broadcast_every, gathered
         self.waiting: list[Asked] = []  # pulls that wait for their answers
         self.closing: list[Asked] = []  # last pulls, which wait until all clients have closed
@@ -138,7 +143,9 @@ class SliceServer:
 
     def buffer(self) -> np.ndarray:
         """An array as long as the slice, for the values of a push."""
-        return self.buffers.pop() if self.buffers else CPU.empty(self.values.size, self.values.dtype)
+        if self.buffers:
+            return self.buffers.pop()
+        return self.memory.hold("gradients", CPU.empty(self.values.size, self.values.dtype))
 
     def _note(self, asked: Asked, buffer: np.ndarray | None) -> None:
         """Take in what a request brings, or keep it until its time has come."""
@@ -208,7 +215,7 @@ class SliceServer:
             for buffer in buffers[1:]:
                 SUM(total, buffer)
         else:
-            total = CPU.zeros(self.values.size, self.values.dtype)
+            total = self._for_now("gradients", CPU.zeros(self.values.size, self.values.dtype))
             for buffer, push in zip(buffers, pushes, strict=True):
                 total[push.part] += buffer[: push.part.stop - push.part.start]
         count = sum(push.count for push in pushes)
@@ -217,7 +224,9 @@ class SliceServer:
 
     def _apply(self, values: np.ndarray, push: Push, of: Iterable[Push]) -> None:
         """Apply the values, or, with a delay, those of so many versions before; of: the pushes they are made of."""
-        for due in self.delay.enter((values.copy() if self.delay.versions else values, push, of)):
+        if self.delay.versions:
+            values = self._for_now("gradients", values.copy())
+        for due in self.delay.enter((values, push, of)):
             self._update(*due)
 
     def apply_delayed(self) -> None:
@@ -263,8 +272,11 @@ class SliceServer:
     def _snapshot(self) -> np.ndarray:
         """The slice as it is now; one copy for all who get the same version."""
         if self.snapshot is None:
-            self.snapshot = self.values.copy()
+            self.snapshot = self._for_now("parameters", self.values.copy())
         return self.snapshot
+
+    def _for_now(self, kind: str, array: np.ndarray) -> np.ndarray:
+        return self.memory.hold_while_it_is_there(kind, array)
 
     def vector(self, which: int) -> np.ndarray:
         """0: the values; 1, 2, ...: a vector of the update's own state."""

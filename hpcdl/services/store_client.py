@@ -19,6 +19,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.requests import Request
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, device_of
+from hpcdl.memory import Memory
 from hpcdl.runs import signals
 from hpcdl.services.consistency import Consistency
 from hpcdl.services.slice_server import Asked, SliceServer
@@ -197,11 +198,14 @@ class Asking(Client):
 
 
 class Subscribed(Client):
-    """Is sent all values unasked, from its first pull on. counter: to the server that gives out the steps."""
+    """Is sent all values unasked, from its first pull on. counter: to the server that gives out the steps.
 
-    def __init__(self, *arguments: Any, counter: Connection, **options: Any):
+    memory: counts the vectors that they are received in.
+    """
+
+    def __init__(self, *arguments: Any, counter: Connection, memory: Memory, **options: Any):
         super().__init__(*arguments, **options)
-        self.counter, self.subscribed = counter, False
+        self.counter, self.memory, self.subscribed = counter, memory, False
         self.heard: set[int] = set()  # ranks of servers that have sent something
         self.closed: set[int] = set()  # and of those that have sent their last
 
@@ -234,7 +238,8 @@ class Subscribed(Client):
         self.subscribed = True
         for connection in self.connections:
             held = connection.slice
-            connection.expect(CPU.empty(held.stop - held.start, self.dtype), Tag.UNASKED)
+            values = self.memory.hold("parameters", CPU.empty(held.stop - held.start, self.dtype))
+            connection.expect(values, Tag.UNASKED)
             connection.ask(self.request(Operation.SUBSCRIBE, connection))
         if not self.consistency.clocked:
             self._draw()

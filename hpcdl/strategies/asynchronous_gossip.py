@@ -54,7 +54,8 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     device, size, dtype = getattr(model, "device", CPU), model.layout.size, model.layout.dtype
     x, w, gradient = (device.empty(size, dtype) for _ in range(3))
     x[:] = model.initialize(run.random)
-    pairs = Pairs(comm, x, topology)
+    run.memory.hold("parameters", w)
+    pairs = Pairs(comm, x, topology, run.memory)
     tally = (Leader if comm.rank == 0 else Follower)(run, Replicas(model, x, optimizer), pairs)
     run.report(method="adpsgd", topology=topology.spec, allreduce=None)
     run.begin("gossip", tally, data)

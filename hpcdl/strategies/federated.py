@@ -100,6 +100,8 @@ def train(
 
     w = run.initial(model)
     client_update = ClientUpdate(model, data, rows, optimizer, random, gradient, local_epochs, local_batch, proximal)
+    for kind, vector in client_update.held:
+        run.memory.hold(kind, vector)
     codec = Codec(gradient, data.examples)
     aggregator: Aggregator = SecureAggregator(comm, codec.length, secure) if secure else Sum(comm, codec.length)
     late_sum: Any = LateSum(comm, codec.length) if late else None

@@ -137,7 +137,7 @@ class AdaptThenCombine:
     ):
         self.comm, self.model, self.run, self.w, self.gradient = comm, model, run, w, gradient
         self.optimizer = optimizer
-        self.gossip, self.matrix = Gossip(comm, w), matrices(topology, rule)
+        self.gossip, self.matrix = Gossip(comm, w, run.memory), matrices(topology, rule)
 
     def __call__(self, batch: Batch) -> float:
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient)
@@ -185,7 +185,7 @@ class GradientTracking:
             run.track(name, PerRank(vector))
 
     def rounds(self, topology: Topology, rule: str) -> Gossip:
-        return Gossip(self.comm, self.both)
+        return Gossip(self.comm, self.both, self.run.memory)
 
     def __call__(self, batch: Batch) -> float:
         run, last = self.run, (self.run.step + 1) % self.phase == 0
@@ -208,7 +208,7 @@ class DeTAG(GradientTracking):
     gossip: AcceleratedGossip
 
     def rounds(self, topology: Topology, rule: str) -> AcceleratedGossip:
-        gossip = AcceleratedGossip(self.comm, self.both, acceleration(mixing(topology, 0, rule)))
+        gossip = AcceleratedGossip(self.comm, self.both, acceleration(mixing(topology, 0, rule)), self.run.memory)
         self.run.track("gossip_before", PerRank(gossip.before))
         return gossip
 
@@ -235,7 +235,7 @@ class DeFacto:
     ):
         self.comm, self.model, self.run, self.w, self.gradient = comm, model, run, w, gradient
         self.optimizer = optimizer
-        self.gossip, self.factors, self.phase = Gossip(comm, w), exact_factors(topology), phase
+        self.gossip, self.factors, self.phase = Gossip(comm, w, run.memory), exact_factors(topology), phase
         self.mean = comm.empty(like=w)
         self.mean[:] = 0
         run.track("mean_gradient", PerRank(self.mean))

@@ -104,6 +104,7 @@ def train(
                 synchronize()
         run.record(loss, batch.total)
         run.boundary()
+    run.report(synchronizations=max(0, run.step - first) // sync_every)
     return w
 
 

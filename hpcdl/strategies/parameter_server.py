@@ -90,6 +90,7 @@ def train(
         delay=delay,
         lead=keeper,
         start=run.step,
+        memory=run.memory,
     )
     if run.options.resume:
         for which in range(1, 1 + len(optimizer.state)):

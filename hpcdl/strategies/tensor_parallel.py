@@ -46,7 +46,7 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     copies = run.until_end(comm.split(comm.rank, name="data"))  # of this part: there is one
     summed = [(comm, part.replicated())] if sequence else []
     held = CutModel(comm, model, Shards(run, part, optimizer, copies), summed=summed, reports_loss=comm.rank == 0)
-    run.report(sequence_parallel=sequence)
+    run.report(parts=comm.size, sequence_parallel=sequence)
     run.begin("tensor_parallel", held, data)
 
     for batch in run.batches(data, held.share):

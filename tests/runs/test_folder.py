@@ -9,7 +9,7 @@ from mpi4py import MPI
 from hpcdl.comm.launcher import clean_environment
 from hpcdl.errors import UsageError
 from hpcdl.runs import Options
-from hpcdl.runs.folder import Folder, read_lines
+from hpcdl.runs.folder import Folder, read_lines, remove_run
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path):
@@ -133,3 +133,28 @@ def test_whole_runs_that_start_in_the_same_second(run, world, mpi_tmp_path, monk
     world.Barrier()
     assert all((path / "summary.json").exists() for path in folders)
     monkeypatch.undo()
+
+
+def test_what_a_run_has_left_is_removed_and_nothing_else(tmp_path):
+    ours = ["config.yaml", "metrics.jsonl", "summary.json", "trace.json", "checkpoint.h5", "checkpoint-000000012.h5"]
+    ours += ["best.h5", "logs/rank-0000.log", "logs/rank-12345.log", "later/checkpoint.h5", "later/metrics.jsonl"]
+    others = ["notes.txt", "checkpoint-12.h5", "checkpoint-mine.h5", "best.h5.txt", "rank-0000.log", ".lock", "few.h5"]
+    others += ["logs/mine.log", "logs/summary.json", "later/mine.txt", "sub/config.yaml", "trace.json5"]
+    for name in (*ours, *others):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    remove_run(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(others)
+
+
+def test_links_are_not_followed_and_folders_stay(tmp_path):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (run, elsewhere):
+        folder.mkdir()
+    (elsewhere / "checkpoint.h5").write_text("")
+    (run / "later").symlink_to(elsewhere)
+    (run / "best.h5").symlink_to(elsewhere / "checkpoint.h5")
+    (run / "config.yaml").mkdir()
+    remove_run(run)
+    assert {path.name for path in run.iterdir()} == {"later", "config.yaml"}
+    assert (elsewhere / "checkpoint.h5").exists()

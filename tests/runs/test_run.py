@@ -1,5 +1,6 @@
 """One training run: what it writes, when it stops, and that going on from a checkpoint changes nothing."""
 
+import fcntl
 import itertools
 import json
 import math
@@ -396,3 +397,62 @@ def test_a_run_that_was_killed_before_it_said_how_it_ended_does_so_when_it_is_re
     assert "NaN" not in text
     for name in ("steps", "train_loss", "test_loss", "test_accuracy", "epochs"):
         assert again[name] == first[name]
+
+
+def test_force_replaces_what_another_run_has_left(run, world, mpi_tmp_path):
+    out = mpi_tmp_path / "a"
+
+    class Died(Exception):
+        """As a rank does, without a word."""
+
+    def die(running, loss, total):
+        if running.step == 3:
+            raise Died
+
+    with pytest.raises(Died):
+        run(out=str(out), steps=9, seed=7, observer=die)
+    world.Barrier()
+    if world.rank == 0:
+        (out / "notes.txt").write_text("mine")
+        (out / "logs" / "rank-0099.log").write_text("of a run on more ranks")
+    world.Barrier()
+    with pytest.raises(UsageError, match=rf"^--out {out} holds another run; give another folder, or --force to repl"):
+        run(out=str(out), steps=6)
+    done = run(out=str(out), steps=6, force=True)
+    world.Barrier()
+    assert done.step == 6 and [line["step"] for line in lines(out) if "test_loss" not in line] == list(range(1, 7))
+    assert (out / "notes.txt").read_text() == "mine" and not (out / "logs" / "rank-0099.log").exists()
+    config = (out / "config.yaml").read_text()
+    assert "\nseed: 0\n" in config and "\nforce" not in config
+    assert json.loads((out / "summary.json").read_text())["options"]["force"] is True
+
+
+def test_force_removes_nothing_when_the_run_is_refused(run, world, mpi_tmp_path):
+    out, other = mpi_tmp_path / "a", mpi_tmp_path / "b"
+    run(out=str(out), steps=4)
+    run(out=str(other), steps=4, seed=3)
+    world.Barrier()
+    before = everything(out)
+    world.Barrier()
+    with pytest.raises(UsageError, match="--force would remove the run that --resume goes on with"):
+        run(out=str(out), resume=str(out), steps=6, force=True)
+    with pytest.raises(UsageError, match="that run's seed is 3, not 0"):
+        run(out=str(out), resume=str(other), steps=6, force=True)
+    world.Barrier()
+    if world.rank == 0:
+        with (out / ".lock").open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            world.Barrier()
+            with pytest.raises(UsageError, match="another job is writing"):
+                run(out=str(out), steps=6, force=True)
+            world.Barrier()
+    else:
+        world.Barrier()
+        with pytest.raises(UsageError, match="another job is writing"):
+            run(out=str(out), steps=6, force=True)
+        world.Barrier()
+    assert everything(out) == before
+    world.Barrier()
+    done = run(out=str(out), resume=str(other), steps=6, seed=3, force=True)  # into another folder it may
+    world.Barrier()
+    assert done.step == 6 and Checkpoint.read(out).attributes["seed"] == 3

@@ -85,6 +85,8 @@ def test_all_rest_for_the_average_which_is_scored_and_saved(run, world, mpi_tmp_
     found, before = map(Checkpoint.read, (mpi_tmp_path / "a", mpi_tmp_path / "a" / "checkpoint-000000006.h5"))
     assert np.array_equal(found.vectors["parameters"], done.parameters)
     assert np.abs(found.vectors["optimizer/momentum"] - states.mean(axis=0)).max() < 1e-14
+    peak, size = done.memory.peak, done.parameters.nbytes
+    assert (peak["parameters"], peak["gradients"], peak["optimizer"]) == (2 * size, size, 2 * size)  # and averages
     assert found.attributes["updates"] == done.optimizer.step == 12
     assert len(before.attributes["legs"][0]["compute_seconds_per_rank"]) == world.size
     assert None not in before.attributes["legs"][0]["compute_seconds_per_rank"]  # all have told at the meeting

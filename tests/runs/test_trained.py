@@ -43,7 +43,7 @@ def test_what_it_knows(run):
 
 
 def test_of_an_older_version_the_data_say_it(changed, run):
-    """Which did not keep it: the file is looked at, if it is there; else nothing is known but the numbers of classes."""
+    """Which did not keep it: the file is looked at, if it is there."""
     found = Checkpoint.read(run)
     attributes = {name: value for name, value in found.attributes.items() if name not in ("meaning", "loss")}
     Checkpoint(found.vectors, attributes).write(run / "old.h5")

@@ -205,6 +205,10 @@ def test_an_out_folder_with_another_run_and_a_resume_folder_of_another_model(run
     run_on(2, SCRIPT, "--epochs", "1", "--out", "a", check=0)
     refused(run_on, tmp_path, "--out a holds another run; .*--resume a", "--out", "a")
     refused(run_on, tmp_path, "that run's model is mlp with 9610 parameters", "--resume", "a", "--model", "mlp:32")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
+    for wrong in (["--model", "nonsense"], ["--data", "absent.h5"], ["--batch-size", "0"]):
+        refused(run_on, tmp_path, wrong[0].strip("-").replace("-size", ""), "--out", "a", "--force", *wrong)
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
 
 
 def test_sequential_training_on_several_ranks(run_on, tmp_path):

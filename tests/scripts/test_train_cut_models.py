@@ -44,13 +44,16 @@ def train(run_on, tmp_path):
 
 
 def test_digits_by_tensor_parallelism_gone_on_with_on_a_grid(train, tmp_path):
-    found, _ = train(2, "tensor_parallel", *DIGITS)
+    found, printed = train(2, "tensor_parallel", *DIGITS)
+    assert found["parts"] == 2 and "parts of each layer" in printed and found["allreduce"] == "ring"
     assert found["test_accuracy"] > 0.85 and found["replicas_agree"] is True
     held = 4 * (found["parameters"] + 12) // 2  # of the second layer, cut by rows, both have the 12 biases
     assert found["memory_bytes_per_rank"]["parameters"] == [held, held]
     before = Checkpoint.read(tmp_path / "a")
     options = ["--resume", "a", "--epochs", "5", "--grid", "data=2,pipeline=2", "--stage", "2", "--microbatches", "2"]
-    found, _ = train(4, "grid", *options, out="b")
+    found, printed = train(4, "grid", *options, out="b")
+    assert "data 2, pipeline 2, tensor 1" in printed and "optimizer's state, gradients (stage 2)" in printed
+    assert [leg["ranks"] for leg in found["legs"]] == [2, 4] and len(found["bytes_sent_per_rank"]) == 4
     after = Checkpoint.read(tmp_path / "b")
     assert after.attributes["step"] == 5 * 24 and before.attributes["step"] == 4 * 24
     assert found["test_accuracy"] > 0.85 and found["grid"] == {"data": 2, "pipeline": 2, "tensor": 1}
@@ -65,6 +68,7 @@ def test_text_by_pipelines_gone_on_with_fully_sharded(train, tmp_path):
     layers = ["embedding", "block1.attention", "block1.mlp", "norm", "head", "loss"]
     assert [*itertools.chain(*found["layers_of_stages"])] == layers and found["schedule"] == "interleaved"
     assert len(re.findall(r"^[012] \|", printed, re.M)) == 6  # three stages, as planned and as they were
+    assert "interleaved, 3 micro-batches" in printed and "idle share of stages" in printed
     assert "as planned" in printed and "as the last step was" in printed
     found, _ = train(2, "fully_sharded", "--resume", "a", "--steps", "6", out="b")
     assert Checkpoint.read(tmp_path / "b").attributes["step"] == 6 and found["stage"] == 3

@@ -37,7 +37,13 @@ def test_digits_are_learned(run_on, tmp_path, more):
     assert found["strategy"] == "gossip" and found["topology"] == "ring"
     assert found["test_accuracy"] >= 0.94
     assert len(found["replica_test_accuracy"]) == 4
-    assert found["replicas_agree"] is None and "consensus distance" in done.stdout
+    assert found["replicas_agree"] is None and "at its largest" in done.stdout
+    assert found["consensus_distance_max"] >= found["consensus_distance"] > 0
+    assert ("spectral gap" in done.stdout) == ("spectral_gap" in found) == ("adpsgd" not in more)
+    held, whole = found["memory_bytes_per_rank"], 4 * found["parameters"]
+    assert min(held["parameters"]) >= 4 * whole and held["gradients"] == [whole] * 4  # replica, average, messages
+    assert max(held["activations"]) <= 2 * min(held["activations"])  # what scores need is not counted on any rank
+    assert found["allreduce"] is None and "all-reduce" not in done.stdout
 
 
 @pytest.mark.parametrize("spec", ["ring", "one-peer"])

@@ -32,8 +32,11 @@ def summary(folder):
 )
 def test_digits_are_learned(run_on, tmp_path, more):
     options = ["--sync-every", "8", "--data", "digits", "--epochs", "9", "--seed", "1", "--out", "a"]
-    run_on(4, SCRIPT, *options, *more, check=0)
+    printed = run_on(4, SCRIPT, *options, *more, check=0).stdout
     found = summary(tmp_path / "a")
+    assert found["synchronizations"] == (9 - found["local_from"]) * 45 // 8
+    assert f"8 in each of {found['synchronizations']} rounds" in printed and "all-reduce" in printed
+    assert ("outer optimizer" in printed) == (found["outer"] != "average")
     assert found["strategy"] == "local_sgd" and found["sync_every"] == 8
     assert found["test_accuracy"] >= 0.93
     assert len(found["replica_test_accuracy"]) == 4 and min(found["replica_test_accuracy"]) > 0.9

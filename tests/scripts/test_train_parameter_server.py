@@ -70,9 +70,17 @@ def interfere(tmp_path):
 def test_digits_are_learned_in_every_consistency(run_on, tmp_path, how):
     out = tmp_path / "a"
     options = ["--servers", "2", "--consistency", *how, "--data", "digits", "--epochs", "8", "--seed", "1"]
-    run_on(4, SCRIPT, *options, "--out", out, check=0)
+    done = run_on(4, SCRIPT, *options, "--out", out, check=0)
     found = summary(out)
     assert found["test_accuracy"] >= 0.93
+    assert f"({how[0]})" in done.stdout and ("on average" in done.stdout) == (how[0] != "bsp")
+    held, whole = found["memory_bytes_per_rank"], 4 * found["parameters"]
+    assert all(whole / 2 <= each <= 2 * whole for each in held["parameters"][:2])  # a slice, and copies that are sent
+    assert held["parameters"][2:] == held["gradients"][2:] == [whole, whole]
+    assert held["optimizer"] == [whole // 2, whole // 2, 0, 0]
+    assert all(each in (whole // 2, whole) for each in held["gradients"][:2])  # buffers for one or both of the workers
+    assert held["activations"][:2] == [0, 0] and min(held["activations"][2:]) > 0
+    assert found["allreduce"] is None and "all-reduce" not in done.stdout
     assert (found["strategy"], found["ranks"], found["workers"], found["servers"]) == ("parameter_server", 4, 2, 2)
     assert (found["steps"], found["stopped"], found["replicas_agree"]) == (360, "finished", True)
     histogram = found["staleness_histogram"]

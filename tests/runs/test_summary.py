@@ -1,0 +1,92 @@
+"""What summary.json holds: options, the all-reduce that was used, and keys that the documentation lists."""
+
+import ast
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from hpcdl.comm.allreduce import auto
+from hpcdl.models import name_of
+from hpcdl.runs import Options
+from hpcdl.runs.replicas import Replicas
+from hpcdl.runs.summary import SCHEMA_VERSION
+
+pytestmark = pytest.mark.four
+
+ROOT = Path(__file__).parents[2]
+
+
+def apart(comm, model, data, optimizer, run):
+    """Replicas that never meet in their steps; the learning rate sends them far from each other, and back."""
+    w = model.initialize(run.random)
+    gradient = comm.empty(like=w)
+    run.begin("apart", Replicas(model, w, optimizer), data)
+    for batch in run.batches(data, share=(comm.rank, comm.size)):
+        gradient[:] = 0
+        loss = model.loss_and_gradient(w, batch, gradient)
+        optimizer.update(w, gradient, scale=comm.size / batch.total)
+        w[0] = 10 * (comm.rank + 1) * (run.step < 8)
+        run.record(loss, batch.total)
+        run.boundary()
+    return w
+
+
+def test_all_options_are_in_it(run, world, mpi_tmp_path):
+    out = str(mpi_tmp_path / "a")
+    done = run(out=out, lr=0.125, allreduce="ring", clip_norm=3.0)
+    world.Barrier()
+    found = json.loads((mpi_tmp_path / "a" / "summary.json").read_text())
+    assert found["schema_version"] == SCHEMA_VERSION == 2
+    used = {"data": done.data.name, "model": name_of(done.model)}  # a program's own, not the defaults of the options
+    assert found["options"] == dataclasses.asdict(done.options) | used
+    assert found["options"].keys() == {field.name for field in dataclasses.fields(Options)}
+    assert (found["options"]["lr"], found["options"]["out"]) == (0.125, out)
+    assert (found["allreduce"], found["allreduce_by_length"]) == ("ring", None)
+
+
+def test_what_auto_takes_is_told_by_length(run, world):
+    done = run(allreduce="auto")
+    if world.rank == 0:
+        table = done.summary["allreduce_by_length"]
+        assert [each["up_to_bytes"] for each in table] == [*auto.LIMITS, None]
+        assert [each["algorithm"] for each in table] == done.comm.by_length and done.summary["allreduce"] == "auto"
+
+
+def test_where_steps_call_no_all_reduce_there_is_none(run, world):
+    done = run(train=apart)
+    if world.rank == 0:
+        assert done.summary["allreduce"] is None and done.summary["allreduce_by_length"] is None
+
+
+def test_the_largest_consensus_distance_is_kept_over_resumptions(run, world, mpi_tmp_path):
+    out = mpi_tmp_path / "a"
+    for resumed, steps in (("", 12), (str(out), 16)):
+        run(train=apart, out=str(out), resume=resumed, steps=steps)
+        world.Barrier()
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    distances = [line["consensus_distance"] for line in lines if "test_loss" in line]
+    found = json.loads((out / "summary.json").read_text())
+    assert len(distances) == 4 and found["consensus_distance"] == distances[-1]
+    assert found["consensus_distance_max"] == max(distances)
+    assert world.size == 1 or max(distances) > distances[-1]
+    assert [line["consensus_distance_max"] for line in lines if "test_loss" in line][-1] == max(distances)
+
+
+def reported(path):
+    """The entries that a program reports by name."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    reports = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "report"]
+    return {keyword.arg for call in reports for keyword in call.keywords if keyword.arg}
+
+
+def test_the_documentation_lists_all_entries(run, world):
+    done, text = run(), (ROOT / "docs" / "runs.md").read_text()
+    entries = set.union(*(reported(path) for path in (ROOT / "hpcdl").rglob("*.py") if path.parent.name != "runs"))
+    assert {"spectral_gap", "synchronizations", "staleness_histogram", "idle_share"} <= entries | {"idle_share"}
+    if world.rank == 0:
+        entries |= set(done.summary) | set(done.summary["legs"][0])
+        entries |= {"consensus_distance", "consensus_distance_max", "replica_test_accuracy", "exchange", "rounds"}
+        entries |= {"idle_share", "in_flight_per_rank", "hidden_fraction", "overlap", "device_per_rank"}
+        assert [name for name in sorted(entries) if f"`{name}`" not in text] == []
