@@ -112,21 +112,15 @@ class Folder:
             (self.path / "logs").mkdir(exist_ok=True)
             self._write_config(self.path / "config.yaml", options, used or {})
 
-    @property
-    def ended(self) -> bool:
-        """Whether it is the folder of a run that has come to its end, and has said so."""
-        return self.path is not None and os.path.isfile(self.path / "summary.json")
+    def ended(self, step: int) -> bool:
+        """Whether it is the folder of a run that has come to its end after this step, and has said so."""
+        found = summary_of(self.path)
+        return found is not None and found.get("steps") == step
 
     def leave(self) -> None:
         """Nothing is left to do: let the folder be as it is, and write nothing."""
         self.path, self.left = None, self.path
         self._release()
-
-    def summary_of_left(self) -> dict | None:
-        """What that run has written at its end; None where it cannot be read."""
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads((self.left / "summary.json").read_text()) if self.left is not None else None
-        return None
 
     def claim(self) -> None:
         """Let no other job write to this folder until this process closes it, or ends however it may (rank 0).
@@ -235,6 +229,14 @@ def step_of(line: bytes) -> float | None:
         found = json.loads(line)
         step = found.get("step") if isinstance(found, dict) else None
         return step if isinstance(step, int | float) and not math.isnan(step) else None
+    return None
+
+
+def summary_of(path: Path | None) -> dict | None:
+    """What a run has written to its folder at its end; None where it has not, or it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((path / "summary.json").read_text()) if path is not None else None
+        return found if isinstance(found, dict) else None
     return None
 
 

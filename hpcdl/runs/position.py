@@ -170,7 +170,7 @@ def open_folder(run: "Run") -> Folder:
             go_on_from(run, attributes)
             run.saved = run.step if same else None
         with refuse_together(run.bookkeeping.mpi):
-            if leads and same and is_last(resume) and run.over and folder.ended:
+            if leads and same and is_last(resume) and run.over and folder.ended(run.step):
                 folder.leave()
             elif leads:
                 folder.create(run.options, same, used(run))

@@ -14,7 +14,7 @@ from hpcdl.errors import TrainingError
 from hpcdl.memory import KINDS
 from hpcdl.models import name_of
 from hpcdl.runs.closing_table import as_table
-from hpcdl.runs.folder import environment
+from hpcdl.runs.folder import environment, summary_of
 from hpcdl.runs.legs import measured, summed
 from hpcdl.runs.position import keep_legs, used
 from hpcdl.runs.wrapped import plain
@@ -61,7 +61,7 @@ def finish(run: "Run") -> None:
             keep_legs(run, legs)
     if run.folder.left is not None:
         if ranks is not None:
-            run.summary = run.folder.summary_of_left()
+            run.summary = summary_of(run.folder.left)
         what = f"the run in {run.folder.left} has ended after step {run.step}"
         run.display.line(f"nothing is left to do: {what}; ask for more steps or epochs to go on")
     elif run.stopped == "signal":

@@ -382,7 +382,8 @@ def test_a_run_that_is_finished_is_left_as_it_is(run, world, mpi_tmp_path, capfd
     assert run(out=str(out), resume=str(out), epochs=6).step == 24  # nobody has the folder
 
 
-def test_a_run_that_was_killed_before_it_said_how_it_ended_does_so_when_it_is_resumed(run, world, mpi_tmp_path):
+@pytest.mark.parametrize("before", [None, '{"steps": 12}', '{"st', "[]"])  # None: nothing; and what was of another leg
+def test_a_run_that_was_killed_before_it_said_how_it_ended_does_so_when_it_is_resumed(run, world, mpi_tmp_path, before):
     out = mpi_tmp_path / "a"
     run(out=str(out))
     world.Barrier()
@@ -390,6 +391,8 @@ def test_a_run_that_was_killed_before_it_said_how_it_ended_does_so_when_it_is_re
     world.Barrier()
     if world.rank == 0:
         (out / "summary.json").unlink()
+        if before is not None:
+            (out / "summary.json").write_text(before)
     run(out=str(out), resume=str(out))
     world.Barrier()
     text = (out / "summary.json").read_text()

@@ -19,14 +19,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def apart(comm, model, data, optimizer, run):
-    """Replicas that never meet in their steps; the learning rate sends them far from each other, and back."""
+    """Replicas that never meet in their steps; they are far from each other for two epochs, and then the same."""
     w = model.initialize(run.random)
     gradient = comm.empty(like=w)
     run.begin("apart", Replicas(model, w, optimizer), data)
     for batch in run.batches(data, share=(comm.rank, comm.size)):
-        gradient[:] = 0
         loss = model.loss_and_gradient(w, batch, gradient)
-        optimizer.update(w, gradient, scale=comm.size / batch.total)
         w[0] = 10 * (comm.rank + 1) * (run.step < 8)
         run.record(loss, batch.total)
         run.boundary()
@@ -70,7 +68,7 @@ def test_the_largest_consensus_distance_is_kept_over_resumptions(run, world, mpi
     found = json.loads((out / "summary.json").read_text())
     assert len(distances) == 4 and found["consensus_distance"] == distances[-1]
     assert found["consensus_distance_max"] == max(distances)
-    assert world.size == 1 or max(distances) > distances[-1]
+    assert distances[-1] < 1e-20 and (max(distances) > 1) == (world.size > 1)
     assert [line["consensus_distance_max"] for line in lines if "test_loss" in line][-1] == max(distances)
 
 
