@@ -14,6 +14,15 @@ def test_the_library_example_on_one_and_three_ranks(launch, tmp_path):
         assert "w = [ 3. -1.  2.]" in done.stdout
 
 
+def test_the_primitives_example_prints_what_the_page_says(launch, tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "primitives.md").read_text()
+    (program, printed) = re.search(r"```python\n(.*?)```.*?It prints\n\n(.*?)\n\n", page, re.DOTALL).groups()
+    (tmp_path / "primitives.py").write_text(program)
+    done = launch(4, "primitives.py", check=0)
+    assert done.stdout.splitlines() == [line.strip() for line in printed.splitlines()]
+    assert "WARN" not in done.stdout + done.stderr and done.stderr == ""
+
+
 def test_every_page_and_file_that_is_named_exists():
     root = Path(__file__).parents[1]
     for page in [root / "README.md", root / "CONTRIBUTING.md", *(root / "docs").rglob("*.md")]:
