@@ -38,9 +38,14 @@ def probe(path: str | os.PathLike[str]) -> None:
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `path`; when the body ends well, sync that file and give it the final name.
 
-    When the body fails, the temporary file is removed and `path` stays as it was.
+    When the body fails, the temporary file is removed and `path` stays as it was. Raises OSError where something else
+    than a file bears that name, as a folder or a device: to replace it would take it away.
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "it is no file, and stays what it is", str(path))
     temporary = part(path)
     try:
         yield temporary

@@ -22,7 +22,7 @@ from hpcdl.errors import UsageError, unknown
 from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
 from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, figure, write_json
+from hpcdl.runs.benchmark_report import check_files, figure, positive, write_json
 from hpcdl.runs.export import written
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
@@ -51,6 +51,9 @@ class SweepOptions:
     seeds: int = option(3, "runs at each setting, with seeds 0, 1, ...")
     plot: str = option("", "file for a picture (needs the extra report)")
     json: str = option("", "file for the results")
+
+    def __post_init__(self):
+        positive(self, "reference", "epochs", "seeds")
 
 
 def main(arguments=None):

@@ -129,7 +129,7 @@ def few(options: ModelBench):
     """As many rows of the data as the steps need, and few to score."""
     whole = open_data(options.data, comm=MPI.COMM_SELF, dtype=options.dtype)
     x, y = whole.train.rows(0, min(whole.examples, options.batch_size * options.steps))
-    x_test, y_test = whole.test.rows(0, ROWS)
+    x_test, y_test = whole.test.rows(0, min(ROWS, whole.test.examples))
     shape = -1, *whole.features
     found = from_arrays(
         x.reshape(shape), y, x_test.reshape(shape), y_test, classes=whole.classes, name=whole.name, dtype=options.dtype

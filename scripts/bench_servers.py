@@ -61,6 +61,7 @@ def main(arguments=None):
     with ended("bench-servers", world.rank):
         with reading(world) as parse:
             options = parse(BenchOptions, "bench-servers", __doc__, arguments)
+            check_files(options, world.rank)
             bounds = [int(text) for text in options.bounds.split(",") if text.isdecimal()]
             if len(bounds) != len(options.bounds.split(",")):
                 raise UsageError(f"--bounds: whole numbers with commas between, not {options.bounds!r}")
@@ -68,7 +69,6 @@ def main(arguments=None):
                 if getattr(options, name) < 1:
                     raise UsageError(f"--{name} must be greater than 0, not {getattr(options, name)}")
             divide(world.size, options.servers)
-            check_files(options, world.rank)
         if options.compare == "consistency":
             named = [("bsp", 0), *(("ssp", bound) for bound in bounds), ("async", 0)]
             schemes = {

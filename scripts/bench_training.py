@@ -22,7 +22,7 @@ import numpy as np
 
 from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.data import open_data
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, line
 from hpcdl.models import parse_model
 from hpcdl.runs.options import option, parse
 from hpcdl.words import counted
@@ -203,7 +203,7 @@ def main(arguments=None):
         open_data(options.data).close()
         compare(options)
     except UsageError as error:
-        print(f"bench-training: error: {error}", file=sys.stderr)
+        print(f"bench-training: error: {line(error)}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -2,12 +2,13 @@
 
 import os
 import pwd
+import stat
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from hpcdl.files import atomic_path, atomic_write, cache_folder
+from hpcdl.files import atomic_path, atomic_write, cache_folder, probe
 
 
 def test_a_file_gets_its_name_when_it_is_whole(mpi_tmp_path, world):
@@ -53,3 +54,29 @@ def test_the_cache_folder_of_a_user_without_a_home(monkeypatch):
     assert cache_folder() == expected
     monkeypatch.setattr("platformdirs.user_cache_path", lambda name: Path("~/.cache", name))  # as before version 4.14
     assert cache_folder() == expected
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path):
+    """A pipe, a folder: replaced, it would be gone, and so would /dev/null."""
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder):
+        with pytest.raises(OSError), atomic_path(path) as temporary:
+            temporary.write_text("x")
+    assert stat.S_ISFIFO(os.stat(pipe).st_mode) and sorted(os.listdir(tmp_path)) == ["folder", "pipe"]
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with atomic_write(pipe) as file:  # it is written to as it is
+        file.write(b"abc")
+    assert os.read(reader, 9) == b"abc" and stat.S_ISFIFO(os.stat(pipe).st_mode)
+    os.close(reader)
+
+
+def test_a_probe_says_what_writing_would_and_leaves_nothing(tmp_path):
+    (tmp_path / "there").write_text("kept")
+    probe(tmp_path / "there")
+    probe(tmp_path / "new")
+    for path in (tmp_path, tmp_path / "no" / "x", tmp_path / ("x" * 250), tmp_path / "there" / "x"):
+        with pytest.raises(OSError):
+            probe(path)
+    assert os.listdir(tmp_path) == ["there"] and (tmp_path / "there").read_text() == "kept"

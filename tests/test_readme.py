@@ -1,7 +1,11 @@
 """What the README shows runs as it stands there."""
 
+import configparser
 import re
 from pathlib import Path
+
+from hpcdl.programs import own_options, programs
+from hpcdl.runs.options import COMMON
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -12,6 +16,15 @@ def test_the_library_example_on_one_and_three_ranks(launch, tmp_path):
     for ranks in (1, 3):
         done = launch(ranks, "quadratic.py", check=0)
         assert "w = [ 3. -1.  2.]" in done.stdout
+
+
+def test_the_primitives_example_prints_what_the_page_says(launch, tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "primitives.md").read_text()
+    (program, printed) = re.search(r"```python\n(.*?)```.*?It prints\n\n(.*?)\n\n", page, re.DOTALL).groups()
+    (tmp_path / "primitives.py").write_text(program)
+    done = launch(4, "primitives.py", check=0)
+    assert done.stdout.splitlines() == [line.strip() for line in printed.splitlines()]
+    assert "WARN" not in done.stdout + done.stderr and done.stderr == ""
 
 
 def test_every_page_and_file_that_is_named_exists():
@@ -35,3 +48,36 @@ def test_every_file_has_its_row_in_the_table_of_concepts():
     missing = [name for name in named if not (root / name).exists()]
     files = {str(path.relative_to(root)) for path in (root / "hpcdl").rglob("*.py") if not path.stem.startswith("__")}
     assert not missing and files <= named, f"no such file: {missing}; no row for {sorted(files - named)}"
+
+
+def test_every_command_in_the_table_of_concepts_exists():
+    """In each row the second of five cells: programs, with options of theirs, and options that all have that train."""
+    rows = re.findall(r"^\| (.*) \|$", (Path(__file__).parents[1] / "docs" / "README.md").read_text(), re.MULTILINE)
+    own, named = own_options(), set()
+    for row in rows:
+        cells = re.split(r" ?\| ?", row)
+        assert len(cells) == 5 or (len(cells) == 4 and row.endswith("|")), row
+        program = None
+        for command in re.findall(r"`([^`]+)`", cells[1]):
+            words = command.split()
+            if not command.startswith("--"):
+                program = words.pop(0)
+                assert program in programs() or command == "hpcdl", command
+                named.add(program)
+            for word in (word[2:].replace("-", "_") for word in words if word.startswith("--")):
+                assert word in COMMON or word in own.get(program, {}) or word in ("config", "help"), command
+    assert set(programs()) <= named
+
+
+def test_the_table_of_extras_is_that_of_the_installation():
+    root = Path(__file__).parents[1]
+    setup = configparser.ConfigParser()
+    setup.read(root / "setup.cfg")
+    extras = {}
+    for name, lines in setup["options.extras_require"].items():
+        packages = [re.match(r"[\w-]+", line)[0] for line in lines.split("\n") if line and not line.startswith("#")]
+        extras[name] = set(packages)
+    text = (root / "docs" / "running.md").read_text()
+    rows = re.findall(r"^\| `hpcdl\[(\w+)\]` \| ([^|]+) \|", text, re.MULTILINE)
+    assert {name: set(re.findall(r"[\w-]+", packages)) for name, packages in rows} == extras
+    assert len(rows) == len(extras) and "(docs/running.md#extras)" in (root / "README.md").read_text()

@@ -40,7 +40,9 @@ class Exposed:
             )
 
     def free(self) -> None:
-        """Close the window; a collective call."""
+        """Close the window, unless that has been done; a collective call."""
+        if self.array is None:
+            return
         self.array = None
         self.window.Unlock_all()
         self.window.Free()

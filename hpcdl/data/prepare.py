@@ -26,6 +26,7 @@ from hpcdl.data.format import FilePath, Info, check_x, check_y, new_file, read_i
 from hpcdl.data.partition import hold_out
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError, blamed_on
+from hpcdl.files import probe
 from hpcdl.random import Random
 
 CHUNK_BYTES = 256 << 10  # of a compressed data set
@@ -53,13 +54,17 @@ class Output:
         for what, text in (("name", self.name), ("origin", origin or "")):
             check_text(text, f"the {what}")
         with self.blamed():  # a name may be too long
-            exists = self.path.exists()
+            exists, folder, file = self.path.exists(), self.path.is_dir(), self.path.is_file()
+        if exists and not file:
+            raise UsageError(f"{path} is {'a folder' if folder else 'no file'}; name the file to be made, as data.h5")
         if exists and not force:
             raise UsageError(f"{path} exists already; choose another name, or --force to replace it")
         if not self.path.parent.is_dir():
             raise UsageError(f"the folder {self.path.parent} does not exist; make it first")
         if not os.access(self.path.parent, os.W_OK):
             raise UsageError(f"the folder {self.path.parent} cannot be written to")
+        with self.blamed():  # as on a system of files that is read only
+            probe(self.path)
         if scale is not None and not (math.isfinite(scale) and scale != 0):
             raise UsageError(f"the scale must be a number other than 0, not {scale}")
 

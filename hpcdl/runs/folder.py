@@ -62,7 +62,7 @@ def environment() -> dict[str, str]:
     found = {"launch": launch_line(), "commit": commit(), "python": platform.python_version(), **versions()}
     found["mpi"] = " ".join(MPI.Get_library_version().splitlines()[0].strip("\0").split())
     found["machine"] = (
-        f"{platform.machine()}, {counted(os.cpu_count(), 'core')}, {platform.system()} {platform.release()}"
+        f"{platform.machine()}, {counted(os.cpu_count() or 1, 'core')}, {platform.system()} {platform.release()}"
     )
     return found
 

@@ -125,7 +125,7 @@ def refused(done, words):
     [
         (["--clusters", "1439"], "--clusters 1439: digits has 1438 training rows"),
         (["--servers", "4"], "no worker is left over: 4 parameter servers of 4 ranks; start at least 5"),
-        (["--servers", "2", "--clusters", "1"], "--servers 2 cannot share 1 clusters"),
+        (["--servers", "2", "--clusters", "1"], "--servers 2 cannot share 1 cluster"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
