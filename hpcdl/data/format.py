@@ -4,6 +4,7 @@
     train/y  (n,)               class numbers, or        scale    the model sees x * scale (default 1)
                                 floats to predict        classes  0 for regression (default: from y)
     test/x, test/y              the same                 name     for reports (default: the file's name)
+    rows/x                      rows to predict: no y    one of the three groups has to be there
 
 A text is a data set, too, with rows of tokens, that is whole numbers 0 ... classes - 1 (prepare_text.py):
 
@@ -36,12 +37,14 @@ KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "te
 SLAB_BYTES = 8 << 20  # what is read or written at a time
 MOST_CLASSES = 1 << 24  # more are a mistake: a model has an output for each, and so have counts of labels
 MOST_LINKS = 8  # soft links that are followed one after the other; a loop has more
+GROUPS = ("train", "test", "rows")  # rows: to be predicted, without labels
+NOTES = frozenset(("row", "id"))  # columns that say which row of a source a row is: no digest, and no partition by them
 LONGEST = 60  # characters of what is not ours that a message shows
 
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """What a data file says of itself; `rows` and `kinds` (element types of x) by group, "train" and "test".
+    """What a data file says of itself; `rows` (0: no such group) and `kinds` (element types of x) by group of GROUPS.
 
     vocabulary: of a text; None for other data.
     """
@@ -100,7 +103,7 @@ def open_file(path: FilePath) -> Iterator[h5py.File]:
                 said = os.strerror(error.errno or errno.EACCES)
                 raise UsageError(f"data file {path} cannot be read: {said}") from None
             if not h5py.is_hdf5(path):
-                said = "prepare_data makes one from idx, npz, csv and text"
+                said = "prepare_data makes one from idx, npz, tables and text"
                 raise UsageError(f"{path} is not an HDF5 file; {said}") from None
             raise UsageError(f"data file {path} is damaged: {reason(error)}") from None
 
@@ -149,18 +152,26 @@ def _linked(file: h5py.File, name: str) -> Any:
 def read_info(path: FilePath) -> Info:
     """Check the structure of a data file (not its values) and describe it; UsageError if it is not one."""
     with open_file(path) as file:
-        groups = {group: _check_group(path, file, group) for group in ("train", "test")}
-        features, others = (x.shape[1:] for x, _ in groups.values())
-        if others != features:
-            raise UsageError(f"{path}: rows have shape {features} in train/x, but {others} in test/x")
-        classes, scale = _classes(path, file, [y for _, y in groups.values()]), _scale(path, file)
+        there = set(map(str, file))  # names: what a link leads to is looked at with care (dataset)
+        groups = {group: _check_group(path, file, group) for group in GROUPS if group in there}
+        if not groups:
+            raise UsageError(f"{path} has no data set train/x, test/x or rows/x; a data file holds one at least")
+        shapes = {group: x.shape[1:] for group, (x, _) in groups.items()}
+        (first, features), *others = shapes.items()
+        for group, shape in others:
+            if shape != features:
+                raise UsageError(f"{path}: rows have shape {features} in {first}/x, but {shape} in {group}/x")
+        labels = [y for _, y in groups.values() if y is not None]
+        if len({y.shape[1:] for y in labels}) > 1:
+            raise UsageError(f"{path}: labels have shape {labels[0].shape[1:]} in train/y, but another in test/y")
+        classes, scale = _classes(path, file, labels), _scale(path, file)
         return Info(
             path=str(path),
             name=_text(path, "name", file.attrs["name"]) if "name" in file.attrs else Path(path).stem,
             features=features,
             classes=classes,
             scale=scale,
-            rows={group: len(x) for group, (x, _) in groups.items()},
+            rows={"train": 0, "test": 0} | {group: len(x) for group, (x, _) in groups.items()},
             kinds={group: x.dtype for group, (x, _) in groups.items()},
             vocabulary=_vocabulary(path, file, groups, classes, scale) if "vocabulary" in file.attrs else None,
         )
@@ -171,23 +182,27 @@ def vocabulary_of(name_or_path: str) -> Vocabulary | None:
     return read_info(find(name_or_path)).vocabulary
 
 
-def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[h5py.Dataset, h5py.Dataset]:
-    """x and y of a group, if they have the types and shapes that they should."""
-    x, y = (dataset(file, f"{group}/{name}") for name in ("x", "y"))
-    for each, name in ((x, "x"), (y, "y")):
+def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[h5py.Dataset, h5py.Dataset | None]:
+    """x and y of a group, if they have the types and shapes that they should; no y of rows to be predicted."""
+    x, y = dataset(file, f"{group}/x"), dataset(file, f"{group}/y") if group != "rows" else None
+    named = {"x": x} if y is None else {"x": x, "y": y}
+    for name, each in named.items():
         if each.dtype.kind not in "iuf":
             where = f"{path}: {group}/{name}"
             raise UsageError(f"{where} holds elements of type {shown(each.dtype)}; it must hold integers or floats")
     if len(x.shape or ()) < 2 or 0 in x.shape[1:]:
         raise UsageError(f"{path}: {group}/x has shape {x.shape}; it must have shape (rows, features...)")
-    if y.shape != x.shape[:1]:
-        raise UsageError(f"{path}: {group}/x has {len(x)} rows, but {group}/y has shape {y.shape}")
+    if y is not None:
+        several = y.dtype.kind == "f" and len(y.shape or ()) == 2 and y.shape[1] > 0  # values to predict
+        if (y.shape or ())[:1] != x.shape[:1] or not (len(y.shape) == 1 or several):
+            raise UsageError(f"{path}: {group}/x has {len(x)} rows, but {group}/y has shape {y.shape}")
     if len(x) == 0:
         raise UsageError(f"{path}: {group} has no rows")
-    for each, name in ((x, "x"), (y, "y")):
+    for name, each in named.items():
         if not each.id.get_storage_size():  # a shape costs nothing: it may say anything
             raise UsageError(f"{path}: {group}/{name} has shape {each.shape}, but nothing was ever written into it")
-    check_memory(8 * len(y), f"{path}: {group} has {len(y)} rows, whose labels")
+    if y is not None:
+        check_memory(8 * math.prod(y.shape), f"{path}: {group} has {len(y)} rows, whose labels")
     return x, y
 
 
@@ -208,7 +223,7 @@ def _scale(path: FilePath, file: h5py.File) -> float:
 def _classes(path: FilePath, file: h5py.File, labels: list[h5py.Dataset]) -> int:
     whole = all(y.dtype.kind in "iu" for y in labels)
     if "classes" not in file.attrs:
-        classes = max(int(y[slab].max()) for y in labels for slab in slabs_of(y)) + 1 if whole else 0
+        classes = max(int(y[slab].max()) for y in labels for slab in slabs_of(y)) + 1 if whole and labels else 0
         asked = f"the largest label is {classes - 1}, so that there would be {classes} classes"
     else:
         classes = file.attrs["classes"]

@@ -109,6 +109,7 @@ def open_data(
 
     def look() -> Info:
         found = read_info(find(name))
+        refuse_others(found)
         check_room(found, placement, options.dtype, 1 if comm is None else comm.size)
         return found
 
@@ -116,6 +117,13 @@ def open_data(
     refuse_other_files(comm, info.path)
     options.check_fit(info.classes, info.features, info.rows["train"], info.scale, info.vocabulary is not None)
     return placements[placement](info, comm, options)
+
+
+def refuse_others(info: Info) -> None:
+    """UsageError for a file that has rows, but not those that a run needs."""
+    for group in ("train", "test"):
+        if group not in info.kinds:
+            raise UsageError(f"{info.path} has no data set {group}/x; a run needs x and y in train and in test")
 
 
 def from_arrays(
