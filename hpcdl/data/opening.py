@@ -28,6 +28,7 @@ from hpcdl.data.placement import (
     read_x,
     read_y,
     refuse_other_files,
+    refuse_others,
 )
 from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before
 from hpcdl.data.standard import Standard, array_slabs, file_slabs, measure, without
@@ -117,13 +118,6 @@ def open_data(
     refuse_other_files(comm, info.path)
     options.check_fit(info.classes, info.features, info.rows["train"], info.scale, info.vocabulary is not None)
     return placements[placement](info, comm, options)
-
-
-def refuse_others(info: Info) -> None:
-    """UsageError for a file that has rows, but not those that a run needs."""
-    for group in ("train", "test"):
-        if group not in info.kinds:
-            raise UsageError(f"{info.path} has no data set {group}/x; a run needs x and y in train and in test")
 
 
 def from_arrays(

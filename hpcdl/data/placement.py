@@ -191,6 +191,16 @@ def refuse_other_files(comm: "Comm", path: str) -> None:
             raise UsageError(f"data file {path} is another one on rank {rank} ({other}) than on rank 0 ({seen[0]})")
 
 
+def refuse_others(info: Info) -> None:
+    """UsageError for a file that has rows, but not those that a run needs."""
+    for group in ("train", "test"):
+        if group not in info.kinds:
+            raise UsageError(f"{info.path} has no data set {group}/x; a run needs x and y in train and in test")
+    with open_file(info.path) as file:
+        if (shape := dataset(file, "train/y").shape)[1:]:
+            raise UsageError(f"{info.path}: train/y has shape {shape}, and a model here predicts one value per row")
+
+
 def check_room(info: Info, placement: str, dtype: np.dtype, ranks: int) -> None:
     """UsageError where this machine has no memory for what a rank holds of a file, which may say any shape."""
     row = math.prod(info.features) * max(memory_type(kind, dtype).itemsize for kind in info.kinds.values())

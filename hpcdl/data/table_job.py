@@ -118,13 +118,10 @@ class New(Job):
             raise UsageError(f"{source.path}: {source.called(min(lost))} is no feature, so --text is not for it")
         check_names(source, [*features, *labels, *found.get("id", [])], features)
         source.hint = "correct it, take all as texts by --text {}, or leave the column out by --drop {}"
+        one = {what: next(iter(found.get(what, [])), None) for what in ("group", "id")}
+        as_texts = tuple(found.get("text", []))
         self.plan = Plan(
-            features,
-            labels,
-            *(next(iter(found.get(what, [])), None) for what in ("group", "id")),
-            as_texts=tuple(found.get("text", [])),
-            one_hot=one_hot,
-            drop=missing == "drop",
+            features, labels, one["group"], one["id"], as_texts=as_texts, one_hot=one_hot, drop=missing == "drop"
         )
 
     def check(self, survey: Survey) -> None:

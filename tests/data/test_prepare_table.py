@@ -148,6 +148,7 @@ def test_several_values_to_predict(tmp_path, prepare, kind):
         np.testing.assert_array_equal(y, [[20 + i, i / 4] for i in rows])
         assert file.attrs["classes"] == 0 and file["train/y"].shape == (24, 2)
     assert recipe_of(tmp_path / "out.h5").label == ("age", "height") and "values to predict" in prepare.said
+    assert "train/y has shape (24, 2), and a model here predicts one" in prepared_error(tmp_path / "out.h5")
     assert "column 'kind' has texts" in prepare("table", path, "--label", "age,kind", "--drop", "name", "--force")
     (tmp_path / "new").mkdir()
     with prepare("table", path, "--like", tmp_path / "out.h5", "--test-fraction", 1, out="new/out.h5") as file:
