@@ -2,7 +2,8 @@
 
     prepare_data.py idx FOLDER OUT.h5      MNIST's format, gzipped or not
     prepare_data.py npz FILE OUT.h5        arrays x, y and, or not, x_test, y_test
-    prepare_data.py csv FILE OUT.h5        one row per example: --label COLUMN, --delimiter, --no-header, ...
+    prepare_data.py csv FILE OUT.h5        one row per example: --label COLUMN, --missing mean, --like TRAIN.h5, ...
+    prepare_data.py table FILE OUT.h5      the same: csv, tsv, Parquet or Arrow (Feather), told apart by what they hold
     prepare_data.py text FILE OUT.h5       plain text as rows of tokens: --length, --level character or byte, ...
 
 `prepare_data.py KIND --help` lists the options. The result is what `--data OUT.h5` of every training script reads; the
@@ -14,16 +15,18 @@ import sys
 from fractions import Fraction
 
 from hpcdl.data.prepare import Output
-from hpcdl.data.prepare_csv import prepare_csv
 from hpcdl.data.prepare_idx import prepare_idx
 from hpcdl.data.prepare_npz import prepare_npz
+from hpcdl.data.prepare_table import prepare_table
 from hpcdl.data.prepare_text import LEVELS, prepare_text
+from hpcdl.data.recipe import MISSING
 from hpcdl.data.vocabulary import BYTES
 from hpcdl.errors import UsageError, printable
 from hpcdl.runs.help import Parser
 from hpcdl.words import counted
 
-KINDS = {"idx": prepare_idx, "npz": prepare_npz, "csv": prepare_csv, "text": prepare_text}
+TABLES = ("csv", "table")
+KINDS = {"idx": prepare_idx, "npz": prepare_npz, "csv": prepare_table, "table": prepare_table, "text": prepare_text}
 
 
 def number(text):
@@ -41,7 +44,8 @@ def parser():
     helps = {
         "idx": "a folder in MNIST's format (train-images-idx3-ubyte, ...), gzipped or not",
         "npz": "numpy's npz with x, y (or x_train, y_train) and, or not, x_test, y_test",
-        "csv": "a table of numbers, one row per example",
+        "csv": "a table of numbers and texts, one row per example",
+        "table": "the same as csv, tsv, Parquet or Arrow (Feather)",
         "text": "plain text, as rows of tokens, each with the token that follows",
     }
     for kind, text in helps.items():
@@ -56,25 +60,18 @@ def parser():
             command.add_argument(
                 "--scale", type=number, help="the model sees x * SCALE, as 1/16 (default: 1/255 for bytes)"
             )
-        if kind in ("npz", "csv"):
+        if kind in ("npz", *TABLES):
             command.add_argument(
                 "--regression", action="store_true", help="labels are values to predict, even if whole"
             )
-            command.add_argument("--test-fraction", type=float, help="of the rows, stratified by class (default: 0.2)")
+            command.add_argument(
+                "--test-fraction",
+                type=float,
+                help="of the rows, stratified by class; 0 or 1: one group only (default: 0.2)",
+            )
             command.add_argument("--seed", type=int, help="of the split (default: 0)")
-        if kind == "csv":
-            command.add_argument(
-                "--label", help="label column: a number from 0, -1 for the last (default), or its name"
-            )
-            command.add_argument(
-                "--group", help="column that says whose each row is, kept for --partition column:group"
-            )
-            command.add_argument("--delimiter", help="between columns (default: a comma)")
-            command.add_argument(
-                "--header",
-                action=argparse.BooleanOptionalAction,
-                help="the first line holds names (default: if not numbers)",
-            )
+        if kind in TABLES:
+            table_options(command)
         if kind == "text":
             command.add_argument("--length", type=int, help="tokens of a row (default: 64)")
             command.add_argument("--level", choices=LEVELS, help="what a token is (default: character)")
@@ -83,13 +80,35 @@ def parser():
     return parser
 
 
+def table_options(command):
+    """Columns are named, or numbered from 0, -1 the last; A,B are several."""
+    add = command.add_argument
+    add("--label", metavar="COLUMN", help="of the labels (default: -1, the last); several: values to predict")
+    add("--id", metavar="COLUMN", help="says which row a row is, no feature; kept as train/id and test/id")
+    add("--group", metavar="COLUMN", help="says whose each row is, no feature; kept for --partition column:group")
+    add("--columns", metavar="A,B", help="only these are features")
+    add("--drop", metavar="A,B", help="these are no features")
+    add("--text", metavar="A,B", help="these hold texts, even if they look like numbers")
+    add("--one-hot", type=int, metavar="N", help="different texts that a column may have, a feature each (default: 64)")
+    add("--missing", choices=MISSING, help="what is done with missing values (default: refuse)")
+    add("--like", metavar="TRAIN.h5", help="do again what was done with the table of this file; its classes and scale")
+    add("--no-label", action="store_true", help="rows to predict; needs --like")
+    add("--delimiter", help="between columns of a csv (default: a comma; of .tsv a tab)")
+    add(
+        "--header",
+        action=argparse.BooleanOptionalAction,
+        help="the first line of a csv holds names (default: if not numbers)",
+    )
+
+
 def main(arguments=None):
     """Make the file and say in one line what is in it; bad input is one line on stderr and exit status 2."""
     try:
         given = {key: value for key, value in vars(parser().parse_args(arguments)).items() if value is not None}
         kind, source, out = (given.pop(key) for key in ("kind", "source", "out"))
         about = {key: given.pop(key) for key in ("force", "compress", "name", "scale", "origin") if key in given}
-        info = KINDS[kind](source, Output(out, **about), **given)
+        output = Output(out, **about)
+        info = KINDS[kind](source, output, **given)
     except UsageError as error:
         print(f"prepare_data: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(2)
@@ -97,8 +116,11 @@ def main(arguments=None):
     task = counted(info.classes, "class") if info.classes else "values to predict"
     if info.vocabulary is not None:
         task = "256 bytes" if info.vocabulary.characters == BYTES else counted(info.classes, "character")
-    rows = f"{info.rows['train']} training and {counted(info.rows['test'], 'test row')}"
-    print(f"{info.path}: {rows} of {shape} {info.kinds['train']}, scale {info.scale:.6g}, {task}")
+    words = {"train": "training", "test": "test", "rows": "unlabelled"}
+    rows = " and ".join(f"{info.rows[group]} {words[group]}" for group in info.kinds)
+    kinds = next(iter(info.kinds.values()))
+    said = "".join(f"; {printable(' '.join(each.split()), kept='')}" for each in output.said)
+    print(f"{info.path}: {rows} rows of {shape} {kinds}, scale {info.scale:.6g}, {task}{said}")
 
 
 if __name__ == "__main__":

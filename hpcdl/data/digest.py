@@ -2,7 +2,7 @@
 
     digest of a data set     BLAKE2 over features, classes, scale, vocabulary and the digests of its columns
     digest of a column       BLAKE2 over its elements in the order of rows, little-endian; with its type and shape
-    columns                  train/x, train/y, test/x, test/y; whole numbers of train, as a partition reads them
+    columns                  train/x, train/y, test/x, test/y, rows/x; whole numbers of train, as a partition reads them
 
 So name, compression and chunks do not count, nor other attributes. Labels count as int64, values to predict as float64.
 
@@ -115,7 +115,8 @@ def computed(info: Info) -> str:
 
     digest = Digest()
     with open_file(info.path) as file:
-        for name in ("train/x", "train/y", "test/x", "test/y", *(f"train/{each}" for each in columns(file))):
+        names = [f"{group}/{each}" for group in info.kinds for each in ("x", "y") if (group, each) != ("rows", "y")]
+        for name in (*names, *(f"train/{each}" for each in (columns(file) if "train" in info.kinds else ()))):
             found = dataset(file, name)
             for slab in slabs_of(found):
                 digest.add(name, found[slab], labels=not name.endswith("/x"))

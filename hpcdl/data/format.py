@@ -43,6 +43,8 @@ GROUPS = ("train", "test", "rows")
 SLAB_BYTES = 8 << 20  # what is read or written at a time
 MOST_CLASSES = 1 << 24  # more are a mistake: a model has an output for each, and so have counts of labels
 MOST_LINKS = 8  # soft links that are followed one after the other; a loop has more
+GROUPS = ("train", "test", "rows")  # rows: to be predicted, without labels
+NOTES = frozenset(("row", "id"))  # columns that say which row of a source a row is: no digest, and no partition by them
 LONGEST = 60  # characters of what is not ours that a message shows
 
 
@@ -115,7 +117,7 @@ def open_file(path: FilePath) -> Iterator[h5py.File]:
                 said = os.strerror(error.errno or errno.EACCES)
                 raise UsageError(f"data file {path} cannot be read: {said}") from None
             if not h5py.is_hdf5(path):
-                said = "prepare_data makes one from idx, npz, csv and text"
+                said = "prepare_data makes one from idx, npz, tables and text"
                 raise UsageError(f"{path} is not an HDF5 file; {said}") from None
             raise UsageError(f"data file {path} is damaged: {reason(error)}") from None
 
@@ -164,9 +166,10 @@ def _linked(file: h5py.File, name: str) -> Any:
 def read_info(path: FilePath) -> Info:
     """Check the structure of a data file (not its values) and describe it; UsageError if it is not one."""
     with open_file(path) as file:
-        there = [group for group in GROUPS if group in file]
+        names = set(map(str, file))  # what a link leads to is looked at with care (dataset)
+        there = [group for group in GROUPS if group in names]
         if not there:
-            dataset(file, "train/x")  # which says what should be there
+            raise UsageError(f"{path} has no data set train/x, test/x or rows/x; a data file holds one at least")
         groups = {group: _check_group(path, file, group) for group in there}
         features = next(iter(groups.values()))[0].shape[1:]
         for group, (x, _) in groups.items():
@@ -210,14 +213,17 @@ def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[h5py.Data
             raise UsageError(f"{where} holds elements of type {shown(each.dtype)}; it must hold integers or floats")
     if len(x.shape or ()) < 2 or 0 in x.shape[1:]:
         raise UsageError(f"{path}: {group}/x has shape {x.shape}; it must have shape (rows, features...)")
-    if y is not None and (y.shape is None or len(y.shape) not in (1, 2) or y.shape[:1] != x.shape[:1]):
-        raise UsageError(f"{path}: {group}/x has {len(x)} rows, but {group}/y has shape {y.shape}")
-    if len(x) == 0 or (y is not None and 0 in y.shape):
+    if y is not None:
+        several = y.dtype.kind == "f" and len(y.shape or ()) == 2 and y.shape[1] > 0  # values to predict
+        if (y.shape or ())[:1] != x.shape[:1] or not (len(y.shape) == 1 or several):
+            raise UsageError(f"{path}: {group}/x has {len(x)} rows, but {group}/y has shape {y.shape}")
+    if len(x) == 0:
         raise UsageError(f"{path}: {group} has no rows")
     for each, name in both:
         if not each.id.get_storage_size():  # a shape costs nothing: it may say anything
             raise UsageError(f"{path}: {group}/{name} has shape {each.shape}, but nothing was ever written into it")
-    check_memory(8 * len(x), f"{path}: {group} has {len(x)} rows, whose labels")
+    if y is not None:
+        check_memory(8 * math.prod(y.shape), f"{path}: {group} has {len(y)} rows, whose labels")
     return x, y
 
 
@@ -238,7 +244,7 @@ def _scale(path: FilePath, file: h5py.File) -> float:
 def _classes(path: FilePath, file: h5py.File, labels: list[h5py.Dataset]) -> int:
     whole = bool(labels) and all(y.dtype.kind in "iu" for y in labels)
     if "classes" not in file.attrs:
-        classes = max(int(y[slab].max()) for y in labels for slab in slabs_of(y)) + 1 if whole else 0
+        classes = max(int(y[slab].max()) for y in labels for slab in slabs_of(y)) + 1 if whole and labels else 0
         asked = f"the largest label is {classes - 1}, so that there would be {classes} classes"
     else:
         classes = file.attrs["classes"]
@@ -295,7 +301,7 @@ def _recipe(path: FilePath, file: h5py.File) -> dict | None:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise UsageError(f"{path}: the attribute table should be what prepare-data writes there")
+        raise UsageError(f"{path}: the attribute table is no recipe of a table: no JSON that prepare-data writes")
     return found
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.digest import at_a_glance
-from hpcdl.data.format import Info, check_memory, check_x, check_y, dataset, most_of, open_file, slabs_of
+from hpcdl.data.format import NOTES, Info, check_memory, check_x, check_y, dataset, most_of, open_file, slabs_of
 from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.kernels.gather import gather, gather_images
@@ -179,8 +179,8 @@ def read_owners(info: Info, name: str) -> np.ndarray:
 
 def columns(file: "h5py.File") -> list[str]:
     """What train holds beside x and y for each row: the names of its data sets of whole numbers."""
-    shape, found = dataset(file, "train/y").shape, []
-    for name in sorted(set(map(str, file["train"])) - {"x", "y"}):
+    shape, found = dataset(file, "train/y").shape[:1], []
+    for name in sorted(set(map(str, file["train"])) - {"x", "y"} - NOTES):
         with contextlib.suppress(Exception):  # what cannot be read is no column
             each = dataset(file, f"train/{name}")
             found += [name] if each and each.dtype.kind in "iu" and each.shape == shape else []

@@ -4,6 +4,7 @@
     idx    a folder            both are there                              slab by slab
     npz    numpy's archive     x_test and y_test, or split off by class    at once
     csv    a table             split off by class                          once, slab by slab, through a temporary file
+    table  the same, or Parquet or Arrow
     text   plain text          the last part is test                       at once, bytes slab by slab
 
 What is not given is inferred. Whole numbers in 0..255 are pixels: they become bytes with scale 1/255 (scale 1 if none
@@ -22,8 +23,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hpcdl.data.digest import Digest, settle, write
-from hpcdl.data.format import FilePath, Info, check_x, check_y, new_file, read_info, shown, slabs
+from hpcdl.data.format import NOTES, FilePath, Info, check_x, check_y, new_file, read_info, shown, slabs
 from hpcdl.data.partition import hold_out
+from hpcdl.data.recipe import ATTRIBUTE
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import probe
@@ -31,12 +33,16 @@ from hpcdl.random import Random
 
 CHUNK_BYTES = 256 << 10  # of a compressed data set
 MOST_NAMES = 4000  # HDF5 keeps attributes below 64 KiB
-# "train" and "test": shape of x, slabs of x in order, y, other columns.
-Groups: TypeAlias = dict[str, tuple[tuple[int, ...], Iterable[np.ndarray], np.ndarray, dict[str, np.ndarray]]]
+# "train", "test", "rows": shape of x, slabs of x in order, y (None: no labels), other columns.
+Group: TypeAlias = tuple[tuple[int, ...], Iterable[np.ndarray], np.ndarray | None, dict[str, np.ndarray]]
+Groups: TypeAlias = dict[str, Group]
 
 
 class Output:
-    """Where the data file goes and what is written into it beside the rows."""
+    """Where the data file goes and what is written into it beside the rows.
+
+    said: what was done with the source, for who is told what the file holds.
+    """
 
     def __init__(
         self,
@@ -50,7 +56,7 @@ class Output:
     ):
         """UsageError if the file exists (without force), or its folder does not."""
         self.path, self.compress, self.scale, self.origin = Path(path), compress, scale, origin
-        self.name = name or self.path.stem
+        self.name, self.said = name or self.path.stem, list[str]()
         for what, text in (("name", self.name), ("origin", origin or "")):
             check_text(text, f"the {what}")
         with self.blamed():  # a name may be too long
@@ -76,8 +82,9 @@ class Output:
         names: list | None,
         classes: int,
         vocabulary: Vocabulary | None = None,
+        table: str | None = None,
     ) -> Info:
-        """Write the file. groups: "train" and "test", each (shape of x, slabs of x in order, y, other columns)."""
+        """Write the file. names: of the classes, if they have any; table: what is kept of a table (recipe.py)."""
         for label in names or ():
             check_text(label, "a label")
         digest, scale = Digest(), scale if self.scale is None else self.scale
@@ -85,12 +92,13 @@ class Output:
             for group, (shape, parts, y, columns) in groups.items():
                 if 0 in shape:
                     raise UsageError(f"there would be no row in {group}; another test fraction may help")
-                check_y(y, classes, f"{group}/y")
-                file[f"{group}/y"] = y.astype(np.min_scalar_type(classes - 1)) if classes else y
-                digest.add(f"{group}/y", y, labels=True)
+                if y is not None:
+                    check_y(y, classes, f"{group}/y")
+                    file[f"{group}/y"] = y.astype(np.min_scalar_type(classes - 1)) if classes else y
+                    digest.add(f"{group}/y", y, labels=True)
                 for name, column in columns.items():
                     file[f"{group}/{name}"] = column
-                    if group == "train":  # as a partition reads it
+                    if group == "train" and name not in NOTES:  # as a partition reads it
                         digest.add(f"{group}/{name}", column, labels=True)
                 x = file.create_dataset(f"{group}/x", shape, kind, **self._layout(shape, kind))
                 at = 0
@@ -106,9 +114,11 @@ class Output:
                 file.attrs["labels"] = names
             if vocabulary is not None:
                 file.attrs["vocabulary"] = vocabulary.characters
+            if table is not None:
+                file.attrs[ATTRIBUTE] = table
             if self.origin:
                 file.attrs["source"] = self.origin
-            features = groups["train"][0][1:]
+            features = next(iter(groups.values()))[0][1:]
             seconds = write(file, digest.finish(features, classes, scale, vocabulary))
         settle(self.path, seconds)
         return read_info(self.path)
@@ -163,8 +173,11 @@ def class_numbers(path: FilePath, ys: list[np.ndarray], regression: bool) -> tup
 
 
 def split_rows(y: np.ndarray, classes: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shuffled row numbers for train and test; the test fraction is stratified by class."""
-    if not 0 < fraction < 1:
+    """Shuffled row numbers for train and test; the test fraction is stratified by class.
+
+    With 0 of them no row is for test, with 1 none for train.
+    """
+    if not 0 <= fraction <= 1:
         raise UsageError(f"the test fraction must lie between 0 and 1, as 0.2, not {fraction}")
     test = hold_out(y, classes, fraction, Random(seed)("test"))
     train = np.delete(np.arange(len(y)), test)
@@ -177,10 +190,16 @@ def split(
 ) -> Groups:
     """Groups for Output.write, with the rows of x (an array, or a file mapped as one) split and shuffled."""
     groups: Groups = {}
-    for group, rows in zip(("train", "test"), split_rows(y, classes, fraction, seed), strict=True):
+    for group, rows in parts(y, classes, fraction, seed).items():
         others = {name: column[rows] for name, column in columns.items()}
         groups[group] = (len(rows), *x.shape[1:]), picked(x, rows, kind), y[rows], others
     return groups
+
+
+def parts(y: np.ndarray, classes: int, fraction: float, seed: int) -> dict[str, np.ndarray]:
+    """The same by group, without a group that is not asked for."""
+    train, test = split_rows(y, classes, fraction, seed)
+    return ({"train": train} if fraction < 1 else {}) | ({"test": test} if fraction > 0 else {})
 
 
 def picked(x: np.ndarray, rows: np.ndarray, kind: np.dtype) -> Iterator[np.ndarray]:

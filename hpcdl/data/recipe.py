@@ -12,7 +12,7 @@ import json
 import math
 from typing import Any
 
-from hpcdl.data.format import FilePath, find, open_file, shown
+from hpcdl.data.format import FilePath, find, open_file, read_info, shown
 from hpcdl.errors import UsageError, blamed_on
 
 ATTRIBUTE = "table"
@@ -100,17 +100,16 @@ def recipe_of(name_or_path: FilePath) -> Recipe | None:
     UsageError if it is no data file, or its recipe is malformed or for another number of features.
     """
     path = find(str(name_or_path))
+    features = read_info(path).features
     with open_file(path) as file:
         if ATTRIBUTE not in file.attrs:
             return None
         where, said = f"{path}: the attribute {ATTRIBUTE}", file.attrs[ATTRIBUTE]
-        shapes = {file[name].shape[1:] for name in ("train/x", "test/x", "rows/x") if name in file}
     with blamed_on(f"{where} is no JSON"):
         found = json.loads(said)
     recipe = Recipe.read(found, where)
-    count = len(recipe.features)
-    if shapes != {(count,)}:
-        raise UsageError(f"{where} has {count} features, but the rows have other ones: {shown(shapes)}")
+    if features != (len(recipe.features),):
+        raise UsageError(f"{where} has {len(recipe.features)} features, but the rows of the file have shape {features}")
     return recipe
 
 

@@ -99,6 +99,7 @@ class Source:
     names: list[str]
     header: bool
     delimiter = ","
+    said = ("column", "its columns are")
     hint = "correct it"  # what a message tells to do where a text is among numbers; {} is the column
 
     def __init__(self, path: FilePath):
@@ -139,12 +140,11 @@ class Source:
                 raise UsageError(f"{self.path} has {self.width} columns; there is no {what} column {short(text)}")
             return [int(text) % self.width]
         if not self.header or text not in self.names:
-            said = "its columns are" if self.header else "its first line is"
-            known = short(", ".join(self.names if self.header else self.first), 400)
-            raise UsageError(f"{self.path} has no header with a column {shown(text)}; {said}: {known}")
+            what, said = self.said
+            raise UsageError(f"{self.path} has no {what} {shown(text)}; {said}: {short(', '.join(self.first), 400)}")
         return [column for column, name in enumerate(self.names) if name == text]
 
-    @property
+    @cached_property
     def first(self) -> list[str]:
         """The fields of the first line."""
         return self.names
@@ -191,13 +191,15 @@ class CsvCells(Cells):
     @cached_property
     def columns(self) -> list[tuple[str, ...]]:
         """All fields."""
-        width, rows = self.source.width, []
-        for row, record in enumerate(self.records):
-            rows.append(fields := self.source.fields(record, self.where(row)))
-            if len(fields) != width:
-                said = f"has {len(fields)} columns, the first line {width}"
-                raise UsageError(f"{self.source.path}: {self.where(row)} {said}")
-        return list(zip(*rows, strict=True))
+        return list(zip(*map(self.fields, range(self.count)), strict=True))
+
+    def fields(self, row: int) -> list[str]:
+        """The fields of a row; UsageError if there are more or fewer than in the first."""
+        fields, width = self.source.fields(self.records[row], self.where(row)), self.source.width
+        if len(fields) != width:
+            said = f"has {len(fields)} columns, the first line {width}"
+            raise UsageError(f"{self.source.path}: {self.where(row)} {said}")
+        return fields
 
     def texts(self, column: int) -> list[str]:
         """The texts of a column, without blanks around."""
@@ -221,31 +223,39 @@ class CsvCells(Cells):
 class CsvSource(Source):
     """A csv, in UTF-8. plain: no value was missing so far."""
 
+    said = ("header with a column", "its first line is")
+
     def __init__(self, path: FilePath, delimiter: str):
         super().__init__(path)
         if len(delimiter) != 1 or delimiter in '"\r\n':
             raise UsageError(f"the delimiter must be one character, neither a quote nor an end of line: {delimiter!r}")
         self.delimiter, self.plain = delimiter, True
         self._blanks = " \t\r\n\f\v" if not delimiter.isspace() else "\r\n"
-        self._peeked = [self.fields(record) for record in itertools.islice(self._records(), 2)]
+        self._peeked = list(itertools.islice(self._records(), 2))
         self.names, self.header = [str(number) for number in range(len(self.first))], False
 
-    @property
+    @cached_property
     def first(self) -> list[str]:
         """The fields of the first line."""
-        return [text.strip() for text in self._peeked[0]] if self._peeked else []
+        return self._peek(0)
 
-    @property
+    @cached_property
     def second(self) -> list[str]:
         """Those of the line after it."""
-        return [text.strip() for text in self._peeked[1]] if len(self._peeked) > 1 else []
+        return self._peek(1)
+
+    def _peek(self, which: int) -> list[str]:
+        if which >= len(self._peeked):
+            return []
+        number, record = self._peeked[which]
+        return [text.strip() for text in self.fields(record, f"line {number}")]
 
     def take_header(self) -> None:
         """The first line holds names; a column without one is called by its number."""
         self.header = True
         self.names = [name or str(number) for number, name in enumerate(self.first)]
 
-    def fields(self, record: str, where: str = "line 1") -> list[str]:
+    def fields(self, record: str, where: str) -> list[str]:
         """The fields of a row."""
         try:
             return next(csv.reader([record], delimiter=self.delimiter), [])
@@ -263,9 +273,9 @@ class CsvSource(Source):
                 yield row, partial(CsvCells, self, row, numbers[part], records[part], quoted)
                 row += len(records[part])
 
-    def _records(self) -> Iterator[str]:
-        for _, records, _ in self._slabs(1):
-            yield from records
+    def _records(self) -> Iterator[tuple[int, str]]:
+        for numbers, records, _ in self._slabs(1):
+            yield from zip(numbers, records, strict=True)
 
     def _slabs(self, characters: int | None = None) -> Iterator[tuple[Sequence[int], list[str], bool]]:
         """Rows of some text: numbers of their lines from 1, the texts, and whether there is a quote in them."""
@@ -365,4 +375,6 @@ def open_table(path: FilePath, delimiter: str | None = None) -> Source:
         from hpcdl.data.table_arrow import ArrowSource
 
         return ArrowSource(path, start)
-    return CsvSource(path, delimiter or ("\t" if str(path).lower().endswith((".tsv", ".tab")) else ","))
+    if delimiter is None:
+        delimiter = "\t" if str(path).lower().endswith((".tsv", ".tab")) else ","
+    return CsvSource(path, delimiter)

@@ -4,6 +4,10 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcdl.data.digest import computed, of_file
+from hpcdl.data.format import read_info
+from hpcdl.scripts import prepare_data
+
 
 def make_images(rows=100, test=20, classes=4, shape=(6, 5), kind="u1"):
     random = np.random.default_rng(0)
@@ -55,3 +59,29 @@ def shared_file(world, mpi_tmp_path):
         write_file(mpi_tmp_path / "images.h5", *make_images(), classes=4)
     world.Barrier()
     return mpi_tmp_path / "images.h5"
+
+
+@pytest.fixture
+def prepare(tmp_path, capsys):
+    """A function: run prepare_data as a user would, and open the file; or return the line it refuses with."""
+
+    def run(*arguments, out="out.h5"):
+        arguments = [str(argument) for argument in arguments]
+        arguments[2:2] = [str(tmp_path / out)]
+        try:
+            prepare_data.main(arguments)
+        except SystemExit as end:
+            assert end.code == 2
+            printed = capsys.readouterr()
+            assert (
+                printed.out == "" and printed.err.startswith("prepare_data: error: ") and printed.err.count("\n") == 1
+            )
+            return printed.err
+        run.said = capsys.readouterr().out
+        assert run.said.count("\n") == 1
+        file = h5py.File(tmp_path / out, "r", locking=False)
+        digest, info = file.attrs["digest"].split()[0], read_info(tmp_path / out)
+        assert digest == of_file(info) == computed(info)  # as it was made while the file was written
+        return file
+
+    return run

@@ -13,9 +13,9 @@ import pytest
 from hpcdl.data import from_arrays, open_data
 from hpcdl.data.format import find
 from hpcdl.data.prepare import Output
-from hpcdl.data.prepare_csv import prepare_csv
 from hpcdl.data.prepare_idx import prepare_idx
 from hpcdl.data.prepare_npz import prepare_npz
+from hpcdl.data.prepare_table import prepare_table
 from hpcdl.data.prepare_text import prepare_text
 from hpcdl.errors import UsageError, blamed_on, printable
 
@@ -249,20 +249,20 @@ def prepared(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("1,2,a\n3,4," + "b" * 200_000 + "\n5,x,b\n", "cannot be read: field larger than field limit"),
-        ("a" * 200_000 + ",2\n", "cannot be read: field larger than field limit"),
+        ("1,2,a\n3,4," + "b" * 200_000 + "\n5,x,b\n", "line 2: field larger than field limit"),
+        ("a" * 200_000 + ",2\n", "line 1: field larger than field limit"),
         ("1,2,a\0b\n3,4,c\n" * 20, "a label is 'a\\x00b', which HDF5 cannot hold"),
         ("1,2,a\n3,4,b\n5," + "y" * 5000 + ",b\n", "column 1: 'yyyy"),
     ],
 )
 def test_csv(tmp_path, prepared, text, words):
     (tmp_path / "in.csv").write_text(text)
-    assert words in prepared(prepare_csv, tmp_path / "in.csv", header=False)
+    assert words in prepared(prepare_table, tmp_path / "in.csv", header=False)
 
 
 def test_names_of_columns_and_origins(tmp_path, prepared):
     (tmp_path / "in.csv").write_text(",".join(f"column{i}" for i in range(5000)) + "\n")
-    assert "..." in prepared(prepare_csv, tmp_path / "in.csv", label="other")
+    assert "..." in prepared(prepare_table, tmp_path / "in.csv", label="other")
     for options in ({"name": "a\0"}, {"origin": "caf\udce9"}):
         assert "which HDF5 cannot hold" in refused(Output, tmp_path / "out.h5", **options)
 
@@ -344,11 +344,11 @@ def test_idx(tmp_path, prepared):
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "x" * 250])
-@pytest.mark.parametrize("prepare", [prepare_csv, prepare_idx, prepare_npz, prepare_text])
+@pytest.mark.parametrize("prepare", [prepare_table, prepare_idx, prepare_npz, prepare_text])
 def test_paths_of_sources_and_outputs(tmp_path, prepared, prepare, name):
     prepared(prepare, tmp_path / name)
     (tmp_path / "in.csv").write_text("1,2\n3,4\n" * 20)
-    said = prepared(prepare_csv, tmp_path / "in.csv", name=name)
+    said = prepared(prepare_table, tmp_path / "in.csv", name=name)
     assert ("HDF5 cannot hold" if "\0" in name else "cannot be written") in said
 
 

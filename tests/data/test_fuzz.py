@@ -21,12 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.data import open_data
+from hpcdl.data.digest import computed, of_file
 from hpcdl.data.format import read_info
 from hpcdl.data.prepare import Output
-from hpcdl.data.prepare_csv import prepare_csv
 from hpcdl.data.prepare_idx import prepare_idx
 from hpcdl.data.prepare_npz import prepare_npz
+from hpcdl.data.prepare_table import prepare_table
 from hpcdl.data.prepare_text import prepare_text
+from hpcdl.data.recipe import recipe_of
+from hpcdl.data.table_rows import TableRows
 from hpcdl.errors import UsageError
 
 MOST_MEMORY = 256 << 20  # of Python and NumPy, for files of some kilobytes
@@ -247,39 +250,127 @@ def test_files_with_damaged_bytes(folder, damage, options):
     emptied(folder)
 
 
-def prepared(folder, source, prepare, settings):
+def prepared(folder, source, prepare, settings, *kept):
     """A source is refused, or its file is sound; nothing else is left."""
     out = folder / "out.h5"
-    if tried(lambda: prepare(source, Output(out), **settings)) is not None:
-        assert read_info(out).rows and check(out, {})
+    info = tried(lambda: prepare(source, Output(out), **settings))
+    if info is not None:
+        with h5py.File(out, "r", locking=False) as file:
+            several = any(file[group]["y"].ndim > 1 for group in info.kinds if group != "rows")
+            if "table" in file.attrs:
+                again(source, file, recipe_of(out))
+        assert read_info(out).rows and computed(info) == of_file(info)
+        assert several or len(info.kinds) < 2 or check(out, {})
         out.unlink()
     shutil.rmtree(source) if source.is_dir() else source.unlink()
-    emptied(folder)
+    emptied(folder, *kept)
+
+
+def again(source, file, recipe):
+    """What was done with a table is done again: the rows of the file are those of the recipe, to the bit."""
+    rows = TableRows(source, recipe)
+    rows.most = 3
+    found = {number: x for call in rows.blocks() for number, x in zip(*(call()[at] for at in (1, 0)), strict=True)}
+    for group in file:
+        for number, x in zip(file[group]["row"], file[group]["x"], strict=True):
+            np.testing.assert_array_equal(found[number], x)
 
 
 FIELDS = st.sampled_from(
-    ["1", "2", "0.5", "-3", "a", "b", "", "nan", "1e400", '"1"', '"', "a\0b", "1_0", " 7 ", "é", "9" * 30]
+    [
+        *("1", "2", "0.5", "-3", "a", "b", "", "nan", "1e400", '"1"', '"', "a\0b", "1_0", " 7 ", "é", "9" * 30),
+        *("NA", "2024-01-31", '"1,234"', '"x\ny"', '""', "a\rb"),
+    ]
 )
-CSV = st.fixed_dictionaries(
-    {
-        "label": st.sampled_from(["-1", "0", "1", "9", "a"]),
-        "header": st.sampled_from([None, True, False]),
-        "delimiter": st.sampled_from([",", ",", ";", " ", '"', "\n", ""]),
-        "regression": st.booleans(),
-        "group": st.sampled_from([None, None, "0", "1"]),
-    }
-)
+
+
+def mostly(usual, *others):
+    """A strategy for an option that has its usual value nine times of ten."""
+    return st.sampled_from([usual] * 9 * len(others) + list(others))
+
+
+NUMBERS, WORDS = st.sampled_from(["1", "2", "0.5", "", "1e3"]), st.sampled_from(["u", "v", '"x, y"', '"x\ny"', "NA"])
+LABELS = mostly("1", "0", "2.5", "a")
+COLUMNS = mostly(None, "0", "1", "-1", "a", "0,1", '"', "x\n", "")
+TABLE = {
+    "label": mostly(None, "-1", "0", "9", "a", "0,1"),
+    "header": mostly(None, True, False),
+    "delimiter": mostly(",", ";", " ", '"', "\n", ""),
+    "regression": mostly(False, True),
+    "group": mostly(None, "0", "1"),
+    **dict.fromkeys(("id", "columns", "drop", "text"), COLUMNS),
+    "one_hot": mostly(64, 0, 1),
+    "missing": mostly("mean", "drop", "median", "zero", "refuse", None),
+    "test_fraction": mostly(None, 0, 1, 0.3, float("nan")),
+}
+FILLED = st.tuples(NUMBERS, WORDS, LABELS).map(list)
+LINES = st.lists(FILLED, max_size=12) | st.lists(st.lists(FIELDS, max_size=4) | FILLED, max_size=12)
+WHOLE = mostly(bytes, bytes) | damages()
 
 
 @cases(60)
-@given(
-    table=st.lists(st.lists(FIELDS, max_size=4) | st.just(["1", "2", "a"]), max_size=12), damage=damages(), settings=CSV
-)
+@given(table=LINES, damage=WHOLE, settings=st.fixed_dictionaries(TABLE))
 def test_csv(folder, table, damage, settings):
     source = folder / "in.csv"
-    text = "\n".join(",".join(row) for row in [*table, *[["3", "4", "b"], ["5", "6", "a"]] * 5])
+    text = "\n".join(",".join(row) for row in [*table, *[["3", "u", "0"], ["5", "v", "1"]] * 5])
     source.write_bytes(damage(text.encode()))
-    prepared(folder, source, prepare_csv, settings)
+    prepared(folder, source, prepare_table, settings)
+
+
+CELLS = st.sampled_from([None, 1, -0.5, float("inf"), float("nan"), 10**18, True, "a", "7", "", "2024-01-31", b"\xff"])
+PAIR = st.sampled_from([[1, 2], [0.5, None], ["a", "b"], [True, None], [None, "b"]])
+
+
+@cases(30)
+@given(
+    columns=st.lists(PAIR | st.lists(CELLS, min_size=2, max_size=2), max_size=3),
+    kind=st.sampled_from(["parquet", "feather"]),
+    damage=WHOLE,
+    settings=st.fixed_dictionaries(TABLE),
+)
+def test_arrow(folder, columns, kind, damage, settings):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    source = folder / "in.table"
+    try:
+        table = pa.table({f"c{at}": column * 5 for at, column in enumerate([*columns, [0, 1], ["x", "y"]])})
+    except (pa.ArrowInvalid, pa.ArrowTypeError):  # of no type
+        return
+    write = parquet.write_table if kind == "parquet" else feather.write_feather
+    write(table, str(source))
+    source.write_bytes(damage(source.read_bytes()))
+    prepared(folder, source, prepare_table, settings)
+
+
+AGAIN = {
+    "no_label": st.booleans(),
+    "header": mostly(None, False),
+    "id": COLUMNS,
+    "group": COLUMNS,
+    "test_fraction": mostly(None, 0, 1),
+}
+
+
+@cases(25)
+@given(
+    table=LINES,
+    damage=WHOLE,
+    settings=st.fixed_dictionaries(AGAIN),
+    missing=st.sampled_from(["mean", "drop", "refuse"]),
+    said=mostly("", '"fill": 1e999', '"values": 3', '"number": 99', '"', "[[", "\0"),
+)
+def test_what_is_done_again(folder, table, damage, settings, missing, said):
+    """Another table, or a file whose recipe is damaged."""
+    source, like = folder / "in.csv", folder / "like.h5"
+    source.write_text("number,word,class\n" + "1,u,0\n2,v,1\n" * 6)
+    prepare_table(source, Output(like, force=True), missing=missing)
+    with h5py.File(like, "a") as file:
+        whole = file.attrs["table"]
+        file.attrs["table"] = whole.replace('"number": 1', said) if ":" in said else said + whole[len(said) :]
+    source.write_bytes(damage("\n".join(["number,word,class", *map(",".join, table)]).encode()))
+    prepared(folder, source, prepare_table, settings | {"like": like}, like.name)
+    like.unlink()
 
 
 ARRAYS = st.builds(

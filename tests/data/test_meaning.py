@@ -99,8 +99,8 @@ def test_a_file_says_it(tmp_path):
         ({"labels": ["cat"]}, "labels should name each of the 2 classes"),
         ({"labels": ["cat", "cat"]}, "labels should name each of the 2 classes"),
         ({"labels": "cat"}, "labels should name each of the 2 classes"),
-        ({"table": "{"}, "attribute table should be what prepare-data writes"),
-        ({"table": "[1]"}, "attribute table should be what prepare-data writes"),
+        ({"table": "{"}, "attribute table is no recipe of a table"),
+        ({"table": "[1]"}, "attribute table is no recipe of a table"),
     ],
 )
 def test_a_file_that_says_it_wrongly(tmp_path, attributes, words):

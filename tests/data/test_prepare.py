@@ -5,43 +5,15 @@ import struct
 import zlib
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
 from hpcdl.data import format as data_format
-from hpcdl.data import open_data, prepare_csv
-from hpcdl.data.digest import computed, of_file
-from hpcdl.data.format import read_info
+from hpcdl.data import open_data, table_source
 from hpcdl.scripts import prepare_data
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
 CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
-
-
-@pytest.fixture
-def prepare(tmp_path, capsys):
-    """A function: run prepare_data as a user would, and open the file; or return the line it refuses with."""
-
-    def run(*arguments, out="out.h5"):
-        arguments = [str(argument) for argument in arguments]
-        arguments[2:2] = [str(tmp_path / out)]
-        try:
-            prepare_data.main(arguments)
-        except SystemExit as end:
-            assert end.code == 2
-            printed = capsys.readouterr()
-            assert (
-                printed.out == "" and printed.err.startswith("prepare_data: error: ") and printed.err.count("\n") == 1
-            )
-            return printed.err
-        assert capsys.readouterr().out.count("\n") == 1
-        file = h5py.File(tmp_path / out, "r", locking=False)
-        digest, info = file.attrs["digest"].split()[0], read_info(tmp_path / out)
-        assert digest == of_file(info) == computed(info)  # as it was made while the file was written
-        return file
-
-    return run
 
 
 def write_idx(path, array):
@@ -204,6 +176,9 @@ def test_npz_infers_types(tmp_path, prepare):
                 got = [(file[g]["x"], file[g]["y"]) for g in ("train", "test")]
             assert rows_with_labels(*got) == rows_with_labels((rows, labels))
     np.savez(tmp_path / "in.npz", x=x, y=x[:, 0])
+    for fraction, group in ((0, "train"), (1, "test")):
+        with prepare("npz", tmp_path / "in.npz", "--force", "--regression", "--test-fraction", fraction) as file:
+            assert list(file) == [group] and len(file[group]["x"]) == 20
     with prepare("npz", tmp_path / "in.npz", "--force", "--regression") as file:
         assert file.attrs["classes"] == 0 and file["train/y"].dtype == float
 
@@ -237,8 +212,8 @@ def test_bad_npz(tmp_path, prepare):
         np.savez(path, **arrays)
         assert message in prepare("npz", path)
     np.savez(path, x=x, y=y)
-    for fraction, message in [("0", "between 0 and 1"), ("1", "between 0 and 1"), ("0.01", "no row in test")]:
-        assert message in prepare("npz", path, "--test-fraction", fraction)
+    for fraction, message in [("-0.1", "between 0 and 1"), ("nan", "between 0 and 1"), ("0.01", "no row in test")]:
+        assert message in prepare("npz", path, f"--test-fraction={fraction}")
     assert {entry.name for entry in tmp_path.iterdir()} == {"in.npz"}
 
 
@@ -250,7 +225,7 @@ IRIS = "length,width,kind\n" + "".join(f"{i}.5,{-i},{kind}\n" for i, kind in enu
 @pytest.mark.parametrize("text", [IRIS, IRIS.replace(",", ";"), "\ufeff" + IRIS.replace("\n", "\r\n"), IRIS + "\n \n"])
 @pytest.mark.parametrize("lines", [7, 1000])
 def test_csv_with_a_header_and_texts(tmp_path, prepare, text, lines, monkeypatch):
-    monkeypatch.setattr(prepare_csv, "LINES", lines)
+    monkeypatch.setattr(table_source, "LINES", lines)
     (tmp_path / "in.csv").write_text(text, newline="")
     delimiter = ["--delimiter", ";"] if ";" in text else []
     with prepare("csv", tmp_path / "in.csv", *delimiter) as file:
@@ -263,7 +238,7 @@ def test_csv_with_a_header_and_texts(tmp_path, prepare, text, lines, monkeypatch
 
 @pytest.mark.parametrize(("label", "group"), [("kind", "writer"), ("-1", "1"), ("3", "-3")])
 def test_csv_with_a_column_that_says_whose_each_row_is(tmp_path, prepare, label, group, monkeypatch):
-    monkeypatch.setattr(prepare_csv, "LINES", 7)
+    monkeypatch.setattr(table_source, "LINES", 7)
     rows = [(f"{i}.5", ("zoe", "al", "mo")[i // 4 % 3], -i, ("rose", "iris")[i % 2]) for i in range(30)]
     text = "\n".join(",".join(map(str, row)) for row in [("length", "writer", "width", "kind"), *rows])
     (tmp_path / "in.csv").write_text(text)
@@ -318,7 +293,7 @@ def test_csv_header_as_told(tmp_path, prepare):
 
 
 def test_csv_is_judged_as_a_whole(tmp_path, prepare, monkeypatch):
-    monkeypatch.setattr(prepare_csv, "LINES", 2)
+    monkeypatch.setattr(table_source, "LINES", 2)
     for first, kind in (("0.5", "f8"), ("-1", "f8"), ("256", "f8"), ("255", "u1")):
         (tmp_path / "in.csv").write_text(f"0,1,kind\n{first},1,a\n" + "1,2,b\n2,3,a\n" * 5)
         with prepare("csv", tmp_path / "in.csv", "--label", "kind", "--force") as file:
@@ -343,13 +318,21 @@ def test_bad_csv(tmp_path, prepare):
         ("a,b\n", [], "has no rows"),
         ("1\n2\n", [], "has 1 columns (delimiter ',')"),
         ("1,2\n", ["--delimiter", ";;"], "the delimiter must be one character"),
-        ("a,b\n1,2\nx,2\n", [], "line 3, column 0: 'x' is not a number"),
-        ("a,b\n\n1,2\n,2\n", [], "line 4, column 0: '' is not a number"),
+        (
+            "a,b\n1,2\nx,2\n",
+            [],
+            "line 3, column 'a': 'x' is not a number; correct it, take all as texts by --text a, or leave",
+        ),
+        (
+            "a,b\n\n1,2\n,2\n",
+            [],
+            "values are missing: 1 in column 'a' (the first in line 4); --missing mean or median fills them in",
+        ),
         ("1,2\n1,2,3\n", [], "line 2 has 3 columns, the first line 2"),
         ("1,2\n1\n", [], "line 2 has 1 columns, the first line 2"),
         ("a,b\n1,2,3\n1,2,3\n", [], "line 2 has 3 columns, the first line 2"),
-        ("1,2\nnan,3\n", [], "has a NaN or an infinity (as float64) in row 2"),
-        ("1,2\n1,\n", [], "a row has an empty label"),
+        ("1,2\nnan,3\n", [], "values are missing: 1 in column 0 (the first in line 2); --missing mean"),
+        ("1,2\n1,\n", [], "line 2, column 1: a row has an empty label (or a text that says so, as NA), 1 of"),
         ("1,2\n1,x\n", ["--regression"], "values to predict numbers"),
         ("a,b\n1,2\n", ["--label", "c"], "no header with a column 'c'; its first line is: a, b"),
         ("a,b\n1,2\n", ["--label", "b", "--no-header"], "no header with a column 'b'"),
@@ -359,7 +342,7 @@ def test_bad_csv(tmp_path, prepare):
         ("1,2,3\n", ["--group", "3"], "has 3 columns; there is no group column 3"),
         ("1,2,3\n", ["--group", "2"], "the label, the group and the features are columns of their own"),
         ("1,2\n", ["--group", "0"], "the label, the group and the features are columns of their own"),
-        ("1,2,3\n1,,4\n", ["--group", "1"], "a row has an empty group (column 1)"),
+        ("1,2,3\n1,,4\n", ["--group", "1"], "line 2, column 1: a row has an empty group"),
         ("1,2\n2,3\n", ["--test-fraction", "0.1"], "no row in test"),
     ]:
         path.write_text(text)

@@ -1,0 +1,372 @@
+"""prepare_data csv and table: what becomes of columns, missing values and labels, and done again on another table."""
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from tables import WRITE, all_of, write_csv
+
+from hpcdl.data import open_data, table_job, table_source
+from hpcdl.data.format import read_info
+from hpcdl.data.recipe import recipe_of
+from hpcdl.data.table_rows import TableRows
+from hpcdl.scripts import prepare_data
+
+COLORS = ["red", "green", "blue"]
+PEOPLE = [
+    ["name", "age", "color", "height", "kind"],
+    *([f"n{i}", str(20 + i), COLORS[i % 3], f"{i / 4}", ("cat", "dog")[i % 2]] for i in range(30)),
+]
+
+
+def table(path, change=lambda rows: None, rows=PEOPLE, kind="csv"):
+    """A table of 30 rows, one cell or more changed."""
+    rows = [list(row) for row in rows]
+    change(rows)
+    return WRITE[kind](path.with_suffix(f".{kind}"), rows)
+
+
+def put(*cells):
+    """A change: (row from 1, column, text)."""
+
+    def change(rows):
+        for row, column, text in cells:
+            rows[row][rows[0].index(column)] = text
+
+    return change
+
+
+def by_row(file, name="x"):
+    """What the groups hold, in the order of the source; and which rows of it those are."""
+    groups = [group for group in ("train", "test", "rows") if group in file]
+    numbers = np.concatenate([file[group]["row"] for group in groups])
+    order = np.argsort(numbers)
+    return np.concatenate([file[group][name] for group in groups])[order], numbers[order].tolist()
+
+
+@pytest.mark.parametrize("lines", [4, 1000])
+@pytest.mark.parametrize("kind", WRITE)
+def test_texts_become_features(tmp_path, prepare, kind, lines, monkeypatch):
+    monkeypatch.setattr(table_source, "LINES", lines)
+    with prepare("table", table(tmp_path / "in", kind=kind), "--label", "kind", "--id", "name") as file:
+        x, rows = by_row(file)
+        want = [[20 + i, i % 3 == 2, i % 3 == 1, i % 3 == 0, i / 4] for i in range(30)]
+        np.testing.assert_array_equal(x, want)
+        assert x.dtype == float and rows == list(range(30)) and file.attrs["scale"] == 1
+        assert list(file.attrs["labels"]) == ["cat", "dog"] and by_row(file, "y")[0].tolist() == [0, 1] * 15
+        ids = by_row(file, "id")[0]
+        assert ids.dtype.kind == "S" and [each.decode() for each in ids] == [f"n{i}" for i in range(30)]
+        assert file["train/row"].dtype == np.int64 and len(file["train/x"]) == 24
+    recipe = recipe_of(tmp_path / "out.h5")
+    assert recipe.features == ["age", "color=blue", "color=green", "color=red", "height"]
+    assert (recipe.label, recipe.id, recipe.missing, recipe.header) == (("kind",), "name", "refuse", True)
+    said = (
+        "24 training and 6 test rows of 5 float64, scale 1, 2 classes; 5 features from 3 columns; one-hot color (3); "
+    )
+    assert prepare.said.endswith(f"{said}classes cat, dog\n")
+    x, numbers, ids, *_ = all_of(TableRows(tmp_path / f"in.{kind}", recipe))
+    np.testing.assert_array_equal(x, want)  # the same again
+    assert numbers == rows and ids[3] == "n3"
+    data = open_data(tmp_path / "out.h5")
+    assert data.train.examples == 24 and data.features == (5,)
+    with pytest.raises(Exception, match="row"):
+        open_data(tmp_path / "out.h5", partition="column:row")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("way", ["mean", "median"])
+def test_missing_numbers_become_what_the_training_rows_say(tmp_path, prepare, way, kind, monkeypatch):
+    monkeypatch.setattr(table_job, "MEDIAN_BYTES", 1)
+    change = put((3, "age", "NA"), (9, "age", "?"), (4, "height", ""), (5, "color", "null"), (6, "color", "N/A"))
+    path = table(tmp_path / "in", change, kind=kind)
+    with prepare("table", path, "--id", "name", "--missing", way) as file:
+        x, _ = by_row(file)
+        train = np.setdiff1d(file["train/row"], [2, 8])
+        mean = getattr(np, way)(20 + train)
+        height = getattr(np, way)(np.setdiff1d(file["train/row"], [3]) / 4)
+        np.testing.assert_allclose([x[2, 0], x[8, 0], x[3, 4]], [mean, mean, height], rtol=1e-12)
+        assert not x[[4, 5], 1:4].any() and (x[6:, 1:4].sum(axis=1) == 1).all()
+        assert file.attrs["scale"] == 1
+    assert f"; 3 missing numbers became the {way}; 2 missing texts became zeros; " in prepare.said
+    fills = [column.fill for column in recipe_of(tmp_path / "out.h5").columns]
+    np.testing.assert_allclose([fills[0], fills[2]], [mean, height])
+    assert fills[1] is None
+    np.testing.assert_array_equal(all_of(TableRows(path, recipe_of(tmp_path / "out.h5")))[0], x)
+
+
+def test_rows_with_missing_values_are_left_out(tmp_path, prepare):
+    change = put((3, "age", "NaN"), (4, "color", ""), (5, "kind", "None"))
+    path = table(tmp_path / "in", change)
+    with prepare("csv", path, "--id", "name", "--missing", "drop") as file:
+        x, rows = by_row(file)
+        assert rows == [0, 1, *range(5, 30)] and x[2, 0] == 25 and by_row(file, "id")[0][2] == b"n5"
+    assert "; 3 rows with missing values left out; " in prepare.said
+    put_off = "line 6, column 'kind': a row has an empty label (or a text that says so, as NA), 1 of them"
+    for way in ("mean", "refuse"):
+        assert put_off in prepare("csv", path, "--missing", way, "--drop", "name", "--force")
+    drop = ["--missing", "drop", "--drop", "name", "--force"]
+    table(tmp_path / "in", lambda rows: [row.__setitem__(1, "") for row in rows[1:]])
+    assert "each row lacks a value" in prepare("csv", path, *drop)
+
+
+def test_missing_values_are_refused_by_column(tmp_path, prepare):
+    path = table(tmp_path / "in", put((3, "age", ""), (9, "age", "?"), (4, "color", "NA")))
+    said = prepare("csv", path, "--id", "name")
+    assert "2 in column 'age' (the first in line 4), 1 in column 'color' (the first in line 5); --missing mean" in said
+    assert "--missing drop leaves the rows out, --drop age,color the columns" in said
+    with prepare("csv", path, "--drop", "age,color,name") as file:
+        assert file["train/x"].shape == (24, 1)
+
+
+def test_which_columns(tmp_path, prepare):
+    path = table(tmp_path / "in")
+    for options, features in [
+        (["--columns", "age"], ["age"]),
+        (["--columns", "height,1", "--label", "4"], ["age", "height"]),
+        (["--drop", "name,color"], ["age", "height"]),
+        (["--columns", "age,color", "--drop", "2"], ["age"]),
+        (["--drop", "name", "--text", "height", "--group", "color"], ["age", *(f"height={i / 4}" for i in range(30))]),
+    ]:
+        with prepare("csv", path, *options, "--force"):
+            assert sorted(recipe_of(tmp_path / "out.h5").features) == sorted(features)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert by_row(file, "group")[0].tolist() == [2, 1, 0] * 10
+    comma = write_csv(tmp_path / "b.csv", [["a,b", "c", "kind"], *([str(i), "1", str(i % 2)] for i in range(9))])
+    with prepare("csv", comma, "--drop", "a,b", "--force"):
+        assert recipe_of(tmp_path / "out.h5").features == ["c"]
+    with prepare("csv", comma, "--columns", '"a,b",c', "--force"):
+        assert recipe_of(tmp_path / "out.h5").features == ["a,b", "c"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "feather"])
+def test_several_values_to_predict(tmp_path, prepare, kind):
+    path = table(tmp_path / "in", kind=kind)
+    with prepare("table", path, "--label", "age,height", "--drop", "name,kind") as file:
+        y, rows = by_row(file, "y")
+        np.testing.assert_array_equal(y, [[20 + i, i / 4] for i in rows])
+        assert file.attrs["classes"] == 0 and file["train/y"].shape == (24, 2)
+    assert recipe_of(tmp_path / "out.h5").label == ("age", "height") and "values to predict" in prepare.said
+    assert "train/y has shape (24, 2), and a model here predicts one" in prepared_error(tmp_path / "out.h5")
+    assert "column 'kind' has texts" in prepare("table", path, "--label", "age,kind", "--drop", "name", "--force")
+    (tmp_path / "new").mkdir()
+    with prepare("table", path, "--like", tmp_path / "out.h5", "--test-fraction", 1, out="new/out.h5") as file:
+        np.testing.assert_array_equal(by_row(file, "y")[0], y)
+
+
+def test_one_group_only(tmp_path, prepare):
+    path = table(tmp_path / "in")
+    for fraction, group, words in ((0, "train", "30 training rows"), (1, "test", "30 test rows")):
+        with prepare("csv", path, "--drop", "name", "--test-fraction", fraction, "--force") as file:
+            assert list(file) == [group] and len(file[group]["x"]) == 30
+        assert words in prepare.said and read_info(tmp_path / "out.h5").rows[group] == 30
+    said = prepare("csv", path, "--drop", "name", "--missing", "mean", "--test-fraction", "1", "--force")
+    assert "--missing mean is that of the training rows, and --test-fraction 1 has none" in said
+
+
+def test_bytes_and_scale(tmp_path, prepare):
+    """Bytes where all that is stored is a whole number up to 255; pixels only where all columns are plain numbers."""
+    rows = [["a", "b", "kind"], *([str(i), "xy"[i % 2], str(i % 2)] for i in range(20))]
+    for options, change, kind, scale in [
+        (["--drop", "b"], put(), "u1", 1 / 255),
+        (["--drop", "b", "--missing", "mean"], put(), "u1", 1 / 255),
+        ([], put(), "u1", 1),
+        (["--drop", "b", "--missing", "drop"], put((3, "a", "")), "u1", 1 / 255),
+        (["--drop", "b", "--missing", "mean", "--test-fraction", "0"], put((3, "a", "")), "f8", 1),
+        (["--drop", "b", "--missing", "median", "--test-fraction", "0"], put((3, "a", "")), "u1", 1),
+        (["--scale", "1/16"], put(), "u1", 1 / 16),
+    ]:
+        path = table(tmp_path / "in", change, rows=rows)
+        with prepare("csv", path, *options, "--force") as file:
+            assert (file["train/x"].dtype, file.attrs["scale"]) == (kind, scale), options
+
+
+def test_a_table_of_others_labels(tmp_path, prepare):
+    """In the encoding, with the classes and the scale of another."""
+    path = table(tmp_path / "in", put((3, "age", "")))
+    with prepare("csv", path, "--id", "name", "--missing", "median", "--scale", "1/2", out="a.h5") as file:
+        first = {name: value for name, value in file.attrs.items() if name not in ("digest", "name")}
+    order = ["kind", "extra", "color", "age", "height"]
+    new = write_csv(
+        tmp_path / "new.csv", [order, ["dog", "?", "purple", "", "2"], ["dog", "", "red", "1", "3"]], delimiter=";"
+    )
+    like = ["--like", tmp_path / "a.h5", "--delimiter", ";"]
+    with prepare("csv", new, *like, "--test-fraction", 1) as file:
+        fill = recipe_of(tmp_path / "a.h5").columns[0].fill
+        assert file["test/x"][()][np.argsort(file["test/row"])].tolist() == [[fill, 0, 0, 0, 2], [1, 0, 0, 1, 3]]
+        assert file["test/y"][()].tolist() == [1, 1] and "test/id" not in file and "train" not in file
+        for name, value in first.items():
+            if name != "table":
+                np.testing.assert_array_equal(file.attrs[name], value)
+        assert json.loads(file.attrs["table"]) == json.loads(first["table"]) | {"delimiter": ";"}
+    assert (
+        "1 missing number became the median; 1 text that " in prepare.said
+        and "does not have became zeros" in prepare.said
+    )
+    write_csv(new, [order, ["cow", "", "red", "1", "3"], ["ox", "", "red", "1", "3"]], delimiter=";")
+    assert "has no such class: 'cow', 'ox'; it has cat, dog" in prepare("csv", new, *like, "--force")
+    write_csv(new, [order[1:], ["", "red", "1", "3"]], delimiter=";")
+    assert "has no column 'kind', which the training data had" in prepare("csv", new, *like, "--force")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_rows_without_labels(tmp_path, prepare, kind):
+    with prepare("csv", table(tmp_path / "in"), "--id", "name", out="a.h5"):
+        pass
+    rows = [row[:-1] for row in PEOPLE]
+    new = table(tmp_path / "new", rows=rows, kind=kind)
+    with prepare("table", new, "--like", tmp_path / "a.h5", "--no-label") as file:
+        assert list(file) == ["rows"] and sorted(file["rows"]) == ["id", "row", "x"]
+        np.testing.assert_array_equal(file["rows/x"][:, 0], np.arange(20, 50))
+        assert file["rows/row"][()].tolist() == list(range(30)) and file["rows/id"][2] == b"n2"
+        assert file.attrs["classes"] == 2 and list(file.attrs["labels"]) == ["cat", "dog"]
+    assert "30 unlabelled rows of 5" in prepare.said
+    assert read_info(tmp_path / "out.h5").rows["rows"] == 30
+    with prepare("table", new, "--like", tmp_path / "out.h5", "--no-label", out="c.h5"):
+        pass  # such a file has the recipe, too
+    assert "has no data set train/x" in prepared_error(tmp_path / "out.h5")
+    assert "needs --like TRAIN.h5" in prepare("table", new, "--no-label", "--force")
+    again = ["table", new, "--force", "--no-label", "--like"]
+    assert "absent.h5" in prepare(*again, tmp_path / "absent.h5")
+    assert "was not made from a table" in prepare(*again, "digits")
+    for option in (["--label", "kind"], ["--missing", "mean"], ["--scale", "2"], ["--test-fraction", "0.5"]):
+        assert f"already says what {option[0]} would" in prepare(*again, tmp_path / "a.h5", *option)
+
+
+def prepared_error(path):
+    from hpcdl.errors import UsageError
+
+    with pytest.raises(UsageError) as error:
+        open_data(path)
+    return str(error.value)
+
+
+def test_long_texts_quotes_and_ids(tmp_path, prepare):
+    """Of csv as spreadsheets write it; whole numbers beyond 2^53 are ids like any others."""
+    texts = ['say "hi"', "two\nlines", "a,b", "\0é"]
+    rows = [["id", "text", "n", "kind"], *([str(2**60 + i), texts[i % 4], str(i), "ab"[i % 2]] for i in range(20))]
+    path = write_csv(tmp_path / "in.csv", rows)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    with prepare("csv", path, "--id", "id") as file:
+        assert by_row(file, "id")[0].tolist() == [str(2**60 + i).encode() for i in range(20)]
+    assert recipe_of(tmp_path / "out.h5").columns[0].values == tuple(sorted(texts))
+    wide = [
+        [*(f"column {i}" for i in range(3000)), "y"],
+        *([*(f"t{i % 2}" for _ in range(3000)), "ab"[i % 2]] for i in range(4)),
+    ]
+    with prepare("csv", write_csv(tmp_path / "in.csv", wide), "--test-fraction", "0.5", "--force") as file:
+        assert file["train/x"].shape == (2, 6000) and len(file.attrs["table"]) > 1 << 17
+    assert len(recipe_of(tmp_path / "out.h5").features) == 6000
+
+
+ROWS = "1,2,a\n" * 5 + "1,2,b\n" * 5
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (
+            "a,b,y\n" + "".join(f"1,t{i},0\n1,u{i},1\n" for i in range(33)),
+            [],
+            "column 'b' has more than 64 different texts",
+        ),
+        (
+            "a,b,y\n1,t,0\n1,u,1\n",
+            ["--one-hot", "1"],
+            "as 't': a feature each; leave it out by --drop b, or allow more",
+        ),
+        ("a,b,y\n1,t,0\n", ["--one-hot", "0"], "1 or more, not 0"),
+        ("a,b,y\n1,2024-01-31,0\n", [], "line 2, column 'b': '2024-01-31' looks like a date or a time; derive numbers"),
+        ("a,b,y\n1,31.01.2024,0\n", [], "date"),
+        ("a,b,y\n1,1/31/2024 10:30 PM,0\n", [], "date"),
+        ("a,b,y\n1,2024-01-31T10:30:00.5+01:00,0\n", [], "date"),
+        ("a,b,y\n1,x,0\n1,10:30,0\n", [], "line 3, column 'b': '10:30' looks like a date or a time"),
+        ("a,b,y\n1,1,0\n1,2024-01-31,0\n", [], "'2024-01-31' is not a number; it looks like a date or a time"),
+        ('a,b,y\n1,"1,234",0\n', [], "'1,234' looks like a number with thousands separators; write it"),
+        ('a,b,y\n1,1,1\n1,"1,234.5",0\n', [], "'1,234.5' is not a number; it looks like a number with thousands"),
+        ("a;b;y\n1;1.234.567,8;0\n", ["--delimiter", ";"], "thousands separators"),
+        ("a;b;y\n1;3,14;0\n", ["--delimiter", ";"], "a number with a decimal comma"),
+        ("a,b,y\n1,x,0\n1,7,0\n", [], "line 3, column 'b': '7' is a number, while others are texts, as 'x'; correct"),
+        (
+            "a,b,y\n1,7,0\n1,x,0\n",
+            [],
+            "line 3, column 'b': 'x' is not a number; correct it, take all as texts by --text b",
+        ),
+        ("a,b,y\n1,7,0\n1,inf,1\n", [], "line 3, column 'b': inf is infinite"),
+        ("a,b,y\n1,7,0\nNA,1e999,1\n", ["--missing", "mean"], "line 3, column 'b': inf is infinite"),
+        ("a,b,y\n1,,0\n1,,1\n", ["--missing", "mean"], "column 'b' has no value at all; --drop b"),
+        ("a,a,y\n1,2,0\n", [], "has 2 columns 'a'; give each a name of its own, or leave them out by --drop"),
+        (",a,y\n1,2,0\n", [], "column 0 has no name in the header; if it numbers the rows, --drop 0 or --id 0"),
+        ("red,1,2\nblue,2,3\n", [], "does the first line hold names?"),
+        ("a,b,y\n1,2,0\n", ["--text", "y"], "column 'y' is no feature, so --text is not for it"),
+        ("a,b,y\n1,2,0\n", ["--id", "a,b"], "there is one id, not several"),
+        ("a,b,y\n1,2,0\n", ["--drop", "c"], "no header with a column 'c'"),
+        ("a,b,y\n1,2,0\n", ["--drop", "y"], "columns of their own"),
+        ("a,b,y\n1,2,0\n", ["--columns", "a,y"], "columns of their own"),
+        ("a,b,y\n1,2,0\n", ["--id", "y"], "columns of their own"),
+        ("a,b,y\n1,2,0\n", ["--drop", "a,b"], "columns of their own"),
+        ("a,b,y\n" + "x" * 1001 + ",2,0\n", ["--id", "a"], "an id has 1001 bytes, of 1000"),
+        ("a,b,y\na\0,2,0\n", ["--id", "a"], "an id is 'a\\x00', which HDF5 cannot hold"),
+        ("a,b,y\n1,2,0\n", ["--missing", "zero"], "invalid choice"),
+        ("a,b,y\n" + "1e308,2,0\n" * 9 + ",2,1\n", ["--missing", "mean"], "the mean is infinite"),
+        ('a,b,y\n1,"2,0\n', [], "line 2: a quote is open there and not closed: the file ends"),
+    ],
+)
+def test_bad_tables(tmp_path, prepare, text, options, words):
+    (tmp_path / "in.csv").write_text(text, newline="")
+    assert words in prepare("csv", tmp_path / "in.csv", *options)
+    assert [each.name for each in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_dates_of_arrow_are_refused(tmp_path, prepare):
+    pa = pytest.importorskip("pyarrow")
+    import datetime
+
+    from pyarrow import parquet
+
+    day, y = datetime.date(2024, 1, 31), ["a", "b"] * 5
+    parquet.write_table(pa.table({"n": range(10), "day": [day] * 10, "l": [[1]] * 10, "y": y}), tmp_path / "in.parquet")
+    assert "column 'day' holds dates or times; derive numbers" in prepare("table", tmp_path / "in.parquet")
+    assert "column 'l' holds list" in prepare("table", tmp_path / "in.parquet", "--drop", "day")
+    with prepare("csv", tmp_path / "in.parquet", "--drop", "l", "--id", "day") as file:
+        assert file["train/id"][0] == b"2024-01-31"
+
+
+def test_a_constant_column_a_header_that_is_only_seen_by_a_line_of_numbers_and_tabs(tmp_path, prepare):
+    (tmp_path / "in.tsv").write_text("a\t1999\tkind\n" + "".join(f"{i}\t7\t{'xy'[i % 2]}\n" for i in range(10)))
+    with prepare("csv", tmp_path / "in.tsv") as file:
+        assert file["train/x"].shape == (8, 2) and file["test/x"].shape == (2, 2)
+    assert recipe_of(tmp_path / "out.h5").features == ["a", "1999"]
+    (tmp_path / "in.csv").write_text(ROWS.replace("1,", "x,"))
+    with prepare("csv", tmp_path / "in.csv", "--no-header", "--force"):
+        recipe = recipe_of(tmp_path / "out.h5")
+        assert recipe.features == ["0=x", "1"] and (recipe.label, recipe.header) == (("2",), False)
+
+
+def test_the_digest_is_that_of_the_rows(tmp_path, prepare):
+    """Neither ids nor numbers of rows are in it: the same table, described otherwise, is the same data set."""
+    digests = set()
+    for options in (["--id", "name"], ["--drop", "name"]):
+        with prepare("csv", table(tmp_path / "in"), *options, "--force") as file:
+            digests.add(file.attrs["digest"].split()[0])
+            assert ("id" in file["train"]) == ("--id" in options)
+    assert len(digests) == 1
+
+
+def test_the_example_of_the_page_says_what_it_says(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text().split("## Tables")[1].split("| option")[0]
+    lines = [line.strip() for line in page.splitlines() if line.startswith("    ")]
+    monkeypatch.chdir(tmp_path)
+    commands = "\n".join(lines).split("$ ")[1:]
+    assert len(commands) == 4
+    for command in commands:
+        said, *shown = command.splitlines()
+        name, *arguments = said.split()
+        if name == "cat":
+            Path(arguments[0]).write_text("\n".join(shown) + "\n")
+        else:
+            prepare_data.main(arguments[1:])
+            assert capsys.readouterr().out.splitlines() == shown
+    rows = TableRows("new.csv", recipe_of("patients.h5"))
+    assert [parse().ids for parse in rows.blocks()] == [["1"]]
