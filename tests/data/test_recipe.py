@@ -74,7 +74,7 @@ def test_a_data_file_keeps_it(tmp_path):
         (json.dumps(RECIPE.describe()), None),
         ("{", "no JSON"),
         ("[" * 100_000, "no JSON"),
-        (3, "no JSON"),
+        (3, "must be a text"),
         ("[]", "no recipe"),
         (json.dumps(Recipe((AGE,)).describe()), "has 1 features, but the rows of the file have shape \\(3,\\)"),
     ]:
