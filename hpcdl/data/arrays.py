@@ -16,7 +16,7 @@ from hpcdl.data.meaning import Meaning
 from hpcdl.data.order import named
 from hpcdl.data.placement import Comm, MemoryRows, agreed, memory_type
 from hpcdl.data.readers import MemoryReader
-from hpcdl.data.standard import array_slabs, measure, without
+from hpcdl.data.standard import array_slabs, measured, without
 from hpcdl.errors import UsageError
 from hpcdl.own import blamed_on_own, made, own
 
@@ -74,7 +74,9 @@ def from_arrays(
         tested = _from_memory(*test, classes, scale, options.dtype, suffix="_test")
     held_out = held_out_rows(train.y, classes, options)
     meaning = Meaning(scale, None if labels is None else tuple(map(str, labels)))
-    standard = options.standard(lambda: measure(without(array_slabs(train.x), held_out), scale), meaning)
+    rows_of_x = without(array_slabs(train.x), held_out)
+    values = None if classes else train.y
+    standard = options.standard(lambda: measured(rows_of_x, scale, values, held_out), meaning)
     for rows in (train, tested):
         if rows is not None:
             rows.standard = standard

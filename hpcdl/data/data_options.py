@@ -49,7 +49,7 @@ class DataOptions:
         name, _, column = self.partition.partition(":")
         return column if name == "column" else ""
 
-    def standard(self, measured: Callable[[], tuple[np.ndarray, np.ndarray]], meaning: Meaning) -> Standard | None:
+    def standard(self, measured: Callable[[], dict[str, np.ndarray]], meaning: Meaning) -> Standard | None:
         """What standardizes, if anything is to: by the statistics that were given, or that `measured` computes.
 
         auto: the columns of a table are, for each has a unit of its own.
@@ -57,8 +57,7 @@ class DataOptions:
         given = self.standardize
         if given is False or (given == "auto" and meaning.recipe is None):
             return None
-        mean, deviation = (given["mean"], given["deviation"]) if isinstance(given, dict) else measured()
-        return Standard(mean, deviation, self.dtype)
+        return Standard(given if isinstance(given, dict) else measured(), self.dtype)
 
 
 def model_type(dtype: DTypeLike) -> np.dtype:

@@ -99,8 +99,14 @@ class Data:
         return self._digest
 
     @property
-    def scales(self) -> tuple[float, float] | None:
-        """The smallest and the largest scale of the features, where that matters (scales.py); local."""
+    def unit(self) -> float:
+        """What a difference of 1 between predictions means, where one value is predicted and standardized; else 1."""
+        deviation = self.statistics.get("target_deviation", ())
+        return float(deviation[0]) if len(deviation) == 1 else 1.0
+
+    @property
+    def scales(self) -> tuple[float, float, float] | None:
+        """Scales of features and values, where they matter (scales.py); local."""
         return scales(self)
 
     def to(self, device: Device) -> None:

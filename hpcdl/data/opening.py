@@ -31,7 +31,7 @@ from hpcdl.data.placement import (
     refuse_other_files,
 )
 from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before
-from hpcdl.data.standard import Standard, file_slabs, measure, without
+from hpcdl.data.standard import Standard, file_slabs, measured, without
 from hpcdl.errors import UsageError, unknown
 from hpcdl.own import is_own
 
@@ -138,8 +138,12 @@ def _owners_of(info: Info, options: DataOptions, held_out: np.ndarray) -> np.nda
 
 def _standard_of(info: Info, comm: Comm, options: DataOptions, held_out: np.ndarray) -> Standard | None:
     """What standardizes the rows of a file; measured by one rank."""
-    measured = lambda: _by_one(comm, lambda: measure(without(file_slabs(info), held_out), info.scale))  # noqa: E731
-    return options.standard(measured, info.meaning)
+
+    def work() -> dict[str, np.ndarray]:
+        y = None if info.classes else read_y(info, "train", options.dtype)
+        return measured(without(file_slabs(info), held_out), info.scale, y, held_out)
+
+    return options.standard(lambda: _by_one(comm, work), info.meaning)
 
 
 def _open_shared(info: Info, comm: Comm, options: DataOptions) -> Data:

@@ -70,6 +70,8 @@ class MemoryRows:
         if self.standard is not None:
             self.standard.apply(x)
         self.y.take(index, axis=0, out=y, mode="clip")  # any other mode makes take() copy
+        if self.standard is not None:
+            self.standard.apply_target(y)
 
     def close(self) -> None:
         """Let the arrays go: what uses them afterwards gets an error instead of memory that is no longer there."""

@@ -14,21 +14,25 @@ RATIO = 100.0  # of the largest root mean square to the smallest deviation, from
 LARGE = 3.0  # no model minds features below: such as the pixels of an edge, which hardly ever change
 
 
-def scales(data: Any) -> tuple[float, float] | None:
-    """(smallest deviation, largest root mean square) of the features, where they are columns of a table, else None.
+def scales(data: Any) -> tuple[float, float, float] | None:
+    """Smallest deviation and largest root mean square of the features, and of the values to predict (0: of classes).
 
-    Images and tokens are none; nor are features that are standardized.
+    None where nothing is to be said: of images and tokens, and where rows are standardized.
     """
     if len(data.features) != 1 or data.vocabulary is not None or data.statistics:
         return None
-    x = data.train.rows(0, min(ROWS, data.train.examples))[0].astype(np.float64)
+    x, y = (each.astype(np.float64) for each in data.train.rows(0, min(ROWS, data.train.examples)))
     deviation, square = x.std(axis=0), np.sqrt(np.square(x).mean(axis=0))
     moving = deviation[deviation > 1e-9 * square.max()]
-    return (float(moving.min()), float(square.max())) if len(moving) else None
+    target = 0.0 if data.classes else float(np.sqrt(np.square(y).mean()))
+    return (float(moving.min()) if len(moving) else 1.0), float(square.max()), target
 
 
-def unlike(found: tuple[float, float] | None) -> str | None:
+def unlike(found: tuple[float, float, float] | None) -> str | None:
     """What is to be said of such scales, if anything."""
-    if found is None or found[1] < max(LARGE, RATIO * min(found[0], 1.0)):
+    if found is None:
         return None
-    return f"the features have scales from {found[0]:.2g} to {found[1]:.2g}: --standardize gives them one"
+    low, high, target = found
+    said = [f"the features have scales from {low:.2g} to {high:.2g}"] * (high >= max(LARGE, RATIO * min(low, 1.0)))
+    said += [f"the values to predict are of the size {target:.2g}"] * (target >= RATIO)
+    return f"{' and '.join(said)}: --standardize gives them one" if said else None

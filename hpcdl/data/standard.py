@@ -4,8 +4,10 @@
     mean = 1/n sum of x_i                  deviation = sqrt(1/n sum of (x_i - mean)^2)
 
 over the n rows that train (not those held out for validation). A feature that never changes has deviation 1. Test and
-validation rows are changed by the same numbers. They are computed in float64 and in one pass, part by part: with the
-counts m and n, the means a and b and the sums of squared deviations s and t of two parts, those of both are
+validation rows are changed by the same numbers. So are the values to predict of a regression, a body's mass in grams,
+say, for they are too far from where a model begins for any rate that its features allow. All are computed in float64
+and in one pass, part by part: with the counts m and n, the means a and b and the sums of squared deviations s and t of
+two parts, those of both are
 
     m + n        a + (b - a) n / (m + n)        s + t + (b - a)^2 m n / (m + n)
 
@@ -19,13 +21,25 @@ import numpy as np
 from hpcdl.data.format import Info, check_x, open_file, slabs, slabs_of
 from hpcdl.kernels.gather import standardize
 
+TARGET = ("target_mean", "target_deviation")  # names of the statistics of values to predict
+
 
 class Standard:
-    """The mean and the deviation (features,) of training rows, and how they change a batch of type dtype."""
+    """The mean and the deviation (features,) of training rows, and how they change a batch of type dtype.
 
-    def __init__(self, mean: np.ndarray, deviation: np.ndarray, dtype: np.dtype):
-        self.statistics = {"mean": mean, "deviation": deviation}
-        self.mean, self.factor = mean.astype(dtype), (1 / deviation).astype(dtype)
+    statistics: `mean`, `deviation` and, where the values to predict are standardized, too, those of TARGET (outputs,).
+    """
+
+    def __init__(self, statistics: dict[str, np.ndarray], dtype: np.dtype):
+        self.statistics = statistics
+        self.mean, self.factor = statistics["mean"].astype(dtype), (1 / statistics["deviation"]).astype(dtype)
+        self.target = tuple(statistics[name] for name in TARGET) if TARGET[0] in statistics else None
+
+    def apply_target(self, y: np.ndarray) -> None:
+        """y (rows,) or (rows, outputs) <- (y - mean) / deviation, where the values to predict are standardized."""
+        if self.target is not None:
+            mean, deviation = self.target if y.ndim == 2 else (each[0] for each in self.target)
+            y[...] = (y - mean) / deviation
 
     def apply(self, x: np.ndarray) -> None:
         """x (rows, features) <- (x - mean) / deviation."""
@@ -71,3 +85,14 @@ def without(parts: Iterable[tuple[slice, np.ndarray]], held_out: np.ndarray) -> 
     for slab, x in parts:
         first, last = np.searchsorted(held_out, (slab.start, slab.stop))
         yield np.delete(x, held_out[first:last] - slab.start, axis=0)
+
+
+def measured(
+    parts: Iterable[np.ndarray], scale: float, y: np.ndarray | None, held_out: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The statistics of rows less those that are held out. y: values to predict, of all rows; None: of classes."""
+    found = dict(zip(("mean", "deviation"), measure(parts, scale), strict=True))
+    if y is None:
+        return found
+    target = measure([np.delete(y.reshape(len(y), -1), held_out, axis=0)], 1.0)
+    return found | dict(zip(TARGET, target, strict=True))

@@ -74,10 +74,12 @@ def count(predicted: np.ndarray, y: np.ndarray, classes: int) -> float:
     return int((answers == y).sum())
 
 
-def scores(sums: np.ndarray, classes: int, outputs: tuple[int, ...] = ()) -> Scores:
-    """Means from the sums of all ranks; of several outputs, also over these."""
+def scores(sums: np.ndarray, classes: int, outputs: tuple[int, ...] = (), unit: float = 1.0) -> Scores:
+    """Means from the sums of all ranks; of several outputs, also over these. unit: of the values, in which an error of
+    1 was counted.
+    """
     loss, score, examples = sums
     examples = int(examples)
     if classes:
         return Scores(loss / examples, score / examples, None, examples)
-    return Scores(loss / examples, None, math.sqrt(score / examples / math.prod(outputs)), examples)
+    return Scores(loss / examples, None, unit * math.sqrt(score / examples / math.prod(outputs)), examples)

@@ -19,7 +19,7 @@ def report(
 ) -> dict:
     """Everything. counts: of rows, and `sums` as `scores` takes them."""
     found = measures.found()
-    plain = scores(counts["sums"], trained.classes, trained.outputs)
+    plain = scores(counts["sums"], trained.classes, trained.outputs, trained.unit)
     single: dict[str, Any] = plain.named("all")
     named = {key.removeprefix("all_"): value for key, value in single.items()}
     about = {

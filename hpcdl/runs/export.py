@@ -31,6 +31,29 @@ def written(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+class Written:
+    """A file that is written part by part."""
+
+    def __init__(self, file: BinaryIO, path: Path):
+        self.file, self.path = file, path
+
+    def write(self, part: bytes) -> None:
+        """The next part; where it cannot be written, that rank ends the job in one line."""
+        with blamed_on(f"{self.path} cannot be written", LoneError):
+            self.file.write(part)
+
+
+@contextlib.contextmanager
+def written_in_parts(path: Path) -> Iterator[Written]:
+    """The same, while other things are done that are not to blame on the file."""
+    with contextlib.ExitStack() as stack:
+        with blamed_on(f"{path} cannot be written", LoneError):
+            file = stack.enter_context(atomic_write(path))
+        yield Written(file, path)
+        with blamed_on(f"{path} cannot be written", LoneError):
+            stack.close()  # it gets its name
+
+
 def export(tensors: dict[str, np.ndarray], path: Path) -> None:
     """Write the named tensors in the format that the file's ending names, .npz or .safetensors."""
     if path.suffix == ".npz":

@@ -82,7 +82,7 @@ class Held:
         found: dict = {}
         for name, split in (("test", data.test), ("validation", data.validation)):
             if split is not None:
-                found |= scores(self.evaluate(split, data.classes), data.classes, data.outputs).named(name)
+                found |= scores(self.evaluate(split, data.classes), data.classes, data.outputs, data.unit).named(name)
         return found
 
     def last_scores(self, data: Any) -> dict:

@@ -27,7 +27,7 @@ from hpcdl.comm import refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 from hpcdl.runs.evaluation import ROWS, evaluate
-from hpcdl.runs.export import written
+from hpcdl.runs.export import written, written_in_parts
 from hpcdl.runs.measures import ClassMeasures, ValueMeasures, answers, probabilities
 from hpcdl.runs.new_rows import Block, NewRows
 from hpcdl.runs.trained import Trained
@@ -123,7 +123,7 @@ def predict_all(
     with contextlib.ExitStack() as open_files:
         into: Any = stream
         if world.rank == 0 and file.endswith(".csv"):
-            into = open_files.enter_context(written(Path(file)))
+            into = open_files.enter_context(written_in_parts(Path(file)))
         if into is not None and world.rank == 0:
             into.write(lines_of([form.header()]))
         for turn in rounds(world, rows):
@@ -131,13 +131,14 @@ def predict_all(
             with refuse_together(world):
                 if turn is not None:
                     block = turn()
-                    outputs = predict(model, trained.parameters, block.x)
+                    outputs = trained.values(predict(model, trained.parameters, block.x))
                     counts += [len(block.x), block.dropped, block.filled, block.unseen]
                     if block.y is not None and len(block.y):
                         if measures is not None:
                             measures.add(block.y, outputs)
                         if losses:
-                            sums += evaluate(model, trained.parameters, block, trained.classes)
+                            seen = block._replace(y=trained.standardized(block.y))
+                            sums += evaluate(model, trained.parameters, seen, trained.classes)
                     if file.endswith(".npz"):
                         payload = packed(form.arrays(block, outputs))
                     elif file or stream is not None or world.rank > 0:

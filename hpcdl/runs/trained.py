@@ -14,7 +14,7 @@ import numpy as np
 from hpcdl.data import open_data
 from hpcdl.data.format import read_info
 from hpcdl.data.meaning import Meaning
-from hpcdl.data.standard import Standard
+from hpcdl.data.standard import TARGET, Standard
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.runs.attributes import check_attributes
@@ -36,13 +36,18 @@ class Trained:
         self.features, self.classes = tuple(data["features"]), int(data["classes"])
         self.outputs = tuple(data.get("outputs", ()))
         self.statistics = {
-            name: found.vectors[f"data/{name}"] for name in STATISTICS if f"data/{name}" in found.vectors
+            name: found.vectors[f"data/{name}"] for name in (*STATISTICS, *TARGET) if f"data/{name}" in found.vectors
         }
         width = (math.prod(self.features),)
         if self.statistics and any(
             name not in self.statistics or self.statistics[name].shape != width for name in STATISTICS
         ):
             raise UsageError(f"{run}: what its data were standardized by is not {width[0]} means and deviations")
+        target = [self.statistics[name].shape for name in TARGET if name in self.statistics]
+        if target and (target != 2 * [(math.prod(self.outputs),)] or self.classes):
+            raise UsageError(
+                f"{run}: what its values were standardized by is not a mean and a deviation of each output"
+            )
         self.meaning = self._meaning()
 
     def _meaning(self) -> Meaning:
@@ -82,8 +87,27 @@ class Trained:
         return model
 
     def standard(self) -> Standard | None:
-        """What standardizes rows as those of the training were; None where they were not."""
-        return Standard(self.statistics["mean"], self.statistics["deviation"], self.dtype) if self.statistics else None
+        """What standardizes the features as those of the training were; None where they were not."""
+        return Standard({name: self.statistics[name] for name in STATISTICS}, self.dtype) if self.statistics else None
+
+    def values(self, outputs: np.ndarray) -> np.ndarray:
+        """What the model puts out, (rows,) or (rows, outputs), as values that it was trained on."""
+        if TARGET[0] not in self.statistics:
+            return outputs
+        mean, deviation = (self.statistics[name] if self.outputs else self.statistics[name][0] for name in TARGET)
+        return (outputs * deviation + mean).astype(outputs.dtype)
+
+    def standardized(self, y: np.ndarray) -> np.ndarray:
+        """Values to predict as the loss compares them; class numbers as they are."""
+        y = y.copy()
+        if TARGET[0] in self.statistics:
+            Standard(self.statistics, self.dtype).apply_target(y)
+        return y
+
+    @property
+    def unit(self) -> float:
+        """What a difference of 1 between outputs means, where one value is predicted; else 1."""
+        return float(self.statistics[TARGET[1]][0]) if TARGET[1] in self.statistics and not self.outputs else 1.0
 
     def check_rows(self, features: tuple[int, ...], name: str) -> None:
         """UsageError where rows of this shape, called `name`, are none that the model was trained on."""

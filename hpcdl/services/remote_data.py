@@ -92,7 +92,7 @@ class RemoteData(Data):
         return self._digest
 
     @property
-    def scales(self) -> tuple[float, float] | None:
+    def scales(self) -> tuple[float, float, float] | None:
         """As the server has told."""
         return self._scales
 

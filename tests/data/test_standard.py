@@ -1,12 +1,13 @@
 """Standardize: by the mean and deviation of the rows that train, the same for every placement."""
 
+import h5py
 import numpy as np
 import pytest
 
 from hpcdl.data import format as data_format
 from hpcdl.data import from_arrays, open_data, opening
 from hpcdl.data.augment import make_augment
-from hpcdl.data.standard import measure
+from hpcdl.data.standard import TARGET, measure
 from hpcdl.errors import UsageError
 
 PLACEMENTS = ("shared", "partitioned", "streamed")
@@ -115,8 +116,8 @@ def test_by_given_statistics(file, images):
 @pytest.mark.parametrize("place", PLACEMENTS)
 def test_measured_by_one_rank(shared_file, world, place, monkeypatch):
     calls = []
-    original = opening.measure
-    monkeypatch.setattr(opening, "measure", lambda *what: calls.append(1) or original(*what))
+    original = opening.measured
+    monkeypatch.setattr(opening, "measured", lambda *what: calls.append(1) or original(*what))
     data = open_data(shared_file, comm=world, placement=place, standardize=True)
     assert len(calls) == (world.rank == 0)
     means = world.allgather(data.statistics["mean"].tobytes())
@@ -130,3 +131,30 @@ def test_a_bad_value_is_found_when_it_is_measured(tmp_path, images, write):
     path = write(tmp_path / "bad.h5", x, y, x_test, y_test)
     with pytest.raises(UsageError, match="in row 60"):
         open_data(path, placement="streamed", standardize=True)
+
+
+@pytest.mark.parametrize("outputs", [(), (2,)])
+@pytest.mark.parametrize("place", ["memory", *PLACEMENTS])
+def test_values_to_predict_are_standardized_too(tmp_path, place, outputs):
+    """Those of the training rows have mean 0 and deviation 1, validation and test rows follow; the raw ones stay."""
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((50, 3)), 4000 + 800 * random.standard_normal((50, *outputs))
+    how = {"standardize": True, "validation": 0.2, "dtype": "float64"}
+    if place == "memory":
+        data = from_arrays(x[10:], y[10:], x[:10], y[:10], **how)
+    else:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            for part, rows in (("train", slice(10, 50)), ("test", slice(0, 10))):
+                file[f"{part}/x"], file[f"{part}/y"] = x[rows], y[rows]
+        data = open_data(str(tmp_path / "a.h5"), placement=place, **how)
+    train, held = (split.rows(0, split.examples)[1] for split in (data.train, data.validation))
+    np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(train.std(axis=0), 1, rtol=1e-12)
+    mean, deviation = (data.statistics[name] if outputs else data.statistics[name][0] for name in TARGET)
+    np.testing.assert_allclose(data.test.rows(0, 10)[1], (y[:10] - mean) / deviation, rtol=1e-12)
+    assert len(held) == 8 and abs(held).max() < 5 and abs(data.test.rows(0, 10)[1]).max() < 5
+    batch = next(data.batches(0, 16))
+    np.testing.assert_array_equal(batch.y, data.train.take(batch.index)[1])
+    assert data.unit == (1.0 if outputs else deviation)
+    data.close()
+    assert from_arrays(x, np.arange(50) % 2, standardize=True).statistics.keys() == {"mean", "deviation"}

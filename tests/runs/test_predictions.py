@@ -17,7 +17,7 @@ from hpcdl.runs.predictions import predict_all, refuse_existing, said
 def model(predict, classes, labels=None, outputs=(), recipe=None):
     meaning = Meaning(labels=labels, recipe=recipe)
     about = {"classes": classes, "outputs": outputs, "meaning": meaning, "dtype": np.dtype("f4"), "parameters": None}
-    return SimpleNamespace(**about, predict=lambda w, x: predict(x))
+    return SimpleNamespace(**about, predict=lambda w, x: predict(x), values=lambda z: z, standardized=lambda y: y)
 
 
 def rows_of(x, size, y=None, ids=None, **counts):
