@@ -59,6 +59,8 @@ def finish(run: "Run") -> None:
         legs = run.legs.so_far(run, ranks, sorted({rank["host"] for rank in ranks}))
         with activity.known():
             keep_legs(run, legs)
+    if run.stopped != "signal":
+        run.agree = run.held.agree(run.bookkeeping)
     if run.folder.left is not None:
         if ranks is not None:
             run.summary = summary_of(run.folder.left)
@@ -67,13 +69,11 @@ def finish(run: "Run") -> None:
     elif run.stopped == "signal":
         where = f"go on with --resume {run.folder.path}" if run.folder.path else "nothing was saved (no --out)"
         run.display.line(f"stopped by a signal after step {run.step} of {run.steps}; {where}")
-    else:
-        run.agree = run.held.agree(run.bookkeeping)
-        if ranks is not None:
-            run.summary = summarize(run, ranks, legs, run.agree)
-            with activity.known():
-                run.folder.write("summary.json", run.summary)
-            run.display.console.print(as_table(run.summary))
+    elif ranks is not None:
+        run.summary = summarize(run, ranks, legs, run.agree)
+        with activity.known():
+            run.folder.write("summary.json", run.summary)
+        run.display.console.print(as_table(run.summary))
     log.info("ended after step %d: %s", run.step, run.stopped)
     run.folder.close()
     if run.agree is False:

@@ -372,6 +372,7 @@ def test_a_run_that_is_finished_is_left_as_it_is(run, world, mpi_tmp_path, capfd
     again = run(out=str(out), resume=str(resume), lr=9.0, checkpoint_every=3, progress="lines")
     world.Barrier()
     assert everything(out) == before and again.step == 20 and again.stopped == "finished"
+    assert again.agree is True  # all the same
     said = capfd.readouterr().out.splitlines()
     assert len(said) == (world.rank == 0)
     if world.rank == 0:
