@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -53,7 +53,7 @@ class Options:
     before: the program and the step of the run that this one goes on with, where it is of another strategy.
     """
 
-    before: ClassVar[str] = ""
+    before = ""  # without a type it is no field, and so no option
 
     data: str = option(
         "digits",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import UsageError, nearest
-from hpcdl.programs import of_strategy, own_options, programs
+from hpcdl.programs import files, of_strategy, own_options
 
 
 def with_schedules(texts: dict[str, Any], kinds: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -43,12 +43,14 @@ def taken(
     Raises UsageError for a name that no program has, if told; a run's own file may be of another version.
     """
     texts, left = with_schedules(texts, kinds)
-    others = own_options()
     foreign = [name for name in texts if name not in kinds]
+    if not foreign:
+        return texts, left
+    others = own_options()
     for name in foreign:
         if told and name not in common and not any(name in options for options in others.values()):
             raise UsageError(f"{told}: there is no option {name!r}{nearest(name, [*kinds, *common])}")
-    writers = [options for options in others.values() if foreign and {*foreign} - {*common} <= {*options}]
+    writers = [options for options in others.values() if {*foreign} - {*common} <= {*options}]
     for name in texts:  # the same name, but another thing: gossip's --draw is a file, a pipeline's a switch
         if name in kinds and name not in common:
             mine = {str: str, int: int, bool: bool}.get(kinds[name], object)
@@ -70,7 +72,7 @@ def predecessor(resume: str, program: str) -> str:
         with h5py.File(path, "r") as file:
             found = json.loads(file.attrs["attributes"])
     strategy, step = (found.get(name) for name in ("strategy", "step")) if isinstance(found, dict) else (None, None)
-    if program not in programs() or not isinstance(strategy, str) or not isinstance(step, int):
+    if program not in files() or not isinstance(strategy, str) or not isinstance(step, int):
         return ""
     before = of_strategy(strategy)
     return f"{before} (step {step})" if before not in (None, program) else ""

@@ -53,6 +53,7 @@ def test_what_no_program_has_is_still_refused(tmp_path):
     for text, words in [
         ("compress: none\nlearning_rat: 3", "there is no option 'learning_rat'"),
         ("epoch: 3", "'epoch' (did you mean 'epochs'?)"),
+        ("before: train-grid", "there is no option 'before'"),  # what options hold beside their fields
         ("json: a.json", "there is no option 'json'"),  # of programs that do not train
     ]:
         path.write_text(text)
