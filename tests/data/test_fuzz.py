@@ -358,7 +358,7 @@ AGAIN = {
     damage=WHOLE,
     settings=st.fixed_dictionaries(AGAIN),
     missing=st.sampled_from(["mean", "drop", "refuse"]),
-    said=mostly("", '"fill": 1e999', '"values": 3', '"number": 99', '"', "[[", "\0"),
+    said=mostly("", '"fill": 1e999', '"values": 3', '"number": 99', '"', "[[", "\x7f"),
 )
 def test_what_is_done_again(folder, table, damage, settings, missing, said):
     """Another table, or a file whose recipe is damaged."""
