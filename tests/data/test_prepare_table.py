@@ -15,7 +15,7 @@ from hpcdl.data.table_rows import TableRows
 from hpcdl.errors import UsageError
 from hpcdl.scripts import prepare_data
 
-COLORS = ["red", "green", "blue"]
+COLORS = ["green", "red", "blue"]
 PEOPLE = [
     ["name", "age", "color", "height", "kind"],
     *([f"n{i}", str(20 + i), COLORS[i % 3], f"{i / 4}", ("cat", "dog")[i % 2]] for i in range(30)),
@@ -53,7 +53,7 @@ def test_texts_become_features(tmp_path, prepare, kind, lines, monkeypatch):
     monkeypatch.setattr(table_source, "LINES", lines)
     with prepare("table", table(tmp_path / "in", kind=kind), "--label", "kind", "--id", "name") as file:
         x, rows = by_row(file)
-        want = [[20 + i, i % 3 == 2, i % 3 == 1, i % 3 == 0, i / 4] for i in range(30)]
+        want = [[20 + i, i % 3 == 2, i % 3 == 0, i % 3 == 1, i / 4] for i in range(30)]
         np.testing.assert_array_equal(x, want)
         assert x.dtype == float and rows == list(range(30)) and file.attrs["scale"] == 1
         assert list(file.attrs["labels"]) == ["cat", "dog"] and by_row(file, "y")[0].tolist() == [0, 1] * 15
@@ -133,7 +133,7 @@ def test_which_columns(tmp_path, prepare):
         with prepare("csv", path, *options, "--force"):
             assert sorted(recipe_of(tmp_path / "out.h5").features) == sorted(features)
     with h5py.File(tmp_path / "out.h5") as file:
-        assert by_row(file, "group")[0].tolist() == [2, 1, 0] * 10
+        assert by_row(file, "group")[0].tolist() == [1, 2, 0] * 10
     comma = write_csv(tmp_path / "b.csv", [["a,b", "c", "kind"], *([str(i), "1", str(i % 2)] for i in range(9))])
     with prepare("csv", comma, "--drop", "a,b", "--force"):
         assert recipe_of(tmp_path / "out.h5").features == ["c"]
