@@ -1,5 +1,6 @@
 """Tables of Parquet and Arrow (Feather), by pyarrow: the columns have types; texts that look like numbers are texts."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,7 +10,7 @@ import numpy as np
 
 from hpcdl.data.format import FilePath, shown
 from hpcdl.data.table_source import LINES, Cells, Source
-from hpcdl.errors import UsageError, blamed_on
+from hpcdl.errors import UsageError, blamed_on, printable
 
 try:
     import pyarrow
@@ -29,7 +30,7 @@ class ArrowSource(Source):
             raise UsageError(f"{path}: Parquet and Arrow need the package pyarrow: pip install 'hpcdl[arrow]'")
         if start.startswith(b"FEA1"):
             raise UsageError(f"{path} is Feather of version 1; write it again, as version 2")
-        with self._blamed():
+        with self.blamed():
             if start.startswith(b"PAR"):
                 with parquet.ParquetFile(path) as file:
                     schema = file.schema_arrow
@@ -40,8 +41,14 @@ class ArrowSource(Source):
         self.is_parquet = start.startswith(b"PAR")
         self.names, self.types = list(schema.names), list(schema.types)
 
-    def _blamed(self) -> Any:
-        return blamed_on(f"{self.path} cannot be read")
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """What goes wrong in the body goes wrong with the file; Thrift quotes bytes of it that no terminal may get."""
+        try:
+            with blamed_on(f"{self.path} cannot be read"):
+                yield
+        except UsageError as error:
+            raise UsageError(printable(error, kept="")) from error
 
     def kind(self, column: int) -> str | None:
         """What a column holds, by its type."""
@@ -60,7 +67,7 @@ class ArrowSource(Source):
 
     def blocks(self, most: int = LINES) -> Iterator[tuple[int, Callable[[], Cells]]]:
         """Blocks of rows."""
-        with self._blamed():
+        with self.blamed():
             row = 0
             for count, rows in self._parquet(most) if self.is_parquet else self._batches():
                 for start in range(0, count, most):
@@ -117,7 +124,7 @@ class ArrowCells(Cells):
 
     def __init__(self, source: ArrowSource, first: int, rows: Callable):
         super().__init__(source)
-        with source._blamed():
+        with source.blamed():
             self.rows = rows()
             self.rows.validate(full=True)  # of bytes that are damaged pyarrow would read any memory
         self.first, self.count = first, self.rows.num_rows
@@ -133,7 +140,7 @@ class ArrowCells(Cells):
 
     def texts(self, column: int) -> list[str]:
         """The texts of a column; of numbers, as Python writes them."""
-        with self.source._blamed():
+        with self.source.blamed():
             return ["" if value is None else str(value).strip() for value in self._column(column).to_pylist()]
 
     def numbers(self, column: int) -> np.ndarray:
@@ -144,7 +151,7 @@ class ArrowCells(Cells):
             raise UsageError(f"{where} holds dates or times; derive numbers from them")
         if kind == "text":
             return self.parsed(column, self.texts(column))
-        with self.source._blamed():
+        with self.source.blamed():
             found = self._column(column)
             if types.is_boolean(found.type):
                 found = found.cast(pyarrow.uint8())

@@ -9,10 +9,10 @@ import dataclasses
 import h5py
 import numpy as np
 
-from hpcdl.data.format import FilePath, Info, find, open_file, read_info, short, shown, slabs
+from hpcdl.data.format import FilePath, Info, find, open_file, read_info, short, slabs
 from hpcdl.data.prepare import class_numbers, pixels
 from hpcdl.data.recipe import Column, Recipe, recipe_of
-from hpcdl.data.table_names import check_names, columns_of, has_header
+from hpcdl.data.table_names import check_names, column_of, columns_of, has_header
 from hpcdl.data.table_source import CsvSource, Source, knowing
 from hpcdl.data.table_survey import WRITTEN, Plan, Survey
 from hpcdl.errors import UsageError
@@ -102,9 +102,7 @@ class New(Job):
         if isinstance(source, CsvSource) and has_header(source, named, header):
             source.take_header()
         found = {what: columns_of(source, each, what) for what, each in named.items()}
-        for what in ("id", "group"):
-            if len(found.get(what, [0])) > 1:
-                raise UsageError(f"{source.path}: there is one {what}, not several as in {shown(named[what])}")
+        one = {what: column_of(source, named[what], what) if what in named else None for what in ("group", "id")}
         labels, apart = found["label"], [*found.get("id", []), *found.get("group", [])]
         others, dropped = {*labels, *apart}, set(found.get("drop", []))
         features = [each for each in range(source.width) if each not in others | dropped]
@@ -118,7 +116,6 @@ class New(Job):
             raise UsageError(f"{source.path}: {source.called(min(lost))} is no feature, so --text is not for it")
         check_names(source, [*features, *labels, *found.get("id", [])], features)
         source.hint = "correct it, take all as texts by --text {}, or leave the column out by --drop {}"
-        one = {what: next(iter(found.get(what, [])), None) for what in ("group", "id")}
         as_texts = tuple(found.get("text", []))
         self.plan = Plan(
             features, labels, one["group"], one["id"], as_texts=as_texts, one_hot=one_hot, drop=missing == "drop"
@@ -215,12 +212,13 @@ class Again(Job):
         source.hint = f"{short(str(like), 200)} has numbers in column {{}}"
         self.known, by_name = known, known.header
         features = [self._find(each.name, each.number) for each in known.columns]
+        if labelled and not known.label:
+            raise UsageError(f"--like {like} names no column of labels: add --no-label")
         labels = [self._find(each, None) for each in known.label] if labelled else []
         if id is not None:
-            (place, *_) = columns_of(source, id, "id")
-            known = self.known = dataclasses.replace(known, id=source.names[place])
+            known = self.known = dataclasses.replace(known, id=source.names[column_of(source, id, "id")])
         place = -1 if known.id is None else source.known(known.id, None, by_name)
-        owner = None if group is None else columns_of(source, group, "group")[0]
+        owner = None if group is None else column_of(source, group, "group")
         used = [*features, *labels, *([] if place < 0 else [place]), *([] if owner is None else [owner])]
         if len(set(used)) < len(used):
             raise UsageError(

@@ -18,7 +18,8 @@ def has_header(source: CsvSource, named: dict[str, str], header: bool | None) ->
     asked = [part for text in named.values() for part in _parts(text)]
     if not all(map(is_index, asked)):
         return True
-    others = {column for what in ("label", "group", "id") for column in columns_of(source, named.get(what, ""), what)}
+    apart = [what for what in ("label", "group", "id") if what in named]
+    others = {column for what in apart for column in columns_of(source, named[what], what)}
     features = [column for column in range(source.width) if column not in others]
     names = [column for column in features if not is_number(source.first[column])]
     names = [column for column in names if source.first[column] not in ABSENT or not source.first[column]]
@@ -40,9 +41,17 @@ def columns_of(source: Source, text: str, what: str) -> list[int]:
     if source.header and text in source.names:
         return source.find(text, what)
     try:
-        return [column for part in _parts(text) for column in source.find(part, what)]
+        return [column for part in _parts(text) or [""] for column in source.find(part, what)]
     except csv.Error:
         raise UsageError(f"the names of columns cannot be read: {shown(text)}") from None
+
+
+def column_of(source: Source, text: str, what: str) -> int:
+    """The one column that an option names."""
+    found = columns_of(source, text, what)
+    if len(found) > 1:
+        raise UsageError(f"{source.path}: there is one {what}, not several as in {shown(text)}")
+    return found[0]
 
 
 def check_names(source: Source, used: list[int], features: list[int]) -> None:

@@ -169,7 +169,7 @@ class Survey:
             for text in new:
                 if looks := like(text):
                     where = self.source.cell(cells.where(cells.texts(column).index(text)), column)
-                    todo = self._date(column) if "date" in looks else f"write it as other programs do, or --text {name}"
+                    todo = self._date(column) if "date" in looks else f"write it as in 1234.5, or --text {name}"
                     raise UsageError(f"{where}: {shown(text)} looks like {looks}; {todo}")
                 if self.source.kind(column) is None and is_number(text):
                     where = self.source.cell(cells.where(cells.texts(column).index(text)), column)

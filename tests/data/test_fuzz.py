@@ -308,7 +308,7 @@ LINES = st.lists(FILLED, max_size=12) | st.lists(st.lists(FIELDS, max_size=4) | 
 WHOLE = mostly(bytes, bytes) | damages()
 
 
-@cases(60)
+@cases(50)
 @given(table=LINES, damage=WHOLE, settings=st.fixed_dictionaries(TABLE))
 def test_csv(folder, table, damage, settings):
     source = folder / "in.csv"
@@ -321,7 +321,7 @@ CELLS = st.sampled_from([None, 1, -0.5, float("inf"), float("nan"), 10**18, True
 PAIR = st.sampled_from([[1, 2], [0.5, None], ["a", "b"], [True, None], [None, "b"]])
 
 
-@cases(30)
+@cases(20)
 @given(
     columns=st.lists(PAIR | st.lists(CELLS, min_size=2, max_size=2), max_size=3),
     kind=st.sampled_from(["parquet", "feather"]),
@@ -352,13 +352,13 @@ AGAIN = {
 }
 
 
-@cases(25)
+@cases(20)
 @given(
     table=LINES,
     damage=WHOLE,
     settings=st.fixed_dictionaries(AGAIN),
     missing=st.sampled_from(["mean", "drop", "refuse"]),
-    said=mostly("", '"fill": 1e999', '"values": 3', '"number": 99', '"', "[[", "\0"),
+    said=mostly("", '"fill": 1e999', '"values": 3', '"number": 99', '"', "[[", "\x7f"),
 )
 def test_what_is_done_again(folder, table, damage, settings, missing, said):
     """Another table, or a file whose recipe is damaged."""

@@ -12,9 +12,10 @@ from hpcdl.data import open_data, table_job, table_source
 from hpcdl.data.format import read_info
 from hpcdl.data.recipe import recipe_of
 from hpcdl.data.table_rows import TableRows
+from hpcdl.errors import UsageError
 from hpcdl.scripts import prepare_data
 
-COLORS = ["red", "green", "blue"]
+COLORS = ["green", "red", "blue"]
 PEOPLE = [
     ["name", "age", "color", "height", "kind"],
     *([f"n{i}", str(20 + i), COLORS[i % 3], f"{i / 4}", ("cat", "dog")[i % 2]] for i in range(30)),
@@ -52,7 +53,7 @@ def test_texts_become_features(tmp_path, prepare, kind, lines, monkeypatch):
     monkeypatch.setattr(table_source, "LINES", lines)
     with prepare("table", table(tmp_path / "in", kind=kind), "--label", "kind", "--id", "name") as file:
         x, rows = by_row(file)
-        want = [[20 + i, i % 3 == 2, i % 3 == 1, i % 3 == 0, i / 4] for i in range(30)]
+        want = [[20 + i, i % 3 == 2, i % 3 == 0, i % 3 == 1, i / 4] for i in range(30)]
         np.testing.assert_array_equal(x, want)
         assert x.dtype == float and rows == list(range(30)) and file.attrs["scale"] == 1
         assert list(file.attrs["labels"]) == ["cat", "dog"] and by_row(file, "y")[0].tolist() == [0, 1] * 15
@@ -71,7 +72,7 @@ def test_texts_become_features(tmp_path, prepare, kind, lines, monkeypatch):
     assert numbers == rows and ids[3] == "n3"
     data = open_data(tmp_path / "out.h5")
     assert data.train.examples == 24 and data.features == (5,)
-    with pytest.raises(Exception, match="row"):
+    with pytest.raises(UsageError, match="no whole number for each row in train/row"):
         open_data(tmp_path / "out.h5", partition="column:row")
 
 
@@ -132,7 +133,7 @@ def test_which_columns(tmp_path, prepare):
         with prepare("csv", path, *options, "--force"):
             assert sorted(recipe_of(tmp_path / "out.h5").features) == sorted(features)
     with h5py.File(tmp_path / "out.h5") as file:
-        assert by_row(file, "group")[0].tolist() == [2, 1, 0] * 10
+        assert by_row(file, "group")[0].tolist() == [1, 2, 0] * 10
     comma = write_csv(tmp_path / "b.csv", [["a,b", "c", "kind"], *([str(i), "1", str(i % 2)] for i in range(9))])
     with prepare("csv", comma, "--drop", "a,b", "--force"):
         assert recipe_of(tmp_path / "out.h5").features == ["c"]
@@ -227,6 +228,9 @@ def test_rows_without_labels(tmp_path, prepare, kind):
         pass  # such a file has the recipe, too
     assert "has no data set train/x" in prepared_error(tmp_path / "out.h5")
     assert "needs --like TRAIN.h5" in prepare("table", new, "--no-label", "--force")
+    with h5py.File(tmp_path / "c.h5", "a", locking=False) as file:
+        file.attrs["table"] = json.dumps(json.loads(file.attrs["table"]) | {"label": []})
+    assert "names no column of labels: add --no-label" in prepare("table", new, "--like", tmp_path / "c.h5", "--force")
     again = ["table", new, "--force", "--no-label", "--like"]
     assert "absent.h5" in prepare(*again, tmp_path / "absent.h5")
     assert "was not made from a table" in prepare(*again, "digits")
@@ -235,8 +239,6 @@ def test_rows_without_labels(tmp_path, prepare, kind):
 
 
 def prepared_error(path):
-    from hpcdl.errors import UsageError
-
     with pytest.raises(UsageError) as error:
         open_data(path)
     return str(error.value)
@@ -301,6 +303,8 @@ ROWS = "1,2,a\n" * 5 + "1,2,b\n" * 5
         ("red,1,2\nblue,2,3\n", [], "does the first line hold names?"),
         ("a,b,y\n1,2,0\n", ["--text", "y"], "column 'y' is no feature, so --text is not for it"),
         ("a,b,y\n1,2,0\n", ["--id", "a,b"], "there is one id, not several"),
+        ("a,b,y\n1,2,0\n", ["--label", ""], "no header with a column ''"),
+        ("a,b,y\n1,2,0\n", ["--group", ""], "no header with a column ''"),
         ("a,b,y\n1,2,0\n", ["--drop", "c"], "no header with a column 'c'"),
         ("a,b,y\n1,2,0\n", ["--drop", "y"], "columns of their own"),
         ("a,b,y\n1,2,0\n", ["--columns", "a,y"], "columns of their own"),

@@ -112,6 +112,7 @@ def test_numbers_are_what_numpy_reads_and_what_python_reads(tmp_path, length):
         ('age,size,color\n1,"1,234",red\n', "it looks like a number with thousands separators"),
         ("age,size,color\n1,2024-01-31,red\n", "it looks like a date or a time"),
         ("age,size,color\n1,2,red\n1,2\n", "line 3 has 2 columns, the first line 3"),
+        ("age,size,color\n1,2,red\n1,2,red,4\n", "line 3 has 4 columns, the first line 3"),
         ('age,size,color\n1,2,red\n1,2,"red\n\n', "line 3: a quote is open there and not closed: the file ends"),
         ('age,size,color\n1,2,"' + "x" * 200_000, "line 2: a quote is open there and not closed: field larger"),
         ('age,size,color\n"\n1",2,red\n1,"2\n3"\n', "line 4 has 2 columns"),
