@@ -13,10 +13,12 @@ from hpcdl.data.format import FilePath, Info, find, open_file, read_info, short,
 from hpcdl.data.prepare import class_numbers, pixels
 from hpcdl.data.recipe import Column, Recipe, recipe_of
 from hpcdl.data.table_names import check_names, column_of, columns_of, has_header
-from hpcdl.data.table_source import CsvSource, Source, knowing
+from hpcdl.data.table_source import CsvSource, Source, is_number, knowing
 from hpcdl.data.table_survey import WRITTEN, Plan, Survey
 from hpcdl.errors import UsageError
+from hpcdl.words import counted
 
+MANY = 30  # classes with numbers as names, from which on it is asked whether they are any
 MEDIAN_BYTES = 256 << 20  # of columns of which medians are taken at a time
 
 
@@ -49,23 +51,25 @@ class Job:
 
     def said(self, survey: Survey, recipe: Recipe, names: list | None) -> list[str]:
         """What was done, in some words each."""
-        said = [f"{len(recipe.features)} features from {_many(len(recipe.columns), 'column')}"]
+        said = [f"{len(recipe.features)} features from {counted(len(recipe.columns), 'column')}"]
         texts = [f"{short(each.name)} ({len(each.values)})" for each in recipe.columns if each.values is not None]
         if texts:
             said.append(f"one-hot {short(', '.join(texts), 200)}")
         if survey.dropped:
-            said.append(f"{_many(survey.dropped, 'row')} with missing values left out")
+            said.append(f"{counted(survey.dropped, 'row')} with missing values left out")
         elif recipe.missing != "drop":
             lost = {column: survey.missing.get(column, (0,))[0] for column in self.plan.features}
             numbers = sum(count for column, count in lost.items() if column in survey.numbers)
             if numbers:
-                said.append(f"{_many(numbers, 'missing number')} became the {recipe.missing}")
+                said.append(f"{counted(numbers, 'missing number')} became the {recipe.missing}")
             if rest := sum(lost.values()) - numbers:
-                said.append(f"{_many(rest, 'missing text')} became zeros")
+                said.append(f"{counted(rest, 'missing text')} became zeros")
         if self.unseen:
-            said.append(f"{_many(self.unseen, 'text')} that {short(str(self.like), 200)} does not have became zeros")
+            said.append(f"{counted(self.unseen, 'text')} that {short(str(self.like), 200)} does not have became zeros")
         if names:
             said.append(f"classes {short(', '.join(names), 200)}")
+            if len(names) > MANY and all(map(is_number, names)):
+                said.append("if these are values to predict, and no classes: --regression")
         return said
 
     def labels(self, survey: Survey, regression: bool) -> tuple[np.ndarray | None, list | None, int]:
@@ -327,7 +331,3 @@ def _medians(raw: np.ndarray, rows: np.ndarray, places: list[int]) -> np.ndarray
             there = column[~np.isnan(column)]
             found.append(np.median(there) if len(there) else np.nan)
     return np.array(found)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" + "s" * (count != 1)

@@ -31,6 +31,7 @@ from hpcdl.runs.export import written, written_in_parts
 from hpcdl.runs.measures import ClassMeasures, ValueMeasures, answers, probabilities
 from hpcdl.runs.new_rows import Block, NewRows
 from hpcdl.runs.trained import Trained
+from hpcdl.words import counted
 
 COUNTS = ("rows", "dropped", "filled", "unseen")
 
@@ -199,14 +200,14 @@ def lines_of(table: list[list[str]]) -> bytes:
 
 def said(counts: dict[str, int]) -> str:
     """Counts for people, without those of which there are none."""
-    words = {
-        "dropped": "left out for missing values",
-        "filled": "missing values filled in",
-        "unseen": "texts that the training data do not have",
-    }
-    return ", ".join(
-        [f"{counts['rows']:,} rows"] + [f"{counts[name]:,} {what}" for name, what in words.items() if counts[name]]
-    )
+    found = [counted(counts["rows"], "row", ",")]
+    if counts["dropped"]:
+        found.append(f"{counts['dropped']:,} left out for missing values")
+    if counts["filled"]:
+        found.append(f"{counted(counts['filled'], 'missing value', ',')} filled in")
+    if counts["unseen"]:
+        found.append(f"{counted(counts['unseen'], 'text', ',')} that the training data do not have")
+    return ", ".join(found)
 
 
 def refuse_existing(told: str, path: str, force: bool) -> None:

@@ -149,11 +149,24 @@ def test_several_values_to_predict(tmp_path, prepare, kind):
         np.testing.assert_array_equal(y, [[20 + i, i / 4] for i in rows])
         assert file.attrs["classes"] == 0 and file["train/y"].shape == (24, 2)
     assert recipe_of(tmp_path / "out.h5").label == ("age", "height") and "values to predict" in prepare.said
-    assert "train/y has shape (24, 2), and a model here predicts one" in prepared_error(tmp_path / "out.h5")
+    data = open_data(str(tmp_path / "out.h5"), standardize="auto")
+    assert data.outputs == (2,) and data.meaning.outputs == ["age", "height"] and "target_mean" in data.statistics
+    data.close()
     assert "column 'kind' has texts" in prepare("table", path, "--label", "age,kind", "--drop", "name", "--force")
     (tmp_path / "new").mkdir()
     with prepare("table", path, "--like", tmp_path / "out.h5", "--test-fraction", 1, out="new/out.h5") as file:
         np.testing.assert_array_equal(by_row(file, "y")[0], y)
+
+
+def test_whole_numbers_that_are_many_may_be_values(tmp_path, prepare):
+    rows = [["a", "mass"], *([str(i % 7), str(3000 + 25 * (i % 40))] for i in range(120))]
+    path = write_csv(tmp_path / "in", rows)
+    prepare("csv", path).close()
+    assert (
+        "40 classes" in prepare.said and "if these are values to predict, and no classes: --regression" in prepare.said
+    )
+    prepare("csv", path, "--regression", "--force").close()
+    assert "values to predict" in prepare.said and "if these are" not in prepare.said
 
 
 def test_one_group_only(tmp_path, prepare):
@@ -226,7 +239,7 @@ def test_rows_without_labels(tmp_path, prepare, kind):
     assert read_info(tmp_path / "out.h5").rows["rows"] == 30
     with prepare("table", new, "--like", tmp_path / "out.h5", "--no-label", out="c.h5"):
         pass  # such a file has the recipe, too
-    assert "has no data set train/x" in prepared_error(tmp_path / "out.h5")
+    assert "has no rows to train on (group train): it holds rows alone" in prepared_error(tmp_path / "out.h5")
     assert "needs --like TRAIN.h5" in prepare("table", new, "--no-label", "--force")
     with h5py.File(tmp_path / "c.h5", "a", locking=False) as file:
         file.attrs["table"] = json.dumps(json.loads(file.attrs["table"]) | {"label": []})
