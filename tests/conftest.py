@@ -233,6 +233,12 @@ def launch(alone, tmp_path):
     return run
 
 
+@pytest.fixture
+def environment(alone):
+    """That of a user's shell, for commands that start ranks."""
+    return clean_environment()
+
+
 class Ranks:
     """Ranks that stay up and run one program after another (tests/standin/rank.py)."""
 

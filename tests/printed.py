@@ -1,0 +1,44 @@
+"""What a page shows on its command lines: run as it stands there, and compared with what is printed below."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.])")
+NEAR = 0.02  # digits depend on the processor's arithmetic, and its sums' order
+
+
+def commands(page):
+    """The commands of a page, each with the lines that are printed below it."""
+    found = []
+    for line in page.splitlines():
+        if line.startswith("    $ "):
+            found.append((line[6:], []))
+        elif found and found[-1][0] and line.startswith("    "):
+            found[-1][1].append(line[4:])
+        elif found:
+            found.append((None, []))  # what follows belongs to no command
+    return [(command, said) for command, said in found if command]
+
+
+def shell(command, folder, environment, timeout=120):
+    """Run a command as a user would who has activated the environment."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    how = {"cwd": folder, "env": environment | {"PATH": path}, "timeout": timeout}
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, **how)
+
+
+def assert_said(done, printed):
+    """The lines that are printed came out, in their order, and numbers near to those that are printed."""
+    lines = (done.stdout + done.stderr).splitlines()
+    texts = [NUMBER.sub("#", " ".join(line.split())) for line in lines]
+    at = 0
+    for line in printed:
+        text = NUMBER.sub("#", " ".join(line.split()))
+        assert text in texts[at:], f"{line!r} is not in\n" + "\n".join(lines[at:])
+        at = texts.index(text, at) + 1
+        for one, other in zip(NUMBER.findall(line), NUMBER.findall(lines[at - 1]), strict=True):
+            one, other = (float(each.replace(",", "")) for each in (one, other))
+            assert abs(one - other) <= NEAR * max(abs(one), 1), f"{line!r} is not near to {lines[at - 1]!r}"

@@ -1,0 +1,39 @@
+"""The README's command lines, as they stand there."""
+
+import re
+from pathlib import Path
+
+import pytest
+from printed import shell
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "README.md").read_text()
+COMMANDS = re.findall(r"^    ((?:mpiexec|hpcdl|python)\b.*)$", PAGE, re.MULTILINE)
+PARTS = {
+    "by hand": COMMANDS[:4],
+    "a table": [each for each in COMMANDS if "penguins" in each],
+    "images": [each for each in COMMANDS if "fashion" in each],
+    "a gpt": [each for each in COMMANDS if "gpt" in each or "runs/p " in each],
+}
+IMAGES = Path("/usr/share/datasets/fashion-mnist")
+MADE = {"by hand": "weights.npz", "a table": "species.csv", "images": "fashion.h5", "a gpt": "runs/p/summary.json"}
+
+
+def test_none_is_left_out():
+    assert sorted(each for part in PARTS.values() for each in part) == sorted(COMMANDS) and len(COMMANDS) == 14
+
+
+LONG = [pytest.param(part, marks=pytest.mark.exhaustive) for part in ("images", "a gpt")]  # a minute
+
+
+@pytest.mark.parametrize("part", [*LONG, "by hand", "a table"])
+def test_as_printed(part, alone, environment, tmp_path):
+    if part == "images" and not IMAGES.exists():
+        pytest.skip("dataset-fashion-mnist is not installed")
+    for name in ("scripts", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for command in PARTS[part]:
+        done = shell(command, tmp_path, environment, timeout=200)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
+    assert (tmp_path / MADE[part]).exists()
