@@ -101,7 +101,7 @@ class Data:
     @property
     def unit(self) -> float:
         """What a difference of 1 between predictions means, where one value is predicted and standardized; else 1."""
-        deviation = self.statistics.get("target_deviation", ())
+        deviation = self.statistics.get("target_deviation", np.ones(1))
         return float(deviation[0]) if len(deviation) == 1 else 1.0
 
     @property

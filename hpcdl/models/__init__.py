@@ -62,15 +62,16 @@ def make_model(
     Raises UsageError for an unknown name or setting, a width that is not positive, a type other than float32 and
     float64, and a model that does not fit the data.
     """
+    kind = str(dtype)
     with contextlib.suppress(TypeError):
-        dtype = np.dtype(dtype).name
-    if dtype not in DTYPES:
-        raise unknown("dtype", str(dtype), DTYPES)
+        kind = np.dtype(dtype).name
+    if kind not in DTYPES:
+        raise unknown("dtype", kind, DTYPES)
     if is_own(spec) and spec.partition(":")[0] not in SETTINGS:
-        offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": dtype, "device": device}
-        model = own_model(spec, offered | {"loss": loss}, dtype, from_file)
+        offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
+        model = own_model(spec, offered | {"loss": loss}, kind, from_file)
     else:
-        model = known_model(spec, features, classes, dtype, device, outputs, loss, text)
+        model = known_model(spec, features, classes, kind, device, outputs, loss, text)
     with contextlib.suppress(AttributeError):  # one's own class may have no room for it
         model.spec = spec
     return model

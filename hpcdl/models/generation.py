@@ -65,7 +65,7 @@ def kept(model: Layered, parameters: Array) -> Outputs:
         x: Array = device.array(np.asarray(new, model.dtype).reshape(-1, 1))
         for layer, tensors in zip(layers, w, strict=False):
             if isinstance(layer, Continued | Positioned):
-                layer.at = at
+                layer.first = at
             y, saved = layer.forward(tensors, x, model.group)
             x = y.copy()
             layer.release(saved)
@@ -75,23 +75,23 @@ def kept(model: Layered, parameters: Array) -> Outputs:
 
 
 class Positioned(Embedding):
-    """The embedding of one token a row, from position `at` on."""
+    """The embedding of one token a row, from position `first` on."""
 
-    at = 0
+    first = 0
 
     def forward(self, w: Sequence[Array], x: Array, group: Any) -> tuple[Array, Any]:
         token, position = w
         y = self.pool.take(len(x), self.width)
         if embedding.embed(x, token, 0, len(token), y) < 0:
             raise UsageError(f"what a gpt goes on from is no token number from 0 to {len(token) - 1}")
-        y += position[self.at : self.at + len(x)]
+        y += position[self.first : self.first + len(x)]
         return y, (x, y)
 
 
 class Continued(Attention):
-    """Attention of the tokens from position `at` on, which sees those before by their keys and values."""
+    """Attention of the tokens from position `first` on, which sees those before by their keys and values."""
 
-    at = 0
+    first = 0
     keys: Array
     values: Array
 
@@ -113,10 +113,10 @@ class Continued(Attention):
         activation.add_bias(qkv, b)
         new, xp = len(qkv), self.pool.device.xp
         q, k, v = qkv.reshape(new, 3, self.heads, self.size).transpose(1, 2, 0, 3)
-        end = self.at + new
-        self.keys[:, self.at : end], self.values[:, self.at : end] = k, v
+        end = self.first + new
+        self.keys[:, self.first : end], self.values[:, self.first : end] = k, v
         scores = self.matmul(q, self.keys[:, :end].swapaxes(1, 2)) / math.sqrt(self.size)
-        scores = xp.where(xp.arange(end) <= self.at + xp.arange(new)[:, None], scores, -math.inf)
+        scores = xp.where(xp.arange(end) <= self.first + xp.arange(new)[:, None], scores, -math.inf)
         p = xp.exp(scores - scores.max(axis=2, keepdims=True))
         p = (p / p.sum(axis=2, keepdims=True)).astype(qkv.dtype)
         a = self.pool.take(new, self.heads * self.size)

@@ -154,7 +154,7 @@ class Huber(Squared):
 
     def __init__(self, pool: Pool, outputs: tuple[int, ...] = (), delta: float = 1.0):
         super().__init__(pool, outputs)
-        self.kernel = lambda z, y, dz: kernels.huber(z, y, delta, dz)
+        self.kernel: Any = lambda z, y, dz: kernels.huber(z, y, delta, dz)
 
 
 LOSSES: dict[str, dict[str, Any]] = {"squared": {}, "huber": {"delta": 1.0}}

@@ -14,6 +14,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,7 +168,7 @@ def of_split(
     def blocks() -> Iterator[Callable[[], Block]]:
         most = at_once(trained, split.examples, ranks)
         for start in range(0, split.examples, most):
-            yield lambda start=start: load(start, min(start + most, split.examples))
+            yield partial(load, start, min(start + most, split.examples))
 
     return NewRows(name, blocks, labelled, "id" in columns)
 
@@ -187,7 +188,7 @@ def of_table(source: str, trained: Trained) -> NewRows:
 
     def blocks() -> Iterator[Callable[[], Block]]:
         for parse in table.blocks():
-            yield lambda parse=parse: load(parse)
+            yield partial(load, parse)
 
     return NewRows(source, blocks, ids=table.ids)
 
@@ -227,7 +228,7 @@ def of_npz(source: str, trained: Trained, ranks: int) -> NewRows:
     def blocks() -> Iterator[Callable[[], Block]]:
         most = at_once(trained, len(x), ranks)
         for start in range(0, len(x), most):
-            yield lambda start=start: load(slice(start, min(start + most, len(x))))
+            yield partial(load, slice(start, min(start + most, len(x))))
 
     return NewRows(source, blocks)
 
@@ -244,11 +245,14 @@ def of_idx(source: str, trained: Trained) -> NewRows:
         raise UsageError(f"{source} holds one number for each row: labels; give the file of the images")
     trained.check_rows(shape[1:], source)
 
+    def load(part: np.ndarray, numbers: np.ndarray) -> Block:
+        return Block(seen(part, trained, source, numbers), numbers)
+
     def blocks() -> Iterator[Callable[[], Block]]:
         at = 0
         for part in idx_slabs(path):
             numbers = np.arange(at, at + len(part))
-            yield lambda part=part, numbers=numbers: Block(seen(part, trained, source, numbers), numbers)
+            yield partial(load, part, numbers)
             at += len(part)
 
     return NewRows(source, blocks)

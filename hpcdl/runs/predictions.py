@@ -153,7 +153,7 @@ def predict_all(
     if world.rank == 0 and file.endswith(".npz"):
         with written(Path(file)) as npz:
             joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
-            np.savez(npz, **joined, classes=form.names.astype(str))
+            np.savez(npz, **joined, classes=form.names.astype(str))  # type: ignore[arg-type]
     with activity.inside("add up the predictions"):
         world.Allreduce(MPI.IN_PLACE, counts)
         for each in [sums, *([] if measures is None else measures.sums)]:
