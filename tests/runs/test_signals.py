@@ -28,7 +28,7 @@ def run(first, second):
 
 @pytest.mark.parametrize("number", signals.HANDLED)
 def test_the_first_one_is_noted(monkeypatch, number):
-    """Each by the same handler, so that one of them shows what a run does then (test_train_allreduce.py)."""
+    """Each by the same handler, so that one of them shows what a run does then (test_interrupted.py)."""
     before = [signal.getsignal(each) for each in signals.HANDLED]
     monkeypatch.setattr(signals, "received", [])
     try:

@@ -1,46 +1,16 @@
-"""The program as its user starts it: the same curve on any number of ranks, theory's bytes, resumption, signals."""
+"""The program as its user starts it: the same curve on any number of ranks, and theory's bytes."""
 
-import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from curves import OPTIONS, PARAMETERS, STEPS, curve, summary
 
 from hpcdl.chunks import chunks
-from hpcdl.runs.checkpoint import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
-OPTIONS = [
-    "--data",
-    "digits",
-    "--model",
-    "mlp",
-    "--batch-size",
-    "64",
-    "--epochs",
-    "2",
-    "--seed",
-    "1",
-    "--dtype",
-    "float64",
-]
-STEPS, PARAMETERS = 46, 64 * 128 + 128 + 128 * 10 + 10
-
-
-def curve(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return np.array([line["train_loss"] for line in lines if "test_loss" not in line])
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -102,31 +72,6 @@ def test_the_same_curve(run_on, tmp_path, sequential, ranks, algorithm):
         assert all(traffic["all_reduce"]["messages"] == 0 for traffic in found["traffic_per_rank"])
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param(["--optimizer", "adam", "--lr", "0.01"], id="adam"),
-        pytest.param(["--compress", "bfloat16", "--dtype", "float32"], id="compressed", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_killed_and_resumed_is_never_stopped_to_the_bit(launch, run_on, interfere, tmp_path, more):
-    run_on(2, SCRIPT, *OPTIONS, *more, "--out", tmp_path / "whole", check=0)
-    crash = interfere(33, 1, f"os.kill(os.getpid(), {int(signal.SIGKILL)})")
-    killed = launch(2, crash, *OPTIONS, *more, "--out", tmp_path / "parts", "--checkpoint-every", "10")
-    assert killed.returncode != 0
-    assert Checkpoint.read(tmp_path / "parts").attributes["step"] == 30
-    resumed = launch(2, SCRIPT, "--resume", tmp_path / "parts", check=0)
-    whole, parts = (Checkpoint.read(tmp_path / name) for name in ("whole", "parts"))
-    assert parts.attributes["step"] == STEPS
-    for name, vector in whole.vectors.items():
-        assert np.array_equal(parts.vectors[name], vector)
-    assert np.array_equal(curve(tmp_path / "whole"), curve(tmp_path / "parts"))
-    # A pipe gets plain lines.
-    assert "\x1b" not in resumed.stdout
-    assert "epoch 2  step 46/46" in resumed.stdout and "replicas agree" in resumed.stdout
-    assert "rank" not in resumed.stderr and "hpcdl" not in resumed.stderr  # the MPI library may have warnings
-
-
 def test_16_bits_halve_the_bytes_and_their_residuals_stay_with_their_ranks(run_on, tmp_path):
     options = [*OPTIONS, "--dtype", "float32", "--compress", "float16", "--out", tmp_path / "a"]
     run_on(3, SCRIPT, *options, check=0)
@@ -185,67 +130,6 @@ def test_overlap_changes_no_step_and_says_what_it_hides(run_on, tmp_path, sequen
     assert sent == 8 * STEPS * 2 * 2 * PARAMETERS
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive),
-        pytest.param(signal.SIGUSR1, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_a_signal_to_one_rank_saves_and_exits_with_85(launch, interfere, tmp_path, number):
-    program = interfere(5, 1, f"os.kill(os.getpid(), {int(number)})")
-    done = launch(2, program, *OPTIONS, "--epochs", "100000", "--out", tmp_path / "a", check=85)
-    step = Checkpoint.read(tmp_path / "a").attributes["step"]
-    assert 5 <= step < 100_000 * 23
-    assert f"stopped by a signal after step {step}" in done.stdout
-    assert "Traceback" not in done.stderr
-
-
-def test_the_config_of_a_run_repeats_it(run_on, tmp_path):
-    run_on(2, SCRIPT, *OPTIONS, "--lr", "0.03", "--batch-size", "50", "--out", tmp_path / "a", check=0)
-    run_on(2, SCRIPT, "--config", tmp_path / "a" / "config.yaml", "--out", tmp_path / "b", check=0)
-    assert np.array_equal(curve(tmp_path / "a"), curve(tmp_path / "b"))
-    text = (tmp_path / "a" / "config.yaml").read_text()
-    assert "# launch: 2 ranks: " in text and "# commit: " in text and "# numpy: " in text
-
-
-def test_without_out_a_folder_is_made_and_with_none_nothing_is_written(run_on, tmp_path):
-    run_on(2, SCRIPT, *OPTIONS, "--epochs", "1", check=0)
-    (made,) = (tmp_path / "runs").iterdir()
-    assert made.name.startswith("all_reduce-") and (made / "summary.json").exists()
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    run_on(2, SCRIPT, *OPTIONS, "--epochs", "1", "--out", "none", check=0, cwd=empty)
-    assert not list(empty.iterdir())
-
-
 def test_help_is_printed_once(run_on):
     done = run_on(3, SCRIPT, "--help", check=0)
     assert done.stdout.count("usage:") == 1 and "--batch-per-rank" in done.stdout
-
-
-def test_ranks_that_are_ended_by_the_launcher_leave(launch, tmp_path):
-    """mpiexec itself is told to stop, as a scheduler does: the ranks save and leave."""
-    command = [
-        launch.mpiexec,
-        "-n",
-        "2",
-        sys.executable,
-        SCRIPT,
-        *OPTIONS,
-        "--epochs",
-        "100000",
-        "--out",
-        tmp_path / "a",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "a" / "best.h5").exists():  # the run is under way
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert Checkpoint.read(tmp_path / "a" / "best.h5").vectors["parameters"].size == PARAMETERS
-    assert not [name for name in os.listdir(tmp_path / "a") if name.endswith(".part")]
