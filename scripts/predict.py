@@ -47,7 +47,7 @@ def main(arguments=None):
             rows = new_rows(options.source, trained, options.split, world.size)
             if options.probabilities and not trained.classes:
                 raise UsageError("--probabilities: the run's model predicts values, which have none")
-        stream = None if options.out or world.rank > 0 else sys.stdout.buffer
+        stream = None if options.out else sys.stdout.buffer
         with limited(world):
             counts = predict_all(world, trained, model, rows, options.out, options.probabilities, stream=stream)
         if world.rank == 0:

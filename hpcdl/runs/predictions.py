@@ -116,16 +116,16 @@ def predict_all(
 
     losses: with the counts come `sums`, [losses, right answers or squared errors, rows] as runs/evaluation.py has them.
 
-    file: NAME.csv or NAME.npz; or stream, on rank 0: where lines of csv go. measures: is told of all rows, and then
+    file: NAME.csv or NAME.npz; or stream: where rank 0 writes lines of csv. measures: is told of all rows, and then
     holds the sums over all ranks. Raises AgreedError where a row cannot be read; then no file is written.
     """
     form, counts, sums = Form(trained, rows, every), np.zeros(len(COUNTS), np.int64), np.zeros(3)
     parts: list[dict[str, np.ndarray]] = []
     with contextlib.ExitStack() as open_files:
-        into: Any = stream
+        into: Any = stream if world.rank == 0 else None
         if world.rank == 0 and file.endswith(".csv"):
             into = open_files.enter_context(written_in_parts(Path(file)))
-        if into is not None and world.rank == 0:
+        if into is not None:
             into.write(lines_of([form.header()]))
         for turn in rounds(world, rows):
             payload = b""
@@ -142,7 +142,7 @@ def predict_all(
                             sums += evaluate(model, trained.parameters, seen, trained.classes)
                     if file.endswith(".npz"):
                         payload = packed(form.arrays(block, outputs))
-                    elif file or stream is not None or world.rank > 0:
+                    elif file or stream is not None:
                         payload = form.lines(block, outputs)
             for each in gathered(world, payload):
                 if each and file.endswith(".npz"):
