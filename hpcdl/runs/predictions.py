@@ -16,6 +16,7 @@ import contextlib
 import csv
 import io
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -101,6 +102,70 @@ def predict(model: Any, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.concatenate([model.predict(parameters, x[at : at + most]) for at in range(0, max(1, len(x)), most)])
 
 
+class Lines:
+    """A csv, into a file or a stream: blocks become lines on their ranks, which rank 0 writes."""
+
+    def __init__(self, form: Form, into: Any):
+        self.form, self.into, self.read = form, into, True
+        if into is not None:
+            self.write(lines_of([form.header()]))
+
+    def pack(self, block: Block, outputs: np.ndarray) -> bytes:
+        """A block as it travels."""
+        return self.form.lines(block, outputs)
+
+    def write(self, packed: bytes) -> None:
+        """The next block, on rank 0. Who reads a stream may have enough (head): then nothing more is written."""
+        try:
+            self.into.write(packed)
+        except BrokenPipeError:
+            self.read = False
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes there
+
+    def close(self) -> None:
+        """All blocks are written."""
+
+
+class Arrays:
+    """An npz: blocks travel as npz, too, and are put together by rank 0."""
+
+    read = True
+
+    def __init__(self, form: Form, path: Path):
+        self.form, self.path = form, path
+        self.parts: list[dict[str, np.ndarray]] = []
+
+    def pack(self, block: Block, outputs: np.ndarray) -> bytes:
+        """A block as it travels."""
+        into = io.BytesIO()
+        np.savez(into, **self.form.arrays(block, outputs))  # type: ignore[arg-type]
+        return into.getvalue()
+
+    def write(self, packed: bytes) -> None:
+        """The next block, on rank 0."""
+        with np.load(io.BytesIO(packed)) as arrays:
+            self.parts.append(dict(arrays))
+
+    def close(self) -> None:
+        """All blocks are there."""
+        first, *_ = self.parts or [{}]
+        joined: dict[str, Any] = {name: np.concatenate([part[name] for part in self.parts]) for name in first}
+        with written(self.path) as file:
+            np.savez(file, **joined, classes=self.form.names.astype(str))
+
+
+@contextlib.contextmanager
+def output(world: MPI.Intracomm, form: Form, file: str, stream: BinaryIO | None) -> Iterator[Lines | Arrays | None]:
+    """Where predictions go: to NAME.csv, NAME.npz, the stream, or nowhere."""
+    if file.endswith(".npz"):
+        yield Arrays(form, Path(file))
+    elif file:
+        with written_in_parts(Path(file)) if world.rank == 0 else contextlib.nullcontext() as into:
+            yield Lines(form, into)
+    else:
+        yield None if stream is None else Lines(form, stream if world.rank == 0 else None)
+
+
 def predict_all(
     world: MPI.Intracomm,
     trained: Trained,
@@ -115,20 +180,13 @@ def predict_all(
     """Predict all rows; collective. Returns counts, on all ranks: rows, and those of COUNTS that sources have.
 
     losses: with the counts come `sums`, [losses, right answers or squared errors, rows] as runs/evaluation.py has them.
-
     file: NAME.csv or NAME.npz; or stream: where rank 0 writes lines of csv. measures: is told of all rows, and then
     holds the sums over all ranks. Raises AgreedError where a row cannot be read; then no file is written.
     """
-    form, counts, sums = Form(trained, rows, every), np.zeros(len(COUNTS), np.int64), np.zeros(3)
-    parts: list[dict[str, np.ndarray]] = []
-    with contextlib.ExitStack() as open_files:
-        into: Any = stream if world.rank == 0 else None
-        if world.rank == 0 and file.endswith(".csv"):
-            into = open_files.enter_context(written_in_parts(Path(file)))
-        if into is not None:
-            into.write(lines_of([form.header()]))
+    counts, sums = np.zeros(len(COUNTS), np.int64), np.zeros(3)
+    with output(world, Form(trained, rows, every), file, stream) as out:
         for turn in rounds(world, rows):
-            payload = b""
+            packed = b""
             with refuse_together(world):
                 if turn is not None:
                     block = turn()
@@ -140,20 +198,11 @@ def predict_all(
                         if losses:
                             seen = block._replace(y=trained.standardized(block.y))
                             sums += evaluate(model, trained.parameters, seen, trained.classes)
-                    if file.endswith(".npz"):
-                        payload = packed(form.arrays(block, outputs))
-                    elif file or stream is not None:
-                        payload = form.lines(block, outputs)
-            for each in gathered(world, payload):
-                if each and file.endswith(".npz"):
-                    with np.load(io.BytesIO(each)) as arrays:
-                        parts.append(dict(arrays))
-                elif each and into is not None:
-                    into.write(each)
-    if world.rank == 0 and file.endswith(".npz"):
-        with written(Path(file)) as npz:
-            joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
-            np.savez(npz, **joined, classes=form.names.astype(str))  # type: ignore[arg-type]
+                    packed = b"" if out is None else out.pack(block, outputs)
+            if out is not None and not deliver(world, packed, out):
+                break
+        if out is not None and world.rank == 0:
+            out.close()
     with activity.inside("add up the predictions"):
         world.Allreduce(MPI.IN_PLACE, counts)
         for each in [sums, *([] if measures is None else measures.sums)]:
@@ -174,21 +223,21 @@ def rounds(world: MPI.Intracomm, rows: NewRows) -> Iterator[Any]:
         yield mine
 
 
-def gathered(world: MPI.Intracomm, payload: bytes) -> list[Any]:
-    """What each rank has, on rank 0; nothing elsewhere. Collective."""
+def deliver(world: MPI.Intracomm, packed: bytes, out: Lines | Arrays) -> bool:
+    """What the ranks have packed in this round is written by rank 0; whether more is wanted, on all. Collective."""
     with activity.inside("gather predictions"):
-        mine, sizes = np.frombuffer(payload, np.uint8), np.zeros(world.size, np.int64)
+        mine, sizes = np.frombuffer(packed, np.uint8), np.zeros(world.size, np.int64)
         world.Gather(np.array([len(mine)]), sizes)
         everything = np.empty(int(sizes.sum()), np.uint8)
         world.Gatherv(mine, [everything, sizes])
-    return [part.tobytes() for part in np.split(everything, np.cumsum(sizes)[:-1])] if world.rank == 0 else []
-
-
-def packed(arrays: dict[str, np.ndarray]) -> bytes:
-    """Arrays as the bytes of an npz."""
-    into = io.BytesIO()
-    np.savez(into, **arrays)  # type: ignore[arg-type]
-    return into.getvalue()
+    if world.rank == 0:
+        for part in np.split(everything, np.cumsum(sizes)[:-1]):
+            if len(part) and out.read:
+                out.write(part.tobytes())
+    wanted = np.array([out.read])
+    with activity.inside("ask whether more is wanted"):
+        world.Bcast(wanted)
+    return bool(wanted[0])
 
 
 def lines_of(table: list[list[str]]) -> bytes:

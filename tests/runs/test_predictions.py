@@ -9,6 +9,7 @@ import pytest
 
 from hpcdl.data.meaning import Meaning
 from hpcdl.errors import AgreedError, UsageError
+from hpcdl.runs import predictions
 from hpcdl.runs.measures import ClassMeasures, ValueMeasures
 from hpcdl.runs.new_rows import Block, NewRows
 from hpcdl.runs.predictions import predict_all, refuse_existing, said
@@ -133,3 +134,16 @@ def test_a_file_that_is_there_is_refused(tmp_path):
         refuse_existing("--out", str(tmp_path / "a.csv"), False)
     refuse_existing("--out", str(tmp_path / "a.csv"), True)
     refuse_existing("--out", "", False)
+
+
+def test_who_reads_a_stream_may_have_enough(world, monkeypatch):
+    """As head has: all ranks stop, and nothing is said of it."""
+    monkeypatch.setattr(predictions.os, "dup2", lambda *of: None)
+
+    class Head:
+        def write(self, part):
+            if part.startswith(b"0,"):
+                raise BrokenPipeError
+
+    counts = predict_all(world, model(two, 2), model(two, 2), rows_of(X, 1), stream=Head())
+    assert counts["rows"] == world.size
