@@ -117,10 +117,11 @@ def main(arguments=None):
     if info.vocabulary is not None:
         task = "256 bytes" if info.vocabulary.characters == BYTES else counted(info.classes, "character")
     words = {"train": "training", "test": "test", "rows": "unlabelled"}
-    rows = " and ".join(f"{info.rows[group]} {words[group]}" for group in info.kinds)
+    *others, last = [(info.rows[group], words[group]) for group in info.kinds]
+    rows = "".join(f"{count} {word} and " for count, word in others) + counted(last[0], f"{last[1]} row")
     kinds = next(iter(info.kinds.values()))
     said = "".join(f"; {printable(' '.join(each.split()), kept='')}" for each in output.said)
-    print(f"{info.path}: {rows} rows of {shape} {kinds}, scale {info.scale:.6g}, {task}{said}")
+    print(f"{info.path}: {rows} of {shape} {kinds}, scale {info.scale:.6g}, {task}{said}")
 
 
 if __name__ == "__main__":

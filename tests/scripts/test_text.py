@@ -157,5 +157,17 @@ def test_a_source_that_is_no_file(tmp_path, prepare):
 
 
 def test_training_on_the_embedded_text(run_on):
-    done = run_on(2, SCRIPT, "--data", "text", "--model", "softmax", "--steps", "3", "--placement", "streamed", check=0)
+    done = run_on(
+        2,
+        SCRIPT,
+        "--data",
+        "text",
+        "--model",
+        "gpt:layers=1,width=8,heads=1",
+        "--steps",
+        "2",
+        "--placement",
+        "streamed",
+        check=0,
+    )
     assert re.search(r"data +│ text ", done.stdout)

@@ -160,7 +160,7 @@ def test_pipelines_refused(options, stages, model, words):
         (3, "gpt:heads=4,width=12", False, "heads 4 cannot be divided evenly among 3 ranks; choose"),
         (2, "mlp:8", True, "sequence parallelism shares the tokens of sequences: it needs a model gpt"),
         (5, "gpt:heads=5,width=10", True, "5 ranks cannot share sequences of 12 tokens evenly"),
-        (2, "logistic", False, "Logistic has one output, which ranks cannot share; add"),
+        (2, "logistic", False, "Logistic has outputs that ranks cannot share; add"),
     ],
     ids=str,
 )

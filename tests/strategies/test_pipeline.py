@@ -156,7 +156,8 @@ def test_layers_lie_in_turns_and_balanced(cut, world):
 
 def test_the_pictures_of_a_step(cut, world, monkeypatch):
     shown = []
-    monkeypatch.setattr(Display, "line", lambda display, text: shown.append(text))
+    pictures = lambda display, text: shown.append(text) if not text.startswith("epoch") else None  # noqa: E731
+    monkeypatch.setattr(Display, "line", pictures)
     cut(world, pipeline.train, {"schedule": "gpipe", "microbatches": 2, "draw": True}, DEEP)
     assert len(shown) == 1 and bool(shown[0]) == (world.rank == 0)
     if world.rank == 0:
