@@ -3,8 +3,9 @@
     --allreduce my_ring:ring      --model shapes.net:Net,width=3      --data tables:prices,year=2020
 
 The current folder is importable for it, as for `python -m`. A name that stands in a file (a checkpoint, the options of
-a run) may come from anywhere: of those only modules are imported that are the user's own, neither the standard
-library's nor installed ones, for a function such as shutil:rmtree must not be called because a file says so.
+a run) may come from anywhere. A function that it names is called only where it is the user's own, neither the standard
+library's nor an installed one: shutil:rmtree must not be called because a file says so. A model that it names may be
+installed, too, for only a class that has a model's members is made.
 """
 
 import ast
@@ -30,10 +31,11 @@ def is_own(text: str) -> bool:
     return NAMED.fullmatch(text) is not None
 
 
-def own(text: str, told: str, from_file: bool = False) -> tuple[Any, dict[str, Any]]:
+def own(text: str, told: str, from_file: bool = False, installed: bool = False) -> tuple[Any, dict[str, Any]]:
     """What the text names, and its settings; `told` begins a refusal, as "--model text".
 
-    from_file: the name stands in a file. Raises UsageError, one line.
+    from_file: the name stands in a file. installed: it may name what is installed even so, for who asks looks at what
+    that is before it is called. Raises UsageError, one line.
     """
     named = NAMED.fullmatch(text)
     if named is None:
@@ -42,7 +44,7 @@ def own(text: str, told: str, from_file: bool = False) -> tuple[Any, dict[str, A
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     with blamed_on_own(f"{told} should be an importable package.module:name"):
-        if from_file and not _users(module):
+        if from_file and not _users(module, installed):
             raise UsageError(f"{told} stands in a file, and is no module of yours: name it on the command line")
         try:
             found = getattr(importlib.import_module(module), name)
@@ -96,17 +98,19 @@ def _setting(item: str, told: str) -> tuple[str, Any]:
         return name, text
 
 
-def _users(module: str) -> bool:
-    """Whether a module is neither the standard library's nor installed: found without importing anything of it."""
+def _users(module: str, installed: bool) -> bool:
+    """Whether a module is not the standard library's, nor, unless it may be, installed; nothing of it is imported."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == "hpcdl":
         return False
     spec = importlib.util.find_spec(top)
     if spec is None:
         raise ModuleNotFoundError(f"No module named {top!r}")
-    installed = [os.path.realpath(sysconfig.get_path(each)) for each in ("purelib", "platlib", "stdlib")]
+    if installed:
+        return True
+    folders = [os.path.realpath(sysconfig.get_path(each)) for each in ("purelib", "platlib", "stdlib")]
     places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
-    return all(not os.path.realpath(place).startswith(f"{folder}{os.sep}") for place in places for folder in installed)
+    return all(not os.path.realpath(place).startswith(f"{folder}{os.sep}") for place in places for folder in folders)
 
 
 def _ours(path: str) -> bool:

@@ -135,7 +135,7 @@ def own_model(spec: str, offered: dict[str, Any], dtype: str, from_file: bool = 
     Only a class with a model's members is called: a file may name anything. Raises UsageError.
     """
     told = f"--model {spec}"
-    found, settings = own(spec, told, from_file)
+    found, settings = own(spec, told, from_file, installed=True)
     if not isinstance(found, type):
         raise UsageError(f"{told}: a model is a class, and that is {'a function' if callable(found) else 'none'}")
     if missing := [name for name in MEMBERS if not callable(getattr(found, name, None))]:

@@ -50,10 +50,12 @@ def option(default: Any, text: str, group: str = "", bare: str = "") -> Any:
 class Options:
     """The options common to all strategies. Raises UsageError where a value makes no sense.
 
-    before: the program and the step of the run that this one goes on with, where it is of another strategy.
+    before: the program and the step of the run that this one goes on with, where it is of another strategy. told: what
+    was given on the command line, where there is one.
     """
 
     before = ""  # without a type it is no field, and so no option
+    told = None
 
     data: str = option(
         "digits",
@@ -166,6 +168,11 @@ class Options:
         if self.patience and not self.validation:
             raise UsageError("--patience looks at the validation loss; add --validation FRACTION")
 
+    def from_file(self, name: str) -> bool:
+        """Whether an option's value stands in a file, of --config or --resume, which may come from anywhere."""
+        told: frozenset[str] | None = self.told
+        return told is not None and name not in told
+
     @property
     def standardized(self) -> bool | str:
         """As `open_data` is told."""
@@ -272,6 +279,8 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
         made = options_class(**found)
     if before:
         made.before = before
+    if isinstance(made, Options):
+        made.told = frozenset(given)
     return made
 
 

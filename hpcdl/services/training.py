@@ -97,7 +97,7 @@ def training(
         if world.rank == roles.workers[0] and (coming := unlike(data.scales)):
             log.warning("%s", coming)
         with refuse_together(world):
-            model = for_data(options.model, data, options.dtype, device, options.loss, bool(options.resume))
+            model = for_data(options.model, data, options.dtype, device, options.loss, options.from_file("model"))
             if check is not None:
                 check(options, world.size - options.data_servers, model)
             if cut:
@@ -143,7 +143,7 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
                 validation=options.validation,
                 augment=options.augment,
                 standardize=options.standardized,
-                from_file=bool(options.resume),
+                from_file=options.from_file("data"),
                 **how,
             )
     part.Free()

@@ -206,3 +206,12 @@ def test_options_of_a_run_of_another_program(tmp_path):
     config.write_text("lr: many\nschedule: gpipe\nlr_schedule: 1/t\nmicrobatches: 7\n")
     with pytest.raises(UsageError, match=r"lr in .*config.yaml: expected a number, not many"):
         parse(Options, "p", "d", ["--resume", str(tmp_path)])
+
+
+def test_what_stands_in_a_file_and_what_was_told(tmp_path):
+    """Of a user's own function it matters: a file may come from anywhere."""
+    (tmp_path / "c.yaml").write_text("data: shutil:rmtree\nmodel: a:B\n")
+    read = parse(Options, "p", "", ["--config", str(tmp_path / "c.yaml"), "--model", "a:B"])
+    assert (
+        read.from_file("data") and not read.from_file("model") and not Options(data="shutil:rmtree").from_file("data")
+    )
