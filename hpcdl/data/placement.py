@@ -86,7 +86,7 @@ class FileRows:
         file = self.open.enter_context(open_file(info.path))
         self.x = dataset(file, f"{group}/x")
         self.y = None if group == "rows" else dataset(file, f"{group}/y")
-        self.columns = {name: dataset(file, f"{group}/{name}") for name in ("row", "id") if name in file[group]}
+        self.columns = notes(file, group, len(self.x))
         self.where, self.scale, self.dtype = f"{info.path}: {group}/x", info.scale, dtype
         self.standard, self.vocabulary = standard, info.vocabulary
         self.kind = memory_type(info.kinds[group], dtype)
@@ -186,6 +186,20 @@ def columns(file: "h5py.File") -> list[str]:
         with contextlib.suppress(Exception):  # what cannot be read is no column
             each = dataset(file, f"train/{name}")
             found += [name] if each and each.dtype.kind in "iu" and each.shape == shape else []
+    return found
+
+
+def notes(file: "h5py.File", group: str, rows: int) -> "dict[str, h5py.Dataset]":
+    """What a group says of its rows beside x and y: `row`, numbers in the source, and `id`, texts or whole numbers.
+
+    What is there under these names and is something else is let be.
+    """
+    found = {}
+    for name, kinds in (("row", "iu"), ("id", "iuSO")):
+        with contextlib.suppress(UsageError):
+            each = dataset(file, f"{group}/{name}")
+            if each.shape == (rows,) and each.dtype.kind in kinds:
+                found[name] = each
     return found
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from hpcdl.data import open_data
 from hpcdl.data.dataset import Split
-from hpcdl.data.format import KNOWN, SLAB_BYTES, check_x, find, most_of, read_info, shown
+from hpcdl.data.format import KNOWN, SLAB_BYTES, check_x, check_y, find, most_of, read_info, shown
 from hpcdl.data.meaning import Meaning
 from hpcdl.data.placement import FileRows, MemoryRows, memory_type
 from hpcdl.data.prepare_idx import idx_header, idx_slabs
@@ -157,13 +157,13 @@ def of_split(
 
     def load(start: int, stop: int) -> Block:
         x, y = split.rows(start, stop)
-        if labelled and classes:
-            if len(y) and not 0 <= y.min() <= y.max() < classes:
-                raise UsageError(f"{name} has a label outside of its {classes} classes in rows {start} to {stop - 1}")
+        if labelled and len(y):
+            check_y(y, classes, name)
             y = y if numbers is None else numbers[y]
-        row = columns["row"][start:stop] if "row" in columns else np.arange(start, stop)
-        ids = [each.decode("utf-8", "replace") for each in columns["id"][start:stop]] if "id" in columns else None
-        return Block(x, row, y if labelled else None, ids)
+        with blamed_on(f"{name} is damaged"):
+            said = {column: values[start:stop] for column, values in columns.items()}
+        ids = [named(each) for each in said["id"]] if "id" in said else None
+        return Block(x, said.get("row", np.arange(start, stop)), y if labelled else None, ids)
 
     def blocks() -> Iterator[Callable[[], Block]]:
         most = at_once(trained, split.examples, ranks)
@@ -171,6 +171,11 @@ def of_split(
             yield partial(load, start, min(start + most, split.examples))
 
     return NewRows(name, blocks, labelled, "id" in columns)
+
+
+def named(each: Any) -> str:
+    """An id as a text."""
+    return each.decode("utf-8", "replace") if isinstance(each, bytes) else str(each)
 
 
 def of_table(source: str, trained: Trained) -> NewRows:
