@@ -203,3 +203,32 @@ def test_several_ranks_write_what_one_does(run_on, predict, digits, tmp_path):
         assert list(csv.reader((tmp_path / f"{ranks}.csv").open())) == one
     done = run_on(2, program, digits, "digits", check=0)
     assert list(csv.reader(done.stdout.splitlines())) == one and "digits: 359 rows" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("note", "value", "header"),
+    [
+        ("id", np.array([7, 8]), ["row", "id", "class"]),
+        ("id", np.array(["a", "ü"], h5py.string_dtype()), ["row", "id", "class"]),
+        ("id", np.array([7.5, 8.5]), ["row", "class", "probability"]),
+        ("row", np.array([[1], [2]]), ["row", "class", "probability"]),
+        ("row", np.array([1, 2, 3]), ["row", "class", "probability"]),
+    ],
+)
+def test_what_others_write_beside_x(predict, tmp_path, note, value, header):
+    """Any tool makes data files: what are no numbers and no names of rows is let be."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["rows/x"], file[f"rows/{note}"] = np.array([[3.0, 0, 1], [6.0, 1, 0]]), value
+        file.attrs["table"], file.attrs["classes"] = json.dumps(RECIPE), 3
+    table = predict("rows.h5")
+    assert table[0][:3] == header and [line[0] for line in table[1:]] == ["0", "1"]
+    if header[1] == "id":
+        assert [line[1] for line in table[1:]] == (["7", "8"] if value.dtype.kind == "i" else ["a", "ü"])
+
+
+def test_labels_that_are_no_numbers(predict, trained, tmp_path):
+    with h5py.File(tmp_path / "bad.h5", "w") as file:
+        for part in ("train", "test"):
+            file[f"{part}/x"], file[f"{part}/y"] = np.zeros((4, 3)), np.array([0, 1, 2, 9])
+        file.attrs["table"], file.attrs["classes"], file.attrs["labels"] = json.dumps(RECIPE), 3, CLASSES
+    assert "has the label 9 in row 3; with 3 classes, 0 to 2 exist" in predict("bad.h5")
