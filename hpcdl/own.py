@@ -46,10 +46,7 @@ def own(text: str, told: str, from_file: bool = False, installed: bool = False) 
     with blamed_on_own(f"{told} should be an importable package.module:name"):
         if from_file and not _users(module, installed):
             raise UsageError(f"{told} stands in a file, and is no module of yours: name it on the command line")
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except SystemExit as left:
-            raise ImportError(f"that module leaves the program, with status {left.code}") from None
+        found = getattr(importlib.import_module(module), name)
     return found, dict(_setting(item, told) for item in rest.split(",") if item)
 
 
@@ -81,11 +78,16 @@ def blamed_on_own(told: str) -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an exit of one rank would leave the others waiting
         frames = [each for each in traceback.extract_tb(error.__traceback__) if not _ours(each.filename)]
         where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
-        raise UsageError(f"{told}: {kind}{reason(error)}{where}") from error
+        said = (
+            f"it leaves the program, with status {error.code}"
+            if isinstance(error, SystemExit)
+            else kind + reason(error)
+        )
+        raise UsageError(f"{told}: {said}{where}") from error
 
 
 def _setting(item: str, told: str) -> tuple[str, Any]:

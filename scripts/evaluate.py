@@ -59,8 +59,10 @@ class EvaluateOptions:
         check_output_file("--predict", self.predict, (".csv", ".npz"))
         check_output_file("--export", self.export, (".npz", ".safetensors"))
         check_output_file("--json", self.json, (".json",))
+        written: dict[str, str] = {"--data": self.data}
         for told in ("predict", "export", "json"):
-            refuse_existing(f"--{told}", getattr(self, told), self.force)
+            refuse_existing(f"--{told}", getattr(self, told), self.force, written)
+            written[f"--{told}"] = getattr(self, told)
 
 
 def main(arguments=None):
@@ -92,6 +94,8 @@ def score(world, options, trained, model):
         rows = new_rows(source, trained, options.split, world.size, from_file=not options.data)
         if not rows.labelled:
             raise UsageError(f"{rows.name} has no labels to score by; hpcdl predict predicts its rows")
+        if options.probabilities and not trained.classes:
+            raise UsageError("--probabilities: the run's model predicts values, which have none")
     if trained.classes:
         measures = ClassMeasures(trained.classes)
     else:

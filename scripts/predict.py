@@ -27,12 +27,15 @@ class PredictOptions:
     out: str = option("", "file to write: NAME.csv, or NAME.npz; without one, lines of csv are printed")
     probabilities: bool = option(False, "of each class, beside that of the likeliest")
     split: Literal["", "train", "test", "rows"] = option("", "which part of an HDF5 file; by default rows, else test")
+    delimiter: str = option("", "between the columns of a csv, if it is another than that of the training data")
     model: str = option("", "where the run's model is your own: its package.module:Class now, if it was moved")
     force: bool = option(False, "replace the file")
 
     def __post_init__(self):
         check_output_file("--out", self.out, (".csv", ".npz"))
-        refuse_existing("--out", self.out, self.force)
+        refuse_existing("--out", self.out, self.force, {"SOURCE": self.source})
+        if len(self.delimiter) > 1:
+            raise UsageError(f"--delimiter is one character, not {self.delimiter!r}")
 
 
 def main(arguments=None):
@@ -44,7 +47,7 @@ def main(arguments=None):
         with refuse_together(world):
             trained = Trained(options.run)
             model = trained.model(options.model)
-            rows = new_rows(options.source, trained, options.split, world.size)
+            rows = new_rows(options.source, trained, options.split, world.size, delimiter=options.delimiter)
             if options.probabilities and not trained.classes:
                 raise UsageError("--probabilities: the run's model predicts values, which have none")
         stream = None if options.out else sys.stdout.buffer

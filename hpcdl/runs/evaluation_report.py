@@ -41,7 +41,7 @@ def report(
         keys = ("name", "rows", "precision", "recall")
         about["text"] = trained.meaning.vocabulary is not None
         return about | {"classes": [dict(zip(keys, each, strict=True)) for each in columns]} | found
-    names = trained.meaning.outputs or [f"output {k}" for k in range(len(found["mae"]))]
+    names = trained.output_names
     keys = ("name", "rmse", "mae", "r2")
     outputs = [dict(zip(keys, each, strict=True)) for each in zip(names, *found.values(), strict=True)]
     if len(outputs) == 1:

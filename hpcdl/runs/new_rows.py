@@ -9,6 +9,7 @@
 Each comes in blocks, of which a rank calls those that it predicts: only they are parsed.
 """
 
+import dataclasses
 import gzip
 import math
 import os
@@ -72,16 +73,24 @@ class NewRows(NamedTuple):
     ids: bool = False
 
 
-def new_rows(source: str, trained: Trained, group: str = "", ranks: int = 1, from_file: bool = False) -> NewRows:
+def new_rows(
+    source: str,
+    trained: Trained,
+    group: str = "",
+    ranks: int = 1,
+    from_file: bool = False,
+    delimiter: str = "",
+) -> NewRows:
     """The rows of a source, for a model; group: test, train or rows of a data file. Raises UsageError.
 
     ranks: how many share the blocks, of which there are as many at least, where the number of rows is known. from_file:
-    the source is what a checkpoint names, which may come from anywhere (hpcdl/own.py).
+    the source is what a checkpoint names, which may come from anywhere (hpcdl/own.py). delimiter: between the columns
+    of a csv, where it is another than that of the training data.
     """
     if source in KNOWN:
         return of_file(source, trained, group, ranks)
     if is_own(source) and not os.path.exists(source):
-        how: Any = {"standardize": trained.statistics or False, "from_file": from_file}
+        how: Any = {"standardize": trained.of_features or False, "from_file": from_file}
         data = open_data(source, dtype=trained.dtype, **how)
         split: Any = {"": data.test or data.train, "test": data.test, "train": data.train}.get(group)
         if split is None:
@@ -91,14 +100,15 @@ def new_rows(source: str, trained: Trained, group: str = "", ranks: int = 1, fro
     if start.startswith(b"\x89HDF"):
         return of_file(source, trained, group, ranks)
     if group:
-        raise UsageError(f"--split {group}: {source} is no data file (HDF5), and has no such parts")
+        made = "prepare-data makes one, of a table by --like the training data; hpcdl predict takes this as it is"
+        raise UsageError(f"{source} is no data file (HDF5) with a part {group}: {made}")
     if trained.meaning.vocabulary is not None:
         raise UsageError(f"{source}: the model was trained on a text; make a data file of it by prepare-data text")
     if start.startswith(b"PK"):
         return of_npz(source, trained, ranks)
     if start.startswith((b"\0\0", b"\x1f\x8b")):
         return of_idx(source, trained)
-    return of_table(source, trained)
+    return of_table(source, trained, delimiter)
 
 
 def beginning(source: str) -> bytes:
@@ -178,11 +188,12 @@ def named(each: Any) -> str:
     return each.decode("utf-8", "replace") if isinstance(each, bytes) else str(each)
 
 
-def of_table(source: str, trained: Trained) -> NewRows:
+def of_table(source: str, trained: Trained, delimiter: str = "") -> NewRows:
     """The rows of a table, by the recipe of the training data."""
     found = trained.meaning.recipe
     where = f"{trained.name}: the recipe of its data"
-    recipe = plain_recipe(source, trained) if found is None else Recipe.read(found, where)
+    recipe = plain_recipe(source, trained, delimiter) if found is None else Recipe.read(found, where)
+    recipe = dataclasses.replace(recipe, delimiter=delimiter) if delimiter else recipe
     trained.check_rows((len(recipe.features),), source)
     table = TableRows(source, recipe)
 
@@ -198,9 +209,9 @@ def of_table(source: str, trained: Trained) -> NewRows:
     return NewRows(source, blocks, ids=table.ids)
 
 
-def plain_recipe(source: str, trained: Trained) -> Recipe:
+def plain_recipe(source: str, trained: Trained, delimiter: str) -> Recipe:
     """Of a model that was trained on no table: each column is a feature, in the order of the features."""
-    table, wanted = open_table(source), math.prod(trained.features)
+    table, wanted = open_table(source, delimiter or None), math.prod(trained.features)
     numbered = [str(number) for number in range(wanted)]  # as some write arrays: no row has these
     header = table.header or not any(map(is_number, table.first)) or table.first == numbered
     if table.width != wanted:

@@ -27,6 +27,7 @@ from mpi4py import MPI
 from hpcdl.comm import refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
+from hpcdl.own import blamed_on_own
 from hpcdl.runs.evaluation import ROWS, evaluate
 from hpcdl.runs.export import written, written_in_parts
 from hpcdl.runs.measures import ClassMeasures, ValueMeasures, answers, probabilities
@@ -43,8 +44,7 @@ class Form:
     def __init__(self, trained: Trained, rows: NewRows, every: bool):
         self.trained, self.rows, self.every = trained, rows, every
         self.names = np.array(trained.meaning.names(trained.classes), object)
-        self.outputs = trained.meaning.outputs or [""] * (trained.outputs[0] if trained.outputs else 1)
-        self.digits = np.finfo(trained.dtype).precision + 3  # with so many, a number read back is the same
+        self.outputs = trained.output_names
 
     def header(self) -> list[str]:
         """The names of the columns."""
@@ -92,14 +92,29 @@ class Form:
 
     def texts(self, numbers: np.ndarray) -> list[str]:
         """Numbers as texts."""
-        form = f".{self.digits}g"
-        return [format(number, form) for number in numbers.tolist()]
+        return [str(number).removesuffix(".0") for number in numbers]  # numpy: the shortest that reads back the same
 
 
-def predict(model: Any, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """What the model predicts for these rows, so many at once as it has memory for."""
-    most = getattr(model, "rows_at_once", ROWS)
-    return np.concatenate([model.predict(parameters, x[at : at + most]) for at in range(0, max(1, len(x)), most)])
+def predict(model: Any, trained: Trained, block: Block, name: str) -> np.ndarray:
+    """What the model predicts for these rows of `name`, so many at once as it has memory for.
+
+    UsageError where that is not what a model should predict: one's own may do anything.
+    """
+    most, x, classes = getattr(model, "rows_at_once", ROWS), block.x, trained.classes
+    shapes = [(len(x), classes), (len(x),)][: 1 + (classes == 2)] if classes else [(len(x), *trained.outputs)]
+    if not len(x):
+        return np.zeros(shapes[0], trained.dtype)
+    with blamed_on_own(f"model {trained.about['model']}"):
+        parts = [np.asarray(model.predict(trained.parameters, x[at : at + most])) for at in range(0, len(x), most)]
+    with np.errstate(all="ignore"):
+        found = trained.values(np.concatenate(parts)) if all(part.ndim for part in parts) else parts[0]
+    if found.shape not in shapes or found.dtype.kind != "f":
+        wanted = f"{trained.dtype} of shape {shapes[0]}"
+        raise UsageError(f"the model predicts {found.dtype} of shape {found.shape}, and should predict {wanted}")
+    if not (finite := np.isfinite(found.reshape(len(x), -1)).all(axis=1)).all():
+        row = block.numbers[int(np.argmin(finite))]
+        raise UsageError(f"{name}: what the model predicts for row {row} is no number; look at the values in that row")
+    return found
 
 
 class Lines:
@@ -190,7 +205,7 @@ def predict_all(
             with refuse_together(world):
                 if turn is not None:
                     block = turn()
-                    outputs = trained.values(predict(model, trained.parameters, block.x))
+                    outputs = predict(model, trained, block, rows.name)
                     counts += [len(block.x), block.dropped, block.filled, block.unseen]
                     if block.y is not None and len(block.y):
                         if measures is not None:
@@ -259,7 +274,10 @@ def said(counts: dict[str, int]) -> str:
     return ", ".join(found)
 
 
-def refuse_existing(told: str, path: str, force: bool) -> None:
-    """UsageError where a file is there already, unless it may be replaced."""
+def refuse_existing(told: str, path: str, force: bool, others: dict[str, str] | None = None) -> None:
+    """UsageError where a file is there already, unless it may be replaced. others: files that it must not be."""
+    for what, other in (others or {}).items():
+        if path and other and os.path.realpath(path) == os.path.realpath(other):
+            raise UsageError(f"{told} {path} is {what}, too; give another name")
     if path and os.path.exists(path) and not force:
         raise UsageError(f"{told} {path} exists already; give another name, or --force to replace it")

@@ -43,6 +43,10 @@ class Trained:
             name not in self.statistics or self.statistics[name].shape != width for name in STATISTICS
         ):
             raise UsageError(f"{run}: what its data were standardized by is not {width[0]} means and deviations")
+        if any(not np.isfinite(each).all() for each in self.statistics.values()) or any(
+            (self.statistics[name] <= 0).any() for name in self.statistics if name.endswith("deviation")
+        ):
+            raise UsageError(f"{run}: what its data were standardized by is no means and deviations")
         target = [self.statistics[name].shape for name in TARGET if name in self.statistics]
         if target and (target != 2 * [(math.prod(self.outputs),)] or self.classes):
             raise UsageError(
@@ -83,12 +87,28 @@ class Trained:
             where = f"; its run was started in {at}" if at and "No module named" in str(error) else ""
             raise UsageError(f"{error}{where}") from error
         if model.layout.describe() != self.about["layout"]:
-            raise UsageError(f"{self.name}: the checkpoint's model {name!r} is not one that this program can build")
+            was = f"the checkpoint's model {self.about['model']!r}"
+            what = (
+                f"--model {spec} is another one than {was}" if spec else f"{was} is not one that this program can build"
+            )
+            raise UsageError(f"{self.name}: {what}")
         return model
+
+    @property
+    def of_features(self) -> dict[str, np.ndarray]:
+        """The statistics of the features alone; empty where they were not standardized."""
+        return {name: self.statistics[name] for name in STATISTICS if name in self.statistics}
 
     def standard(self) -> Standard | None:
         """What standardizes the features as those of the training were; None where they were not."""
-        return Standard({name: self.statistics[name] for name in STATISTICS}, self.dtype) if self.statistics else None
+        return Standard(self.of_features, self.dtype) if self.statistics else None
+
+    @property
+    def output_names(self) -> list[str]:
+        """The names of the values that are predicted, several by their numbers where they have none; one by nothing."""
+        count = math.prod(self.outputs)
+        named = self.meaning.outputs if len(self.meaning.outputs) == count else []
+        return named or ([""] if count == 1 else [str(number) for number in range(count)])
 
     def values(self, outputs: np.ndarray) -> np.ndarray:
         """What the model puts out, (rows,) or (rows, outputs), as values that it was trained on."""
@@ -111,7 +131,8 @@ class Trained:
 
     def check_rows(self, features: tuple[int, ...], name: str) -> None:
         """UsageError where rows of this shape, called `name`, are none that the model was trained on."""
-        if math.prod(features) != math.prod(self.features):
+        flat = len(features) == 1 or len(self.features) == 1
+        if math.prod(features) != math.prod(self.features) or not (flat or tuple(features) == self.features):
             raise UsageError(
                 f"{name} has examples of shape {tuple(features)}; the model was trained on shape {self.features}"
             )

@@ -8,7 +8,6 @@ import logging
 import resource
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,16 +21,12 @@ from hpcdl.runs.export import export
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.new_rows import Block, NewRows
 from hpcdl.runs.predictions import predict_all
+from hpcdl.runs.trained import Trained
 
-THREE = SimpleNamespace(  # a model of three classes, and the checkpoint of it
-    meaning=Meaning(),
-    classes=3,
-    outputs=(),
-    dtype=np.dtype("f4"),
-    parameters=None,
-    predict=lambda w, x: np.ones((len(x), 3)),
-    values=lambda z: z,
-)
+THREE = Trained.__new__(Trained)  # a checkpoint of a model of three classes, and the model in one
+THREE.meaning, THREE.classes, THREE.outputs, THREE.dtype = Meaning(), 3, (), np.dtype("f4")
+THREE.parameters, THREE.statistics, THREE.about = None, {}, {"model": "of a test"}
+THREE.predict = lambda w, x: np.ones((len(x), 3))
 
 
 def ones():

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +12,16 @@ from hpcdl.runs import predictions
 from hpcdl.runs.measures import ClassMeasures, ValueMeasures
 from hpcdl.runs.new_rows import Block, NewRows
 from hpcdl.runs.predictions import predict_all, refuse_existing, said
+from hpcdl.runs.trained import Trained
 
 
 def model(predict, classes, labels=None, outputs=(), recipe=None):
-    meaning = Meaning(labels=labels, recipe=recipe)
-    about = {"classes": classes, "outputs": outputs, "meaning": meaning, "dtype": np.dtype("f4"), "parameters": None}
-    return SimpleNamespace(**about, predict=lambda w, x: predict(x), values=lambda z: z, standardized=lambda y: y)
+    """A checkpoint that was read, and its model in one."""
+    made = Trained.__new__(Trained)
+    made.about, made.parameters, made.statistics, made.dtype = {"model": "of a test"}, None, {}, np.dtype("f4")
+    made.classes, made.outputs, made.meaning = classes, outputs, Meaning(labels=labels, recipe=recipe)
+    made.predict = lambda w, x: predict(x)
+    return made
 
 
 def rows_of(x, size, y=None, ids=None, **counts):
@@ -147,3 +150,39 @@ def test_who_reads_a_stream_may_have_enough(world, monkeypatch):
 
     counts = predict_all(world, model(two, 2), model(two, 2), rows_of(X, 1), stream=Head())
     assert counts["rows"] == world.size
+
+
+@pytest.mark.parametrize(
+    ("predict", "classes", "words"),
+    [
+        (
+            lambda x: two(x)[:, :1],
+            2,
+            r"predicts float32 of shape \(23, 1\), and should predict float32 of shape \(23, 2\)",
+        ),
+        (lambda x: two(x)[1:], 2, r"shape \(22, 2\), and should"),
+        (lambda x: [1] * len(x), 0, "predicts int64 of shape"),
+        (
+            lambda x: np.where(x[:, 0] > 0.9, np.nan, x[:, 0]),
+            0,
+            "rows: what the model predicts for row 20 is no number",
+        ),
+        (lambda x: [][1], 2, r"model of a test: IndexError: list index out of range \(test_predictions.py, line"),
+        (lambda x: exit(3), 2, "model of a test: it leaves the program, with status 3"),
+    ],
+)
+def test_what_a_model_of_ones_own_may_do(world, mpi_tmp_path, predict, classes, words):
+    """All ranks refuse together, and nothing is written."""
+    with pytest.raises(AgreedError, match=words):
+        predict_all(
+            world, model(predict, classes), model(predict, classes), rows_of(X, 100), str(mpi_tmp_path / "a.csv")
+        )
+    world.Barrier()
+    assert not list(mpi_tmp_path.iterdir())
+
+
+def test_a_file_is_not_written_over_what_is_read_nor_twice(tmp_path):
+    (tmp_path / "a.csv").write_text("mine")
+    for other in (tmp_path / "a.csv", tmp_path / "." / "a.csv"):
+        with pytest.raises(UsageError, match=r"--out .*a\.csv is SOURCE, too; give another name"):
+            refuse_existing("--out", str(tmp_path / "a.csv"), True, {"x": "", "SOURCE": str(other)})

@@ -185,7 +185,9 @@ def test_files_that_cannot_be_read(predict, digits, tmp_path, name, content, wor
 
 def test_refusals(predict, digits, tmp_path):
     (tmp_path / "a.csv").write_text("1,2\n")
-    assert "--split test: a.csv is no data file" in predict("a.csv", "--split", "test", of=digits)
+    assert "a.csv is no data file (HDF5) with a part test: prepare-data makes one" in predict(
+        "a.csv", "--split", "test", of=digits
+    )
     status, said = ends("predict", [str(digits), "digits", "--out", "p.txt"])
     assert status == 2 and "should end in .csv or .npz" in said
     (tmp_path / "p.csv").write_text("mine")
