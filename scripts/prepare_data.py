@@ -11,6 +11,7 @@ format is in docs/data.md. One process is enough; MPI is not needed.
 """
 
 import argparse
+import os
 import sys
 from fractions import Fraction
 
@@ -106,6 +107,8 @@ def main(arguments=None):
     try:
         given = {key: value for key, value in vars(parser().parse_args(arguments)).items() if value is not None}
         kind, source, out = (given.pop(key) for key in ("kind", "source", "out"))
+        if os.path.exists(source) and os.path.exists(out) and os.path.samefile(source, out):
+            raise UsageError(f"{out} is the source itself; name another file to be made")
         about = {key: given.pop(key) for key in ("force", "compress", "name", "scale", "origin") if key in given}
         output = Output(out, **about)
         info = KINDS[kind](source, output, **given)

@@ -38,10 +38,12 @@ class FederatedOptions(Options):
     optimizer: str = option("sgd", "rule of the clients, with a fresh state in each round: sgd, momentum, adam, ...")
     schedule: str = option("constant", "constant, step, cosine or 1/t, of the clients' rate over the rounds")
 
+    unused = ("epochs", "steps", "batch_size", "batch_per_rank")
+
     def __post_init__(self):
         super().__post_init__()
         plain = Options()
-        for name in ("epochs", "steps", "batch_size", "batch_per_rank"):
+        for name in self.unused:
             if getattr(self, name) != getattr(plain, name):
                 raise UsageError(
                     f"--{name.replace('_', '-')}: clients count --rounds, --local-epochs and --local-batch instead"

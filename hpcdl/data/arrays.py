@@ -74,8 +74,8 @@ def from_arrays(
         tested = _from_memory(*test, classes, scale, options.dtype, suffix="_test")
     held_out = held_out_rows(train.y, classes, options)
     meaning = Meaning(scale, None if labels is None else tuple(map(str, labels)))
-    rows_of_x = without(array_slabs(train.x), held_out)
-    values = None if classes else train.y
+    rows_of_x = without(array_slabs(x.reshape(len(x), -1)), held_out)  # as they came, with all their digits
+    values = None if classes else y.astype(np.float64)
     standard = options.standard(lambda: measured(rows_of_x, scale, values, held_out), meaning)
     for rows in (train, tested):
         if rows is not None:

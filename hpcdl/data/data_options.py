@@ -10,10 +10,11 @@ from hpcdl.data.augment import make_augment
 from hpcdl.data.format import most_of
 from hpcdl.data.meaning import Meaning
 from hpcdl.data.partition import check_shards, hold_out, parse_partition
-from hpcdl.data.standard import Standard
+from hpcdl.data.standard import TARGET, Standard
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
 
+COARSE = 1e-3  # of a deviation, that rounding may take away
 Standardize = bool | str | dict[str, np.ndarray]  # whether, or "auto", or by which statistics
 
 
@@ -57,7 +58,28 @@ class DataOptions:
         given = self.standardize
         if given is False or (given == "auto" and meaning.recipe is None):
             return None
-        return Standard(given if isinstance(given, dict) else measured(), self.dtype)
+        if isinstance(given, dict):
+            return Standard(given, self.dtype)
+        statistics = measured()
+        refuse_coarse(statistics, self.dtype, meaning)
+        return Standard(statistics, self.dtype)
+
+
+def refuse_coarse(statistics: dict[str, np.ndarray], dtype: np.dtype, meaning: Meaning) -> None:
+    """UsageError where the type has too few digits for what is far from 0 and changes little, as times in seconds."""
+    columns = meaning.features
+    for what, names in (("feature", ("mean", "deviation")), ("value to predict", TARGET)):
+        if names[0] in statistics:
+            mean, deviation = (statistics[name] for name in names)
+            changing = np.where(deviation == 1.0, np.inf, deviation)  # 1: it may be constant
+            lost = np.finfo(dtype).eps * abs(mean) / changing
+            if lost.max() > COARSE:
+                k = int(lost.argmax())
+                name = f" ({columns[k]})" if what == "feature" and k < len(columns) else ""
+                raise UsageError(
+                    f"the {what} {k}{name} is {mean[k]:g} give or take {deviation[k]:.3g}, and {dtype} has too few "
+                    "digits for that: take --dtype float64, subtract an offset from the data, or leave it out"
+                )
 
 
 def model_type(dtype: DTypeLike) -> np.dtype:

@@ -140,7 +140,7 @@ def _standard_of(info: Info, comm: Comm, options: DataOptions, held_out: np.ndar
     """What standardizes the rows of a file; measured by one rank."""
 
     def work() -> dict[str, np.ndarray]:
-        y = None if info.classes else read_y(info, "train", options.dtype)
+        y = None if info.classes else read_y(info, "train", np.dtype(np.float64))
         return measured(without(file_slabs(info), held_out), info.scale, y, held_out)
 
     return options.standard(lambda: _by_one(comm, work), info.meaning)

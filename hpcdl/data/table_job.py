@@ -38,9 +38,10 @@ class Job:
             for column in columns:
                 if column in survey.missing and not self.plan.drop:
                     count, where = survey.missing[column]
+                    out = "of the table" if self.like else "by --missing drop"
                     raise UsageError(
                         f"{self.source.cell(where, column)}: a row has an empty {what} (or a text that says so, "
-                        f"as NA), {count} of them in all; fill them in, or leave such rows out by --missing drop"
+                        f"as NA), {count} of them in all; fill them in, or leave such rows out {out}"
                     )
         if not len(survey.rows):
             raise UsageError(f"{self.source.path}: each row lacks a value, so that none is left; see --drop")

@@ -169,7 +169,8 @@ class Source:
         """The error for a column that a recipe has and this table has not."""
         if by_name:
             what = f"no column {shown(name)}, which the training data had; its columns are"
-            return UsageError(f"{self.path} has {what}: {short(', '.join(self.names), 400)}")
+            one = f" (--delimiter is {self.delimiter!r})" if self.width == 1 else ""
+            return UsageError(f"{self.path} has {what}: {short(', '.join(self.names), 400)}{one}")
         said = f"{self.width} columns and no column {short(name)}"
         return UsageError(f"{self.path} has {said}: without a header they go by number, those of labels counted")
 

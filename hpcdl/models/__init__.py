@@ -140,12 +140,27 @@ def own_model(spec: str, offered: dict[str, Any], dtype: str, from_file: bool = 
         raise UsageError(f"{told}: a model is a class, and that is {'a function' if callable(found) else 'none'}")
     if missing := [name for name in MEMBERS if not callable(getattr(found, name, None))]:
         raise UsageError(f"{told}: the class has no {', '.join(missing)}; a model has layout, {', '.join(MEMBERS)}")
-    model = made(found, settings, offered, told)
+    model = made(spared(found), settings, offered, told)
     if not isinstance(getattr(model, "layout", None), Layout):
         raise UsageError(f"{told}: its member layout should be a hpcdl.models.layout.Layout")
     if model.layout.dtype != np.dtype(dtype):
         raise UsageError(f"{told}: its layout is of {model.layout.dtype}; let it take dtype, or add --dtype")
     return model
+
+
+def spared(found: type) -> type:
+    """The class, spared of batches without rows, which ranks have where a batch is small: their gradient is zero."""
+
+    def loss_and_gradient(self: Any, parameters: Any, batch: Any, gradient: Any, on_ready: Any = None) -> float:
+        if len(batch.y):
+            extra = () if on_ready is None else (on_ready,)
+            return found.loss_and_gradient(self, parameters, batch, gradient, *extra)  # type: ignore[attr-defined]
+        if on_ready is not None:
+            on_ready(slice(0, len(gradient)))
+        return 0.0
+
+    same = {"__module__": found.__module__, "__qualname__": found.__qualname__, "__doc__": found.__doc__}
+    return type(found)(found.__name__, (found,), same | {"loss_and_gradient": loss_and_gradient})
 
 
 def name_of(model: Any) -> str:

@@ -4,7 +4,7 @@
     csv, Parquet, Arrow      by the recipe of the training data; without one, each column is a feature
     npz                      the array x, or x_test, x_train
     idx                      one file of MNIST's format, gzipped or not
-    package.module:function  what it returns, as --data has it
+    package.module:function  what it returns: x alone, or as --data has it
 
 Each comes in blocks, of which a rank calls those that it predicts: only they are parsed.
 """
@@ -32,7 +32,7 @@ from hpcdl.data.recipe import Column, Recipe
 from hpcdl.data.table_rows import TableRows
 from hpcdl.data.table_source import is_number, open_table
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.own import is_own
+from hpcdl.own import is_own, made, own
 from hpcdl.runs.trained import Trained
 
 ROWS = 8192  # of a block, at most
@@ -90,6 +90,8 @@ def new_rows(
     if source in KNOWN:
         return of_file(source, trained, group, ranks)
     if is_own(source) and not os.path.exists(source):
+        if not group and (alone := rows_alone(source, trained, from_file)) is not None:
+            return of_array(alone, source, trained, ranks)
         how: Any = {"standardize": trained.of_features or False, "from_file": from_file}
         data = open_data(source, dtype=trained.dtype, **how)
         split: Any = {"": data.test or data.train, "test": data.test, "train": data.train}.get(group)
@@ -109,6 +111,15 @@ def new_rows(
     if start.startswith((b"\0\0", b"\x1f\x8b")):
         return of_idx(source, trained)
     return of_table(source, trained, delimiter)
+
+
+def rows_alone(source: str, trained: Trained, from_file: bool) -> np.ndarray | None:
+    """What a function of one's own returns, where that is x alone: an array, or {"x": array}."""
+    told = f"source {source}"
+    found, settings = own(source, told, from_file)
+    returned = made(found, settings, {}, told)
+    returned = returned.get("x") if isinstance(returned, dict) and set(returned) == {"x"} else returned
+    return returned if isinstance(returned, np.ndarray) else None
 
 
 def beginning(source: str) -> bytes:
@@ -231,22 +242,26 @@ def of_npz(source: str, trained: Trained, ranks: int) -> NewRows:
     if name is None:
         others = ", ".join(sorted(map(shown, arrays))) or "none"
         raise UsageError(f"{source} has no array x, x_test or x_train; it has {others}")
-    x = arrays[name]
+    return of_array(arrays[name], f"{source}: {name}", trained, ranks)
+
+
+def of_array(x: np.ndarray, name: str, trained: Trained, ranks: int) -> NewRows:
+    """The rows of an array."""
     if x.dtype.kind not in "biuf" or x.ndim < 2:
-        raise UsageError(f"{source}: {name} is {x.dtype} of shape {x.shape}; it must hold numbers (rows, features...)")
-    trained.check_rows(x.shape[1:], f"{source}: {name}")
+        raise UsageError(f"{name} is {x.dtype} of shape {x.shape}; it must hold numbers (rows, features...)")
+    trained.check_rows(x.shape[1:], name)
     x = x.view(np.uint8) if x.dtype == bool else x
 
     def load(part: slice) -> Block:
         numbers = np.arange(part.start, part.stop)
-        return Block(seen(x[part], trained, f"{source}: {name}", numbers), numbers)
+        return Block(seen(x[part], trained, name, numbers), numbers)
 
     def blocks() -> Iterator[Callable[[], Block]]:
         most = at_once(trained, len(x), ranks)
         for start in range(0, len(x), most):
             yield partial(load, slice(start, min(start + most, len(x))))
 
-    return NewRows(source, blocks)
+    return NewRows(name, blocks)
 
 
 def of_idx(source: str, trained: Trained) -> NewRows:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -54,6 +54,7 @@ class Options:
     was given on the command line, where there is one.
     """
 
+    unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program
     before = ""  # without a type it is no field, and so no option
     told = None
 
@@ -262,6 +263,8 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
     found: dict[str, Any] = {}
     for path in files:
         texts, left = taken(read_file(path, f"--config {path}"), kinds, COMMON, f"--config {path}")
+        idle = [name for name in getattr(options_class, "unused", ()) if name in texts]
+        left += [name for name in idle if texts.pop(name) != str(getattr(Options, name))]
         if left:
             note(program, f"warning: --config {path}: left out, of another strategy: {', '.join(left)}")
         found |= values_of(texts, kinds, path)

@@ -90,6 +90,8 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
         before, now = f"{theirs['model']} with {sizes[0]}", f"{mine['model']} with {sizes[1]}"
         raise UsageError(f"{refusal} model is {before}, not {now}")
     digests = [about["data"].pop("digest", None) for about in (mine, theirs)]
+    if None not in digests and digests[0] == digests[1]:
+        theirs["data"]["name"] = mine["data"]["name"]  # that of the file, for most; the rows are what counts
     if mine["data"] != theirs["data"]:
         rows = [f"{each['data']['name']} with {each['data']['rows']} training rows" for each in (theirs, mine)]
         raise UsageError(f"{refusal} data are {rows[0]}, not {rows[1]}")

@@ -158,3 +158,19 @@ def test_values_to_predict_are_standardized_too(tmp_path, place, outputs):
     assert data.unit == (1.0 if outputs else deviation)
     data.close()
     assert from_arrays(x, np.arange(50) % 2, standardize=True).statistics.keys() == {"mean", "deviation"}
+
+
+def test_what_has_too_few_digits_is_refused():
+    """A time in seconds since 1970 that changes by some: in float32 all would be the same."""
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((200, 2)), random.standard_normal(200)
+    time, constant = 1.7e9 + 20 * x[:, 0], np.full(200, 1e9)
+    with pytest.raises(
+        UsageError, match=r"the feature 1 is 1.7e\+09 give or take \d+.*float32 .* take --dtype float64"
+    ):
+        from_arrays(np.column_stack([x, time])[:, 1:], y, standardize=True)
+    with pytest.raises(UsageError, match=r"the value to predict 0 is 1.7e\+09"):
+        from_arrays(x, time, standardize=True)
+    data = from_arrays(np.column_stack([time, constant]), y, standardize=True, dtype="float64")
+    assert data.train.rows(0, 200)[0].std(axis=0) == pytest.approx([1, 0], abs=1e-6)
+    from_arrays(np.column_stack([x, constant]), y, standardize=True)

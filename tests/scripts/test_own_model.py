@@ -40,6 +40,12 @@ def curve(rows=60):
     x = np.linspace(-1, 1, rows)[:, None]
     return x, 3 - x[:, 0], x[::7], 3 - x[::7, 0]
 
+class Exact(Polynomial):
+    # It minds batches without rows, as x.reshape(len(x), -1) does, and knows no on_ready.
+    def loss_and_gradient(self, w, batch, gradient):
+        assert len(batch.y) and batch.x.reshape(len(batch.x), -1).shape[1] == 1
+        return super().loss_and_gradient(w, batch, gradient)
+
 def planes(rows=90, seed=0):
     random = np.random.default_rng(5)
     x = random.standard_normal((rows, 4))
@@ -128,6 +134,42 @@ def test_a_checkpoint_names_nothing_that_is_not_the_users_own(mine):
     (mine / "a/config.yaml").write_text("model: subprocess:run,args=x\ndata: shutil:rmtree,path=keep\n")
     status, said = ends("train_allreduce", ["--resume", "a"])
     assert status == 2 and "stands in a file" in said
+
+
+def test_a_model_of_ones_own_sees_no_batch_without_rows(run_on, mine):
+    """Three ranks share batches of two examples; the curve is that of one rank."""
+    told = [*TOLD[:2], "--model", "shapes_of_mine:Exact,width=3", "--batch-size", 2, "--steps", 9, "--dtype", "float64"]
+    run_on(3, FOLDER / "train_allreduce.py", *told, "--out", "three", check=0)
+    assert ends("train_sequential", [*map(str, told), "--out", "one", "--progress", "none"])[0] == 0
+    one, three = (json.loads((mine / each / "summary.json").read_text()) for each in ("one", "three"))
+    assert three["train_loss"] == pytest.approx(one["train_loss"], rel=1e-10)
+
+
+def test_values_of_ones_own_function_are_scored_in_their_own_units(mine, capsys):
+    """Standardized once, and not twice; in training and evaluation alike."""
+    told = [
+        "--data",
+        "shapes_of_mine:planes",
+        "--model",
+        "mlp:8",
+        "--epochs",
+        "3",
+        "--standardize",
+        "--progress",
+        "none",
+    ]
+    assert ends("train_sequential", [*told, "--out", "s"])[0] == 0
+    assert ends("evaluate", ["s", "--predict", "p.csv", "--json", "s.json"])[0] == 0
+    trained, scored = (json.loads((mine / each).read_text()) for each in ("s/summary.json", "s.json"))
+    assert scored["scores"]["loss"] == pytest.approx(trained["test_loss"], rel=1e-5)
+    table = np.loadtxt(mine / "p.csv", delimiter=",", skiprows=1)
+    assert (mine / "p.csv").read_text().startswith("row,label 0,label 1,value 0,value 1")
+    true = __import__("shapes_of_mine").planes()[3]
+    np.testing.assert_allclose(table[:, 1:3], true, rtol=1e-6)
+    found = np.sqrt(((table[:, 3:] - true) ** 2).mean(axis=0))
+    np.testing.assert_allclose([each["rmse"] for each in scored["outputs"]], found, rtol=1e-4)
+    assert ends("predict", ["s", "shapes_of_mine:planes", "--out", "q.csv"])[0] == 0
+    assert (mine / "q.csv").read_text() == (mine / "p.csv").read_text()
 
 
 @pytest.mark.parametrize("strategy", ["parameter_server", "fully_sharded", "pipeline", "allreduce"])

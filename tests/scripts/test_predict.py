@@ -151,13 +151,34 @@ def test_images_from_npz_idx_csv_and_a_function(predict, digits, tmp_path, monke
     (tmp_path / "pictures_of_mine.py").write_text(
         "import numpy as np\ndef some():\n    x = np.load('a.npz')['x']\n"
         "    return {'x': x, 'y': np.arange(40) % 10, 'scale': 1 / 16}\n"
+        "def alone():\n    return np.load('a.npz')['x']\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "c.csv").write_text(",".join(map(str, range(64))) + "\n" + (tmp_path / "a.csv").read_text())
-    for source in ("c.csv", "a.npz", "images-idx3-ubyte", "images.gz", "a.csv", "b.csv", "pictures_of_mine:some"):
+    for source in (
+        "c.csv",
+        "a.npz",
+        "images-idx3-ubyte",
+        "images.gz",
+        "a.csv",
+        "b.csv",
+        "pictures_of_mine:some",
+        "pictures_of_mine:alone",
+    ):
         table = predict(source, of=digits)
         assert [line[-2:] for line in table[1:]] == wanted, source
         assert [int(line[0]) for line in table[1:]] == list(range(40))
+
+
+def test_a_csv_with_another_delimiter(predict, tmp_path):
+    (tmp_path / "new.csv").write_text("name;color;size\na;red;3.05\n")
+    assert [line[:3] for line in predict("new.csv", "--delimiter", ";")][1] == ["0", "a", "bee"]
+    assert "its columns are: name;color;size (--delimiter is ',')" in predict("new.csv")
+
+
+def test_images_of_another_shape_are_refused(predict, digits, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 4, 16)))
+    assert "has examples of shape (4, 16); the model was trained on shape (8, 8)" in predict("a.npz", of=digits)
 
 
 @pytest.mark.parametrize(

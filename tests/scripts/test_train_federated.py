@@ -134,3 +134,14 @@ def test_bad_input_is_one_line(run_on, tmp_path, options, words):
     ours = [line for line in done.stderr.splitlines() if line.startswith("train-federated: error: ")]
     assert done.returncode == 2 and len(ours) == 1 and words in ours[0], done.stderr
     assert "Traceback" not in done.stderr and done.stdout == "" and list(tmp_path.iterdir()) == []
+
+
+def test_options_that_mean_nothing_to_clients_are_left_out_of_a_file(tmp_path, monkeypatch, capsys):
+    """A file of another strategy has epochs; on the command line they are refused."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("epochs: 3\nbatch_size: 32\nlr: 0.5\n")
+    read = parse(FederatedOptions, "train-federated", "", ["--config", "c.yaml"])
+    assert (read.lr, read.epochs, read.batch_size) == (0.5, 20, 32)
+    assert "warning: --config c.yaml: left out, of another strategy: epochs\n" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="--epochs: clients count --rounds"):
+        parse(FederatedOptions, "train-federated", "", ["--config", "c.yaml", "--epochs", "3"])
