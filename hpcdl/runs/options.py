@@ -56,7 +56,7 @@ class Options:
 
     unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program
     before = ""  # without a type it is no field, and so no option
-    told = None
+    told = None  # type: Any
 
     data: str = option(
         "digits",
