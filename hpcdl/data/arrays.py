@@ -151,33 +151,48 @@ def _from_memory(
     return MemoryRows(x, y, scale, dtype, augment)
 
 
-def from_function(spec: str, comm: Comm, options: DataOptions, from_file: bool = False) -> Data:
-    """The data that a function of one's own returns: package.module:function, with settings as in :function,year=2020.
+def called(spec: str, seed: int, from_file: bool = False) -> dict[str, Any]:
+    """What a function of one's own returns, package.module:function, with settings as in :function,year=2020, by name.
 
-    It returns x and y, or x, y, x_test and y_test, or what `from_arrays` takes by name. Each rank calls it and holds
-    the arrays, of which a memory-mapped one (numpy.load with mmap_mode="r") is in memory once. Collective over `comm`.
-    UsageError where it cannot be called, and where the ranks do not get the same.
+    It returns x and y, or x, y, x_test and y_test, or a dictionary of what `from_arrays` takes, or x alone, to be
+    predicted. It is given `seed` where it takes one. UsageError where it cannot be called, or returns something else.
     """
     told = f"--data {spec}"
+    found, settings = own(spec, told, from_file)
+    returned = made(found, settings, {"seed": seed}, told)
+    if isinstance(returned, np.ndarray):
+        returned = {"x": returned}
+    elif isinstance(returned, tuple | list) and len(returned) in (2, 4):
+        returned = dict(zip(("x", "y", "x_test", "y_test"), returned, strict=False))
+    if not (isinstance(returned, dict) and {"x"} <= set(returned) <= GIVEN):
+        what = f"a dictionary with {shown(sorted(map(str, returned)))}" if isinstance(returned, dict) else "other"
+        raise UsageError(f"{told}: it should return (x, y), (x, y, x_test, y_test) or a dictionary of them, not {what}")
+    return {"name": found.__name__} | returned
 
-    def make() -> Data:
-        found, settings = own(spec, told, from_file)
-        returned = made(found, settings, {"seed": options.seed}, told)
-        if isinstance(returned, tuple | list) and len(returned) in (2, 4):
-            returned = dict(zip(("x", "y", "x_test", "y_test"), returned, strict=False))
-        if not (isinstance(returned, dict) and {"x", "y"} <= set(returned) <= GIVEN):
-            what = f"a dictionary with {shown(sorted(map(str, returned)))}" if isinstance(returned, dict) else "other"
-            raise UsageError(
-                f"{told}: it should return (x, y), (x, y, x_test, y_test) or a dictionary of them, not {what}"
-            )
-        how = {name: getattr(options, name) for name in HOW}
-        with blamed_on_own(told):
-            return from_arrays(**({"name": found.__name__} | returned), **how)  # type: ignore[arg-type]
 
-    data = agreed(comm, make)
+def from_called(spec: str, returned: dict[str, Any], **how: Any) -> Data:
+    """The data of what such a function has returned; how: as `from_arrays` takes it."""
+    told = f"--data {spec}"
+    if "y" not in returned:
+        raise UsageError(f"{told}: it returns x alone; to train and to score, y is needed, too")
+    with blamed_on_own(told):
+        data = from_arrays(**returned, **how)
     data.source = spec
+    return data
+
+
+def from_function(spec: str, comm: Comm, options: DataOptions, from_file: bool = False) -> Data:
+    """The data that a function of one's own returns; collective over `comm`.
+
+    Each rank calls it and holds the arrays, of which a memory-mapped one (numpy.load with mmap_mode="r") is in memory
+    once. UsageError, too, where the ranks do not get the same.
+    """
+    how = {name: getattr(options, name) for name in HOW}
+    data = agreed(comm, lambda: from_called(spec, called(spec, options.seed, from_file), **how))
     digests = [data.digest] if comm is None else comm.allgather(data.digest)
     for rank, each in enumerate(digests):
         if each != digests[0]:
-            raise UsageError(f"{told} returns other arrays on rank {rank} than on rank 0: let it draw by a fixed seed")
+            raise UsageError(
+                f"--data {spec} returns other arrays on rank {rank} than on rank 0: let it draw by a fixed seed"
+            )
     return data

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcdl.data import open_data
+from hpcdl.data.arrays import called, from_called
 from hpcdl.data.dataset import Split
 from hpcdl.data.format import KNOWN, SLAB_BYTES, check_x, check_y, find, most_of, read_info, shown
 from hpcdl.data.meaning import Meaning
@@ -32,7 +32,7 @@ from hpcdl.data.recipe import Column, Recipe
 from hpcdl.data.table_rows import TableRows
 from hpcdl.data.table_source import is_number, open_table
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.own import is_own, made, own
+from hpcdl.own import is_own
 from hpcdl.runs.trained import Trained
 
 ROWS = 8192  # of a block, at most
@@ -90,10 +90,10 @@ def new_rows(
     if source in KNOWN:
         return of_file(source, trained, group, ranks)
     if is_own(source) and not os.path.exists(source):
-        if not group and (alone := rows_alone(source, trained, from_file)) is not None:
-            return of_array(alone, source, trained, ranks)
-        how: Any = {"standardize": trained.of_features or False, "from_file": from_file}
-        data = open_data(source, dtype=trained.dtype, **how)
+        returned = called(source, trained.about["seed"], from_file)
+        if "y" not in returned and not group:
+            return of_array(np.asarray(returned["x"]), source, trained, ranks)
+        data = from_called(source, returned, dtype=trained.dtype, standardize=trained.of_features or False)
         split: Any = {"": data.test or data.train, "test": data.test, "train": data.train}.get(group)
         if split is None:
             raise UsageError(f"{source} has no {group} rows")
@@ -102,8 +102,8 @@ def new_rows(
     if start.startswith(b"\x89HDF"):
         return of_file(source, trained, group, ranks)
     if group:
-        made = "prepare-data makes one, of a table by --like the training data; hpcdl predict takes this as it is"
-        raise UsageError(f"{source} is no data file (HDF5) with a part {group}: {made}")
+        hint = "prepare-data makes one, of a table by --like the training data; hpcdl predict takes this as it is"
+        raise UsageError(f"{source} is no data file (HDF5) with a part {group}: {hint}")
     if trained.meaning.vocabulary is not None:
         raise UsageError(f"{source}: the model was trained on a text; make a data file of it by prepare-data text")
     if start.startswith(b"PK"):
@@ -111,15 +111,6 @@ def new_rows(
     if start.startswith((b"\0\0", b"\x1f\x8b")):
         return of_idx(source, trained)
     return of_table(source, trained, delimiter)
-
-
-def rows_alone(source: str, trained: Trained, from_file: bool) -> np.ndarray | None:
-    """What a function of one's own returns, where that is x alone: an array, or {"x": array}."""
-    told = f"source {source}"
-    found, settings = own(source, told, from_file)
-    returned = made(found, settings, {}, told)
-    returned = returned.get("x") if isinstance(returned, dict) and set(returned) == {"x"} else returned
-    return returned if isinstance(returned, np.ndarray) else None
 
 
 def beginning(source: str) -> bytes:
