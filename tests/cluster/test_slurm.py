@@ -143,9 +143,9 @@ def test_bench_allreduce(submit, tmp_path, nodes):
     job = submit("bench_allreduce.sbatch", *options, nodes=nodes, sbatch=sbatch)
     assert job.ended()["NumNodes"] == str(nodes)
     found = json.loads((tmp_path / f"bench-allreduce-{job.name}.json").read_text())
-    assert found["ranks"] == 4 and list(found["microseconds"]) == ["1KiB", "8KiB"]
-    names = {"ring", "hierarchical", "mpi"}
-    assert set(found["microseconds"]["1KiB"]) == {*names, *(f"{name}, bare" for name in names), "copy"}
+    assert {(row["ranks"], row["size_bytes"]) for row in found["rows"]} == {(4, 1024), (4, 8192)}
+    names = {(name, bare) for name in ("ring", "hierarchical", "mpi") for bare in (False, True)}
+    assert {(row["algorithm"], row["bare"]) for row in found["rows"]} == names | {("copy", True)}
     assert "all-reduce of float32 in place on 4 ranks" in job.log
 
 
