@@ -10,6 +10,7 @@ from hpcdl.data.augment import make_augment
 from hpcdl.data.format import most_of
 from hpcdl.data.meaning import Meaning
 from hpcdl.data.partition import check_shards, hold_out, parse_partition
+from hpcdl.data.recipe import Recipe
 from hpcdl.data.standard import TARGET, Standard
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
@@ -67,7 +68,6 @@ class DataOptions:
 
 def refuse_coarse(statistics: dict[str, np.ndarray], dtype: np.dtype, meaning: Meaning) -> None:
     """UsageError where the type has too few digits for what is far from 0 and changes little, as times in seconds."""
-    columns = meaning.features
     for what, names in (("feature", ("mean", "deviation")), ("value to predict", TARGET)):
         if names[0] in statistics:
             mean, deviation = (statistics[name] for name in names)
@@ -75,7 +75,8 @@ def refuse_coarse(statistics: dict[str, np.ndarray], dtype: np.dtype, meaning: M
             lost = np.finfo(dtype).eps * abs(mean) / changing
             if lost.max() > COARSE:
                 k = int(lost.argmax())
-                name = f" ({columns[k]})" if what == "feature" and k < len(columns) else ""
+                recipe = Recipe.read(meaning.recipe, "the recipe of the data") if meaning.recipe else None
+                name = f" ({recipe.features[k]})" if recipe and what == "feature" else ""
                 raise UsageError(
                     f"the {what} {k}{name} is {mean[k]:g} give or take {deviation[k]:.3g}, and {dtype} has too few "
                     "digits for that: take --dtype float64, subtract an offset from the data, or leave it out"

@@ -17,8 +17,6 @@ from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Device
 
-PLAIN = Meaning()
-
 
 class Split:
     """Some rows of a data set (training, test or validation), all of which every rank can read."""
@@ -71,7 +69,7 @@ class Data:
         threaded: bool,
         shares: list[tuple[int, int]] | None = None,
         resources: list,
-        meaning: Meaning = PLAIN,
+        meaning: Meaning,
         order: str,
         digest: Callable[[], str],
     ):

@@ -39,10 +39,12 @@ from hpcdl.memory import available
 
 FilePath: TypeAlias = str | os.PathLike[str]
 KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
+TABLE = "table"  # the attribute that says how a table became numbers
 GROUPS = ("train", "test", "rows")
 SLAB_BYTES = 8 << 20  # what is read or written at a time
 MOST_CLASSES = 1 << 24  # more are a mistake: a model has an output for each, and so have counts of labels
 MOST_LINKS = 8  # soft links that are followed one after the other; a loop has more
+TABLE = "table"  # the attribute that says how a table became numbers
 GROUPS = ("train", "test", "rows")  # rows: to be predicted, without labels
 NOTES = frozenset(("row", "id"))  # columns that say which row of a source a row is: no digest, and no partition by them
 LONGEST = 60  # characters of what is not ours that a message shows
@@ -294,10 +296,10 @@ def _labels(path: FilePath, file: h5py.File, classes: int) -> tuple[str, ...] | 
 
 def _recipe(path: FilePath, file: h5py.File) -> dict | None:
     """How a table became numbers, where the file is of one."""
-    if "table" not in file.attrs:
+    if TABLE not in file.attrs:
         return None
     try:
-        found = json.loads(_text(path, "table", file.attrs["table"]))
+        found = json.loads(_text(path, TABLE, file.attrs[TABLE]))
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -63,19 +63,6 @@ class Meaning:
         return [str(number) for number in range(classes)] if self.labels is None else list(self.labels)
 
     @property
-    def features(self) -> list[str]:
-        """The names of the features of a table; none where they are not known."""
-        columns = (self.recipe or {}).get("columns")
-        try:
-            return [
-                name
-                for column in columns or []
-                for name in ([column["name"]] if column["values"] is None else [column["name"]] * len(column["values"]))
-            ]
-        except (TypeError, LookupError):
-            return []
-
-    @property
     def outputs(self) -> list[str]:
         """The names of the columns that are predicted; none where they are not known."""
         named = (self.recipe or {}).get("label")

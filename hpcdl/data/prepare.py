@@ -23,9 +23,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hpcdl.data.digest import Digest, settle, write
-from hpcdl.data.format import NOTES, FilePath, Info, check_x, check_y, new_file, read_info, shown, slabs
+from hpcdl.data.format import NOTES, TABLE, FilePath, Info, check_x, check_y, new_file, read_info, shown, slabs
 from hpcdl.data.partition import hold_out
-from hpcdl.data.recipe import ATTRIBUTE
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import probe
@@ -115,7 +114,7 @@ class Output:
             if vocabulary is not None:
                 file.attrs["vocabulary"] = vocabulary.characters
             if table is not None:
-                file.attrs[ATTRIBUTE] = table
+                file.attrs[TABLE] = table
             if self.origin:
                 file.attrs["source"] = self.origin
             features = next(iter(groups.values()))[0][1:]

@@ -54,10 +54,11 @@ def prepare_table(
     data file whose recipe is to be done again, with the classes that it has; no_label: on rows to be predicted, which
     then are the one group of the file.
     """
-    source = open_table(path, delimiter if like is None or delimiter is not None else known_of(like)[0].delimiter)
+    known = None if like is None else known_of(like)
+    source = open_table(path, delimiter if known is None or delimiter is not None else known[0].delimiter)
     named = {"label": label, "id": id, "group": group, "columns": columns, "drop": drop, "text": text}
     job: Job
-    if like is None:
+    if like is None or known is None:
         if no_label:
             raise UsageError("--no-label needs --like TRAIN.h5: the data file whose model is to predict")
         if missing not in (None, *MISSING):
@@ -71,7 +72,7 @@ def prepare_table(
         )
         if given:
             raise UsageError(f"--like{' and --no-label' * no_label} already says what {given[0]} would: leave it out")
-        job = Again(source, like, id, group, header, not no_label)
+        job = Again(source, like, *known, id, group, header, not no_label)
     with output.blamed():
         spool_file = tempfile.TemporaryFile(dir=output.path.parent)  # noqa: SIM115 - closed below
     with spool_file as spool:

@@ -8,14 +8,12 @@ it in table_rows.py.
 """
 
 import dataclasses
-import json
 import math
 from typing import Any
 
-from hpcdl.data.format import FilePath, find, open_file, read_info, shown
-from hpcdl.errors import UsageError, blamed_on
+from hpcdl.data.format import TABLE, FilePath, Info, find, read_info, shown
+from hpcdl.errors import UsageError
 
-ATTRIBUTE = "table"
 MISSING = ("refuse", "drop", "mean", "median")  # what can be done with values that are missing
 
 
@@ -94,23 +92,24 @@ class Recipe:
         return recipe
 
 
-def recipe_of(name_or_path: FilePath) -> Recipe | None:
+def recipe_in(info: Info) -> Recipe | None:
     """What was done with the table that a data file was made from; None where it was made from none, or says nothing.
 
-    UsageError if it is no data file, or its recipe is malformed or for another number of features.
+    UsageError if its recipe is malformed, or for another number of features.
     """
-    path = find(str(name_or_path))
-    features = read_info(path).features
-    with open_file(path) as file:
-        if ATTRIBUTE not in file.attrs:
-            return None
-        where, said = f"{path}: the attribute {ATTRIBUTE}", file.attrs[ATTRIBUTE]
-    with blamed_on(f"{where} is no JSON"):
-        found = json.loads(said)
-    recipe = Recipe.read(found, where)
-    if features != (len(recipe.features),):
-        raise UsageError(f"{where} has {len(recipe.features)} features, but the rows of the file have shape {features}")
+    if info.meaning.recipe is None:
+        return None
+    where = f"{info.path}: the attribute {TABLE}"
+    recipe = Recipe.read(info.meaning.recipe, where)
+    if info.features != (len(recipe.features),):
+        said = f"{len(recipe.features)} features, but the rows of the file have shape {info.features}"
+        raise UsageError(f"{where} has {said}")
     return recipe
+
+
+def recipe_of(name_or_path: FilePath) -> Recipe | None:
+    """The same, of a known data set or a path; UsageError, too, if it is no data file."""
+    return recipe_in(read_info(find(str(name_or_path))))
 
 
 def _column(found: Any) -> Column:

@@ -6,12 +6,11 @@ Again    a data file has the recipe, and the names of the classes
 
 import dataclasses
 
-import h5py
 import numpy as np
 
-from hpcdl.data.format import FilePath, Info, find, open_file, read_info, short, slabs
+from hpcdl.data.format import FilePath, Info, find, read_info, short, slabs
 from hpcdl.data.prepare import class_numbers, pixels
-from hpcdl.data.recipe import Column, Recipe, recipe_of
+from hpcdl.data.recipe import Column, Recipe, recipe_in
 from hpcdl.data.table_names import check_names, column_of, columns_of, has_header
 from hpcdl.data.table_source import CsvSource, Source, is_number, knowing
 from hpcdl.data.table_survey import WRITTEN, Plan, Survey
@@ -206,10 +205,20 @@ class Again(Job):
     """A table with which is done what was done with another."""
 
     def __init__(
-        self, source: Source, like: FilePath, id: str | None, group: str | None, header: bool | None, labelled: bool
+        self,
+        source: Source,
+        like: FilePath,
+        known: Recipe,
+        info: Info,
+        id: str | None,
+        group: str | None,
+        header: bool | None,
+        labelled: bool,
     ):
+        """like: the data file, which `known_of` has read."""
         super().__init__(source)
-        self.like, (known, self.info, self.names) = like, known_of(like)
+        names = info.meaning.labels
+        self.like, self.info, self.names = like, info, None if names is None else list(names)
         if header is not None:
             known = dataclasses.replace(known, header=header)
         if known.header and isinstance(source, CsvSource):
@@ -286,19 +295,15 @@ class Again(Job):
         return super().kind(survey, recipe)[0], self.info.scale
 
 
-def known_of(like: FilePath) -> tuple[Recipe, Info, list[str] | None]:
-    """What a data file says of the table that it was made from, and of its classes."""
-    recipe, info = recipe_of(like), read_info(find(str(like)))
+def known_of(like: FilePath) -> tuple[Recipe, Info]:
+    """What a data file says of the table that it was made from, and of itself."""
+    info = read_info(find(str(like)))
+    recipe = recipe_in(info)
     if recipe is None:
         raise UsageError(f"--like {like}: it was not made from a table; prepare-data csv and table make such files")
-    with open_file(info.path) as file:
-        labels = file.attrs.get("labels")
-        names = None if labels is None or isinstance(labels, h5py.Empty) else [str(each) for each in np.ravel(labels)]
-    if names is not None and (len(names) != info.classes or len(set(names)) < len(names)):
-        raise UsageError(f"--like {like}: the attribute labels has {len(names)} names for {info.classes} classes")
     if info.classes and len(recipe.label) > 1:
         raise UsageError(f"--like {like}: its recipe has {len(recipe.label)} columns of labels, and they are classes")
-    return recipe, info, names
+    return recipe, info
 
 
 def _values(source: Source, columns: list[int], found: list[np.ndarray]) -> np.ndarray:

@@ -14,7 +14,6 @@ or null; or a list of those with one for each rank or turn, whose key says so (`
 `pandas.DataFrame(json.load(file)["rows"])` is a table.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Iterable
@@ -25,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.export import check_output_file, written
+from hpcdl.runs import export
+from hpcdl.runs.export import check_output_file
 from hpcdl.runs.folder import environment, launch_line
 
 SCHEMA_VERSION = 1
@@ -108,8 +108,7 @@ def write_json(
         **more,
         "rows": list(rows),
     }
-    with written(Path(options.json)) as file:
-        file.write((json.dumps(plain(result), indent=2, allow_nan=False) + "\n").encode())
+    export.write_json(plain(result), Path(options.json))
 
 
 def plain(value: Any) -> Any:

@@ -69,6 +69,7 @@ def export(tensors: dict[str, np.ndarray], path: Path) -> None:
 
 
 def write_json(value: dict, path: Path) -> None:
-    """Write what JSON can hold."""
+    """Write what JSON can hold; ValueError for what it cannot, which is not the file's fault."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     with written(path) as file:
-        file.write((json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+        file.write(text.encode())

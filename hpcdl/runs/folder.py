@@ -28,6 +28,7 @@ from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
 from hpcdl.files import atomic_write
 from hpcdl.machine.versions import versions
 from hpcdl.runs.checkpoint import OLDER
+from hpcdl.runs.export import write_json
 from hpcdl.runs.options import Options
 from hpcdl.runs.rewind import LATER
 from hpcdl.words import counted
@@ -185,9 +186,7 @@ class Folder:
     def write(self, name: str, value: dict) -> None:
         """Write a JSON file (rank 0)."""
         if self.path is not None and self.rank == 0:
-            text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-            with blamed_on(f"{self.path / name} cannot be written", LoneError), atomic_write(self.path / name) as file:
-                file.write(text.encode())
+            write_json(value, self.path / name)
 
     def kept(self) -> str:
         """What is there to go on from, for the message of a run that cannot go on."""

@@ -17,7 +17,7 @@ import csv
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -86,9 +86,7 @@ class Form:
         else:
             values = [block.y, outputs] if block.y is not None else [outputs]
             columns += [self.texts(each) for both in values for each in both.reshape(len(block.numbers), -1).T]
-        into = io.StringIO()
-        csv.writer(into, lineterminator="\n").writerows(zip(*columns, strict=True))
-        return into.getvalue().encode("utf-8", "replace")
+        return lines_of(zip(*columns, strict=True))
 
     def texts(self, numbers: np.ndarray) -> list[str]:
         """Numbers as texts."""
@@ -255,11 +253,11 @@ def deliver(world: MPI.Intracomm, packed: bytes, out: Lines | Arrays) -> bool:
     return bool(wanted[0])
 
 
-def lines_of(table: list[list[str]]) -> bytes:
+def lines_of(table: Iterable[Iterable[Any]]) -> bytes:
     """Lines of a csv."""
     into = io.StringIO()
     csv.writer(into, lineterminator="\n").writerows(table)
-    return into.getvalue().encode()
+    return into.getvalue().encode("utf-8", "replace")
 
 
 def said(counts: dict[str, int]) -> str:

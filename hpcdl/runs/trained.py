@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.data import open_data
-from hpcdl.data.format import read_info
+from hpcdl.data.format import find, read_info
 from hpcdl.data.meaning import Meaning
 from hpcdl.data.standard import TARGET, Standard
+from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError
-from hpcdl.models import make_model
+from hpcdl.models import for_data
 from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.checkpoint import Checkpoint
 
@@ -61,27 +61,20 @@ class Trained:
                 raise UsageError(f"{self.name}: its attribute meaning names {len(meaning.labels)} classes")
             return meaning
         try:  # an older version's, which trusted that the data would stay
-            return read_info(Path(self.about["source"])).meaning
+            return read_info(find(self.about["source"])).meaning
         except UsageError:
-            try:
-                return open_data(self.about["source"], from_file=True).meaning
-            except UsageError:
-                return Meaning()
+            return Meaning()
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Of a text; None for other data."""
+        return self.meaning.vocabulary
 
     def model(self, spec: str = "") -> Any:
         """The model; spec: of the checkpoint, or, where that is one's own, as it is called now. UsageError."""
-        shape: dict[str, Any] = {"outputs": self.outputs, "text": self.meaning.vocabulary is not None}
         name = spec or self.about["model"]
         try:
-            model = make_model(
-                name,
-                self.features,
-                self.classes,
-                self.dtype,
-                loss=self.about.get("loss", "squared"),
-                from_file=not spec,
-                **shape,
-            )
+            model = for_data(name, self, self.dtype, loss=self.about.get("loss", "squared"), from_file=not spec)
         except UsageError as error:
             at = self.about.get("launched_in")
             where = f"; its run was started in {at}" if at and "No module named" in str(error) else ""
