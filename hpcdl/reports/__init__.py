@@ -1,0 +1,1 @@
+"""What runs have written to their folders, read back: curves, tables, comparisons, pages with pictures."""

@@ -1,0 +1,52 @@
+"""The lines of metrics.jsonl, one after the other: in memory there is one at a time, however long the run was.
+
+A line is a step's or an evaluation's, as docs/runs.md has them. The last line of a run that is going on, or that was
+killed, may be cut off; others may be broken by a crash of the machine. Both are left out, and counted.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SCORES = ("test_", "validation_")  # begin the names of what only an evaluation has
+
+
+class Lines:
+    """The lines of a file. broken: how many could not be read so far; place: the byte behind the last whole line."""
+
+    def __init__(self, path: Path, place: int = 0):
+        self.path, self.place, self.broken = path, place, 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Those from `place` on that are there now; iterated once more, those that have come since.
+
+        Raises OSError where the file cannot be read.
+        """
+        with open(self.path, "rb") as file:
+            file.seek(self.place)
+            for line in file:
+                if not line.endswith(b"\n"):  # the writer is in the middle of it, or was killed there
+                    break
+                self.place += len(line)
+                found = read(line)
+                if found is None:
+                    self.broken += 1
+                else:
+                    yield found
+
+
+def read(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None where it is none, or says nothing of a step."""
+    try:
+        found = json.loads(line)
+        step = found["step"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return found if isinstance(step, int | float) and math.isfinite(step) else None
+
+
+def is_evaluation(line: dict[str, Any]) -> bool:
+    """Whether a line is of an evaluation; else it is of a step."""
+    return "bytes" in line or any(name.startswith(SCORES) for name in line)

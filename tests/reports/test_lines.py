@@ -1,0 +1,30 @@
+"""hpcdl/reports/lines.py: whole lines are read one by one, others are left out and counted."""
+
+import json
+
+from hpcdl.reports.lines import Lines, is_evaluation
+
+
+def test_whole_lines_are_read_and_others_counted(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step"\n[2]\n{"loss": 1}\n{"step": NaN}\n{"step": "3"}\n{"step": 2}\n{"step": 3')
+    lines = Lines(path)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines.broken == 5
+    assert path.read_bytes()[lines.place :] == b'{"step": 3'
+
+
+def test_a_growing_file_is_followed(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines, whole = Lines(path), b"".join(json.dumps({"step": step}).encode() + b"\n" for step in range(9))
+    seen = []
+    for end in (0, 5, 30, 31, 60, len(whole)):  # the writer is in the middle of a line
+        path.write_bytes(whole[:end])
+        seen += [line["step"] for line in lines]
+    assert seen == list(range(9)) and lines.broken == 0
+
+
+def test_an_evaluation_is_told_from_a_step():
+    step = {"step": 1, "epoch": 0.1, "train_loss": 2.0, "seconds": 0.1}
+    assert not is_evaluation(step)
+    assert is_evaluation(step | {"test_loss": 1.0}) and is_evaluation(step | {"bytes": None, "messages": 3})
