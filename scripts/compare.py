@@ -12,6 +12,7 @@ that says why, and the status is 1. Stopped or killed, --resume FOLDER does what
 from hpcdl.services.commands import DECIDED, Command, read_commands  # first: it takes over signals before MPI starts
 
 # isort: split
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,16 +73,16 @@ def main(arguments=None):
             options = read(CompareOptions, "compare", __doc__, arguments)
             entries = read_lines(options, world.size)
         warn(world)
-        lock, done = Folder(None, world.rank), None
-        with refuse_together(world):
+        lock, done, status = Folder(None, world.rank), None, 0
+        with contextlib.closing(lock):
+            with refuse_together(world):
+                if world.rank == 0:
+                    lock.path = automatic("compare") if options.out == "auto" else Path(options.out)
+                    done = prepare(lock, options, entries)
+            folder, done = world.bcast((lock.path, done))
+            stopped = run_all(world, options, entries, folder, done)
             if world.rank == 0:
-                lock.path = automatic("compare") if options.out == "auto" else Path(options.out)
-                done = prepare(lock, options, entries)
-        folder, done = world.bcast((lock.path, done))
-        stopped = run_all(world, options, entries, folder, done)
-        status = 0
-        if world.rank == 0:
-            status = conclude(options, entries, folder, stopped)
+                status = conclude(options, entries, folder, stopped)
         raise SystemExit(world.bcast(status))
 
 
@@ -124,7 +125,7 @@ def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> di
                 for name in (FAILED, BEGUN):
                     (path / name).unlink(missing_ok=True)
         given = {name: getattr(options, name) for name in kinds_of(CompareOptions) if name in options.given}
-        kept = {name: value for name, value in given.items() if name not in (*DECIDED, "retry")}
+        kept = {name: value for name, value in given.items() if name not in (*DECIDED, "retry", "progress")}
         header = "".join(f"# {name}: {line(value)}\n" for name, value in environment().items())
         with atomic_write(folder / "config.yaml") as file:
             file.write((header + yaml.safe_dump(kept, sort_keys=False)).encode())

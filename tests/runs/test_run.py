@@ -286,6 +286,26 @@ def test_the_time_limit_ends_the_run_in_good_order(run, world, mpi_tmp_path):
     assert [line["step"] for line in lines(out) if "test_loss" in line][-1] == done.step  # scored as it ended
 
 
+@pytest.mark.parametrize("budget", ["seconds=0.05", "bytes=30000", "examples=300"])
+def test_a_budget_ends_the_run_when_it_is_used_up_and_resumed_it_is_still(run, world, mpi_tmp_path, budget):
+    if world.size == 1 and budget.startswith("bytes"):
+        pytest.skip("one rank sends nothing")
+    out = mpi_tmp_path / "a"
+    done = run(out=str(out), epochs=20_000, budget=budget, allreduce="ring")
+    assert len(set(world.allgather(done.step))) == 1
+    if budget.startswith("examples"):  # known before: the last step is that one
+        assert (done.stopped, done.step) == ("finished", 43)
+        return
+    used = {"seconds": done.seconds, "bytes": done.legs.bytes}
+    name, _, limit = budget.partition("=")
+    assert done.stopped == "budget" and (world.rank > 0 or used[name] >= float(limit))
+    world.Barrier()
+    assert [line["step"] for line in lines(out) if "test_loss" in line][-1] == done.step  # scored as it ended
+    assert run(out=str(out), resume=str(out), epochs=20_000, budget=budget, allreduce="ring").step == done.step
+    more = run(out=str(out), resume=str(out), steps=done.step + 2, budget="", allreduce="ring")
+    assert (more.stopped, more.step) == ("finished", done.step + 2)
+
+
 def test_patience_stops_a_run_that_no_longer_improves_and_keeps_the_best(run, world, mpi_tmp_path):
     out = mpi_tmp_path / "a"
     done = run(out=str(out), patience=3, validation=0.2, epochs=500, lr=0.5)
