@@ -141,7 +141,7 @@ class Run:
         for name, tracked in held.tracked().items():
             self.state.track(name, tracked)
         self.folder = open_folder(self)
-        self.metrics.open(self.folder, self.per_epoch)
+        self.metrics.open(self.folder, self.per_epoch, self.optimizer.schedule)
         self.agreement = Agreement(held.peers, self.step)
         with self.memory.paused():
             warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
