@@ -223,14 +223,15 @@ class Follower(Tally):
         """Meet the others, where rank 0 calls."""
         if not self.inbox.arrived():
             return
-        what, step = self._hear()
-        while what in (MEET, SCORE):
-            with self.run.memory.paused():
-                if what == MEET:
-                    self.meet()
-                else:
-                    self.last_scores(self.run.data)
+        with self.run.stopwatch.apart():
             what, step = self._hear()
+            while what in (MEET, SCORE):
+                with self.run.memory.paused():
+                    if what == MEET:
+                        self.meet()
+                    else:
+                        self.last_scores(self.run.data)
+                what, step = self._hear()
         self.over = what == END
         self.go_on(step)
 
