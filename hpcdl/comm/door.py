@@ -120,10 +120,10 @@ class Door:
         counters.seconds += (stop - start) / 1e9
         counters.blocked_seconds += waited / 1e9
         timeline = self.timeline
-        if len(timeline.spans) < timeline.limit:
-            timeline.add(name, start, stop, **{"bytes sent": counters.bytes - before}, **(peer or {}))
-        else:
-            timeline.dropped += 1
+        if timeline.limit:  # as `add` does; once the deque is full, this is all the time
+            sent = {"bytes sent": counters.bytes - before}
+            timeline.spans.append((name, start, stop, sent | peer if peer else sent))
+            timeline.ended += 1
 
     # -- both --------------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """What a rank did and when: counters for every operation, and spans on one clock for a picture of the run.
 
 `Traffic` counts calls, bytes, messages, seconds and seconds blocked, for each kind of operation. `Timeline` keeps
-spans (name, start, end), at most `limit` of them, and `write` gathers those of all ranks into one file in Chrome's
-trace format, one row for each rank, which https://ui.perfetto.dev opens.
+spans (name, start, end), the last `limit` of them, and `write` gathers those of all ranks into one file in Chrome's
+trace format, one row for each rank, which https://ui.perfetto.dev opens. As each rank keeps its last ones, they meet at
+the end of the run, and have the time in common that the busiest rank's spans cover.
 
 Each host has a clock of its own. Their offsets to the clock of rank 0 are measured by ping-pong when the timeline
 is made and again when it is written (Cristian, "Probabilistic clock synchronization", 1989): of several rounds the
@@ -14,6 +15,7 @@ import contextlib
 import dataclasses
 import json
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,21 +98,20 @@ def clock_offset(comm: MPI.Intracomm, node: MPI.Intracomm) -> int:
 
 
 class Timeline:
-    """Spans of one rank. `limit` bounds how many are kept; 0 keeps none."""
+    """Spans of one rank. The last `limit` ones are kept, in the order in which they end; `ended` counts all."""
 
     def __init__(self, comm: MPI.Intracomm, limit: int = 0):
         self.comm, self.limit = comm, limit
-        self.spans: list[tuple[str, int, int, dict]] = []
-        self.dropped = 0
+        self.spans: deque[tuple[str, int, int, dict]] = deque(maxlen=limit)
+        self.ended = 0
         self.node: Any = ranks_of_node(comm) if limit else None  # MPI.Intracomm | None
         self.first: Any = (time.perf_counter_ns(), clock_offset(comm, self.node)) if limit else None  # type: ignore[arg-type]
 
     def add(self, name: str, start: int, stop: int, **details: Any) -> None:
         """Keep one span; start and stop are `time.perf_counter_ns()`; details: what a picture shows of it, by name."""
-        if len(self.spans) < self.limit:
+        if self.limit:
             self.spans.append((name, start, stop, details))
-        else:
-            self.dropped += 1
+            self.ended += 1
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -135,7 +136,7 @@ class Timeline:
         drift = (last - first) / max(1, now - then)
         spans = [(name, t + first + drift * (t - then), (stop - t), details) for name, t, stop, details in self.spans]
         with activity.inside("write the trace"):
-            everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.dropped), root)
+            everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.ended - len(spans)), root)
         if everyone is not None and path is not None:
             blame = blamed_on(f"{path} cannot be written", LoneError)
             with activity.known(), blame, atomic_write(path) as file:
@@ -143,11 +144,11 @@ class Timeline:
 
 
 def picture(everyone: list[tuple[str, list, int]]) -> list[dict]:
-    """The events of the trace format, from all ranks' hosts, spans and number of spans that were not kept."""
+    """The events of the trace format, from all ranks' hosts, spans and number of earlier spans that were not kept."""
     origin = min((start for _, spans, _ in everyone for _, start, _, _ in spans), default=0)
     events: list[dict] = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}}]
     for rank, (host, spans, dropped) in enumerate(everyone):
-        label = f"rank {rank} on {host}" + (f" ({dropped} later spans not kept)" if dropped else "")
+        label = f"rank {rank} on {host}" + (f" ({dropped} earlier spans not kept)" if dropped else "")
         for row, nested in enumerate(rows(spans) or [[]]):
             place: dict[str, Any] = {"ph": "M", "pid": 0, "tid": row * len(everyone) + rank}
             events.append(place | {"name": "thread_name", "args": {"name": label}})

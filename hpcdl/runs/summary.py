@@ -85,7 +85,8 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
 
     communication_seconds is the time inside the communicator's calls during steps; idle_seconds is the part of it that
     was blocked until messages had come; compute_seconds is the rest of the steps. data_seconds is the time in which a
-    step waited for its batch, bookkeeping_seconds was spent between steps. A count of messages is null where a library's own collective hides them.
+    step waited for its batch, bookkeeping_seconds was spent between steps. A count of messages is null where a
+    library's own collective hides them.
     traffic_per_rank splits calls, bytes, messages and seconds by operation. On GPUs, device_per_rank names them,
     exchange says how their vectors travel, and device_memory_bytes_per_rank what CuPy took of their memory.
     memory_bytes_per_rank: peaks of what steps held, by kind (hpcdl/memory.py). allreduce is null where steps call none.
