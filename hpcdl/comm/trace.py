@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.counting import Counters
+from hpcdl.comm.counting import Counters, Sent
 from hpcdl.comm.node import ranks_of_node
 from hpcdl.comm.progress import activity
 from hpcdl.errors import LoneError, blamed_on
@@ -33,7 +33,14 @@ ROUNDS = 10
 
 
 class Traffic(dict[str, Counters]):
-    """Counters by kind of operation: traffic["all_reduce"].bytes."""
+    """Counters by kind of operation: traffic["all_reduce"].bytes; and what was `sent` to whom.
+
+    The ranks of `sent` are those of the communicator that was made first, of whose groups this is the traffic.
+    """
+
+    def __init__(self, *counters: Any, **named: Counters):
+        super().__init__(*counters, **named)
+        self.sent = Sent()
 
     def __missing__(self, name: str) -> Counters:
         counters = self[name] = Counters()
@@ -43,9 +50,12 @@ class Traffic(dict[str, Counters]):
     def uncounted(self) -> Iterator[None]:
         """What passes inside is not counted: what is no part of the training, on its communicators."""
         before = {name: dataclasses.replace(counters) for name, counters in self.items()}
+        sent = {rank: row.copy() for rank, row in self.sent.items()}
         try:
             yield
         finally:
+            for rank, row in self.sent.items():
+                row[:] = sent.get(rank, [0] * len(row))
             for name, counters in self.items():
                 vars(counters).update(vars(before.get(name, Counters())))
 
@@ -58,6 +68,12 @@ class Traffic(dict[str, Counters]):
         """Messages sent, or None when a library's own collective hid some."""
         each: list[Any] = [counters.messages for counters in self.values()]
         return None if None in each else sum(each)
+
+    @property
+    def message_sizes(self) -> dict[str, int]:
+        """How many messages had up to so many bytes, and more than the size before: {"0": 3, "4096": 12}."""
+        counts = [sum(column) for column in zip(*self.sent.values(), strict=True)][:-1]
+        return {str(1 << size - 1 if size else 0): count for size, count in enumerate(counts) if count}
 
     @property
     def seconds(self) -> float:

@@ -54,6 +54,8 @@ def measured(run: "Run") -> dict:
         "peak_memory_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **gpu,
         "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
+        "sent_to_per_rank": run.everyone.sent_to,
+        "message_sizes_per_rank": traffic.message_sizes,
         "host": MPI.Get_processor_name(),
         "memory": {kind: run.memory.peak[kind] for kind in KINDS},
     }

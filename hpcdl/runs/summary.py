@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hpcdl")
 SCHEMA_VERSION = 2
+MOST_PAIRS = 100_000  # of a sender and a receiver: beyond them, who has sent to whom is not told
 
 
 def conclude(
@@ -39,6 +40,8 @@ def conclude(
     calls it, and so does a rank that only served the run.
     """
     with activity.inside("gather the summary", everyone):
+        if everyone.mpi.allreduce(len(measurements["sent_to_per_rank"])) > MOST_PAIRS:
+            measurements = measurements | {"sent_to_per_rank": None}
         root = everyone.mpi.allreduce(everyone.rank if leads else everyone.size, MPI.MIN)
         ranks = everyone.mpi.gather(measurements, root)
         stopped = everyone.mpi.bcast(stopped, root)
@@ -128,6 +131,8 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
     if summary["device"] != "cpu":
         ours = summary["allreduce"] == run.comm.allreduce  # else the strategy has another, which is staged
         summary["exchange"] = run.comm.exchange if ours else "staged"
+    if None in summary["sent_to_per_rank"]:
+        summary["sent_to_per_rank"] = None
     summary["legs"] = legs
     summary["environment"] = environment()
     return summary
