@@ -14,6 +14,7 @@ line through both offsets.
 import contextlib
 import dataclasses
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -68,6 +69,12 @@ class Traffic(dict[str, Counters]):
         """Messages sent, or None when a library's own collective hid some."""
         each: list[Any] = [counters.messages for counters in self.values()]
         return None if None in each else sum(each)
+
+    @property
+    def sent_so_far(self) -> tuple[float, float]:
+        """Bytes and messages, as they travel: messages are NaN when they are not known."""
+        messages = self.messages
+        return float(self.bytes), math.nan if messages is None else float(messages)
 
     @property
     def message_sizes(self) -> dict[str, int]:

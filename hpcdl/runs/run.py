@@ -240,7 +240,8 @@ class Run:
         """Share losses, signals and the time limit; write and show them."""
         first, limit = self.agreement.step + 1, self.options.time_limit
         try:
-            agreed = self.agreement.meet(len(signals.received) + self.signalled, limit, self.comm.traffic)
+            sent = self.held.sent(self.comm.traffic)
+            agreed = self.agreement.meet(len(signals.received) + self.signalled, limit, sent)
         except NotFinite as found:
             raise self.not_finite(found.step, found.rank) from None
         self.legs.sent = agreed.sent
