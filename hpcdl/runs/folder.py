@@ -1,4 +1,4 @@
-"""The folder of a run: config.yaml, metrics.jsonl, checkpoint.h5, trace.json, summary.json and logs/, one per rank.
+"""The folder of a run: config.yaml, started.json, metrics.jsonl, checkpoint.h5, trace.json, summary.json, and logs/.
 
 Rank 0 writes all but the logs. What is rewritten as a whole is written under a temporary name first. One job writes at
 a time: it holds a lock on the file .lock, which goes with the process.
@@ -36,7 +36,7 @@ from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
 UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, not of the run
-OURS = re.compile(rf"config\.yaml|metrics\.jsonl|(summary|trace)\.json|(checkpoint|best)\.h5|{OLDER.pattern}")
+OURS = re.compile(rf"config\.yaml|metrics\.jsonl|(started|summary|trace)\.json|(checkpoint|best)\.h5|{OLDER.pattern}")
 LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
 # Temporary names (hpcdl/files.py) of what a run writes.
 LEFTOVER = re.compile(r"\.(checkpoint(-\d+)?\.h5|best\.h5|\w+\.(json|jsonl|yaml))\.\d+\.part")

@@ -151,7 +151,7 @@ class Options:
     )
     straggler: str = option("", "make computing slower: RANK:FACTOR, or random:PROBABILITY:FACTOR", group="run")
     pretend_compute: float = option(0.0, "milliseconds that a gradient takes at least; the rest is slept", group="run")
-    trace: int = option(2000, "spans per rank kept for trace.json; 0: no trace", group="run")
+    trace: int = option(2000, "last spans per rank kept for trace.json; 0: no trace", group="run")
     progress: Literal["auto", "bar", "lines", "none"] = option("auto", "how a run shows how far it is", group="run")
 
     def __post_init__(self) -> None:

@@ -35,6 +35,7 @@ def test_the_folder_of_a_run(run, world, data, mpi_tmp_path):
     assert (done.summary is not None) == (world.rank == 0)
     world.Barrier()
     names = {"best.h5", "checkpoint.h5", "config.yaml", "metrics.jsonl", "summary.json", "trace.json", "logs", ".lock"}
+    names.add("started.json")
     assert {path.name for path in out.iterdir()} == names
     assert {path.name for path in (out / "logs").iterdir()} == {f"rank-{rank:04d}.log" for rank in range(world.size)}
     summary = json.loads((out / "summary.json").read_text())
@@ -59,6 +60,15 @@ def test_the_folder_of_a_run(run, world, data, mpi_tmp_path):
     assert evaluations[-1].keys() >= {"validation_loss", "validation_accuracy", "test_loss", "train_loss", "epoch"}
     spans = {event["name"] for event in json.loads((out / "trace.json").read_text())["traceEvents"]}
     assert spans >= {"step", "all_reduce", "broadcast", "agree", "evaluate", "checkpoint"}
+
+
+def test_the_trace_has_the_end_of_the_run(run, world, mpi_tmp_path):
+    run(out=str(mpi_tmp_path / "a"), trace=6, allreduce="ring")
+    world.Barrier()
+    events = json.loads((mpi_tmp_path / "a" / "trace.json").read_text())["traceEvents"]
+    for rank in range(world.size):
+        spans = [event["name"] for event in events if event["ph"] == "X" and event["tid"] % world.size == rank]
+        assert len(spans) == 6 and {"step", "all_reduce", "agree", "evaluate", "checkpoint"} <= set(spans)
 
 
 def test_what_is_slow_on_purpose_does_not_slow_the_warm_up(run, data):
