@@ -20,6 +20,7 @@ import yaml
 from hpcdl.errors import UsageError, blamed_on, finite, line, nearest, refuse_beyond, whole
 from hpcdl.memory import available
 from hpcdl.runs.help import dashed, parser
+from hpcdl.runs.metric_logs import forms
 from hpcdl.runs.takeover import predecessor, taken
 from hpcdl.words import counted
 
@@ -142,6 +143,9 @@ class Options:
     )
     straggler: str = option("", "make computing slower: RANK:FACTOR, or random:PROBABILITY:FACTOR", group="run")
     pretend_compute: float = option(0.0, "milliseconds that a gradient takes at least; the rest is slept", group="run")
+    log: str = option(
+        "none", "write metrics for other tools, too: csv, tensorboard, or both with a comma between", group="run"
+    )
     trace: int = option(2000, "spans per rank kept for trace.json; 0: no trace", group="run")
     progress: Literal["auto", "bar", "lines", "none"] = option("auto", "how a run shows how far it is", group="run")
 
@@ -164,6 +168,7 @@ class Options:
         for name in ("time_limit", "timeout", "pretend_compute"):
             if getattr(self, name) > LONGEST:
                 raise UsageError(f"--{dashed(name)} is {LONGEST:,.0f} at most, not {getattr(self, name)}")
+        forms(self.log)
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
         if self.patience and not self.validation:
@@ -261,12 +266,13 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
     files = texts.pop("config", [])
     given = {name: value_of(kinds[name], text, "--" + dashed(name)) for name, text in texts.items()}
     found: dict[str, Any] = {}
+    remarks = []
     for path in files:
         texts, left = taken(read_file(path, f"--config {path}"), kinds, COMMON, f"--config {path}")
         idle = [name for name in getattr(options_class, "unused", ()) if name in texts]
         left += [name for name in idle if texts.pop(name) != str(getattr(Options, name))]
         if left:
-            note(program, f"warning: --config {path}: left out, of another strategy: {', '.join(left)}")
+            remarks.append(f"warning: --config {path}: left out, of another strategy: {', '.join(left)}")
         found |= values_of(texts, kinds, path)
     found |= given
     before = predecessor(found["resume"], program) if found.get("resume") else ""
@@ -280,6 +286,8 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
                     raise UsageError(f"give --{dashed(name)} or --{dashed(instead)}, not both")
                 found[instead] = 0  # what a file says of it holds no longer
         made = options_class(**found)
+    for text in remarks:  # of options that are refused, the refusal is what counts
+        note(program, text)
     if before:
         made.before = before
     if isinstance(made, Options):

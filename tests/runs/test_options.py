@@ -215,3 +215,12 @@ def test_what_stands_in_a_file_and_what_was_told(tmp_path):
     assert (
         read.from_file("data") and not read.from_file("model") and not Options(data="shutil:rmtree").from_file("data")
     )
+
+
+def test_what_is_left_out_is_not_said_of_options_that_are_refused(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("topology: ring\n")
+    with pytest.raises(UsageError, match="--accumulate must be greater than 0"):
+        read("--config", str(tmp_path / "c.yaml"), "--accumulate", "0")
+    assert capsys.readouterr().err == ""
+    assert read("--config", str(tmp_path / "c.yaml")).accumulate == 1
+    assert "left out, of another strategy: topology" in capsys.readouterr().err
