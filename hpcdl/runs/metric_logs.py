@@ -129,7 +129,7 @@ class Events:
         """Append lines: an event for each. Raises OSError."""
         event, summary = self.make
         for line in lines:
-            step, values = int(line["step"]), []
+            step, values = line["step"], []
             for name, value in line.items():
                 number = isinstance(value, int | float) and name not in WHERE
                 if number and self.last.get(name) != step:  # an evaluation repeats its step's loss

@@ -252,7 +252,8 @@ class Options:
 
 
 def parse(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
-    """Read the command line into an `options_class`; a field without a default is a positional argument.
+    """Read the command line into an `options_class`; a field without a default is a positional argument,
+    or several of them, where it is a list.
 
     description: the script's docstring. Files of --config give values that the command line does not; with --resume the
     options of that run do so for what is left. Both may be of another program that trains, whose own options are then
@@ -349,8 +350,10 @@ def values_of(texts: dict[str, Any], kinds: dict[str, Any], path: str | Path) ->
 def value_of(kind: Any, text: Any, where: str) -> Any:
     """The text as a value of this type: str, int, float, bool, a Literal, or the first that fits of a union.
 
-    Raises UsageError, which begins with `where`.
+    Of a list, a list of them. Raises UsageError, which begins with `where`.
     """
+    if get_origin(kind) is list:
+        return [value_of(get_args(kind)[0], each, where) for each in (text if isinstance(text, list) else [text])]
     for each in [kind] if kind in READ or get_origin(kind) is Literal else get_args(kind):
         choices = {str(value): value for value in get_args(each)}  # of a Literal
         if {"yes", "no"} <= set(choices):  # as YAML has them, and older files
