@@ -125,7 +125,7 @@ class Table:
     def append(self, line: dict[str, Any]) -> None:
         """One more row."""
         for name, value in line.items():
-            column = self.found.get(name)
+            column: Any = self.found.get(name)
             if column is None:
                 column = self.found[name] = array("q")
             whole = isinstance(value, int) and value in INT64
