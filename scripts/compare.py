@@ -43,11 +43,9 @@ BEGUN = "begun"  # in a run's folder: how often it was begun, and neither ended 
 MOST = 3
 
 
-@dataclass(kw_only=True)
+@dataclass
 class CompareOptions(Options):
-    lines: list[str] = option(  # noqa: RUF009
-        ..., "programs with their options, each in quotes; -n RANKS: before one takes so many"
-    )
+    lines: list[str] = option(list, "programs with their options, each in quotes; -n RANKS: before one takes so many")
     seeds: str = option("3", "how many seeds (3: 0, 1 and 2), or which, with commas between (7,8,9)")
     target: str = option("", "tell what it takes to reach accuracy=0.95, loss=0.3 or rmse=2, as evaluations see it")
     at_once: bool = option(False, "lines that take fewer ranks run beside each other, where there is room")

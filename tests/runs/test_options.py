@@ -138,6 +138,12 @@ class Placed:
     epochs: int = option(1, "without --steps beside it")
 
 
+@dataclass
+class Several:
+    run: list[str] = option(..., "folders")
+    epochs: int = option(1, "of each")
+
+
 def test_a_script_adds_its_own():
     found = parse(More, "p", "d", ["--overlap", "--source", "y", "--lr", "1", "--stage=2"])
     assert (found.overlap, found.source, found.lr, found.stage) == (True, "y", 1, 2)
@@ -145,10 +151,10 @@ def test_a_script_adds_its_own():
         parse(More, "p", "d", ["--stage", "3"])
 
 
-def test_several_positional_arguments(tmp_path, capsys):
-    @dataclass(kw_only=True)
+def test_several_that_need_not_be_there(tmp_path, capsys):
+    @dataclass
     class Several(Options):
-        places: list[str] = option(..., "where")  # noqa: RUF009
+        places: list[str] = option(list, "where")
 
     made = parse(Several, "a-program", "", ["a", "--lr", "0.5", "--out", "x"])
     assert (made.places, made.lr) == (["a"], 0.5)
@@ -173,6 +179,18 @@ def test_a_positional_argument(tmp_path):
         parse(Placed, "p", "d", [])
     with pytest.raises(UsageError, match="unrecognized arguments: here"):
         parse(Placed, "p", "d", ["there", "here"])
+
+
+def test_several_positional_arguments(capsys):
+    assert parse(Several, "p", "d", ["one", "two", "--epochs", "3"]) == Several(["one", "two"], 3)
+    assert parse(Several, "p", "d", ["one"]) == Several(["one"])
+    with pytest.raises(UsageError, match=r"required: run$"):
+        parse(Several, "p", "d", [])
+    with pytest.raises(UsageError, match="run: expected a text"):
+        parse(Several, "p", "d", ["one", "a\0b"])
+    with pytest.raises(SystemExit):
+        parse(Several, "p", "d", ["--help"])
+    assert capsys.readouterr().out.startswith("usage: hpcdl p RUN... [OPTIONS]\n")
 
 
 def test_help(capsys):
@@ -235,3 +253,12 @@ def test_what_stands_in_a_file_and_what_was_told(tmp_path):
     assert (
         read.from_file("data") and not read.from_file("model") and not Options(data="shutil:rmtree").from_file("data")
     )
+
+
+def test_what_is_left_out_is_not_said_of_options_that_are_refused(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("topology: ring\n")
+    with pytest.raises(UsageError, match="--accumulate must be greater than 0"):
+        read("--config", str(tmp_path / "c.yaml"), "--accumulate", "0")
+    assert capsys.readouterr().err == ""
+    assert read("--config", str(tmp_path / "c.yaml")).accumulate == 1
+    assert "left out, of another strategy: topology" in capsys.readouterr().err
