@@ -6,7 +6,7 @@ beside the lines are common to all; a line's own win. Each line is run with each
 first seed, then all with the next one, beginning with another line.
 
 Writes the runs' folders, table.csv, table.md, results.json and report.html (`hpcdl report`). A line that fails is a row
-that says why, and the status is 1. Stopped or killed, --resume FOLDER does what is missing.
+that says why; where all do, the status is 1. Stopped or killed, --resume FOLDER does what is missing.
 """
 
 from hpcdl.services.commands import DECIDED, Command, read_commands  # first: it takes over signals before MPI starts
@@ -263,7 +263,7 @@ def conclude(options: CompareOptions, entries: list[Command], folder: Path, stop
     for remark in comparison.remarks(found):
         console.print(remark, markup=False, soft_wrap=True)
     console.print(f"all of it: {folder}", markup=False, soft_wrap=True)
-    return int(any(run["failed"] is not None for each in found["lines"] for run in each["runs"]))
+    return int(all(run["failed"] is not None for each in found["lines"] for run in each["runs"]))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def test_what_fails_is_a_row_and_the_others_go_on(run_on, few):
         ALL_REDUCE,
     ]
     done = run_on(2, SCRIPT, *lines, "--data", "few.h5", "--model", "softmax", "--seeds", "1", "--out", "c", cwd=few)
-    assert done.returncode == 1 and done.stderr == ""
+    assert done.returncode == 0 and done.stderr == ""
     failed = [line["runs"][0]["failed"] for line in comparison.read(few / "c")["lines"]]
     assert "is not finite" in failed[0] and "none.txt" in failed[1] and "nowhere" in failed[2] and failed[3] is None
     for number, why in enumerate(failed[:3], 1):
@@ -112,7 +112,7 @@ def test_a_run_in_which_the_job_ends_again_and_again_is_given_up(compare, few, r
     path = few / "c" / "1-train-allreduce" / "seed-0"
     (path / "summary.json").unlink()
     (path / "begun").write_text("3\n")
-    assert run_on(2, SCRIPT, "--resume", "c", cwd=few).returncode == 1
+    run_on(2, SCRIPT, "--resume", "c", cwd=few, check=0)
     assert comparison.read(few / "c")["lines"][0]["runs"][0]["failed"] == "the job has ended in it 3 times"
 
 
@@ -170,7 +170,7 @@ def test_a_rank_that_fails_alone_ends_the_job_and_the_run_is_not_tried_again(lau
     ended = launch(2, program, ALL_REDUCE, GOSSIP, "--data", "few.h5", *FEW, "--seeds", "1", "--out", "c", cwd=few)
     assert ended.returncode != 0 and "KeyError: 'alone'" in ended.stderr
     wait_for_the_end_of_its_ranks(few / "c")
-    assert run_on(2, SCRIPT, "--resume", "c", cwd=few).returncode == 1
+    run_on(2, SCRIPT, "--resume", "c", cwd=few, check=0)
     first, second = (line["runs"][0]["failed"] for line in comparison.read(few / "c")["lines"])
     assert "KeyError: 'alone'" in first and second is None
 
