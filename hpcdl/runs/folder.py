@@ -1,4 +1,4 @@
-"""The folder of a run: config.yaml, metrics.jsonl, checkpoint.h5, trace.json, summary.json and logs/, one per rank.
+"""The folder of a run: config.yaml, started.json, metrics.jsonl, checkpoint.h5, trace.json, summary.json, and logs/.
 
 With --log there is more (metric_logs.py). Rank 0 writes all but the ranks' logs. What is rewritten as a whole is
 written under a temporary name first. One job writes at a time: it holds a lock on the file .lock, which goes with the
@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -37,7 +38,9 @@ from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
 UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, not of the run
-OURS = re.compile(rf"config\.yaml|metrics\.(jsonl|csv)|(summary|trace)\.json|(checkpoint|best)\.h5|{OLDER.pattern}")
+OURS = re.compile(
+    rf"config\.yaml|metrics\.(jsonl|csv)|(started|summary|trace)\.json|(checkpoint|best)\.h5|{OLDER.pattern}"
+)
 LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
 # Temporary names (hpcdl/files.py) of what a run writes.
 LEFTOVER = re.compile(
@@ -74,7 +77,9 @@ def environment() -> dict[str, str]:
 
 def launch_line() -> str:
     """The program and its arguments; the launcher's part as far as the world tells it."""
-    return f"{counted(MPI.COMM_WORLD.size, 'rank')}: " + " ".join([Path(sys.executable).name, *sys.argv])
+    program, *arguments = sys.argv
+    started = ["hpcdl"] if Path(program).name == "hpcdl" else [Path(sys.executable).name, program]
+    return f"{counted(MPI.COMM_WORLD.size, 'rank')}: {shlex.join([*started, *arguments])}"
 
 
 def commit() -> str:

@@ -5,9 +5,12 @@ and the summary is collective. The parameters lie on servers, or are the average
 derives from `OnOneRank` and says how rank 0 gets at them.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.trace import Traffic
+from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import Array
 from hpcdl.memory import Memory
 from hpcdl.runs.held import Held
@@ -15,6 +18,7 @@ from hpcdl.runs.state import Same, Tracked
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 class OnOneRank(Held):
@@ -24,10 +28,12 @@ class OnOneRank(Held):
     """
 
     leads = False  # whether this is rank 0, once the run has begun
+    failure: TrainingError | None = None  # on rank 0: why the run cannot go on
 
     def __init__(self, model: Any, parameters: Array | None, optimizer: "Optimizer", works: bool = True):
         super().__init__(model, parameters, optimizer)
         self.works = works
+        self.told: dict[int, tuple[float, float]] = {}  # on rank 0: what the others have sent, as far as they have told
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         self.leads = bookkeeping.rank == 0
@@ -41,6 +47,20 @@ class OnOneRank(Held):
         else:
             for vector in self.optimizer.state.values():
                 memory.hold("optimizer", vector)
+
+    def note_sent(self, rank: int, bytes: float, messages: float) -> None:
+        """On rank 0: this rank has sent so much in all; what comes later may have been told earlier."""
+        before = self.told.get(rank, (0.0, 0.0))
+        self.told[rank] = max(before[0], bytes), messages if math.isnan(messages) else max(before[1], messages)
+
+    def sent(self, traffic: Traffic) -> tuple[float, float]:
+        """Of all ranks, up to what those have sent since that rank 0 has heard of last."""
+        parts = super().sent(traffic), *self.told.values()
+        return sum(part[0] for part in parts), sum(part[1] for part in parts)
+
+    def gather_costs(self, run: "Run") -> None:
+        super().gather_costs(run)
+        run.legs.sent = self.sent(run.comm.traffic)
 
     def tracked(self) -> dict[str, Tracked]:
         """What rank 0 knows the whole of; a strategy adds the optimizer's vectors."""

@@ -21,6 +21,7 @@ from hpcdl.errors import UsageError, blamed_on, finite, line, nearest, refuse_be
 from hpcdl.memory import available
 from hpcdl.runs.help import dashed, parser
 from hpcdl.runs.metric_logs import forms
+from hpcdl.runs.stopping import Budget
 from hpcdl.runs.takeover import predecessor, taken
 from hpcdl.words import counted
 
@@ -38,6 +39,8 @@ INSTEAD = {
 def option(default: Any, text: str, group: str = "", bare: str = "") -> Any:
     """A field of an options dataclass, with the help text that the script prints.
 
+    A field of texts, `list[str]`, without a default is what stands on the command line beside the options.
+
     group: under which heading it stands there (hpcdl/runs/help.py), for options that all programs have that train.
     bare: its value where it is given alone.
     """
@@ -52,12 +55,12 @@ class Options:
     """The options common to all strategies. Raises UsageError where a value makes no sense.
 
     before: the program and the step of the run that this one goes on with, where it is of another strategy. told: what
-    was given on the command line, where there is one.
+    was given on the command line, where there is one; given: what was, there or in a file.
     """
 
     unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program
     before = ""  # without a type it is no field, and so no option
-    told = None  # type: Any
+    told = given = None  # type: Any
 
     data: str = option(
         "digits",
@@ -138,6 +141,12 @@ class Options:
     evaluate_every: int = option(1, "epochs between evaluations", group="run")
     patience: int = option(0, "end after so many evaluations without a better validation loss; 0: never", group="run")
     time_limit: float = option(0.0, "seconds after which the run ends in good order; 0: none", group="run")
+    budget: str = option(
+        "",
+        "what the training may use, if its epochs or steps do not end before: seconds=60, bytes=1e9 (of all ranks), "
+        "examples=1e6, or several with commas between",
+        group="run",
+    )
     timeout: float = option(
         0.0, "seconds that a rank may wait in one communication before the job is ended; 0: any", group="run"
     )
@@ -146,7 +155,7 @@ class Options:
     log: str = option(
         "none", "write metrics for other tools, too: csv, tensorboard, or both with a comma between", group="run"
     )
-    trace: int = option(2000, "spans per rank kept for trace.json; 0: no trace", group="run")
+    trace: int = option(2000, "last spans per rank kept for trace.json; 0: no trace", group="run")
     progress: Literal["auto", "bar", "lines", "none"] = option("auto", "how a run shows how far it is", group="run")
 
     def __post_init__(self) -> None:
@@ -171,6 +180,7 @@ class Options:
         forms(self.log)
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
+        self.allowance = Budget.read(self.budget)
         if self.patience and not self.validation:
             raise UsageError("--patience looks at the validation loss; add --validation FRACTION")
 
@@ -204,7 +214,7 @@ class Options:
         batch = self.global_batch(ranks, data.examples)
         per_epoch = data.steps_per_epoch(batch)
         self.refuse_more_parts("accumulate", min(batch, data.examples))
-        return batch, per_epoch, self.steps or self.epochs * per_epoch
+        return batch, per_epoch, self.allowance.steps(self.steps or self.epochs * per_epoch, batch)
 
     def refuse_more_parts(self, name: str, examples: int) -> None:
         """Raise UsageError where an option asks for more parts of a batch than that has examples."""
@@ -266,6 +276,7 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
     texts = vars(parser(options_class, kinds, defaults, program, description).parse_args(arguments))
     files = texts.pop("config", [])
     given = {name: value_of(kinds[name], text, "--" + dashed(name)) for name, text in texts.items()}
+    several = [field.name for field in dataclasses.fields(options_class) if kinds[field.name] == list[str]]
     found: dict[str, Any] = {}
     remarks = []
     for path in files:
@@ -286,13 +297,14 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
                 if instead in given:
                     raise UsageError(f"give --{dashed(name)} or --{dashed(instead)}, not both")
                 found[instead] = 0  # what a file says of it holds no longer
-        made = options_class(**found)
+        made = options_class(**{name: [] for name in several} | found)
     for text in remarks:  # of options that are refused, the refusal is what counts
         note(program, text)
     if before:
         made.before = before
     if isinstance(made, Options):
-        made.told = frozenset(given)
+        cleared = {name for name in INSTEAD.values() if not found.get(name)}
+        made.told, made.given = frozenset(given), frozenset(found) - cleared - {"out"}
     return made
 
 
@@ -352,8 +364,9 @@ def value_of(kind: Any, text: Any, where: str) -> Any:
 
     Of a list, a list of them. Raises UsageError, which begins with `where`.
     """
-    if get_origin(kind) is list:
-        return [value_of(get_args(kind)[0], each, where) for each in (text if isinstance(text, list) else [text])]
+    if kind == list[str]:
+        texts = text if isinstance(text, list) else [text]
+        return [value_of(str, each, where) for each in texts]
     for each in [kind] if kind in READ or get_origin(kind) is Literal else get_args(kind):
         choices = {str(value): value for value in get_args(each)}  # of a Literal
         if {"yes", "no"} <= set(choices):  # as YAML has them, and older files

@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.data import Batch
-from hpcdl.errors import TrainingError
+from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.machine.threads import threads
 from hpcdl.memory import Memory
@@ -72,7 +72,7 @@ class Run:
         self.bookkeeping = comm.duplicate("run", allreduce="tree")  # exact counts, the same bits on all ranks
         self.random, self.display = Random(self.options.seed), Display(self.options.progress, comm.rank)
         self.stopwatch, self.memory = stopwatch.Stopwatch(comm.traffic, comm.timeline), Memory()
-        self.stopping, self.state = Stopping(self.options.patience), State()
+        self.stopping, self.state = Stopping(self.options.patience, self.options.allowance), State()
         self.folder, self.metrics = Folder(None, comm.rank), Metrics(self.display, hasattr(self.options, "rounds"))
         self.strategy, self.model, self.optimizer, self.data = "", None, None, None  # type: str, Any, Any, Any
         self.step = self.examples = 0
@@ -80,10 +80,8 @@ class Run:
         self.saved: int | None = None  # the step of the checkpoint that this run has written last
         self.legs = Legs(self.everyone)
         self.reported: dict = {}  # what a strategy adds to the summary
-        self.groups: list = []
-        self.observers: list[Callable] = []
-        self.summary: dict | None = None
-        self.agree: bool | None = None
+        self.groups, self.observers = [], []  # type: list[Any], list[Callable]
+        self.summary, self.agree = None, None  # type: dict | None, bool | None
 
     # -- before the loop ---------------------------------------------------------------------------------------------
 
@@ -141,7 +139,7 @@ class Run:
         for name, tracked in held.tracked().items():
             self.state.track(name, tracked)
         self.folder = open_folder(self)
-        self.metrics.open(self.folder, self.per_epoch)
+        self.metrics.open(self.folder, self.per_epoch, self.optimizer.schedule)
         self.agreement = Agreement(held.peers, self.step)
         with self.memory.paused():
             warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
@@ -238,14 +236,15 @@ class Run:
 
     def _agree(self) -> None:
         """Share losses, signals and the time limit; write and show them."""
-        first, limit = self.agreement.step + 1, self.options.time_limit
+        first, told = self.agreement.step + 1, len(signals.received) + self.signalled
         try:
-            agreed = self.agreement.meet(len(signals.received) + self.signalled, limit, self.comm.traffic)
+            agreed = self.agreement.meet(told, self.options.time_limit, self.held.sent(self.comm.traffic))
         except NotFinite as found:
             raise self.not_finite(found.step, found.rank) from None
         self.legs.sent = agreed.sent
         self.metrics.record(first, agreed.steps, self.steps, self.rate)
         self.stopping.told(self.step, agreed.signalled, agreed.late)
+        self.stopping.used(self.step, agreed.seconds, self.legs.bytes, self.examples)
 
     def not_finite(self, step: int, rank: int) -> TrainingError:
         """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
@@ -255,7 +254,7 @@ class Run:
     def _evaluate_and_save(self, epoch_ends: bool, saving: bool, ends: bool) -> None:
         """What of it is due."""
         due = epoch_ends and self.step // self.per_epoch % self.options.evaluate_every == 0
-        if due or ends or self.stopped == "time limit":
+        if due or ends or self.stopped in ("time limit", "budget"):
             self.held.refresh()
             with self.comm.timeline.span("evaluate"), self.comm.traffic.uncounted():
                 self._evaluate()
@@ -294,6 +293,8 @@ class Run:
             finish(self)
         else:
             self.folder.close()
-        if kind is None or issubclass(kind, TrainingError):  # what all ranks know; to free is a collective call
+        if kind is None or issubclass(
+            kind, TrainingError | AgreedError
+        ):  # all ranks know; to free is a collective call
             for group in [*self.groups, self.bookkeeping]:
                 group.free()

@@ -199,6 +199,8 @@ class OnServers(OnOneRank):
 
     def refresh(self) -> None:
         self.keeper.gather(self.parameters)
+        run = self.keeper.run
+        run.legs.sent = self.sent(run.comm.traffic)  # the servers have told, too
 
     def horizon(self, step: int) -> int:
         return self.keeper.store.granted
@@ -236,6 +238,9 @@ class Keeper(Lead):
 
     def signalled(self) -> None:
         self.run.signalled = True
+
+    def sent(self, rank: int, bytes: float, messages: float) -> None:
+        self.run.held.note_sent(rank, bytes, messages)
 
     def gather(self, whole: np.ndarray, which: int = 0) -> None:
         """whole <- the servers' vectors after the run's step; when it is over, the values with all that is delayed."""

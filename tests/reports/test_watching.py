@@ -175,6 +175,18 @@ def test_what_comes_beside_steps_counts_in_what_is_left(write_run, clock, at):
     assert run.rates() == (pytest.approx(1), pytest.approx(1))
 
 
+@pytest.mark.parametrize(
+    "budget, left",
+    [("seconds=5", 3.0), ("bytes=1200", 1.0), ("examples=512", 2.0), ("seconds=5,bytes=1e9", 3.0), ("x=3", 23.0)],
+)
+def test_a_budget_may_end_it_before(write_run, clock, budget, left):
+    folder = write_run("a", started=STARTED)
+    (folder / "config.yaml").write_text(f"budget: {budget}\n")
+    run = Watched(folder, clock)
+    run.look()
+    assert run.left() == pytest.approx(left)
+
+
 def test_the_last_while(write_run, clock):
     """100 steps of a second, then 1,000 of a tenth: the pace of now is that of the last minute."""
     lines = [{"step": n, "seconds": float(n)} for n in range(1, 101)]

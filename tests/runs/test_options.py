@@ -138,17 +138,31 @@ class Placed:
     epochs: int = option(1, "without --steps beside it")
 
 
-@dataclass
-class Several:
-    run: list[str] = option(..., "folders")
-    epochs: int = option(1, "of each")
-
-
 def test_a_script_adds_its_own():
     found = parse(More, "p", "d", ["--overlap", "--source", "y", "--lr", "1", "--stage=2"])
     assert (found.overlap, found.source, found.lr, found.stage) == (True, "y", 1, 2)
     with pytest.raises(UsageError, match="--stage: expected one of 1, 2, not 3"):
         parse(More, "p", "d", ["--stage", "3"])
+
+
+def test_several_positional_arguments(tmp_path, capsys):
+    @dataclass(kw_only=True)
+    class Several(Options):
+        places: list[str] = option(..., "where")  # noqa: RUF009
+
+    made = parse(Several, "a-program", "", ["a", "--lr", "0.5", "--out", "x"])
+    assert (made.places, made.lr) == (["a"], 0.5)
+    assert made.told == made.given | {"out"} == {"places", "lr", "out"}
+    assert parse(Several, "a-program", "", []).places == []
+    (tmp_path / "c.yaml").write_text("places: [a b, c]\nsteps: 4\n")
+    made = parse(Several, "a-program", "", ["--config", str(tmp_path / "c.yaml"), "--epochs", "2"])
+    assert made.places == ["a b", "c"] and (made.steps, made.epochs) == (0, 2)
+    assert made.given == {"places", "epochs"}  # the steps of the file hold no longer
+    with pytest.raises(UsageError, match="expected a text"):
+        parse(Several, "a-program", "", ["a\0b"])
+    with pytest.raises(SystemExit):
+        parse(Several, "a-program", "", ["--help"])
+    assert "usage: hpcdl a-program PLACES... [OPTIONS]" in capsys.readouterr().out
 
 
 def test_a_positional_argument(tmp_path):
@@ -159,18 +173,6 @@ def test_a_positional_argument(tmp_path):
         parse(Placed, "p", "d", [])
     with pytest.raises(UsageError, match="unrecognized arguments: here"):
         parse(Placed, "p", "d", ["there", "here"])
-
-
-def test_several_positional_arguments(capsys):
-    assert parse(Several, "p", "d", ["one", "two", "--epochs", "3"]) == Several(["one", "two"], 3)
-    assert parse(Several, "p", "d", ["one"]) == Several(["one"])
-    with pytest.raises(UsageError, match=r"required: run$"):
-        parse(Several, "p", "d", [])
-    with pytest.raises(UsageError, match="run: expected a text"):
-        parse(Several, "p", "d", ["one", "a\0b"])
-    with pytest.raises(SystemExit):
-        parse(Several, "p", "d", ["--help"])
-    assert capsys.readouterr().out.startswith("usage: hpcdl p RUN... [OPTIONS]\n")
 
 
 def test_help(capsys):

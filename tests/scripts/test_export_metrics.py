@@ -88,7 +88,7 @@ def test_what_is_there_stays_until_told(runs, capsys):
 @pytest.mark.parametrize(
     "given, words",
     [
-        ([], "required: folder"),
+        ([], "name the folder of a run, or one with runs below it"),
         (["nowhere"], "nowhere is not there"),
         (["file"], "file is a file, not the folder of a run"),
         (["c", "--to", "parquet"], "--to: expected one of 'csv', 'tensorboard', not parquet"),
