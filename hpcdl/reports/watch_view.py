@@ -73,7 +73,7 @@ def progress(run: Watched) -> str:
 def quality(run: Watched) -> str:
     """Loss and scores."""
     loss = run.last.get("train_loss")
-    said = [f"loss {loss:.4f}"] if isinstance(loss, int | float) else []
+    said = [f"loss {loss:.4g}"] if isinstance(loss, int | float) else []
     said += [measure(name, value) for name, value in run.scores.items() if isinstance(value, int | float)]
     return "  ".join(said)
 
