@@ -11,6 +11,7 @@ from typing import Any
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.reports.lines import Lines
 from hpcdl.reports.load import METRICS, broken
+from hpcdl.reports.watching import is_held
 from hpcdl.runs.metric_logs import ours, write_csv, write_events
 from hpcdl.runs.options import read_file
 from hpcdl.words import counted
@@ -32,6 +33,8 @@ class Target:
         there = os.path.exists(self.path) if self.table else bool(ours(self.path))
         if there and not force:
             raise UsageError(f"{self.path} is there already: give another --out, or --force to replace it")
+        if there and self.run in self.path.parents and is_held(self.run):
+            raise UsageError(f"a job is writing to {self.run}, and may write {self.path}: give another --out")
         parent = self.path.absolute().parent
         while not os.path.exists(parent):
             parent = parent.parent

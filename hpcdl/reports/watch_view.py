@@ -10,6 +10,7 @@ from rich.text import Text
 
 from hpcdl.errors import printable
 from hpcdl.reports.watching import Watched, Watching, number
+from hpcdl.runs.stopping import Budget
 from hpcdl.words import counted
 
 NEWS = 60.0  # seconds without any after which that is said
@@ -72,7 +73,7 @@ def progress(run: Watched) -> str:
 def quality(run: Watched) -> str:
     """Loss and scores."""
     loss = run.last.get("train_loss")
-    said = [f"loss {loss:.4f}"] if isinstance(loss, int | float) else []
+    said = [f"loss {loss:.4g}"] if isinstance(loss, int | float) else []
     said += [measure(name, value) for name, value in run.scores.items() if isinstance(value, int | float)]
     return "  ".join(said)
 
@@ -102,7 +103,8 @@ def outlook(run: Watched) -> list[str]:
         return [f"seems dead: no process writes to it, and it has not ended; {on}"]
     left, said = run.left(), [quiet] if quiet else []
     if left is not None:
-        said.append(f"{duration(left)} left, until {clock(run.now() + left, run.now())}")
+        budget = f" (--budget {run.options['budget']})" if run.budget != Budget() else ""
+        said.append(f"{duration(left)} left{budget}, until {clock(run.now() + left, run.now())}")
     for what, seconds in run.ends():
         when = f"{what} ends it in {duration(seconds)}" if seconds > 0 else f"{what} should have ended it"
         if left is None or seconds <= 0:

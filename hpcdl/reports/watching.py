@@ -25,6 +25,7 @@ from hpcdl.errors import UsageError
 from hpcdl.reports.lines import Lines, is_evaluation
 from hpcdl.reports.load import METRICS, runs_of
 from hpcdl.runs.options import read_file
+from hpcdl.runs.stopping import Budget
 
 POINTS = 512  # of a curve, at most
 WINDOW = 60.0  # seconds of steps over which "now" is measured
@@ -85,6 +86,7 @@ class Watched:
         self.scores: dict[str, Any] = {}  # of the last evaluation
         self.curves = {"loss": Curve()}
         self.recent: collections.deque[tuple[float, float]] = collections.deque()  # step and seconds, a second apart
+        self.sent = (0.0, 0.0)  # the step of the last evaluation, and the bytes by then
         self.before = 0.0  # seconds that steps took in legs before this one
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -148,6 +150,7 @@ class Watched:
         self.last |= line
         if is_evaluation(line):
             self.scores = {name: line[name] for name in line if name.startswith(("test_", "validation_", "consensus_"))}
+            self.sent = (step, number(line.get("bytes"), 0))
             name = self.score
             if name:
                 self.curves.setdefault(name, Curve()).add(step, line[name])
@@ -217,15 +220,36 @@ class Watched:
 
         What comes beside steps, as evaluations and checkpoints, is added as it was in this leg so far.
         """
-        rates, steps, begun = self.rates(), self.steps, number(self.started.get("started"), 0)
-        if rates is None or steps is None:
+        rates, seconds = self.rates(), number(self.last.get("seconds"), 0)
+        begun = number(self.started.get("started"), 0)
+        if rates is None:
             return None
-        of_steps = number(self.last.get("seconds"), 0) - self.before
-        changed = self.changed()
-        share = 1.0
+        steps = [] if self.steps is None else [(self.steps - self.step) / rates[0]]
+        found = min([*steps, *self._allowed(seconds, rates[0])], default=None)
+        if found is None:
+            return None
+        of_steps, changed, share = seconds - self.before, self.changed(), 1.0
         if begun and of_steps >= STEADY and changed is not None:
             share = max(1.0, (changed - begun) / of_steps)
-        return max(0, steps - self.step) / rates[0] * share
+        return max(0.0, found) * share
+
+    def _allowed(self, seconds: float, rate: float) -> list[float]:
+        """Seconds of steps that --budget allows still; of bytes, as they were sent until the last evaluation."""
+        budget, (at, sent) = self.budget, self.sent
+        found = [budget.seconds - seconds] if math.isfinite(budget.seconds) else []
+        if math.isfinite(budget.bytes) and at > 0 and sent > 0:
+            found.append((budget.bytes * at / sent - self.step) / rate)
+        if math.isfinite(budget.examples) and self.batch:
+            found.append((budget.examples / self.batch - self.step) / rate)
+        return found
+
+    @property
+    def budget(self) -> Budget:
+        """What --budget allows."""
+        text = self.options.get("budget")
+        with contextlib.suppress(UsageError):
+            return Budget.read(text if isinstance(text, str) else "")
+        return Budget()
 
     def ends(self) -> list[tuple[str, float]]:
         """What will end the run, and in how many seconds: Slurm, --time-limit; the first one first."""

@@ -49,6 +49,7 @@ def test_several_runs_with_other_columns(write_run, tmp_path):
     write_run("c/2-a/seed-10", [])
     write_run("c/2-a/seed-2", lines_of(2))
     write_run("c/2-a/seed-2/later")
+    write_run("c/2-a/seed-2/copy")  # what lies in a run's folder is none of its own
     found = reports.load(tmp_path / "c")
     names = ["2-a/seed-0"] * 10 + ["2-a/seed-2"] * 2 + ["10-b/seed-0"]
     assert next(iter(found)) == "run" and found["run"].tolist() == names

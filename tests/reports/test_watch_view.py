@@ -45,7 +45,7 @@ def test_all_that_is_known(watched):
     assert found[:4] == [
         "a: train-allreduce, mlp on digits, 2 ranks, job 77",
         "step 50 of 100 (50%), epoch 25.00 of 50",
-        "loss 0.0200  test loss 0.04167  test accuracy 97.92%",
+        "loss 0.02  test loss 0.04167  test accuracy 97.92%",
         "128 examples/s lately, 128 in the mean",
     ]
     assert found[4].startswith("12 s left, until ")
@@ -87,7 +87,7 @@ def test_how_a_run_stands(watched, state, later, said, monkeypatch):
 
 def test_one_line_of_news(watched):
     line = news(*watched(started=STARTED))
-    assert line.startswith("a: step 8 of 100 (8%), epoch 4.00 of 50  loss 0.1250  test loss 0.25  test accuracy 87.50%")
+    assert line.startswith("a: step 8 of 100 (8%), epoch 4.00 of 50  loss 0.125  test loss 0.25  test accuracy 87.50%")
     assert "  128 examples/s  23 s left, until " in line and "\n" not in line
 
 

@@ -90,9 +90,9 @@ def test_a_run_begun_anew_is_read_anew(write_run, clock):
     write_run("a", lines_of(50))
     assert run.look() and run.step == 50
     path = run.folder / "metrics.jsonl"  # gone on with: another file, longer than what was read
-    (run.folder / "new").write_text("".join(json.dumps(line) + "\n" for line in lines_of(60)))
+    (run.folder / "new").write_text("".join(json.dumps(line) + "\n" for line in lines_of(60, loss=lambda step: 3.0)))
     (run.folder / "new").replace(path)
-    assert run.look() and run.step == 60 and len(run.curves["loss"].drawn()) == 60
+    assert run.look() and run.step == 60 and [y for _, y in run.curves["loss"].drawn()] == [3.0] * 60
 
 
 def test_how_a_run_stands(write_run, clock, at, hold):
@@ -173,6 +173,18 @@ def test_what_comes_beside_steps_counts_in_what_is_left(write_run, clock, at):
     run.look()
     assert run.before == 100.0 and run.left() == pytest.approx(100 * 1.5)
     assert run.rates() == (pytest.approx(1), pytest.approx(1))
+
+
+@pytest.mark.parametrize(
+    "budget, left",
+    [("seconds=5", 3.0), ("bytes=1200", 1.0), ("examples=512", 2.0), ("seconds=5,bytes=1e9", 3.0), ("x=3", 23.0)],
+)
+def test_a_budget_may_end_it_before(write_run, clock, budget, left):
+    folder = write_run("a", started=STARTED)
+    (folder / "config.yaml").write_text(f"budget: {budget}\n")
+    run = Watched(folder, clock)
+    run.look()
+    assert run.left() == pytest.approx(left)
 
 
 def test_the_last_while(write_run, clock):

@@ -161,6 +161,28 @@ def test_a_tensorboard_that_is_open_drops_what_it_has_read(tmp_path):
     assert first.exists() and [step for step, *_ in scalars(tmp_path)["train_loss"]] == [1, 2]
 
 
+def test_the_file_of_events_before_is_removed_when_there_is_another(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboardX")
+    for now, count in ((1_700_000_000.9, 4), (1_700_000_000.95, 2), (1_700_000_009.0, 5)):
+        monkeypatch.setattr("hpcdl.runs.metric_logs.time.time", lambda now=now: now)
+        write_events(tmp_path, STEPS[:count], 1000.0).close()
+        (path,) = tmp_path.iterdir()
+        assert (
+            path.name.startswith(f"events.out.tfevents.{int(now)}.") and len(scalars(tmp_path)["train_loss"]) == count
+        )
+
+
+def test_events_have_the_time_of_day(tmp_path, monkeypatch):
+    """The last line that a run goes on from is of now; the run began as many seconds before as its steps have taken."""
+    pytest.importorskip("tensorboardX")
+    folder = begin(tmp_path, 0)
+    folder.record(LINES)
+    folder.close()
+    monkeypatch.setattr("hpcdl.runs.folder.time.time", lambda: 1_800_000_000.0)
+    begin(tmp_path, 4).close()
+    assert [time for *_, time in scalars(tmp_path / "tensorboard")["train_loss"]][-1] == 1_800_000_000.0
+
+
 def test_nothing_is_written_unasked_and_not_by_other_ranks(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)  # as if not installed
     folder = begin(tmp_path, 0, log="none")

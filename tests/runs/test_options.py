@@ -138,12 +138,6 @@ class Placed:
     epochs: int = option(1, "without --steps beside it")
 
 
-@dataclass
-class Several:
-    run: list[str] = option(..., "folders")
-    epochs: int = option(1, "of each")
-
-
 def test_a_script_adds_its_own():
     found = parse(More, "p", "d", ["--overlap", "--source", "y", "--lr", "1", "--stage=2"])
     assert (found.overlap, found.source, found.lr, found.stage) == (True, "y", 1, 2)
@@ -179,18 +173,6 @@ def test_a_positional_argument(tmp_path):
         parse(Placed, "p", "d", [])
     with pytest.raises(UsageError, match="unrecognized arguments: here"):
         parse(Placed, "p", "d", ["there", "here"])
-
-
-def test_several_positional_arguments(capsys):
-    assert parse(Several, "p", "d", ["one", "two", "--epochs", "3"]) == Several(["one", "two"], 3)
-    assert parse(Several, "p", "d", ["one"]) == Several(["one"])
-    with pytest.raises(UsageError, match=r"required: run$"):
-        parse(Several, "p", "d", [])
-    with pytest.raises(UsageError, match="run: expected a text"):
-        parse(Several, "p", "d", ["one", "a\0b"])
-    with pytest.raises(SystemExit):
-        parse(Several, "p", "d", ["--help"])
-    assert capsys.readouterr().out.startswith("usage: hpcdl p RUN... [OPTIONS]\n")
 
 
 def test_help(capsys):

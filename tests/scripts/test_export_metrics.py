@@ -85,10 +85,20 @@ def test_what_is_there_stays_until_told(runs, capsys):
     assert status == 2 and "tensorboard is there already" in said
 
 
+def test_what_a_job_is_writing_is_not_replaced(runs, monkeypatch, capsys):
+    (runs / "1-a/seed-0/metrics.csv").write_text("its own")
+    monkeypatch.setattr("hpcdl.reports.exporting.is_held", lambda folder: folder.name == "seed-0")
+    status, said = ends("export_metrics", ["c", "--force"])
+    assert status == 2 and "a job is writing to c/1-a/seed-0, and may write c/1-a/seed-0/metrics.csv" in said
+    assert (runs / "1-a/seed-0/metrics.csv").read_text() == "its own"
+    export_metrics.main(["c/1-a/seed-0", "--out", "a.csv"])
+    export_metrics.main(["c/1-a/seed-1", "--force"])
+
+
 @pytest.mark.parametrize(
     "given, words",
     [
-        ([], "required: folder"),
+        ([], "name the folder of a run, or one with runs below it"),
         (["nowhere"], "nowhere is not there"),
         (["file"], "file is a file, not the folder of a run"),
         (["c", "--to", "parquet"], "--to: expected one of 'csv', 'tensorboard', not parquet"),

@@ -129,7 +129,7 @@ def test_several_folders(folder, meanwhile, capsys):
 @pytest.mark.parametrize(
     "given, words",
     [
-        ([], "required: folder"),
+        ([], "name the folder of a run, or one with runs below it"),
         (["nowhere"], "nowhere is not there"),
         (["a/config.yaml"], "a/config.yaml is a file, not the folder of a run"),
         (["empty"], "empty is no run's folder (metrics.jsonl is missing), and there is none below it"),
