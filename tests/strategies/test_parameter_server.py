@@ -1,9 +1,7 @@
 """Parameter servers take the very steps of all-reduce SGD where they must, and stay within their bounds elsewhere."""
 
-import errno
 import itertools
 import json
-import os
 import shutil
 import time
 
@@ -13,11 +11,9 @@ from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
-from hpcdl.comm.progress import activity
-from hpcdl.errors import TrainingError
 from hpcdl.models import make_model
-from hpcdl.runs import Options, Run, position, signals
-from hpcdl.runs.checkpoint import Checkpoint, rotate
+from hpcdl.runs import Options, Run, signals
+from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.services.consistency import BSP, Consistency
 from hpcdl.services.parameter_store import ParameterStore
 from hpcdl.services.slice_server import SliceServer
@@ -495,65 +491,6 @@ def test_nobody_is_let_past_a_checkpoint(every, serve, before_push, world, mpi_t
             found = Checkpoint.read(out / "checkpoint-000000005.h5")
             assert found.attributes["updates"] == 5 * run.workers
             assert np.array_equal(found.vectors["parameters"], run.path[4])
-        world.Barrier()
-
-
-# -- what cannot go on ---------------------------------------------------------------------------------------------
-
-
-DIVERGES = {"dtype": "float32", "lr": 1e30, "optimizer": "sgd", "schedule": "constant"}
-
-
-@pytest.fixture
-def fails(serve, world):
-    """A function: serve, which fails on all ranks alike, and leaves nothing in flight."""
-
-    def run(own, words, **options):
-        with pytest.raises(TrainingError, match=words) as failed:
-            serve(world, own, **options)
-        assert len(set(world.allgather(str(failed.value)))) == 1 and not activity.in_flight
-
-    return run
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"consistency": ASYNC},
-        {"consistency": Consistency("ssp", 2)},
-        {"consistency": BSP, "delay": 1},
-        {"consistency": BSP, "broadcast_every": 1},
-        {"consistency": Consistency("ssp", 3), "broadcast_every": 2},
-        {"consistency": ASYNC, "broadcast_every": 2},
-    ],
-    ids=lambda own: "-".join([own["consistency"].name, *map(str, list(own.values())[1:])]),
-)
-def test_a_run_that_diverges_fails_on_all_ranks_and_another_one_may_follow(own, fails, serve, world):
-    found = rf"loss of step [1-9]\d* is not finite on rank [0-{world.size - 1}]|test loss after step \d+ is not finite"
-    for place in halves(world.size):
-        for more in ({}, {"checkpoint_every": 5}):
-            fails(place | own, rf"the ({found}); there is no checkpoint yet", **DIVERGES, **more)
-        run = serve(world, place | own, lr=0.01)
-        if world.rank == 0:
-            assert (run.step, run.stopped) == (STEPS, "finished") and len(run.path) == STEPS
-
-
-@pytest.mark.parametrize("own", [{"consistency": ASYNC}, {"consistency": SSP0, "broadcast_every": 1}], ids=str)
-def test_a_checkpoint_that_cannot_be_written_fails_on_all_ranks(own, fails, world, monkeypatch, mpi_tmp_path):
-    """What was saved before stays, and nothing more is recorded."""
-
-    def full(path, keep, found, saved):
-        if found.attributes["step"] == 10:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        rotate(path, keep, found, saved)
-
-    monkeypatch.setattr(position, "rotate", full)
-    for place in halves(world.size):
-        out = mpi_tmp_path / str(place)
-        words = "the checkpoint of step 10, .*, cannot be written: No space left on device; the last good checkpoint "
-        fails(place | own, words, checkpoint_every=5, keep=9, lr=0.01, out=str(out))
-        assert Checkpoint.read(out).attributes["step"] == 5 and recorded(out) == list(range(1, 11))
-        assert not (out / "summary.json").exists()
         world.Barrier()
 
 
