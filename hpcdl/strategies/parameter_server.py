@@ -215,6 +215,11 @@ class Keeper(Lead):
     def __init__(self, run: Run):
         self.run = run
 
+    @property
+    def held(self) -> OnServers:
+        """What the run holds."""
+        return self.run.held  # type: ignore[return-value]
+
     def begin(self, store: LedStore, step: int) -> None:
         self.store = store
         self._decide()
@@ -226,11 +231,11 @@ class Keeper(Lead):
         self.apart_seconds = run.stopwatch.apart_seconds
 
     def admit(self, push: Push) -> None:
-        if not math.isfinite(push.loss) and self.run.held.failure is None:
+        if not math.isfinite(push.loss) and self.held.failure is None:
             self._fail(self.run.not_finite(push.step + 1, push.client))
 
     def done(self, loss: float, total: float) -> None:
-        if self.run.held.failure is not None:
+        if self.held.failure is not None:
             return
         self.run.record(loss, int(total))
         try:
@@ -242,14 +247,14 @@ class Keeper(Lead):
 
     def _fail(self, error: TrainingError) -> None:
         """The run cannot go on: what has been given out is computed, as after a signal, and nothing comes of it."""
-        self.run.held.failure = error
+        self.held.failure = error
         self.steps = self.limit = self.store.granted
 
     def signalled(self) -> None:
         self.run.signalled = True
 
     def sent(self, rank: int, bytes: float, messages: float) -> None:
-        self.run.held.note_sent(rank, bytes, messages)
+        self.held.note_sent(rank, bytes, messages)
 
     def gather(self, whole: np.ndarray, which: int = 0) -> None:
         """whole <- the servers' vectors after the run's step; when it is over, the values with all that is delayed."""
