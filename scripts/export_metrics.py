@@ -20,7 +20,7 @@ from hpcdl.runs.options import option, parse
 class ExportOptions:
     """What is exported, and where to."""
 
-    folder: list[str] = option(list, "folders of runs, or with runs below them")  # noqa: RUF009
+    folder: list[str] = option(list, "folders of runs, or with runs below them")
     to: Literal["csv", "tensorboard"] = option("csv", "a table, or TensorBoard's events")
     out: str = option("", "of one run, NAME.csv or a folder for the events; of several, a folder for all of them")
     force: bool = option(False, "replace what is there of us already")

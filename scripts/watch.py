@@ -26,7 +26,7 @@ LEAST, MOST = 0.1, 86400.0  # seconds
 class WatchOptions:
     """What is watched, and how often one looks."""
 
-    folder: list[str] = option(list, "folders of runs, or with runs below them")  # noqa: RUF009
+    folder: list[str] = option(list, "folders of runs, or with runs below them")
     every: float = option(2.0, "seconds between two looks")
     once: bool = option(False, "print the state and leave")
 

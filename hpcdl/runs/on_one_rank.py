@@ -1,14 +1,16 @@
 """A run that rank 0 runs by itself: it counts, scores and saves, and no other rank meets it at boundaries.
 
 That is how asynchronous strategies run: the ranks have no common step at which they could meet. Nothing but the set-up
-and the summary is collective. The parameters lie on servers, or are the average that rank 0 calls for; a strategy
-derives from `OnOneRank` and says how rank 0 gets at them.
+and the end is collective: where rank 0 finds that the run cannot go on, it gives out no more steps, and when all have
+come to the end, all raise its error (`raise_failure`). The parameters lie on servers, or are the average that rank 0
+calls for; a strategy derives from `OnOneRank` and says how rank 0 gets at them.
 """
 
 import math
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.progress import activity
 from hpcdl.comm.trace import Traffic
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import Array
@@ -57,6 +59,13 @@ class OnOneRank(Held):
         """Of all ranks, up to what those have sent since that rank 0 has heard of last."""
         parts = super().sent(traffic), *self.told.values()
         return sum(part[0] for part in parts), sum(part[1] for part in parts)
+
+    def raise_failure(self, everyone: Communicator) -> None:
+        """The loop has ended on all ranks: raise a TrainingError on all where rank 0 has a failure; collective."""
+        with activity.inside("end", everyone):
+            failure = everyone.mpi.bcast(None if self.failure is None else str(self.failure))
+        if failure is not None:
+            raise TrainingError(failure)
 
     def gather_costs(self, run: "Run") -> None:
         super().gather_costs(run)

@@ -7,7 +7,7 @@
     for a score or a checkpoint:              -- MEET -->        comes when its step is done
                     all: exchanges rest; average of the replicas, and of the optimizers' states
     at the last one:                          -- SCORE -->       scores its replica
-    goes on with the run's loop               -- GO_ON, END -->  goes on, or is done
+    goes on with the run's loop               -- GO_ON, END -->  goes on, or is done, also where the run cannot go on
 
 The average is what is scored and saved: a run that is gone on with begins there on all ranks, whatever their number.
 The step that sets the learning rate is the run's as of the last meeting, and a rank's own steps since then. All
@@ -22,7 +22,7 @@ import numpy as np
 from hpcdl.comm import Communicator
 from hpcdl.comm.inbox import Inbox
 from hpcdl.comm.progress import activity
-from hpcdl.errors import LoneError, TrainingError
+from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import device_of
 from hpcdl.memory import Memory
 from hpcdl.runs import signals
@@ -161,7 +161,8 @@ class Leader(Tally):
         """A step of a rank is done; what it has too many for a step of the run is of the next one."""
         run = self.run
         if not math.isfinite(loss):
-            raise LoneError(str(run.not_finite(run.step + 1, rank)))
+            self._fail(run.not_finite(run.step + 1, rank))
+            return
         while examples and not self.over:
             total = min(run.batch, run.data.examples - run.step % run.per_epoch * run.batch)
             part = min(examples, total - self.examples)
@@ -177,12 +178,21 @@ class Leader(Tally):
         try:
             self.run.boundary()
         except TrainingError as error:
-            raise LoneError(str(error)) from None
+            self._fail(error)
+            return
         self.over = self.run.over
         if self.met:
             self.met = False
             self._tell_all(END if self.over else GO_ON)
             self.go_on(self.run.step)
+
+    def _fail(self, error: TrainingError) -> None:
+        """The run cannot go on: call all ranks together once more, so that nothing is under way, and end."""
+        self.failure = error
+        self.refresh()
+        self.over, self.met = True, False
+        self._tell_all(END)
+        self.go_on(self.run.step)
 
     def refresh(self) -> None:
         """Call all ranks to a meeting, unless they have met since the last step."""

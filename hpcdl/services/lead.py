@@ -46,7 +46,7 @@ class Lead:
         """The store is ready; `step` is the first one."""
 
     def admit(self, push: Push) -> None:
-        """A push has come; raise what is to end the job where it must not be applied."""
+        """A push has come, and is about to be applied."""
 
     def done(self, loss: float, total: float) -> None:
         """The next step is complete: the sum of its pushes' losses, and its examples."""
