@@ -29,6 +29,7 @@ from hpcdl.machine.world import one_world
 from hpcdl.reports import comparison
 from hpcdl.reports.comparison import Line, run_folder
 from hpcdl.reports.measures import BY_NAME, read_target, shown
+from hpcdl.reports.report import make
 from hpcdl.runs import signals
 from hpcdl.runs.alike import reading
 from hpcdl.runs.export import write_json, written
@@ -36,7 +37,7 @@ from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remov
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import COMMON, Options, kinds_of, option
 from hpcdl.runs.program import ended
-from hpcdl.services.trial import FAILED, Outcome, attempt, failure, packed, record, side_by_side
+from hpcdl.services.trial import FAILED, Outcome, all_come, attempt, failure, packed, record, side_by_side
 
 AGAIN = {"resume", "seeds", "target", "columns", "at_once", "retry", "progress"}  # may be told where it goes on
 BEGUN = "begun"  # in a run's folder: how often it was begun, and neither ended nor was stopped in good order
@@ -81,6 +82,7 @@ def main(arguments=None):
             stopped = run_all(world, options, entries, folder, done)
             if world.rank == 0:
                 status = conclude(options, entries, folder, stopped)
+            all_come(world)
         raise SystemExit(world.bcast(status))
 
 
@@ -260,10 +262,19 @@ def conclude(options: CompareOptions, entries: list[Command], folder: Path, stop
     console = Console(quiet=options.progress == "none", highlight=False)
     for table in comparison.as_tables(found, options.chosen, console.width):
         console.print(table)
-    for remark in comparison.remarks(found):
+    for remark in [*comparison.remarks(found), *reported(folder)]:
         console.print(remark, markup=False, soft_wrap=True)
     console.print(f"all of it: {folder}", markup=False, soft_wrap=True)
     return int(all(run["failed"] is not None for each in found["lines"] for run in each["runs"]))
+
+
+def reported(folder: Path) -> list[str]:
+    """Write the page of pictures; returns what is to be said where it cannot be."""
+    try:
+        make([str(folder)], folder / "report.html")
+    except UsageError as error:
+        return [f"there is no report.html: {error}"]
+    return []
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ given back; what it had in flight is kept for ever, for a message may still come
 
 import contextlib
 import json
+import math
 import time
 import traceback
 from collections.abc import Callable
@@ -58,10 +59,7 @@ def attempt(comm: MPI.Intracomm, training: Training, options: Options, folder: P
         mine = Outcome(failed=line(known), speaks=known.speaker == comm.rank)
     except Exception as unknown:
         error, mine = unknown, Outcome(failed=line(told(unknown)), trace=traceback.format_exc())
-    come, begun = comm.Ibarrier(), time.monotonic()
-    with activity.known():
-        nap_until(lambda: come.Test() or (error and time.monotonic() - begun > PATIENCE), "end of a run", patient=True)
-    if not come.Test():
+    if not all_come(comm, PATIENCE if error else math.inf):
         record(folder, mine)
         raise error
     everyone = comm.allgather(mine)
@@ -73,6 +71,14 @@ def attempt(comm: MPI.Intracomm, training: Training, options: Options, folder: P
     if comm.rank == best:
         record(folder, mine)
     return everyone[best]
+
+
+def all_come(comm: MPI.Intracomm, patience: float = math.inf) -> bool:
+    """Wait until all ranks have come, in naps that leave the cores to others; for so many seconds: whether they have."""
+    come, begun = comm.Ibarrier(), time.monotonic()
+    with activity.known():
+        nap_until(lambda: come.Test() or time.monotonic() - begun > patience, "end of a run", patient=True)
+    return bool(come.Test())
 
 
 def told(error: Exception) -> str:
@@ -121,9 +127,7 @@ def side_by_side(
     if part is not None:
         mine = start(part, comm)
         comm.Free()
-    come = world.Ibarrier()
-    with activity.known():
-        nap_until(come.Test, "end of the trainings", patient=True)
+    all_come(world)
     everyone: list = world.allgather(mine)
     return [everyone[begin] for begin in first]
 
