@@ -1,0 +1,71 @@
+"""What lies below some folders: runs, by the files that a run writes, and comparisons, by their results.json.
+
+A folder is a run's if it holds one of config.yaml, metrics.jsonl and summary.json: a run that goes on, was killed or
+comes from an older version lacks some of them. Below a run no other is looked for; below a comparison the runs are those
+that its results.json names, and whatever else is there. Links to folders are not followed, except where they are named.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcdl.errors import UsageError
+
+RUN = ("config.yaml", "metrics.jsonl", "summary.json", "started.json")
+COMPARISON = "results.json"
+CONFIG = "compare.yaml"  # of a comparison: no run's
+
+
+class Found(NamedTuple):
+    """Folders of runs and of comparisons, each once, in the order of their names."""
+
+    runs: list[Path]
+    comparisons: list[Path]
+
+
+def is_run(files: Iterable[str]) -> bool:
+    """Whether a folder that holds these files is a run's."""
+    return not set(RUN).isdisjoint(files)
+
+
+def find(folders: list[str]) -> Found:
+    """All runs and comparisons in or below the folders; UsageError for a folder in which there are none."""
+    runs: dict[str, Path] = {}
+    comparisons: dict[str, Path] = {}
+    for name in folders:
+        folder = Path(name)
+        if not os.path.exists(folder):
+            raise UsageError(f"{name}: there is no such folder")
+        if not os.path.isdir(folder):
+            raise UsageError(f"{name} is a file; give the folder of a run, of a comparison, or one above them")
+        before = len(runs) + len(comparisons)
+        here = below(folder)
+        for path in here.runs:
+            runs.setdefault(os.path.realpath(path), path)
+        for path in here.comparisons:
+            comparisons.setdefault(os.path.realpath(path), path)
+        if len(runs) + len(comparisons) == before and not (here.runs or here.comparisons):
+            raise UsageError(
+                f"{name}: there is no run in or below it: a run's folder holds config.yaml, metrics.jsonl or "
+                "summary.json, and a comparison's results.json"
+            )
+    return Found([*runs.values()], [*comparisons.values()])
+
+
+def below(folder: Path) -> Found:
+    """What is in or below one folder; UsageError where that cannot be read."""
+
+    def refuse(error: OSError) -> None:
+        if error.filename == str(folder):
+            raise UsageError(f"{folder} cannot be read: {error.strerror}") from None
+
+    runs, comparisons = [], []
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        if COMPARISON in files:
+            comparisons.append(Path(place))
+        elif is_run(files):
+            runs.append(Path(place))
+            folders.clear()
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+    return Found(runs, comparisons)
