@@ -9,7 +9,6 @@ picture is legible on dark as on light ground. The colours of lines are those of
 """
 
 import io
-import itertools
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ STYLES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1, 2)
 DASHES = ("", "5 2", "1 1.4", "6 2 1 2")  # the same in SVG
 WIDTH, HEIGHT, FONT = 4.2, 2.6, 9  # inches, points
 LEFT, RIGHT, TOP, BOTTOM = 0.56, 0.16, 0.3, 0.46  # inches around the axes
-LINE, TITLE_WIDTH, LEGEND_WIDTH = 0.17, 52, 58  # inches of a line of text, characters
+LINE, TITLE_WIDTH, LEGEND_WIDTH = 0.17, 44, 58  # inches of a line of text, characters
 OURS = "hpcdl report"  # stands in whatever we write, so that only that is replaced
 FORMATS = ("png", "svg")
 
@@ -135,15 +134,15 @@ def add_key(figure: Any, key: Key, y: float, height: float) -> None:
     figure.text(0.48 / WIDTH, y, textwrap.shorten(key.label, LEGEND_WIDTH), va="center_baseline", fontsize=FONT - 1)
 
 
-def inline(picture: Picture, numbers: "itertools.count[int]") -> str:
-    """The picture as SVG within a page; numbers: of the names in it, which no other picture of the page has."""
+def inline(picture: Picture, prefix: str) -> str:
+    """The picture as SVG within a page; prefix: begins the names in it, as in no other picture of the page."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     figure, text = drawn(picture, titled=False), io.StringIO()
     with rc_context(settings()):
         FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return squeezed(text.getvalue(), picture.title, numbers)
+    return squeezed(text.getvalue(), picture.title, prefix)
 
 
 def save(picture: Picture, path: Path) -> None:
@@ -169,7 +168,7 @@ def is_ours(path: Path) -> bool:
         return OURS.encode() in file.read(3000)
 
 
-def squeezed(svg: str, title: str, numbers: "itertools.count[int]") -> str:
+def squeezed(svg: str, title: str, prefix: str) -> str:
     """What matplotlib has written as a part of a page: colours of the page, names of its own, a tenth of the size."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
@@ -177,7 +176,7 @@ def squeezed(svg: str, title: str, numbers: "itertools.count[int]") -> str:
     box = size[1] if size else "0 0 302 187"
     body = svg[svg.index(">") + 1 :].strip()
     used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", body))
-    names = {name: f"p{next(numbers)}" for name in sorted(used)}
+    names = {name: f"{prefix}{number}" for number, name in enumerate(sorted(used))}
     body = re.sub(r' id="([^"]*)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", body)
     body = re.sub(r"(url\(#|href=\"#)([^)\"]+)", lambda m: m[1] + names[m[2]], body)
     body = re.sub(r' d="([^"]*)"', lambda m: f' d="{short_path(m[1])}"', body)

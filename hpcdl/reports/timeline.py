@@ -28,8 +28,9 @@ WITHOUT_STEPS = 24  # of a pipeline's spans, where they lie in no steps
 LANE = re.compile(r"rank (\d+)\b")
 WORKING = ("step", "serve")
 FETCHING = ("wait for data", "data")
-OUTSIDE = ("evaluate", "checkpoint", "agree", "meet", "try overlap")
-STEP, DATA, BOOKKEEPING, COMMUNICATION, FORWARD, BACKWARD = range(6)
+AGREEING = ("agree", "meet")
+SCORING = ("evaluate", "checkpoint", "try overlap")  # lie within a step, too, and make it a long one
+STEP, DATA, BOOKKEEPING, COMMUNICATION, FORWARD, BACKWARD, LONG = range(7)
 KINDS = ("steps", "waiting for data", "evaluation, agreement, checkpoints", "communication")
 
 
@@ -96,8 +97,8 @@ class Spans:
         batch, chunk = array("q"), array("q")
         ranks: dict[int, int] = {}
         self.cut = False
-        kinds = dict.fromkeys(WORKING, STEP) | dict.fromkeys(FETCHING, DATA) | dict.fromkeys(OUTSIDE, BOOKKEEPING)
-        kinds |= {"forward": FORWARD, "backward": BACKWARD}
+        kinds = dict.fromkeys(WORKING, STEP) | dict.fromkeys(FETCHING, DATA) | dict.fromkeys(AGREEING, BOOKKEEPING)
+        kinds |= {"forward": FORWARD, "backward": BACKWARD} | dict.fromkeys(SCORING, LONG)
         try:
             for event in events(path):
                 try:
@@ -146,15 +147,30 @@ def read_timeline(path: Path) -> Timeline:
     own = np.flatnonzero((spans.rank == leader) & (steps if stepping else np.ones_like(steps)))
     own = own[np.argsort(spans.start[own])]
     before = own[spans.stop[own] <= end]
-    last = (before if len(before) else own)[-STEPS:]
+    last = usual(spans, leader, before if len(before) else own)
     begin = float(spans.start[last].min())
     end = max(float(end if not stepping else spans.stop[last].max()), begin)
     found.seconds = max(end - begin, 1e-9)
     found.ranks = [known[place] for place in sorted({*np.linspace(0, len(known) - 1, min(RANKS, len(known))).astype(int)})]
     for kind, name in enumerate(KINDS):
-        found.spans[name] = merged(spans, spans.kind == kind, found.ranks, begin, end)
+        chosen = (spans.kind == kind) | ((spans.kind == LONG) & (kind == BOOKKEEPING))
+        found.spans[name] = merged(spans, chosen, found.ranks, begin, end)
     chart(found, spans, leader, last)
     return found
+
+
+def usual(spans: Spans, leader: int, steps: np.ndarray) -> np.ndarray:
+    """The last steps in a row in which the run was not evaluated or saved; where there are none, just the last."""
+    long = (spans.kind == LONG) & (spans.rank == leader)
+    begun = np.sort(spans.start[long])
+    within = np.searchsorted(begun, spans.stop[steps]) - np.searchsorted(begun, spans.start[steps])
+    places = np.flatnonzero(within == 0)
+    if not len(places):
+        return steps[-STEPS:]
+    first = places[-1]
+    while first > 0 and within[first - 1] == 0 and places[-1] - first + 1 < STEPS:
+        first -= 1
+    return steps[first : places[-1] + 1]
 
 
 def merged(spans: Spans, chosen: np.ndarray, ranks: list[int], begin: float, end: float) -> list:
@@ -177,7 +193,7 @@ def merged(spans: Spans, chosen: np.ndarray, ranks: list[int], begin: float, end
 
 def chart(found: Timeline, spans: Spans, leader: int, last: np.ndarray) -> None:
     """The micro-batches of the last step, or the last few where a step has but one."""
-    micro = (spans.kind >= FORWARD) & (spans.batch >= 0) & (spans.rank >= 0)
+    micro = ((spans.kind == FORWARD) | (spans.kind == BACKWARD)) & (spans.batch >= 0) & (spans.rank >= 0)
     own = np.flatnonzero(micro & (spans.rank == leader))
     if not len(own):
         return
