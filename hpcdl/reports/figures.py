@@ -8,10 +8,11 @@ picture is legible on dark as on light ground. The colours of lines are those of
 ("Color universal design", 2008: told apart by the colour-blind, too; without black and yellow), then line styles change.
 """
 
+import contextlib
 import io
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,9 +65,12 @@ def check_library() -> None:
         raise UsageError("report needs matplotlib: pip install 'hpcdl[report]'") from None
 
 
-def settings() -> dict[str, Any]:
-    """Of matplotlib, for all that is drawn here."""
-    return {
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """Around all that draws, once, for it takes a while: matplotlib as it is wanted here; and as before at the end."""
+    from matplotlib import rc_context
+
+    how = {
         "svg.fonttype": "none",
         "svg.hashsalt": OURS,
         "svg.image_inline": True,
@@ -95,28 +99,28 @@ def settings() -> dict[str, Any]:
         "lines.linewidth": 1.5,
         "lines.solid_joinstyle": "round",
     }
+    with rc_context(how):
+        yield
 
 
 def drawn(picture: Picture, titled: bool) -> Any:
     """The picture as a figure of matplotlib's; titled: with title and legend in it."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     title = textwrap.wrap(picture.title, TITLE_WIDTH) if titled else []
     legend = list(picture.legend) if titled else []
     above, below = LINE * len(title) * 1.05, LINE * len(legend) + (0.08 if legend else 0)
     height = picture.height + above + below
-    with rc_context(settings()):
-        figure = Figure(figsize=(WIDTH, height), facecolor="white" if titled else "none")
-        box = LEFT / WIDTH, (BOTTOM + below) / height, 1 - (LEFT + RIGHT) / WIDTH, (picture.height - TOP - BOTTOM) / height
-        axes = figure.add_axes(box)
-        axes.tick_params(length=0, pad=4)
-        picture.draw(axes)
-        for number, text in enumerate(title):
-            figure.text(0.1 / WIDTH, 1 - (0.2 + LINE * 1.05 * number) / height, text, fontsize=FONT + 1, weight="bold")
-        for number, key in enumerate(legend):
-            y = (below - LINE * (number + 0.5)) / height
-            add_key(figure, key, y, height)
+    figure = Figure(figsize=(WIDTH, height), facecolor="white" if titled else "none")
+    box = LEFT / WIDTH, (BOTTOM + below) / height, 1 - (LEFT + RIGHT) / WIDTH, (picture.height - TOP - BOTTOM) / height
+    axes = figure.add_axes(box)
+    axes.tick_params(length=0, pad=4)
+    picture.draw(axes)
+    for number, text in enumerate(title):
+        figure.text(0.1 / WIDTH, 1 - (0.2 + LINE * 1.05 * number) / height, text, fontsize=FONT + 1, weight="bold")
+    for number, key in enumerate(legend):
+        y = (below - LINE * (number + 0.5)) / height
+        add_key(figure, key, y, height)
     return figure
 
 
@@ -135,29 +139,25 @@ def add_key(figure: Any, key: Key, y: float, height: float) -> None:
 
 
 def inline(picture: Picture, prefix: str) -> str:
-    """The picture as SVG within a page; prefix: begins the names in it, as in no other picture of the page."""
-    from matplotlib import rc_context
+    """The picture as SVG within a page, within `drawing`; prefix: begins the names in it, as in no other picture of the page."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     figure, text = drawn(picture, titled=False), io.StringIO()
-    with rc_context(settings()):
-        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    FigureCanvasSVG(figure).print_svg(text, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return squeezed(text.getvalue(), picture.title, prefix)
 
 
 def save(picture: Picture, path: Path) -> None:
-    """Write the picture as a file of its own, .png or .svg, that says that it is ours."""
-    from matplotlib import rc_context
+    """Write the picture as a file of its own, .png or .svg, within `drawing`; it says that it is ours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     figure, data = drawn(picture, titled=True), io.BytesIO()
-    with rc_context(settings()):
-        if path.suffix == ".png":
-            figure.set_dpi(200)
-            FigureCanvasAgg(figure).print_png(data, metadata={"Software": OURS})
-        else:
-            FigureCanvasSVG(figure).print_svg(data, metadata={"Date": None, "Creator": OURS})
+    if path.suffix == ".png":
+        figure.set_dpi(200)
+        FigureCanvasAgg(figure).print_png(data, metadata={"Software": OURS})
+    else:
+        FigureCanvasSVG(figure).print_svg(data, metadata={"Date": None, "Creator": OURS})
     with atomic_write(path) as file:
         file.write(data.getvalue())
 

@@ -1,8 +1,8 @@
 """What lies below some folders: runs, by the files that a run writes, and comparisons, by their results.json.
 
 A folder is a run's if it holds one of config.yaml, metrics.jsonl and summary.json: a run that goes on, was killed or
-comes from an older version lacks some of them. Below a run no other is looked for; below a comparison the runs are those
-that its results.json names, and whatever else is there. Links to folders are not followed, except where they are named.
+comes from an older version lacks some of them. Below a run no other is looked for, nor below a comparison, whose runs
+are those that its results.json names. Links to folders are not followed, except where they are named.
 """
 
 import os
@@ -14,7 +14,6 @@ from hpcdl.errors import UsageError
 
 RUN = ("config.yaml", "metrics.jsonl", "summary.json", "started.json")
 COMPARISON = "results.json"
-CONFIG = "compare.yaml"  # of a comparison: no run's
 
 
 class Found(NamedTuple):
@@ -53,8 +52,8 @@ def find(folders: list[str]) -> Found:
     return Found([*runs.values()], [*comparisons.values()])
 
 
-def below(folder: Path) -> Found:
-    """What is in or below one folder; UsageError where that cannot be read."""
+def below(folder: Path, within: bool = False) -> Found:
+    """What is in or below one folder; UsageError where that cannot be read. within: runs of comparisons, too."""
 
     def refuse(error: OSError) -> None:
         if error.filename == str(folder):
@@ -62,8 +61,9 @@ def below(folder: Path) -> Found:
 
     runs, comparisons = [], []
     for place, folders, files in os.walk(folder, onerror=refuse):
-        if COMPARISON in files:
+        if COMPARISON in files and not within:
             comparisons.append(Path(place))
+            folders.clear()
         elif is_run(files):
             runs.append(Path(place))
             folders.clear()

@@ -20,8 +20,8 @@ from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write
 from hpcdl.reports import page
 from hpcdl.reports.comparison_pictures import Comparison, Line, read_comparison, results_of, scaled_cell, together
-from hpcdl.reports.figures import Picture, check_library, inline, is_ours, save
-from hpcdl.reports.found import find
+from hpcdl.reports.figures import Picture, check_library, drawing, inline, is_ours, save
+from hpcdl.reports.found import below, find
 from hpcdl.reports.page import Cell, Drawn
 from hpcdl.reports.recorded import Recorded, record
 from hpcdl.reports.run_pictures import described, pictures_of
@@ -73,13 +73,17 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
         check_pictures(pictures, force)
         files = pictures, kind
     comparisons = [read_comparison(folder) for folder in found.comparisons]
+    for comparison in comparisons:
+        if not comparison.lines:  # of what can be shown: its runs
+            known = {os.path.realpath(run) for run in found.runs}
+            more = below(comparison.folder, within=True).runs
+            found.runs.extend(run for run in more if os.path.realpath(run) not in known)
     lines = [Line(name_of(folder, found.runs), index) for index, folder in enumerate(found.runs)]
     jobs = [
         Job(folder, index, index < MOST, f"run-{index + 1}-{slug(folder.name)}", files)
         for index, folder in enumerate(found.runs)
     ]
     owners: list[Line] = list(lines)
-    taken = {os.path.realpath(folder) for folder in found.runs}
     for place, comparison in enumerate(comparisons):
         for line in comparison.lines:
             whole = next((run for run in line.runs if not run.failed), None)
@@ -95,14 +99,17 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
         done = list(in_parallel(work, jobs))
         for line, each in zip(owners, done, strict=True):
             line.records.append(each.recorded)
-        made = Made(runs=len(taken), comparisons=len(comparisons))
+        made = Made(runs=len(jobs), comparisons=len(comparisons))
         parts = sections(lines, comparisons, owners, done, files, made)
     title = title_of(made, lines, comparisons)
     html = page.page(title, [page.paragraph(f"Made by hpcdl report, version {__version__}.", soft=True), *parts])
     with blamed_on(f"--out {out} cannot be written"), atomic_write(out) as file:
         file.write(html.encode())
-    made.missing = [f"{comparison.folder}: {said}" for comparison in comparisons for said in comparison.missing]
-    made.missing += [f"{each.recorded.folder}: {said}" for each in done for said in each.recorded.missing]
+    said = [(comparison.folder, each) for comparison in comparisons for each in comparison.missing]
+    said += [(each.recorded.folder, what) for each in done for what in each.recorded.missing]
+    for what in dict.fromkeys(what for _, what in said):
+        of = [folder for folder, other in said if other == what]
+        made.missing.append(f"{of[0]}{f' and {len(of) - 1} more' if len(of) > 1 else ''}: {what}")
     return made
 
 
@@ -139,7 +146,7 @@ def sections(
         parts.insert(0, page.section(f"All {len(lines)} runs", "o", overview(lines, drawn)))
     for line, each in zip(lines, done, strict=False):
         if line.index < MOST:
-            title = f"{line.index + 1} {line.name}" if len(lines) > 1 else line.name
+            title = f"{line.index + 1} {line.name}" if len(lines) > 1 else ", ".join(described(each.recorded))
             entries.append((f"r{line.index}", title))
             made.pictures += len(each.drawn)
             parts.append(page.section(title, f"r{line.index}", one(each)))
@@ -161,11 +168,12 @@ def work(job: Job) -> Done:
 def draw(pictures: Iterable[Picture], prefix: str, anchor: str, files: tuple[Path, str] | None) -> list[Drawn]:
     """The pictures as parts of the page, and as files where those are asked for."""
     found = []
-    for place, picture in enumerate(pictures):
-        svg = inline(picture, f"{anchor}-{place}-")
-        found.append(Drawn(picture.name, picture.title, picture.sentence, picture.legend, svg))
-        if files is not None:
-            save(picture, files[0] / f"{prefix}-{picture.name}.{files[1]}")
+    with drawing():
+        for place, picture in enumerate(pictures):
+            svg = inline(picture, f"{anchor}-{place}-")
+            found.append(Drawn(picture.name, picture.title, picture.sentence, picture.legend, svg))
+            if files is not None:
+                save(picture, files[0] / f"{prefix}-{picture.name}.{files[1]}")
     return found
 
 
@@ -184,7 +192,8 @@ def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
     rows = [("command", comparison.command), ("budget", comparison.budget)]
     rows.append(("seeds", ", ".join(map(str, comparison.seeds))))
     rows.append(("target", ", ".join(f"{name} {value}" for name, value in comparison.target.items())))
-    rows += [(str(name), str(value)) for name, value in comparison.environment.items()]
+    told = {name: value for name, value in comparison.environment.items() if name != "launch" or not comparison.command}
+    rows += environment_of(told)
     parts = [page.facts([row for row in rows if row[1]]), page.missing(comparison.missing)]
     for first in range(0, len(comparison.measures), COLUMNS):
         parts.append(measured(comparison, comparison.measures[first : first + COLUMNS]))
@@ -269,7 +278,7 @@ def overview(lines: list[Line], drawn: list[Drawn]) -> list[str]:
             cells.append(Cell(format(found / unit, form) if math.isfinite(found) else "-"))
         rows.append(cells)
     alike = len({tuple(described(line.records[0])[2:]) for line in lines}) == 1
-    note = "" if alike else "These runs have different models or data: losses and scores of other data say nothing here."
+    note = "" if alike else "These runs have different models or data: losses and scores on other data are not comparable."
     return [page.table(["run", *(column[0] for column in known)], rows), page.missing([note] if note else []), page.figures(drawn)]
 
 
@@ -279,7 +288,7 @@ def one(done: Done) -> list[str]:
     environment = run.summary.get("environment") or run.started.get("environment") or run.header
     about = [("run", ", ".join(described(run)))]
     if isinstance(environment, dict):
-        about += [("command" if name == "launch" else str(name), str(value)) for name, value in environment.items()]
+        about += environment_of(environment)
     legs = run.summary.get("legs")
     hosts = [leg.get("hosts") for leg in legs if isinstance(leg, dict)] if isinstance(legs, list) else []
     hosts = [host for each in [*hosts, run.started.get("hosts")] if isinstance(each, list) for host in each]
@@ -300,6 +309,14 @@ def one(done: Done) -> list[str]:
         page.folded("What it reached, and what it cost", page.facts(result)),
         page.folded("All options", page.facts(options)),
     ]
+
+
+def environment_of(told: dict[str, Any]) -> list[tuple[str, str]]:
+    """Command, commit and machine, and all versions in one row."""
+    names = {"launch": "command", "commit": "commit", "mpi": "MPI", "machine": "machine"}
+    rows = [(said, str(told[name])) for name, said in names.items() if told.get(name)]
+    versions = ", ".join(f"{name} {value}" for name, value in told.items() if name not in names)
+    return [*rows, ("versions", versions)] if versions else rows
 
 
 def check_out(out: Path, force: bool) -> None:
