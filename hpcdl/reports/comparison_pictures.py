@@ -188,7 +188,8 @@ def results_of(comparison: Comparison) -> list[Picture]:
     for name, title, quantity, sentence in RESULTS:
         rows, keys, never = [], [], []
         for line in comparison.lines[:MOST_LINES]:
-            values = [value for run in line.runs if math.isfinite(value := number(run.values.get(name)))]
+            each = [number(run.values.get(name)) for run in line.runs if not run.failed]
+            values = [value for value in each if math.isfinite(value)]
             if values:
                 mean = float(np.mean(values))
                 rows.append((str(line.index + 1), mean, min(values), max(values), look(line.index)[0]))

@@ -34,12 +34,14 @@ table{border-collapse:collapse;width:100%;font-size:.86rem;margin:.6rem 0}
 th,td{text-align:left;vertical-align:top;padding:.28rem .5rem;border-bottom:1px solid var(--grid)}
 th{font-weight:600}td small{display:block;color:var(--soft)}tr{break-inside:avoid}
 table.about{max-width:52rem}table.about th{width:13rem;font-weight:400;color:var(--soft)}table.about td{color:var(--ink)}
+table.wide{table-layout:fixed}table.wide th:first-child{width:26%}
 .failed{color:#d55e00;font-weight:600}
 details{margin:.5rem 0}summary{cursor:pointer;font-weight:600}
 nav ol{columns:18rem;padding-left:1.6rem;font-size:.9rem}
 @media (max-width:60rem){table.wide thead{display:none}table.wide tr{display:block;padding:.5rem 0;
 border-bottom:1px solid var(--grid)}table.wide td{display:grid;grid-template-columns:minmax(0,9rem) minmax(0,1fr);
-gap:.5rem;border:0;padding:.1rem 0}table.wide td::before{content:attr(data-name);color:var(--soft)}}
+gap:.5rem;border:0;padding:.1rem 0}table.wide td::before{content:attr(data-name);color:var(--soft)}table.wide td:first-child{display:block;font-weight:600}
+table.wide td:first-child::before{content:none}table.wide td small{font-weight:400}}
 @media (max-width:30rem){table.about th{width:8.5rem}body{padding:.75rem}}
 @media print{:root{color-scheme:light;--ink:#000;--soft:#444;--grid:#ccc;--paper:#fff;--card:#f5f6f8;--link:#000}
 body{max-width:none;padding:0;font-size:10pt}.pictures{grid-template-columns:1fr 1fr}nav{display:none}

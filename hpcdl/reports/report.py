@@ -31,7 +31,7 @@ from hpcdl.words import counted
 
 MOST = 40  # runs whose own pictures are shown
 FEW = 4  # runs for which other processes are worth their start
-COLUMNS = 5  # measures of a table of a comparison
+COLUMNS = 6  # measures of a table of a comparison
 PICTURE = re.compile(r"(run|comparison)-\d+-[\w.-]*\.(png|svg)|overview-[\w-]+\.(png|svg)")
 
 
@@ -195,9 +195,11 @@ def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
     told = {name: value for name, value in comparison.environment.items() if name != "launch" or not comparison.command}
     rows += environment_of(told)
     parts = [page.facts([row for row in rows if row[1]]), page.missing(comparison.missing)]
-    for first in range(0, len(comparison.measures), COLUMNS):
-        parts.append(measured(comparison, comparison.measures[first : first + COLUMNS]))
-    if comparison.measures:
+    known = [each for each in comparison.measures if any(mean_of(line, each) for line in comparison.lines)]
+    tables = max(1, -(-len(known) // COLUMNS))
+    for part in range(tables):
+        parts.append(measured(comparison, known[part * len(known) // tables : (part + 1) * len(known) // tables]))
+    if known:
         parts.append(
             page.paragraph(
                 "Mean ± standard deviation over the seeds; below it the difference to the first line, paired by seed, with "
@@ -206,6 +208,11 @@ def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
             )
         )
     return [*parts, page.figures(drawn)]
+
+
+def mean_of(line: Line, measure: dict[str, Any]) -> bool:
+    """Whether a line has this measure."""
+    return math.isfinite(number(line.statistics.get(str(measure["name"]), {}).get("mean")))
 
 
 def measured(comparison: Comparison, measures: list[dict[str, Any]]) -> str:
