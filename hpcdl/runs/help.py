@@ -85,11 +85,7 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
     """
     fields = dataclasses.fields(options_class)
     trains = any(field.metadata["group"] for field in fields)
-    places = [
-        field.name.upper() + ("..." if get_origin(kinds[field.name]) is list else "")
-        for field in fields
-        if field.default is dataclasses.MISSING
-    ]
+    places = [field.name.upper() for field in fields if field.default is dataclasses.MISSING]
     made = Parser(
         prog=f"hpcdl {program}",
         usage=" ".join(["hpcdl", program, *places, "[OPTIONS]"]),
@@ -112,8 +108,6 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
             how |= {"action": "store_const", "const": "true"}
         elif get_origin(kind) is Literal:
             how["metavar"] = "{" + ",".join(map(str, get_args(kind))) + "}"
-        elif get_origin(kind) is list:
-            how["nargs"] = "+"
         if "bare" in field.metadata:
             how |= {"nargs": "?", "const": field.metadata["bare"]}
         option = name if field.default is dataclasses.MISSING else "--" + dashed(name)

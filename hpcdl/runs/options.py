@@ -339,13 +339,10 @@ def values_of(texts: dict[str, Any], kinds: dict[str, Any], path: str | Path) ->
 
 
 def value_of(kind: Any, text: Any, where: str) -> Any:
-    """The text as a value of this type: str, int, float, bool, a Literal, or the first that fits of a union; of a
-    list, each of the texts.
+    """The text as a value of this type: str, int, float, bool, a Literal, or the first that fits of a union.
 
     Raises UsageError, which begins with `where`.
     """
-    if get_origin(kind) is list:
-        return [value_of(get_args(kind)[0], each, where) for each in (text if isinstance(text, list) else [text])]
     for each in [kind] if kind in READ or get_origin(kind) is Literal else get_args(kind):
         choices = {str(value): value for value in get_args(each)}  # of a Literal
         if {"yes", "no"} <= set(choices):  # as YAML has them, and older files
