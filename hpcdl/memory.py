@@ -34,6 +34,12 @@ def available(groups: Path = Path("/sys/fs/cgroup")) -> int:
     return min(found)
 
 
+def forget_peak() -> None:
+    """Let the peak of this process's memory, as the system has it, begin anew; where that cannot be, it goes on."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 class Memory:
     """Counts of one rank: `now` and `peak`, bytes by kind."""
 

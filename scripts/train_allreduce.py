@@ -1,6 +1,6 @@
 """Train by minibatch SGD with all-reduce: mpiexec -n 4 python scripts/train_allreduce.py --allreduce ring"""
 
-from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 import math
@@ -32,12 +32,13 @@ class AllReduceOptions(Options):
         return super().advice
 
 
-def main(arguments=None):
-    def start(comm, model, data, optimizer, run):
-        options = run.options
-        train(comm, model, data, optimizer, run, options.compress, options.overlap, options.bucket_mib)
+def start(comm, model, data, optimizer, run):
+    options = run.options
+    train(comm, model, data, optimizer, run, options.compress, options.overlap, options.bucket_mib)
 
-    training("train-allreduce", AllReduceOptions, __doc__, arguments, start)
+
+TRAINING = Training("train-allreduce", AllReduceOptions, __doc__, start)
+main = TRAINING.main
 
 
 if __name__ == "__main__":

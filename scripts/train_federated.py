@@ -2,7 +2,7 @@
 mpiexec -n 4 python scripts/train_federated.py --clients 40 --fraction 0.25 --rounds 60
 """
 
-from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 import math
@@ -87,32 +87,33 @@ class FederatedOptions(Options):
             raise UsageError(f"--late: with {option} an answer that comes late is lost; use --drop-out")
 
 
-def main(arguments=None):
-    def start(comm, model, data, optimizer, run):
-        options = run.options
-        train(
-            comm,
-            model,
-            data,
-            optimizer,
-            run,
-            clients=options.clients,
-            fraction=options.fraction,
-            local_epochs=options.local_epochs,
-            local_batch=options.local_batch,
-            proximal=options.proximal,
-            server=options.server_optimizer,
-            server_lr=options.server_lr,
-            drop_out=options.drop_out,
-            late=options.late,
-            rounds_to=options.rounds_to,
-            secure=options.secure and options.threshold,
-            clip=options.clip,
-            noise=options.noise,
-            delta=options.delta,
-        )
+def start(comm, model, data, optimizer, run):
+    options = run.options
+    train(
+        comm,
+        model,
+        data,
+        optimizer,
+        run,
+        clients=options.clients,
+        fraction=options.fraction,
+        local_epochs=options.local_epochs,
+        local_batch=options.local_batch,
+        proximal=options.proximal,
+        server=options.server_optimizer,
+        server_lr=options.server_lr,
+        drop_out=options.drop_out,
+        late=options.late,
+        rounds_to=options.rounds_to,
+        secure=options.secure and options.threshold,
+        clip=options.clip,
+        noise=options.noise,
+        delta=options.delta,
+    )
 
-    training("train-federated", FederatedOptions, __doc__, arguments, start)
+
+TRAINING = Training("train-federated", FederatedOptions, __doc__, start)
+main = TRAINING.main
 
 
 if __name__ == "__main__":

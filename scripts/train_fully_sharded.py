@@ -2,7 +2,7 @@
 mpiexec -n 4 python scripts/train_fully_sharded.py --stage 3 --model gpt --data text
 """
 
-from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass
@@ -21,14 +21,16 @@ class ShardedOptions(Options):
     )
 
 
-def main(arguments=None):
-    def start(comm, model, data, optimizer, run):
-        train(comm, model, data, optimizer, run, run.options.stage, run.options.gather)
+def start(comm, model, data, optimizer, run):
+    train(comm, model, data, optimizer, run, run.options.stage, run.options.gather)
 
-    def fits(options, ranks, model):
-        require_layers(model)
 
-    training("train-fully-sharded", ShardedOptions, __doc__, arguments, start, check=fits, cut=True)
+def fits(options, ranks, model):
+    require_layers(model)
+
+
+TRAINING = Training("train-fully-sharded", ShardedOptions, __doc__, start, check=fits, cut=True)
+main = TRAINING.main
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train by gossip on a sparse graph: mpiexec -n 4 python scripts/train_gossip.py --topology ring --method dpsgd"""
 
-from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass
@@ -47,19 +47,20 @@ def check_method_and_graph(options, ranks, model):
         batches_of(options.method, graph, options.mixing, options.phase)
 
 
-def main(arguments=None):
-    def start(comm, model, data, optimizer, run):
-        options = run.options
-        graph = topology(options.topology, comm.size, options.seed)
-        with refuse_together(comm.mpi):
-            if options.draw and comm.rank == 0:
-                draw(graph, options.mixing, options.draw)
-        if options.method == "adpsgd":
-            asynchronous_gossip.train(comm, model, data, optimizer, run, graph)
-        else:
-            train(comm, model, data, optimizer, run, graph, options.mixing, options.method, options.phase)
+def start(comm, model, data, optimizer, run):
+    options = run.options
+    graph = topology(options.topology, comm.size, options.seed)
+    with refuse_together(comm.mpi):
+        if options.draw and comm.rank == 0:
+            draw(graph, options.mixing, options.draw)
+    if options.method == "adpsgd":
+        asynchronous_gossip.train(comm, model, data, optimizer, run, graph)
+    else:
+        train(comm, model, data, optimizer, run, graph, options.mixing, options.method, options.phase)
 
-    training("train-gossip", GossipOptions, __doc__, arguments, start, check=check_method_and_graph)
+
+TRAINING = Training("train-gossip", GossipOptions, __doc__, start, check=check_method_and_graph)
+main = TRAINING.main
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ mpiexec -n 4 python scripts/train_grid.py --model gpt --data text --grid data=2,
 Axes data, pipeline and tensor, whose product is the number of ranks; ZeRO along the data axis: --stage 1, 2 or 3.
 """
 
-from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass
@@ -32,20 +32,22 @@ class GridOptions(PipelineOptions):
             raise UsageError("--schedule pipedream updates each stage by itself: train-pipeline has it, a grid has not")
 
 
-def main(arguments=None):
-    def start(comm, model, data, optimizer, run):
-        options = run.options
-        names = "schedule", "microbatches", "chunks", "recompute", "balance", "draw", "stage"
-        more = {name: getattr(options, name) for name in names} | {"sequence": options.sequence_parallel}
-        train(comm, model, data, optimizer, run, parse_grid(options.grid, comm.size), **more)
+def start(comm, model, data, optimizer, run):
+    options = run.options
+    names = "schedule", "microbatches", "chunks", "recompute", "balance", "draw", "stage"
+    more = {name: getattr(options, name) for name in names} | {"sequence": options.sequence_parallel}
+    train(comm, model, data, optimizer, run, parse_grid(options.grid, comm.size), **more)
 
-    def fits(options, ranks, model):
-        grid = parse_grid(options.grid, ranks)
-        check_same_rows(options, grid["pipeline"] * grid["tensor"])
-        check_pipeline(options, grid["pipeline"], model)
-        check_tensor(model, grid["tensor"], options.sequence_parallel)
 
-    training("train-grid", GridOptions, __doc__, arguments, start, check=fits, cut=True)
+def fits(options, ranks, model):
+    grid = parse_grid(options.grid, ranks)
+    check_same_rows(options, grid["pipeline"] * grid["tensor"])
+    check_pipeline(options, grid["pipeline"], model)
+    check_tensor(model, grid["tensor"], options.sequence_parallel)
+
+
+TRAINING = Training("train-grid", GridOptions, __doc__, start, check=fits, cut=True)
+main = TRAINING.main
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Post-local SGD: --local-from 10. SlowMo: --outer momentum:beta=0.5. DiLoCo: --sy
 --outer nesterov --outer-lr 0.7.
 """
 
-from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 import math
@@ -41,23 +41,24 @@ class LocalOptions(Options):
             raise UsageError(f"--local-momentum {self.local_momentum}: --optimizer sgd has none; leave it out")
 
 
-def main(arguments=None):
-    def start(comm, model, data, optimizer, run):
-        options = run.options
-        train(
-            comm,
-            model,
-            data,
-            optimizer,
-            run,
-            options.sync_every,
-            options.local_from,
-            options.local_momentum,
-            options.outer,
-            options.outer_lr,
-        )
+def start(comm, model, data, optimizer, run):
+    options = run.options
+    train(
+        comm,
+        model,
+        data,
+        optimizer,
+        run,
+        options.sync_every,
+        options.local_from,
+        options.local_momentum,
+        options.outer,
+        options.outer_lr,
+    )
 
-    training("train-local-sgd", LocalOptions, __doc__, arguments, start)
+
+TRAINING = Training("train-local-sgd", LocalOptions, __doc__, start)
+main = TRAINING.main
 
 
 if __name__ == "__main__":

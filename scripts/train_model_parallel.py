@@ -4,7 +4,7 @@ mpiexec -n 4 python scripts/train_model_parallel.py --model mlp:64,64,64
 One rank computes at a time, as a student would cut a model that does not fit; train-pipeline fills the time.
 """
 
-from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass
@@ -23,15 +23,17 @@ class ModelOptions(Options):
     )
 
 
-def main(arguments=None):
-    def start(comm, model, data, optimizer, run):
-        train(comm, model, data, optimizer, run, run.options.balance)
+def start(comm, model, data, optimizer, run):
+    train(comm, model, data, optimizer, run, run.options.balance)
 
-    def fits(options, ranks, model):
-        check_same_rows(options, ranks)
-        cut_layers(model, ranks)
 
-    training("train-model-parallel", ModelOptions, __doc__, arguments, start, check=fits, cut=True)
+def fits(options, ranks, model):
+    check_same_rows(options, ranks)
+    cut_layers(model, ranks)
+
+
+TRAINING = Training("train-model-parallel", ModelOptions, __doc__, start, check=fits, cut=True)
+main = TRAINING.main
 
 
 if __name__ == "__main__":

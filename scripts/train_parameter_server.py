@@ -1,6 +1,6 @@
 """Train with parameter servers: mpiexec -n 5 python scripts/train_parameter_server.py --servers 2 --consistency ssp"""
 
-from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass
@@ -55,24 +55,25 @@ def check_servers(options: ServerOptions, ranks: int, model) -> None:
     check_settings(*sizes, options.chosen, options.broadcast_every, options.fixed_delay)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    def start(comm, model, data, optimizer, run):
-        options = run.options
-        train(
-            comm,
-            model,
-            data,
-            optimizer,
-            run,
-            servers=options.servers,
-            on_workers=options.servers_on_workers,
-            consistency=options.chosen,
-            broadcast_every=options.broadcast_every,
-            aware=options.staleness_aware,
-            delay=options.fixed_delay,
-        )
+def start(comm, model, data, optimizer, run):
+    options = run.options
+    train(
+        comm,
+        model,
+        data,
+        optimizer,
+        run,
+        servers=options.servers,
+        on_workers=options.servers_on_workers,
+        consistency=options.chosen,
+        broadcast_every=options.broadcast_every,
+        aware=options.staleness_aware,
+        delay=options.fixed_delay,
+    )
 
-    training("train-parameter-server", ServerOptions, __doc__, arguments, start, check=check_servers)
+
+TRAINING = Training("train-parameter-server", ServerOptions, __doc__, start, check=check_servers)
+main = TRAINING.main
 
 
 if __name__ == "__main__":

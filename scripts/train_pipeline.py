@@ -3,7 +3,7 @@
 Schedules: naive, gpipe, 1f1b, interleaved (--chunks 2), pipedream. --draw shows a step as planned and as it was.
 """
 
-from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass
@@ -56,16 +56,18 @@ def check_pipeline(options, stages, model):
     cut_layers(model, stages * options.chunks)
 
 
-def main(arguments=None):
-    def start(comm, model, data, optimizer, run):
-        names = "schedule", "microbatches", "chunks", "recompute", "balance", "draw"
-        train(comm, model, data, optimizer, run, **{name: getattr(run.options, name) for name in names})
+def start(comm, model, data, optimizer, run):
+    names = "schedule", "microbatches", "chunks", "recompute", "balance", "draw"
+    train(comm, model, data, optimizer, run, **{name: getattr(run.options, name) for name in names})
 
-    def fits(options, ranks, model):
-        check_same_rows(options, ranks)
-        check_pipeline(options, ranks, model)
 
-    training("train-pipeline", PipelineOptions, __doc__, arguments, start, check=fits, cut=True)
+def fits(options, ranks, model):
+    check_same_rows(options, ranks)
+    check_pipeline(options, ranks, model)
+
+
+TRAINING = Training("train-pipeline", PipelineOptions, __doc__, start, check=fits, cut=True)
+main = TRAINING.main
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train by tensor parallelism: mpiexec -n 4 python scripts/train_tensor_parallel.py --model gpt --data text"""
 
-from hpcdl.services.training import training  # first: it takes over the signals before MPI starts
+from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass
@@ -24,15 +24,17 @@ def check_tensor(model, ranks, sequence):
     Part(model, share=(0, ranks), group=group)
 
 
-def main(arguments=None):
-    def start(comm, model, data, optimizer, run):
-        train(comm, model, data, optimizer, run, run.options.sequence_parallel)
+def start(comm, model, data, optimizer, run):
+    train(comm, model, data, optimizer, run, run.options.sequence_parallel)
 
-    def fits(options, ranks, model):
-        check_same_rows(options, ranks)
-        check_tensor(model, ranks, options.sequence_parallel)
 
-    training("train-tensor-parallel", TensorOptions, __doc__, arguments, start, check=fits, cut=True)
+def fits(options, ranks, model):
+    check_same_rows(options, ranks)
+    check_tensor(model, ranks, options.sequence_parallel)
+
+
+TRAINING = Training("train-tensor-parallel", TensorOptions, __doc__, start, check=fits, cut=True)
+main = TRAINING.main
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """What the ranks of a run agree on between steps: losses, signals, limits and the next meeting, in one small message.
 
-    rank 0   | losses of the steps since the last meeting | signals | too late? | steps until the next | bytes, messages
-    rank 1   | its own losses                             | signals | 0         | 0                    | sent so far
+    rank 0   | losses of the steps since the last meeting | signals | late? | steps until the next | seconds | sent
+    rank 1   | its own losses                             | signals | 0     | 0                    | 0       | sent
       ...      + sum over the ranks
-    all      | the losses of all                          | any?    | too late? | steps until the next | of all
+    all      | the losses of all                          | any?    | late? | steps until the next | seconds | of all
+
+Sent are bytes and messages; seconds are those of the training.
 
 What depends on a clock is decided by rank 0 alone, and travels; so all ranks take the same decisions. Where steps are
 short they meet only every few steps, about ten times a second. A loss that is not a finite number ends the run: its
@@ -42,13 +44,15 @@ class Step(NamedTuple):
 class Agreed(NamedTuple):
     """The steps since the last meeting, with the losses of all ranks; whether one had a signal, whether it is late.
 
-    sent: the bytes and messages that all ranks have sent so far; messages are NaN where they are not known.
+    sent: the bytes and messages that all ranks have sent so far; messages are NaN where they are not known. seconds: of
+    the training, as rank 0 has them.
     """
 
     steps: list[Step]
     signalled: bool
     late: bool
     sent: tuple[float, float]
+    seconds: float
 
 
 class Agreement:
@@ -74,23 +78,24 @@ class Agreement:
         traffic: what this rank has sent so far.
         """
         count = len(self.steps_done)
-        message = np.zeros(count + 5)
+        message = np.zeros(count + 6)
         message[:count] = [step.loss for step in self.steps_done]
         message[count] = signals
         if self.comm.rank == 0:
             message[count + 1] = bool(time_limit) and time.perf_counter() - self.begun >= time_limit
             lately = (time.perf_counter() - self.met) / count
             message[count + 2] = min(MOST, max(1, SECONDS // lately))
+            message[count + 3] = self.steps_done[-1].seconds
         messages = traffic.messages
-        message[count + 3 :] = traffic.bytes, math.nan if messages is None else messages
+        message[count + 4 :] = traffic.bytes, math.nan if messages is None else messages
         self.comm.all_reduce(message)
-        losses, (signalled, late, interval, *sent) = message[:count], message[count:].tolist()
+        losses, (signalled, late, interval, seconds, *sent) = message[:count], message[count:].tolist()
         if not np.isfinite(losses).all():
             raise self._not_finite()
         steps = [step._replace(loss=loss) for step, loss in zip(self.steps_done, losses, strict=True)]
         self.steps_done, self.step = [], self.step + count
         self.interval, self.met = max(self.fewest, int(interval)), time.perf_counter()
-        return Agreed(steps, bool(signalled), bool(late), tuple(sent))
+        return Agreed(steps, bool(signalled), bool(late), tuple(sent), seconds)
 
     def _not_finite(self) -> NotFinite:
         """The first step with such a loss, and the first rank that has it; collective."""

@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -70,7 +71,9 @@ def environment() -> dict[str, str]:
 
 def launch_line() -> str:
     """The program and its arguments; the launcher's part as far as the world tells it."""
-    return f"{counted(MPI.COMM_WORLD.size, 'rank')}: " + " ".join([Path(sys.executable).name, *sys.argv])
+    program, *arguments = sys.argv
+    started = ["hpcdl"] if Path(program).name == "hpcdl" else [Path(sys.executable).name, program]
+    return f"{counted(MPI.COMM_WORLD.size, 'rank')}: {shlex.join([*started, *arguments])}"
 
 
 def commit() -> str:

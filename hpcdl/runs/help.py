@@ -85,7 +85,11 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
     """
     fields = dataclasses.fields(options_class)
     trains = any(field.metadata["group"] for field in fields)
-    places = [field.name.upper() for field in fields if field.default is dataclasses.MISSING]
+    places = [
+        field.name.upper() + "..." * (kinds[field.name] == list[str])
+        for field in fields
+        if field.default is dataclasses.MISSING
+    ]
     made = Parser(
         prog=f"hpcdl {program}",
         usage=" ".join(["hpcdl", program, *places, "[OPTIONS]"]),
@@ -108,6 +112,8 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
             how |= {"action": "store_const", "const": "true"}
         elif get_origin(kind) is Literal:
             how["metavar"] = "{" + ",".join(map(str, get_args(kind))) + "}"
+        if kind == list[str]:
+            how["nargs"] = "*"
         if "bare" in field.metadata:
             how |= {"nargs": "?", "const": field.metadata["bare"]}
         option = name if field.default is dataclasses.MISSING else "--" + dashed(name)

@@ -110,6 +110,11 @@ class Legs:
         return all(self.table)
 
     @property
+    def bytes(self) -> float:
+        """Sent in all legs by then, of all ranks that met there; NaN where it is not known."""
+        return self.sent_earlier[0] + self.sent[0]
+
+    @property
     def sent_so_far(self) -> dict:
         """Bytes and messages of all legs by then, of all ranks that met there; None where they are not known."""
         before, now = self.sent_earlier, self.sent

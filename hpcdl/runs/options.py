@@ -20,6 +20,7 @@ import yaml
 from hpcdl.errors import UsageError, blamed_on, finite, line, nearest, refuse_beyond, whole
 from hpcdl.memory import available
 from hpcdl.runs.help import dashed, parser
+from hpcdl.runs.stopping import Budget
 from hpcdl.runs.takeover import predecessor, taken
 from hpcdl.words import counted
 
@@ -37,6 +38,8 @@ INSTEAD = {
 def option(default: Any, text: str, group: str = "", bare: str = "") -> Any:
     """A field of an options dataclass, with the help text that the script prints.
 
+    A field of texts, `list[str]`, without a default is what stands on the command line beside the options.
+
     group: under which heading it stands there (hpcdl/runs/help.py), for options that all programs have that train.
     bare: its value where it is given alone.
     """
@@ -51,12 +54,12 @@ class Options:
     """The options common to all strategies. Raises UsageError where a value makes no sense.
 
     before: the program and the step of the run that this one goes on with, where it is of another strategy. told: what
-    was given on the command line, where there is one.
+    was given on the command line, where there is one; given: what was, there or in a file.
     """
 
     unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program
     before = ""  # without a type it is no field, and so no option
-    told = None  # type: Any
+    told = given = None  # type: Any
 
     data: str = option(
         "digits",
@@ -137,6 +140,12 @@ class Options:
     evaluate_every: int = option(1, "epochs between evaluations", group="run")
     patience: int = option(0, "end after so many evaluations without a better validation loss; 0: never", group="run")
     time_limit: float = option(0.0, "seconds after which the run ends in good order; 0: none", group="run")
+    budget: str = option(
+        "",
+        "what the training may use, if its epochs or steps do not end before: seconds=60, bytes=1e9 (of all ranks), "
+        "examples=1e6, or several with commas between",
+        group="run",
+    )
     timeout: float = option(
         0.0, "seconds that a rank may wait in one communication before the job is ended; 0: any", group="run"
     )
@@ -166,6 +175,7 @@ class Options:
                 raise UsageError(f"--{dashed(name)} is {LONGEST:,.0f} at most, not {getattr(self, name)}")
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
+        self.allowance = Budget.read(self.budget)
         if self.patience and not self.validation:
             raise UsageError("--patience looks at the validation loss; add --validation FRACTION")
 
@@ -199,7 +209,7 @@ class Options:
         batch = self.global_batch(ranks, data.examples)
         per_epoch = data.steps_per_epoch(batch)
         self.refuse_more_parts("accumulate", min(batch, data.examples))
-        return batch, per_epoch, self.steps or self.epochs * per_epoch
+        return batch, per_epoch, self.allowance.steps(self.steps or self.epochs * per_epoch, batch)
 
     def refuse_more_parts(self, name: str, examples: int) -> None:
         """Raise UsageError where an option asks for more parts of a batch than that has examples."""
@@ -260,6 +270,7 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
     texts = vars(parser(options_class, kinds, defaults, program, description).parse_args(arguments))
     files = texts.pop("config", [])
     given = {name: value_of(kinds[name], text, "--" + dashed(name)) for name, text in texts.items()}
+    several = [field.name for field in dataclasses.fields(options_class) if kinds[field.name] == list[str]]
     found: dict[str, Any] = {}
     for path in files:
         texts, left = taken(read_file(path, f"--config {path}"), kinds, COMMON, f"--config {path}")
@@ -279,11 +290,12 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
                 if instead in given:
                     raise UsageError(f"give --{dashed(name)} or --{dashed(instead)}, not both")
                 found[instead] = 0  # what a file says of it holds no longer
-        made = options_class(**found)
+        made = options_class(**{name: [] for name in several} | found)
     if before:
         made.before = before
     if isinstance(made, Options):
-        made.told = frozenset(given)
+        cleared = {name for name in INSTEAD.values() if not found.get(name)}
+        made.told, made.given = frozenset(given), frozenset(found) - cleared - {"out"}
     return made
 
 
@@ -343,6 +355,9 @@ def value_of(kind: Any, text: Any, where: str) -> Any:
 
     Raises UsageError, which begins with `where`.
     """
+    if kind == list[str]:
+        texts = text if isinstance(text, list) else [text]
+        return [value_of(str, each, where) for each in texts]
     for each in [kind] if kind in READ or get_origin(kind) is Literal else get_args(kind):
         choices = {str(value): value for value in get_args(each)}  # of a Literal
         if {"yes", "no"} <= set(choices):  # as YAML has them, and older files

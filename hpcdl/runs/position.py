@@ -136,6 +136,7 @@ def go_on_from(run: "Run", attributes: dict) -> None:
     run.stopping.best = math.inf if attributes["best"] is None else attributes["best"]
     run.stopping.evaluations_since_best = attributes["waited"]
     run.stopping.reach(run.scores.get("test_accuracy"))
+    run.stopping.used(run.step, run.seconds, run.legs.bytes, run.examples)
 
 
 def open_folder(run: "Run") -> Folder:

@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.data import Batch
-from hpcdl.errors import TrainingError
+from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.machine.threads import threads
 from hpcdl.memory import Memory
@@ -72,7 +72,7 @@ class Run:
         self.bookkeeping = comm.duplicate("run", allreduce="tree")  # exact counts, the same bits on all ranks
         self.random, self.display = Random(self.options.seed), Display(self.options.progress, comm.rank)
         self.stopwatch, self.memory = stopwatch.Stopwatch(comm.traffic, comm.timeline), Memory()
-        self.stopping, self.state = Stopping(self.options.patience), State()
+        self.stopping, self.state = Stopping(self.options.patience, self.options.allowance), State()
         self.folder, self.metrics = Folder(None, comm.rank), Metrics(self.display, hasattr(self.options, "rounds"))
         self.strategy, self.model, self.optimizer, self.data = "", None, None, None  # type: str, Any, Any, Any
         self.step = self.examples = 0
@@ -246,6 +246,7 @@ class Run:
         self.legs.sent = agreed.sent
         self.metrics.record(first, agreed.steps, self.steps, self.rate)
         self.stopping.told(self.step, agreed.signalled, agreed.late)
+        self.stopping.used(self.step, agreed.seconds, self.legs.bytes, self.examples)
 
     def not_finite(self, step: int, rank: int) -> TrainingError:
         """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
@@ -255,7 +256,7 @@ class Run:
     def _evaluate_and_save(self, epoch_ends: bool, saving: bool, ends: bool) -> None:
         """What of it is due."""
         due = epoch_ends and self.step // self.per_epoch % self.options.evaluate_every == 0
-        if due or ends or self.stopped == "time limit":
+        if due or ends or self.stopped in ("time limit", "budget"):
             self.held.refresh()
             with self.comm.timeline.span("evaluate"), self.comm.traffic.uncounted():
                 self._evaluate()
@@ -294,6 +295,8 @@ class Run:
             finish(self)
         else:
             self.folder.close()
-        if kind is None or issubclass(kind, TrainingError):  # what all ranks know; to free is a collective call
+        if kind is None or issubclass(
+            kind, TrainingError | AgreedError
+        ):  # all ranks know; to free is a collective call
             for group in [*self.groups, self.bookkeeping]:
                 group.free()

@@ -5,6 +5,7 @@
     time limit     so many seconds have passed
     patience       so many evaluations have brought nothing better
     accuracy       the goal is reached
+    budget         so many seconds of training, bytes or examples have been used
 
 Pure: it is told what all ranks know alike, so all ranks decide alike.
 
@@ -13,14 +14,56 @@ It then goes on to the end of these, the horizon, as if that had been its last s
 """
 
 import math
+from typing import NamedTuple
+
+from hpcdl.errors import UsageError, finite, nearest
+
+
+class Budget(NamedTuple):
+    """What a training may use: seconds of steps and their data, bytes sent by all ranks, examples; infinite: any."""
+
+    seconds: float = math.inf
+    bytes: float = math.inf
+    examples: float = math.inf
+
+    @classmethod
+    def read(cls, text: str) -> "Budget":
+        """The budget that an option says, as seconds=60,bytes=1e9; "": anything. Raises UsageError."""
+        found: dict[str, float] = {}
+        for item in filter(None, text.split(",")):
+            name, _, number = item.partition("=")
+            if name not in cls._fields:
+                raise UsageError(
+                    f"--budget {text}: there is no {name!r}{nearest(name, cls._fields)}; say seconds=60, bytes=1e9 or "
+                    "examples=1e6"
+                )
+            try:
+                found[name] = finite(number)
+            except ValueError:
+                found[name] = 0
+            if found[name] <= 0:
+                raise UsageError(f"--budget {item}: it is a number greater than 0, as {name}=1e6")
+        return cls(**found)
+
+    def spent(self, *used: float) -> bool:
+        """Whether so much, in the order of the fields, is all of it; what is not known, NaN, is no limit."""
+        return any(amount >= limit for amount, limit in zip(used, self, strict=True))
+
+    def steps(self, steps: int, batch: int) -> int:
+        """Of so many steps of `batch` examples each those that its examples allow."""
+        return steps if math.isinf(self.examples) else min(steps, math.ceil(self.examples / batch))
+
+
+NONE = Budget()
 
 
 class Stopping:
     """steps: the last step. patience: evaluations without a better loss that end the run; 0: none do. goal: the test
-    accuracy that ends it; 0: none does. `reason` is why the run ended, None while it goes on."""
+    accuracy that ends it; 0: none does. budget: what may be used. `reason` is why the run ended, None while it goes on.
+    """
 
-    def __init__(self, patience: int = 0):
-        self.steps, self.patience, self.goal = 0, patience, 0.0
+    def __init__(self, patience: int = 0, budget: Budget = NONE):
+        self.steps, self.patience, self.goal, self.budget = 0, patience, 0.0, budget
         self.reason: str | None = None
         self.pending: str | None = None  # the reason for which the run ends at its horizon
         self.best, self.evaluations_since_best, self.improved = math.inf, 0, False
@@ -33,6 +76,11 @@ class Stopping:
         """After an agreement: whether some rank had a signal, whether it is later than the time limit."""
         if step < self.steps and self.pending is None:
             self.reason = "signal" if signalled else "time limit" if late else None
+
+    def used(self, step: int, *amounts: float) -> None:
+        """After an agreement: what the training has used by then, as `Budget.spent` takes it."""
+        if step < self.steps and self.pending is None and self.reason is None and self.budget.spent(*amounts):
+            self.reason = "budget"
 
     def extend(self, step: int, horizon: int) -> None:
         """Told to stop after `step`, go on to the horizon where that is later, but never beyond the last step."""

@@ -1,9 +1,11 @@
 """From a command line to a training run: what all training scripts share.
 
-    training("train-allreduce", Options, __doc__, arguments, train)
+    TRAINING = Training("train-allreduce", Options, __doc__, train)
+    TRAINING.main()
 
 parses the options, divides the ranks into roles, opens the data, makes the model and the run, and calls
 `train(comm, model, data, optimizer, run)` on the ranks that train: workers and parameter servers. Data servers serve.
+A job of several trainings calls `run` for each, on the ranks that it gives to it.
 
 Bad input ends all ranks with one line on rank 0 and status 2; a run that cannot go on with one line and status 1; a
 run that a signal stopped with status 85.
@@ -21,6 +23,7 @@ failure.install()  # what fails from here on ends all ranks
 
 import logging  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
 from typing import Any  # noqa: E402
 
 from mpi4py import MPI  # noqa: E402
@@ -53,63 +56,83 @@ log = logging.getLogger("hpcdl")
 FAILED, REFUSED = 1, 2  # the exit statuses of a run that cannot go on, and of bad input
 
 
-def training(
-    program: str,
-    options_class: type,
-    description: str,
-    arguments: list[str] | None,
-    train: Callable,
-    ranks: int | None = None,
-    check: Callable | None = None,
-    cut: bool = False,
-) -> None:
-    """Parse, open, build, run and finish.
+@dataclass(frozen=True)
+class Training:
+    """A program that trains by a strategy.
 
-    ranks: how many ranks the strategy works on, when it is not any number. An options class with a field `servers`
-    has that many parameter servers. check(options, ranks, model): raises UsageError where these do not go together.
-    cut: no rank holds the whole model: the optimizer that `train` is given is of size 0, for `of_size`.
+    train(comm, model, data, optimizer, run): the strategy, on the ranks that train. ranks: how many it works on, when
+    it is not any number. An options class with a field `servers` has that many parameter servers. check(options, ranks,
+    model): raises UsageError where these do not go together. cut: no rank holds the whole model: the optimizer that
+    `train` is given is of size 0, for `of_size`.
     """
-    world = MPI.COMM_WORLD
-    with ended(program, world.rank) as remarks:
-        if ranks is None:
-            one_world(world)
-        with reading(world) as parse:
-            options = parse(options_class, program, description, arguments)
-            remarks.append(remark(options.before))
-            if ranks is not None and options.data_servers:
-                raise UsageError("--data-servers: this strategy has one rank, which holds the examples itself")
-            if ranks not in (None, world.size):
-                raise UsageError(
-                    f"this strategy runs on {counted(ranks, 'rank')}, not on {world.size}: start it without mpiexec"
-                )
-            roles = divide(world.size, getattr(options, "servers", 0), options.data_servers)
-        with refuse_together(world):
-            algorithm(options.allreduce)
-        warn(world, ranks is None)
+
+    program: str
+    options_class: type
+    description: str
+    train: Callable
+    ranks: int | None = None
+    check: Callable | None = None
+    cut: bool = False
+
+    def main(self, arguments: list[str] | None = None) -> None:
+        """The program: parse, train on all ranks, and leave."""
+        world = MPI.COMM_WORLD
+        with ended(self.program, world.rank) as remarks:
+            if self.ranks is None:
+                one_world(world)
+            with reading(world) as parse:
+                options = parse(self.options_class, self.program, self.description, arguments)
+                remarks.append(remark(options.before))
+                self.refuse(options, world.size)
+            warn(world, self.ranks is None)
+            if self.run(world, options).stopped == "signal":
+                raise SystemExit(signals.STATUS)
+
+    def refuse(self, options: Options, size: int) -> None:
+        """Raise UsageError where so many ranks cannot be told so; what only model and data show comes later."""
+        if self.ranks is not None and options.data_servers:
+            raise UsageError("--data-servers: this strategy has one rank, which holds the examples itself")
+        if self.ranks not in (None, size):
+            raise UsageError(
+                f"this strategy runs on {counted(self.ranks, 'rank')}, not on {size}: start it without mpiexec"
+            )
+        divide(size, getattr(options, "servers", 0), options.data_servers)
+        algorithm(options.allreduce)
+
+    def run(self, world: MPI.Intracomm, options: Options, opened: list | None = None) -> Run:
+        """Open, build, train and finish on all ranks of `world`; collective. Returns the run, which has ended.
+
+        opened: is given what has to be given back where the run cannot go on, and the job does (trial.py).
+        """
+        opened = [] if opened is None else opened
+        roles = divide(world.size, getattr(options, "servers", 0), options.data_servers)
         role, number = roles.of(world.rank), local_rank(world)
         with refuse_together(world):
             device = open_device(options.device if role == "worker" else "cpu", number)
         spans = 0 if options.out == "none" else options.trace
         everyone = Communicator(world, options.allreduce, options.timeout, spans, device)
+        opened.append(everyone.free)
         comm = everyone.split(int(role == "data server"), name="training") if options.data_servers else everyone
         data = open_for(role, roles, options, everyone)
+        if not isinstance(data, RemoteData):
+            opened.append(data.close)
         run = Run(comm, options, everyone, len(roles.workers))
         if world.rank == roles.workers[0] and (coming := unlike(data.scales)):
             log.warning("%s", coming)
         with refuse_together(world):
             model = for_data(options.model, data, options.dtype, device, options.loss, options.from_file("model"))
-            if check is not None:
-                check(options, world.size - options.data_servers, model)
-            if cut:
+            if self.check is not None:
+                self.check(options, world.size - options.data_servers, model)
+            if self.cut:
                 options.refuse_too_large(model, world.size - options.data_servers)
-            optimizer = run.make_optimizer(model, data, 0 if cut else None)
+            optimizer = run.make_optimizer(model, data, 0 if self.cut else None)
             model = accumulated(slowed(model, options, everyone.rank, roles.workers), options.accumulate)
         if role == "data server":
-            stopped = assist(everyone, data, roles.clients(world.rank), run)
+            assist(everyone, data, roles.clients(world.rank), run)
         else:
             with run:
                 try:
-                    train(comm, model, data, optimizer, run)
+                    self.train(comm, model, data, optimizer, run)
                 except (TrainingError, AgreedError) as error:
                     refused = isinstance(error, AgreedError)
                     if isinstance(data, RemoteData):  # the servers do not know yet
@@ -117,10 +140,8 @@ def training(
                         error.speaker = 0 if refused and roles.servers else roles.workers[0]
                     raise
                 data.close()
-            stopped = run.stopped
         everyone.free()
-        if stopped == "signal":
-            raise SystemExit(signals.STATUS)
+        return run
 
 
 def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) -> Data:
@@ -155,16 +176,17 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
     return RemoteData(everyone, roles.data_server(everyone.rank)) if remote else data
 
 
-def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> str | None:
-    """What a data server does for a run; returns why the run ended."""
+def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> None:
+    """What a data server does for a run. Raises, where that cannot go on, what the workers raise, who say why."""
     with run.stopwatch.step("serve"):
         status = serve(everyone, data, clients)
     data.close()
-    if status in (FAILED, REFUSED):  # the workers have said why
-        raise SystemExit(status)
-    _, stopped = conclude(everyone, measured(run))
+    if status in (FAILED, REFUSED):
+        error = TrainingError("") if status == FAILED else AgreedError("")
+        error.speaker = None
+        raise error
+    _, run.stopping.reason = conclude(everyone, measured(run))
     run.bookkeeping.free()
-    return stopped
 
 
 def local_rank(comm: MPI.Intracomm) -> int:

@@ -202,7 +202,7 @@ def test_edges_that_go_one_way_are_refused(start, world):
 
 PROGRAM = """
 import sys
-from hpcdl.services.training import training
+from hpcdl.services.training import Training
 from hpcdl.runs.options import Options
 from hpcdl.comm.topology import topology
 from hpcdl.strategies.asynchronous_gossip import train
@@ -210,7 +210,7 @@ from hpcdl.strategies.asynchronous_gossip import train
 def start(comm, model, data, optimizer, run):
     train(comm, model, data, optimizer, run, topology("ring", comm.size))
 
-training("try", Options, "", sys.argv[1:], start)
+Training("try", Options, "", start).main(sys.argv[1:])
 """
 
 

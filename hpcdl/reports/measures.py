@@ -1,0 +1,153 @@
+"""What the runs of a comparison are measured by: numbers from a run's summary, and what it took to reach a target.
+
+A measure that a run does not have, or that is not known, is None: a count that a library's collective hides, a score of
+another task, a target that was not reached.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcdl.errors import UsageError, finite, nearest
+from hpcdl.reports.lines import Lines
+
+# What --target may name: of an evaluation line, and whether more of it is better.
+TARGETS = {"accuracy": ("test_accuracy", True), "loss": ("test_loss", False), "rmse": ("test_rmse", False)}
+
+
+class Measure(NamedTuple):
+    """A measure: its name, its title in tables, how its values are shown, and whether more or less of it is better.
+
+    A value is shown as `format(value * scale, format)` and the unit.
+    """
+
+    name: str
+    title: str
+    format: str = ".4f"
+    unit: str = ""
+    scale: float = 1
+    better: str = "less"  # or "more", or "" where neither is
+
+
+MEASURES = (
+    Measure("test_accuracy", "test accuracy", ".2%", better="more"),
+    Measure("test_rmse", "test rmse", ".4g"),
+    Measure("test_loss", "test loss"),
+    Measure("validation_accuracy", "validation accuracy", ".2%", better="more"),
+    Measure("validation_rmse", "validation rmse", ".4g"),
+    Measure("validation_loss", "validation loss"),
+    Measure("train_loss", "train loss"),
+    Measure("epochs", "epochs", ".4g", better=""),
+    Measure("steps", "steps", ",.0f", better=""),
+    Measure("seconds", "time", ".2f", " s"),
+    Measure("examples_per_second", "examples/s", ",.0f", better="more"),
+    Measure("milliseconds_per_step", "a step", ".2f", " ms"),
+    Measure("bytes_per_rank", "sent by the busiest rank", ",.2f", " MB", 1e-6),
+    Measure("bytes_per_worker", "sent by the busiest worker", ",.2f", " MB", 1e-6),
+    Measure("messages_per_rank", "messages of the busiest rank", ",.0f"),
+    Measure("idle", "workers idle", ".1%"),
+    Measure("memory", "memory of the fullest rank", ",.1f", " MiB", 2**-20),
+    Measure("staleness", "mean staleness", ".2f", better=""),
+    Measure("consensus_distance", "consensus distance", ".3g", better=""),
+    Measure("seconds_to_target", "time to the target", ".2f", " s"),
+    Measure("bytes_to_target", "sent by all to the target", ",.2f", " MB", 1e-6),
+    Measure("steps_to_target", "steps to the target", ",.0f"),
+)
+BY_NAME = {measure.name: measure for measure in MEASURES}
+USUAL = ["test_accuracy", "test_rmse", "test_loss", "train_loss", "steps", "seconds", "examples_per_second"]
+USUAL += ["bytes_per_rank", "messages_per_rank", "idle", "memory"]
+USUAL += ["seconds_to_target", "bytes_to_target", "steps_to_target"]
+
+
+def read_target(text: str) -> dict[str, float]:
+    """What --target says, as accuracy=0.95 or loss=0.3; "": nothing. Raises UsageError."""
+    if not text:
+        return {}
+    name, _, number = text.partition("=")
+    if name not in TARGETS:
+        said = f"--target {text}: there is no {name!r}{nearest(name, TARGETS)}"
+        raise UsageError(f"{said}; say one of accuracy=0.95, loss=0.3 and rmse=2")
+    try:
+        return {name: finite(number)}
+    except ValueError:
+        raise UsageError(f"--target {text}: {name} is a number, as in {name}=0.95") from None
+
+
+def values(folder: Path, summary: dict[str, Any], target: dict[str, float]) -> dict[str, float | None]:
+    """The measures of a run that has ended, by name."""
+    found = {name: value for name, value in all_of(folder, summary, target)}
+    return {measure.name: finite_or_none(found.get(measure.name)) for measure in MEASURES}
+
+
+def all_of(folder: Path, summary: dict[str, Any], target: dict[str, float]) -> Iterator[tuple[str, Any]]:
+    """The measures as a summary has them, or as they follow from it."""
+    yield from summary.items()
+    workers, steps, seconds = summary.get("workers") or 1, summary.get("steps"), summary.get("seconds")
+    yield "milliseconds_per_step", 1e3 * seconds / steps if steps and seconds is not None else None
+    sent, messages = summary.get("bytes_sent_per_rank"), summary.get("messages_per_rank")
+    yield "bytes_per_rank", of_ranks(max, sent)
+    yield "bytes_per_worker", of_ranks(max, sent and sent[-workers:])
+    yield "messages_per_rank", of_ranks(max, messages)
+    yield "idle", idle(summary, workers)
+    yield "memory", memory(summary)
+    yield "staleness", mean_of_histogram(summary.get("staleness_histogram"))
+    if target:
+        reached = to_target(folder / "metrics.jsonl", *next(iter(target.items())))
+        yield from ((f"{name}_to_target", reached.get(name)) for name in ("seconds", "bytes", "steps"))
+
+
+def of_ranks(of: Callable[[list], float], values: Any) -> float | None:
+    """The largest, or whatever `of` is, of a list with one number for each rank; None where one is not known."""
+    return of(values) if isinstance(values, list) and values and None not in values else None
+
+
+def idle(summary: dict[str, Any], workers: int) -> float | None:
+    """The part of its steps for which a worker was idle, in the mean over the workers, the last of all ranks."""
+    names = ("idle", "compute", "communication")
+    each = [of_ranks(list, summary.get(f"{name}_seconds_per_rank")) for name in names]  # type: ignore[arg-type]
+    if None in each:
+        return None
+    ranks: Any = list(zip(*each, strict=True))[-workers:]  # type: ignore[arg-type]
+    shares = [idle / (compute + communication) for idle, compute, communication in ranks if compute + communication]
+    return sum(shares) / len(shares) if shares else None
+
+
+def memory(summary: dict[str, Any]) -> float | None:
+    """Bytes that the rank held which held most: the sum of the peaks of its kinds."""
+    kinds = summary.get("memory_bytes_per_rank")
+    if not isinstance(kinds, dict) or not kinds:
+        return None
+    return max(sum(each or 0 for each in of) for of in zip(*kinds.values(), strict=True))
+
+
+def mean_of_histogram(counts: Any) -> float | None:
+    """The mean of 0, 1, 2, ... that have been counted so often."""
+    if not isinstance(counts, list) or not sum(counts):
+        return None
+    return sum(value * count for value, count in enumerate(counts)) / sum(counts)
+
+
+def to_target(metrics: Path, name: str, goal: float) -> dict[str, Any]:
+    """Steps, seconds and bytes of all ranks by the first evaluation that reached the goal; {} where none did."""
+    key, more = TARGETS[name]
+    try:
+        for line in Lines(metrics):
+            score = line.get(key)
+            if score is not None and (score >= goal if more else score <= goal):
+                return {"steps": line["step"], "seconds": line.get("seconds"), "bytes": line.get("bytes")}
+    except OSError:
+        pass
+    return {}
+
+
+def finite_or_none(value: Any) -> float | None:
+    """The number; None for what is none, or not finite."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def shown(measure: Measure, value: float | None, sign: str = "", unit: bool = True) -> str:
+    """A value for people."""
+    if value is None:
+        return ""
+    return format(value * measure.scale, sign + measure.format) + measure.unit * unit

@@ -1,0 +1,140 @@
+"""One training among many in a job: where it cannot go on, that is its own affair, and the job goes on.
+
+    all ranks know it      bad input, a loss that is not finite, ...    all come out of the run
+    each finds it itself   a mistake in one's own model, no memory      each comes out, and meets the others here
+    one rank alone fails   the others wait for it inside the run        nobody can call them out: the job is ended, as
+                                                                        in a job of one training
+
+So whoever comes out with an error that the others need not know waits for them, for some seconds. What the run held is
+given back; what it had in flight is kept for ever, for a message may still come.
+"""
+
+import contextlib
+import json
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from hpcdl.comm.progress import activity, nap_until
+from hpcdl.errors import AgreedError, TrainingError, UsageError, line, reason
+from hpcdl.files import atomic_write
+from hpcdl.memory import forget_peak
+from hpcdl.runs.options import Options
+from hpcdl.services.training import Training
+
+PATIENCE = 5.0  # seconds for which a rank that has failed waits for the others to fail, too
+FAILED = "failed.json"  # in the folder of a run: why it could not go on
+abandoned: list = []  # requests of runs that could not go on
+
+
+class Outcome(NamedTuple):
+    """How a training ended: `stopped` as of its run (stopping.py), or why it `failed`, a line, else None.
+
+    trace: of an error that is none of ours. speaks: whether this rank knows best why it failed.
+    """
+
+    stopped: str | None = None
+    failed: str | None = None
+    trace: str | None = None
+    speaks: bool = True
+
+
+def attempt(comm: MPI.Intracomm, training: Training, options: Options, folder: Path) -> Outcome:
+    """Train on the ranks of `comm`, of which this one is; collective. Returns the same on all of them.
+
+    A run that could not go on leaves `failed.json` in `folder`: `why`, and the `traceback` of an error that is none
+    of ours. Raises what a rank alone has come upon, which ends the job.
+    """
+    forget_peak()
+    opened: list = []
+    error: Any = None
+    try:
+        mine = Outcome(training.run(comm, options, opened).stopped)
+    except (AgreedError, TrainingError) as known:
+        mine = Outcome(failed=line(known), speaks=known.speaker == comm.rank)
+    except Exception as unknown:
+        error, mine = unknown, Outcome(failed=line(told(unknown)), trace=traceback.format_exc())
+    come, begun = comm.Ibarrier(), time.monotonic()
+    with activity.known():
+        nap_until(lambda: come.Test() or (error and time.monotonic() - begun > PATIENCE), "end of a run", patient=True)
+    if not come.Test():
+        record(folder, mine)
+        raise error
+    everyone = comm.allgather(mine)
+    failed = [rank for rank, each in enumerate(everyone) if each.failed is not None]
+    if not failed:
+        return mine
+    abandon(opened)
+    best = next((rank for rank in failed if everyone[rank].speaks), failed[0])
+    if comm.rank == best:
+        record(folder, mine)
+    return everyone[best]
+
+
+def told(error: Exception) -> str:
+    """What went wrong, in a line, and where, unless it says what to do."""
+    if isinstance(error, UsageError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {reason(error)}{where}"
+
+
+def record(folder: Path, ended: Outcome) -> None:
+    """Leave in a run's folder why it failed."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(folder / FAILED) as file:
+            file.write(json.dumps({"why": ended.failed, "traceback": ended.trace}, indent=2).encode())
+
+
+def failure(folder: Path) -> str | None:
+    """Why the run of this folder failed; None where it has not, or nobody knows."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / FAILED).read_text())["why"])
+    return None
+
+
+def abandon(opened: list) -> None:
+    """Give back what a run held that cannot go on; collective. All ranks have come out of it."""
+    abandoned.extend(activity.in_flight)
+    activity.in_flight.clear()
+    for give_back in reversed(opened):
+        give_back()
+
+
+def side_by_side(
+    world: MPI.Intracomm, ranks: list[int], start: Callable[[int, MPI.Intracomm], Outcome]
+) -> list[Outcome]:
+    """Trainings on parts of the ranks, one after another of so many ranks each; what is left over naps; collective.
+
+    start(i, comm): is called on the ranks of part i with their communicator. Returns how each ended, on all ranks.
+    """
+    first = [sum(ranks[:i]) for i in range(len(ranks))]
+    part = next((i for i, begin in enumerate(first) if begin <= world.rank < begin + ranks[i]), None)
+    comm: Any = world.Split(MPI.UNDEFINED if part is None else part, world.rank)  # MPI.Intracomm
+    mine = None
+    if part is not None:
+        mine = start(part, comm)
+        comm.Free()
+    come = world.Ibarrier()
+    with activity.known():
+        nap_until(come.Test, "end of the trainings", patient=True)
+    everyone: list = world.allgather(mine)
+    return [everyone[begin] for begin in first]
+
+
+def packed(ranks: list[int], size: int) -> list[list[int]]:
+    """Which trainings, by number, run beside each other on `size` ranks: each in the first group with room for it."""
+    groups: list[list[int]] = []
+    for i, wanted in enumerate(ranks):
+        room = next((group for group in groups if sum(ranks[j] for j in group) + wanted <= size), None)
+        if room is None:
+            groups.append([i])
+        else:
+            room.append(i)
+    return groups

@@ -1,0 +1,271 @@
+"""Compare strategies on the same data, over several seeds:
+mpiexec -n 4 python scripts/compare.py --seeds 5 --out compare "train-allreduce" "train-gossip --topology ring"
+
+A line is a program that trains, with its options; `-n 2: train-pipeline` takes 2 of the ranks. Options that stand
+beside the lines are common to all; a line's own win. Each line is run with each seed, in turns: all lines with the
+first seed, then all with the next one, beginning with another line.
+
+Writes the runs' folders, table.csv, table.md, results.json and report.html (`hpcdl report`). A line that fails is a row
+that says why, and the status is 1. Stopped or killed, --resume FOLDER does what is missing.
+"""
+
+from hpcdl.services.commands import DECIDED, Command, read_commands  # first: it takes over signals before MPI starts
+
+# isort: split
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mpi4py import MPI
+from rich.console import Console
+
+from hpcdl.comm import refuse_together
+from hpcdl.errors import AgreedError, UsageError, blamed_on, line, printable
+from hpcdl.files import atomic_write
+from hpcdl.machine.doctor import warn
+from hpcdl.machine.world import one_world
+from hpcdl.reports import comparison
+from hpcdl.reports.comparison import Line, run_folder
+from hpcdl.reports.measures import BY_NAME, read_target, shown
+from hpcdl.runs import signals
+from hpcdl.runs.alike import reading
+from hpcdl.runs.export import write_json, written
+from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remove_run, summary_of
+from hpcdl.runs.help import dashed
+from hpcdl.runs.options import COMMON, Options, kinds_of, option
+from hpcdl.runs.program import ended
+from hpcdl.services.trial import FAILED, Outcome, attempt, failure, packed, record, side_by_side
+
+AGAIN = {"resume", "seeds", "target", "columns", "at_once", "retry", "progress"}  # may be told where it goes on
+BEGUN = "begun"  # in a run's folder: how often it was begun, and neither ended nor was stopped in good order
+MOST = 3
+
+
+@dataclass(kw_only=True)
+class CompareOptions(Options):
+    lines: list[str] = option(  # noqa: RUF009
+        ..., "programs with their options, each in quotes; -n RANKS: before one takes so many"
+    )
+    seeds: str = option("3", "how many seeds (3: 0, 1 and 2), or which, with commas between (7,8,9)")
+    target: str = option("", "tell what it takes to reach accuracy=0.95, loss=0.3 or rmse=2, as evaluations see it")
+    at_once: bool = option(False, "lines that take fewer ranks run beside each other, where there is room")
+    columns: str = option("", "of the tables, with commas between, as test_loss,seconds (results.json names all)")
+    retry: bool = option(False, "with --resume: try again what has failed")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.chosen, self.goal = comparison.chosen(self.columns), read_target(self.target)
+        numbers = self.seeds.split(",")
+        if not all(each.isdecimal() for each in numbers) or numbers == ["0"]:
+            raise UsageError(f"--seeds: how many, or which with commas between, not {self.seeds!r}")
+        self.seed_list = [*map(int, numbers)] if len(numbers) > 1 else [*range(int(numbers[0]))]
+        if twice := {each for each in self.seed_list if self.seed_list.count(each) > 1}:
+            raise UsageError(f"--seeds: {min(twice)} is given twice; each seed counts once")
+
+
+def main(arguments=None):
+    world = MPI.COMM_WORLD
+    with ended("compare", world.rank):
+        one_world(world)
+        with reading(world) as read:
+            options = read(CompareOptions, "compare", __doc__, arguments)
+            entries = read_lines(options, world.size)
+        warn(world)
+        lock, done = Folder(None, world.rank), None
+        with refuse_together(world):
+            if world.rank == 0:
+                lock.path = automatic("compare") if options.out == "auto" else Path(options.out)
+                done = prepare(lock, options, entries)
+        folder, done = world.bcast((lock.path, done))
+        stopped = run_all(world, options, entries, folder, done)
+        status = 0
+        if world.rank == 0:
+            status = conclude(options, entries, folder, stopped)
+        raise SystemExit(world.bcast(status))
+
+
+# -- what is compared ------------------------------------------------------------------------------------------------
+
+
+def read_lines(options: CompareOptions, size: int) -> list[Command]:
+    """The lines, each of which could start. Raises UsageError, which names all that could not."""
+    if not options.lines:
+        raise UsageError('there is nothing to compare: give lines, as "train-allreduce" "train-gossip --topology ring"')
+    if "seed" in options.given:
+        raise UsageError("--seed is of one run; give --seeds")
+    names = [name for name in COMMON if name in options.given and name not in (*DECIDED, "progress")]
+    return read_commands(options.lines, {name: str(getattr(options, name)) for name in names}, size)
+
+
+# -- its folder ------------------------------------------------------------------------------------------------------
+
+
+def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> dict[tuple[int, int], str]:
+    """Make the folder of the comparison, or go on with it (rank 0). Returns what is done: "", or why it has failed.
+
+    Raises UsageError where it cannot be.
+    """
+    folder: Any = lock.path
+    with blamed_on(f"--out {folder} cannot be written"):
+        there = any((folder / name).exists() for name in ("config.yaml", "results.json", "summary.json"))
+        if there and not options.resume and not options.force:
+            raise UsageError(
+                f"--out {folder} holds another comparison, or a run; give another folder, --force to replace it, or "
+                f"--resume {folder} to go on with it"
+            )
+        if options.resume and (other := [name for name in options.told if name not in AGAIN]):
+            raise UsageError(f"--resume {folder}: with another --{dashed(other[0])} it would be another comparison")
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.claim()
+        if options.force and not options.resume:
+            for path in folder.glob("[0-9]*-train-*/seed-*"):
+                remove_run(path)
+                for name in (FAILED, BEGUN):
+                    (path / name).unlink(missing_ok=True)
+        given = {name: getattr(options, name) for name in kinds_of(CompareOptions) if name in options.given}
+        kept = {name: value for name, value in given.items() if name not in (*DECIDED, "retry")}
+        header = "".join(f"# {name}: {line(value)}\n" for name, value in environment().items())
+        with atomic_write(folder / "config.yaml") as file:
+            file.write((header + yaml.safe_dump(kept, sort_keys=False)).encode())
+        return {
+            (i, seed): why
+            for i, entry in enumerate(entries)
+            for seed in options.seed_list
+            if (why := state(folder / run_folder(entry.folder, seed), options.retry)) is not None
+        }
+
+
+def state(path: Path, retry: bool) -> str | None:
+    """Of a run: "" where it has ended, why it has failed, None where it is to be run."""
+    if summary_of(path) is not None:
+        return ""
+    if retry:
+        for name in (FAILED, BEGUN):
+            (path / name).unlink(missing_ok=True)
+    why = failure(path)
+    if why is None and begun(path) >= MOST:
+        why = f"the job has ended in it {MOST} times"
+    return why
+
+
+def begun(path: Path) -> int:
+    """How often this run was begun, and not brought to an end."""
+    try:
+        return int((path / BEGUN).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+# -- the runs --------------------------------------------------------------------------------------------------------
+
+
+def run_all(world, options: CompareOptions, entries: list[Command], folder: Path, done: dict) -> bool:
+    """All that is not done; whether a signal has stopped it. Collective."""
+    console, ended_runs = Console(quiet=world.rank > 0 or options.progress == "none", highlight=False), len(done)
+    for turn, seed in enumerate(options.seed_list):
+        order = [(turn + i) % len(entries) for i in range(len(entries))]
+        todo = [entries[i] for i in order if (i, seed) not in done]
+        ranks = [entry.ranks if options.at_once else world.size for entry in todo]
+        for group in packed(ranks, world.size):
+            beside = [todo[i] for i in group]
+            ends = run_beside(world, beside, folder, seed)
+            for entry, end in zip(beside, ends, strict=True):
+                ended_runs += end.stopped != "signal"
+                if world.rank == 0:
+                    (folder / run_folder(entry.folder, seed) / BEGUN).unlink(missing_ok=True)
+                    at = f"[{ended_runs}/{len(entries) * len(options.seed_list)}] seed {seed}"
+                    said = printable(f"{at}  {entry.text}: {news(folder, entry, seed, end)}", kept="")
+                    console.print(said, markup=False, soft_wrap=True)
+            if world.allreduce(len(signals.received) + any(end.stopped == "signal" for end in ends)):
+                return True
+        if world.rank == 0:
+            write(options, entries, folder)
+    return False
+
+
+def run_beside(world, entries: list[Command], folder: Path, seed: int) -> list[Outcome]:
+    """Lines beside each other, each on its part of the ranks; collective."""
+    ranks = [entry.ranks for entry in entries]
+    return side_by_side(world, ranks, lambda part, comm: run_one(comm, entries[part], folder, seed))
+
+
+def run_one(comm, entry: Command, folder: Path, seed: int) -> Outcome:
+    """One line with one seed on the ranks of comm; from its last checkpoint, where it has one."""
+    path = folder / run_folder(entry.folder, seed)
+    how = None
+    if comm.rank == 0:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / FAILED).unlink(missing_ok=True)
+        (path / BEGUN).write_text(f"{begun(path) + 1}\n")
+        how = [f"--resume={path}"] if (path / "checkpoint.h5").exists() else [f"--out={path}", "--force"]
+    how = comm.bcast(how)
+    try:
+        with reading(comm) as read:
+            options = entry.options(read, f"--seed={seed}", *how)
+    except AgreedError as error:
+        end = Outcome(failed=line(error))
+        if comm.rank == 0:
+            record(path, end)
+        return end
+    return attempt(comm, entry.training, options, path)
+
+
+def news(folder: Path, entry: Command, seed: int, end: Outcome) -> str:
+    """What is said of a run that has ended."""
+    if end.failed is not None:
+        return f"failed: {end.failed}"
+    if end.stopped == "signal":
+        return "stopped"
+    found = summary_of(folder / run_folder(entry.folder, seed)) or {}
+    names = ("test_accuracy", "test_rmse", "test_loss", "seconds")
+    known = [BY_NAME[name] for name in names if isinstance(found.get(name), int | float)]
+    return ", ".join(f"{measure.title} {shown(measure, found[measure.name])}" for measure in known)
+
+
+# -- what comes out --------------------------------------------------------------------------------------------------
+
+
+def write(options: CompareOptions, entries: list[Command], folder: Path) -> dict:
+    """Write what the runs so far make of the comparison (rank 0); returns results.json's."""
+    failed = {
+        (i, seed): why
+        for i, entry in enumerate(entries)
+        for seed in options.seed_list
+        if (why := state(folder / run_folder(entry.folder, seed), False))
+    }
+    about = {
+        "command": launch_line(),
+        "environment": {name: text for name, text in environment().items() if name != "launch"},
+        "options": {name: getattr(options, name) for name in kinds_of(CompareOptions) if name in options.given},
+        "budget": options.budget,
+    }
+    lines = [Line(entry.text, entry.ranks, entry.folder) for entry in entries]
+    found = comparison.results(folder, lines, options.seed_list, options.goal, failed, about)
+    write_json(found, folder / "results.json")
+    for name, text in (
+        ("table.csv", comparison.table(found)),
+        ("table.md", comparison.markdown(found, options.chosen)),
+    ):
+        with written(folder / name) as file:
+            file.write(text.encode())
+    return found
+
+
+def conclude(options: CompareOptions, entries: list[Command], folder: Path, stopped: bool) -> int:
+    """Write and print what came out (rank 0); returns the exit status."""
+    found = write(options, entries, folder)
+    if stopped:
+        print(f"stopped by a signal; go on with --resume {folder}", flush=True)
+        return signals.STATUS
+    console = Console(quiet=options.progress == "none", highlight=False)
+    for table in comparison.as_tables(found, options.chosen, console.width):
+        console.print(table)
+    for remark in comparison.remarks(found):
+        console.print(remark, markup=False, soft_wrap=True)
+    console.print(f"all of it: {folder}", markup=False, soft_wrap=True)
+    return int(any(run["failed"] is not None for each in found["lines"] for run in each["runs"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""hpcdl/reports/comparison.py: from the folders of runs to results, tables and what is to be said of them."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from hpcdl.errors import UsageError
+from hpcdl.reports import comparison
+from hpcdl.reports.comparison import Line, run_folder
+
+LINES = [Line("train-a", 2, "1-train-a"), Line("train-b --c 'x|y'", 1, "2-train-b"), Line("train-d", 2, "3-train-d")]
+SEEDS = [0, 1, 2]
+ABOUT = {"command": "2 ranks: hpcdl compare", "environment": {}, "options": {}, "budget": ""}
+
+
+@pytest.fixture
+def found(tmp_path):
+    """Of three lines: the second is better by half a point with each seed; the last one failed twice."""
+    for i, line in enumerate(LINES):
+        for seed in SEEDS:
+            path = tmp_path / run_folder(line.folder, seed)
+            path.mkdir(parents=True)
+            summary = {
+                "test_accuracy": 0.8 + 0.05 * seed + 0.005 * i,
+                "test_loss": 0.5,
+                "workers": 2,
+                "stopped": "budget",
+            }
+            summary |= {"bytes_sent_per_rank": [1_000_000, 2_000_000 - 500_000 * i]}
+            (path / "summary.json").write_text(json.dumps(summary))
+    failed = {(2, 0): "the loss is not finite", (2, 1): "the loss is not finite"}
+    return comparison.results(tmp_path, LINES, SEEDS, {"accuracy": 0.9}, failed, ABOUT)
+
+
+def test_results_have_each_run_and_its_statistics(found, tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(found))
+    assert comparison.read(tmp_path) == json.loads(json.dumps(found))
+    first, second, last = found["lines"]
+    assert [run["values"]["test_accuracy"] for run in first["runs"]] == pytest.approx([0.8, 0.85, 0.9])
+    assert first["statistics"]["test_accuracy"]["difference"] is None
+    of_second = second["statistics"]["test_accuracy"]
+    assert of_second["mean"] == pytest.approx(0.855) and of_second["deviation"] == pytest.approx(0.05)
+    assert of_second["interval"] == pytest.approx((0.005, 0.005)) and of_second["within_noise"] is False
+    assert [run["failed"] for run in last["runs"]] == ["the loss is not finite"] * 2 + [None]
+    assert last["statistics"]["test_accuracy"]["runs"] == 1
+    assert [each["name"] for each in found["measures"]] == [
+        "test_accuracy",
+        "test_loss",
+        "bytes_per_rank",
+        "bytes_per_worker",
+    ]
+
+
+def test_a_summary_that_cannot_be_read_is_a_failure(found, tmp_path):
+    path = tmp_path / run_folder(LINES[0].folder, 1) / "summary.json"
+    path.write_text('{"test_acc')
+    again = comparison.results(tmp_path, LINES, SEEDS, {}, {}, ABOUT)
+    assert "summary.json" in again["lines"][0]["runs"][1]["failed"]
+    assert again["lines"][0]["statistics"]["test_accuracy"]["runs"] == 2
+
+
+def test_the_table_of_markdown(found):
+    text = comparison.markdown(found, comparison.chosen(""))
+    assert "| `train-a` | 85.00% ± 5.00% | 0.5000 | 2.00 |" in text
+    assert "| `train-b --c 'x\\|y'` | 85.50% ± 5.00% + | 0.5000 = | 1.50 + |" in text
+    assert "| `train-b --c 'x\\|y'` | +0.50% (+0.50% to +0.50%) | +0.0000 (+0.0000 to +0.0000), within noise |" in text
+    assert "- line 3 failed with seeds 0, 1: the loss is not finite" in text
+    assert "- line 1: 3 of 3 runs did not reach accuracy 0.9" in text
+
+
+def test_chosen_columns(found):
+    assert "test loss" not in comparison.markdown(found, comparison.chosen("test_accuracy,seconds"))
+    with pytest.raises(UsageError, match="did you mean 'test_loss'"):
+        comparison.chosen("test_los")
+
+
+def test_the_table_of_csv_has_all_numbers(found):
+    rows = list(csv.DictReader(io.StringIO(comparison.table(found))))
+    assert [row["line"] for row in rows] == [line.text for line in LINES]
+    assert [row["failed"] for row in rows] == ["0", "0", "2"]
+    assert float(rows[1]["test_accuracy_difference_low"]) == pytest.approx(0.005)
+    assert rows[0]["test_accuracy_difference"] == "" and rows[1]["bytes_per_rank_within_noise"] == "False"
+
+
+def test_tables_fit_a_terminal():
+    columns = [["a long title", "12345678", "1"], ["b", "123456", "12"], ["c", "1234567890", ""]]
+    groups = comparison.in_width(columns, 32)
+    assert [[column[0] for column in group] for group in groups] == [["a long title", "b"], ["c"]]
+    assert comparison.in_width(columns, 200) == [columns]
+    assert len(comparison.in_width(columns, 10)) == 3  # what is wider stands by itself
+
+
+def test_epochs_that_end_before_the_budget_are_told_of(found):
+    found["budget"] = "seconds=9"
+    assert not any("budget" in said for said in comparison.remarks(found))
+    found["lines"][1]["runs"][2]["stopped"] = "finished"
+    assert any(said.startswith("line 2: the epochs or steps ended before") for said in comparison.remarks(found))
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"schema_version": 99}'])
+def test_results_that_are_none(tmp_path, text):
+    if text is not None:
+        (tmp_path / "results.json").write_text(text)
+    with pytest.raises(UsageError, match="results.json"):
+        comparison.read(tmp_path)
