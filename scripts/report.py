@@ -33,7 +33,7 @@ def main(arguments=None):
         return
     try:
         options = parse(ReportOptions, "report", __doc__, arguments)
-        out = Path(options.out or Path(options.folders[0], "report.html"))
+        out = Path(options.out or Path(*options.folders[:1], "report.html"))
         pictures = Path(options.pictures) if options.pictures else None
         made = make(options.folders, out, pictures, options.picture_format, options.force)
     except (UsageError, LoneError) as error:

@@ -104,20 +104,20 @@ def write_comparison(folder, names, seeds=3, failing=(), **more):
             if failed is None:
                 write_run(folder / where / f"seed-{seed}", seed=seed, steps=60 + 10 * place, traced=seed == 0)
             runs.append({"seed": seed, "folder": f"{where}/seed-{seed}", "failed": failed, "values": values})
-        base = {"count": seeds, "mean": 0.9 - 0.01 * place, "deviation": 0.008}
+        base = {"runs": seeds, "mean": 0.9 - 0.01 * place, "deviation": 0.008}
         other = {"difference": -0.01 * place, "interval": [-0.02, 0.01], "within_noise": place == 2}
         base |= other if place > 1 else {"difference": None, "interval": None, "within_noise": None}
-        statistics = {} if place - 1 in failing else {"test_accuracy": base, "seconds": base, "test_loss": base}
+        statistics = {} if place - 1 in failing else {"test_accuracy": base, "seconds": base, "test_loss": base, "bytes_per_rank": base}
         line = {"line": name, "ranks": 4, "folder": where, "runs": runs, "statistics": statistics}
         lines.append(line)
     measures = [
         {"name": "test_accuracy", "title": "test accuracy", "unit": "", "format": ".2%", "better": "more"},
         {"name": "test_loss", "title": "test loss", "unit": "", "format": ".4f", "better": "less"},
-        {"name": "seconds", "title": "time", "unit": "s", "format": ".2f", "better": "less"},
+        {"name": "seconds", "title": "time", "unit": " s", "format": ".2f", "better": "less"},
         {"name": "examples_per_second", "title": "examples/s", "unit": "", "format": ",.0f", "better": "more"},
-        {"name": "bytes_per_rank", "title": "bytes per rank", "unit": "MB", "format": ",.1f", "better": "less"},
+        {"name": "bytes_per_rank", "title": "sent by the busiest rank", "unit": " MB", "scale": 1e-6, "format": ",.2f", "better": "less"},
         {"name": "idle", "title": "idle", "unit": "", "format": ".0%", "better": "less"},
-        {"name": "seconds_to_target", "title": "time to the target", "unit": "s", "format": ".2f", "better": "less"},
+        {"name": "seconds_to_target", "title": "time to the target", "unit": " s", "format": ".2f", "better": "less"},
     ]
     results = {
         "schema_version": 1,

@@ -214,13 +214,15 @@ def results_of(comparison: Comparison) -> list[Picture]:
     return found
 
 
-def scaled_cell(value: float, measure: dict[str, Any]) -> str:
-    """A value in the format that its measure has; what no format can show, as it is."""
+def shown(value: float, measure: dict[str, Any], unit: bool = False, sign: str = "") -> str:
+    """A value in the format, and times the scale, that its measure has; what no format can show, in a usual one."""
+    times = number(measure.get("scale", 1))
+    value *= times if math.isfinite(times) else 1
     try:
-        text = format(value, str(measure.get("format") or ".4g"))
+        text = format(value, sign + str(measure.get("format") or ".4g")[:20])
     except (ValueError, TypeError):
-        text = f"{value:.4g}"
-    unit = str(measure.get("unit") or "")
-    return f"{text} {unit}" if unit else text
+        text = format(value, f"{sign}.4g")
+    name = str(measure.get("unit") or "").strip() if unit else ""
+    return f"{text} {name}" if name else text
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write
 
 INK, SOFT, GRID, PAPER = "#1a1b1c", "#5a5b5c", "#d9dadb", "#fdfefd"  # drawn so; in a page: variables
@@ -158,7 +158,7 @@ def save(picture: Picture, path: Path) -> None:
         FigureCanvasAgg(figure).print_png(data, metadata={"Software": OURS})
     else:
         FigureCanvasSVG(figure).print_svg(data, metadata={"Date": None, "Creator": OURS})
-    with atomic_write(path) as file:
+    with blamed_on(f"{path} cannot be written"), atomic_write(path) as file:
         file.write(data.getvalue())
 
 

@@ -1,18 +1,19 @@
 """What lies below some folders: runs, by the files that a run writes, and comparisons, by their results.json.
 
 A folder is a run's if it holds one of config.yaml, metrics.jsonl and summary.json: a run that goes on, was killed or
-comes from an older version lacks some of them. Below a run no other is looked for, nor below a comparison, whose runs
+comes from an older version lacks some of them. With config.yaml alone it may be that of a comparison that was stopped:
+then the runs below it count. Below a run no other is looked for, nor below a comparison, whose runs
 are those that its results.json names. Links to folders are not followed, except where they are named.
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcdl.errors import UsageError
 
-RUN = ("config.yaml", "metrics.jsonl", "summary.json", "started.json")
+RUN = {"metrics.jsonl", "summary.json", "started.json"}
+CONFIG = "config.yaml"
 COMPARISON = "results.json"
 
 
@@ -21,11 +22,6 @@ class Found(NamedTuple):
 
     runs: list[Path]
     comparisons: list[Path]
-
-
-def is_run(files: Iterable[str]) -> bool:
-    """Whether a folder that holds these files is a run's."""
-    return not set(RUN).isdisjoint(files)
 
 
 def find(folders: list[str]) -> Found:
@@ -59,13 +55,18 @@ def below(folder: Path, within: bool = False) -> Found:
         if error.filename == str(folder):
             raise UsageError(f"{folder} cannot be read: {error.strerror}") from None
 
-    runs, comparisons = [], []
+    runs: list[Path] = []
+    comparisons: list[Path] = []
+    perhaps: list[Path] = []
     for place, folders, files in os.walk(folder, onerror=refuse):
         if COMPARISON in files and not within:
             comparisons.append(Path(place))
             folders.clear()
-        elif is_run(files):
+        elif not RUN.isdisjoint(files):
             runs.append(Path(place))
             folders.clear()
+        elif CONFIG in files:
+            perhaps.append(Path(place))
         folders[:] = sorted(each for each in folders if not each.startswith("."))
-    return Found(runs, comparisons)
+    runs += [path for path in perhaps if not any(path in run.parents for run in [*runs, *perhaps, *comparisons])]
+    return Found(sorted(runs), comparisons)

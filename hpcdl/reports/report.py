@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from hpcdl import __version__
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write
 from hpcdl.reports import page
-from hpcdl.reports.comparison_pictures import Comparison, Line, read_comparison, results_of, scaled_cell, together
+from hpcdl.reports.comparison_pictures import Comparison, Line, read_comparison, results_of, shown, together
 from hpcdl.reports.figures import Picture, check_library, drawing, inline, is_ours, save
 from hpcdl.reports.found import below, find
 from hpcdl.reports.page import Cell, Drawn
@@ -66,11 +67,13 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
     Raises UsageError for folders without runs, and for files that cannot be written or were not written by a report.
     """
     check_library()
+    if not folders:
+        raise UsageError("name a folder: of a run, of a comparison, or one above them")
     found = find(folders)
     check_out(out, force)
     files = None
     if pictures is not None:
-        check_pictures(pictures, force)
+        check_pictures(pictures, kind, force)
         files = pictures, kind
     comparisons = [read_comparison(folder) for folder in found.comparisons]
     for comparison in comparisons:
@@ -93,14 +96,14 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
                     detailed = run is whole and len(line.runs) > 0 and line.index < MOST
                     jobs.append(Job(run.folder, line.index, detailed, name, files))
                     owners.append(line)
-    with blamed_on(f"--pictures {pictures} cannot be written"):
-        if pictures is not None:
+    if pictures is not None:
+        with blamed_on(f"--pictures {pictures} cannot be written"):
             pictures.mkdir(parents=True, exist_ok=True)
-        done = list(in_parallel(work, jobs))
-        for line, each in zip(owners, done, strict=True):
-            line.records.append(each.recorded)
-        made = Made(runs=len(jobs), comparisons=len(comparisons))
-        parts = sections(lines, comparisons, owners, done, files, made)
+    done = list(in_parallel(work, jobs))
+    for line, each in zip(owners, done, strict=True):
+        line.records.append(each.recorded)
+    made = Made(runs=len(jobs), comparisons=len(comparisons))
+    parts = sections(lines, comparisons, owners, done, files, made)
     title = title_of(made, lines, comparisons)
     html = page.page(title, [page.paragraph(f"Made by hpcdl report, version {__version__}.", soft=True), *parts])
     with blamed_on(f"--out {out} cannot be written"), atomic_write(out) as file:
@@ -124,7 +127,7 @@ def sections(
     """The overview, the comparisons with a run of each line, and the runs that belong to none."""
     parts, entries = [], []
     for number_, comparison in enumerate(comparisons, 1):
-        anchor, title = f"c{number_}", f"Comparison {shown(comparison.folder)}"
+        anchor, title = f"c{number_}", f"Comparison {named(comparison.folder)}"
         entries.append((anchor, title))
         whole = [*together(comparison.lines, len(comparison.seeds), "line"), *results_of(comparison)]
         drawn = draw(whole, f"comparison-{number_}", anchor, files)
@@ -180,7 +183,7 @@ def draw(pictures: Iterable[Picture], prefix: str, anchor: str, files: tuple[Pat
 def in_parallel(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterable[Any]:
     """The results in the order of the jobs, of as many processes as there are cores for us."""
     cores = min(len(os.sched_getaffinity(0)), len(jobs))
-    if cores < 2 or len(jobs) < FEW:
+    if cores < 2 or len(jobs) < FEW or "mpi4py.MPI" in sys.modules:  # a rank of a job starts no processes
         return map(function, jobs)
     # spawn: this process may have threads, and a process that is forked from it their locks.
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
@@ -238,16 +241,15 @@ def statistic(of: dict[str, Any], measure: dict[str, Any]) -> Cell:
     mean, deviation, difference = (number(of.get(name)) for name in ("mean", "deviation", "difference"))
     if not math.isfinite(mean):
         return Cell("-")
-    said = scaled_cell(mean, measure)
-    if math.isfinite(deviation) and number(of.get("count")) > 1:
-        said += f" ± {scaled_cell(deviation, measure | {'unit': ''})}"
+    said = shown(mean, measure, unit=True)
+    if math.isfinite(deviation):
+        said += f" ± {shown(deviation, measure)}"
     if not math.isfinite(difference):
         return Cell(said)
-    sign = "+" if difference >= 0 else "-"
-    more = f"{sign}{scaled_cell(abs(difference), measure | {'unit': ''})}"
-    interval = of.get("interval")
+    more, interval = shown(difference, measure, sign="+"), of.get("interval")
     if isinstance(interval, list) and len(interval) == 2 and all(math.isfinite(number(each)) for each in interval):
-        more += " [" + ", ".join(scaled_cell(number(each), measure | {"unit": ""}) for each in interval) + "]"
+        low, high = (shown(number(each), measure, sign="+") for each in interval)
+        more += f" ({low} to {high})"
     return Cell(said, more + (", within noise" if of.get("within_noise") is True else ""))
 
 
@@ -304,7 +306,7 @@ def one(done: Done) -> list[str]:
     for name, entry, show in ROWS if run.summary else ():
         try:
             said = said_of(run.summary, entry, show)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError):
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
             continue  # an entry that is not as ours are
         if said is not None:
             result.append((name, said))
@@ -334,7 +336,7 @@ def check_out(out: Path, force: bool) -> None:
     refuse_foreign(out, "--out", force)
 
 
-def check_pictures(folder: Path, force: bool) -> None:
+def check_pictures(folder: Path, kind: str, force: bool) -> None:
     """Raise UsageError where pictures cannot be written, or one would replace what is none of ours."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--pictures {folder} is a file; name a folder")
@@ -346,7 +348,7 @@ def check_pictures(folder: Path, force: bool) -> None:
     if folder.exists():
         with blamed_on(f"--pictures {folder} cannot be read"):
             for path in sorted(folder.iterdir()):
-                if PICTURE.fullmatch(path.name):
+                if PICTURE.fullmatch(path.name) and path.suffix == f".{kind}":
                     refuse_foreign(path, "--pictures", force)
 
 
@@ -363,12 +365,12 @@ def refuse_foreign(path: Path, option: str, force: bool) -> None:
 def name_of(folder: Path, all_of_them: list[Path]) -> str:
     """A run's name: its folder without what all of them have before it."""
     if len(all_of_them) < 2:
-        return shown(folder)
+        return named(folder)
     common = os.path.commonpath([each.absolute() for each in all_of_them])
     return os.path.relpath(folder.absolute(), common)
 
 
-def shown(folder: Path) -> str:
+def named(folder: Path) -> str:
     """A folder as it was named; of "." its own name."""
     return str(folder) if folder.name else folder.absolute().name
 
