@@ -1,16 +1,17 @@
-"""Make a page with pictures of runs and comparisons: hpcdl report runs/a --out report.html; python scripts/report.py runs
+"""Make a page with pictures of runs and of comparisons: python scripts/report.py runs/a --out report.html
 
-One HTML file that needs nothing from elsewhere: what the runs learned against steps, seconds and bytes, where their time
-went, who sent what to whom (docs/report.md). One process is enough; it takes all cores, and MPI is not needed.
+One HTML file that needs nothing from elsewhere: what the runs learned against steps, seconds and bytes, where their
+time went, who sent what to whom (docs/report.md). One process is enough; it takes all cores, and MPI is not needed.
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcdl.cli import first
 from hpcdl.errors import LoneError, UsageError, line
+from hpcdl.machine.world import launch
 from hpcdl.reports.report import make
 from hpcdl.runs.options import option, parse
 from hpcdl.words import counted
@@ -20,7 +21,7 @@ from hpcdl.words import counted
 class ReportOptions:
     """What is shown, and where it goes."""
 
-    folders: list[str] = option(..., "folders of runs, of comparisons, or ones above them")
+    folders: list[str] = option(..., "folders of runs, of comparisons, or ones above them")  # noqa: RUF009
     out: str = option("", "the page: NAME.html; by default report.html in the first folder")
     pictures: str = option("", "folder for each picture as a file of its own")
     picture_format: Literal["png", "svg"] = option("png", "of these files")
@@ -29,7 +30,8 @@ class ReportOptions:
 
 def main(arguments=None):
     """Write the page and say what is in it; bad input is one line on stderr and exit status 2."""
-    if not first():  # under a launcher one rank does it
+    started = launch(os.environ, library="")
+    if started is not None and started.number > 0:  # one rank does it
         return
     try:
         options = parse(ReportOptions, "report", __doc__, arguments)

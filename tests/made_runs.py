@@ -20,7 +20,9 @@ def write_run(folder, steps=50, evaluations=5, ranks=RANKS, seed=0, strategy="al
         lines.append(f'{{{at}, "learning_rate": {0.05 * (1 - step / steps):.6g}}}\n')
         if evaluations and step % every == 0:
             score = 0.95 - 0.8 * math.exp(-4 * step / steps) + 0.02 * draw.random()
-            scores = f'"test_loss": {loss + 0.1:.6g}, "test_accuracy": {score:.6g}, "consensus_distance": {loss / 9:.3g}'
+            scores = (
+                f'"test_loss": {loss + 0.1:.6g}, "test_accuracy": {score:.6g}, "consensus_distance": {loss / 9:.3g}'
+            )
             lines.append(f'{{{at}, {scores}, "bytes": {step * 19280}, "messages": {6 * step}}}\n')
     (folder / "metrics.jsonl").write_text("".join(lines))
     each = [1 + 0.1 * draw.random() for _ in range(ranks)]
@@ -107,7 +109,11 @@ def write_comparison(folder, names, seeds=3, failing=(), **more):
         base = {"runs": seeds, "mean": 0.9 - 0.01 * place, "deviation": 0.008}
         other = {"difference": -0.01 * place, "interval": [-0.02, 0.01], "within_noise": place == 2}
         base |= other if place > 1 else {"difference": None, "interval": None, "within_noise": None}
-        statistics = {} if place - 1 in failing else {"test_accuracy": base, "seconds": base, "test_loss": base, "bytes_per_rank": base}
+        statistics = (
+            {}
+            if place - 1 in failing
+            else {"test_accuracy": base, "seconds": base, "test_loss": base, "bytes_per_rank": base}
+        )
         line = {"line": name, "ranks": 4, "folder": where, "runs": runs, "statistics": statistics}
         lines.append(line)
     measures = [
@@ -115,7 +121,14 @@ def write_comparison(folder, names, seeds=3, failing=(), **more):
         {"name": "test_loss", "title": "test loss", "unit": "", "format": ".4f", "better": "less"},
         {"name": "seconds", "title": "time", "unit": " s", "format": ".2f", "better": "less"},
         {"name": "examples_per_second", "title": "examples/s", "unit": "", "format": ",.0f", "better": "more"},
-        {"name": "bytes_per_rank", "title": "sent by the busiest rank", "unit": " MB", "scale": 1e-6, "format": ",.2f", "better": "less"},
+        {
+            "name": "bytes_per_rank",
+            "title": "sent by the busiest rank",
+            "unit": " MB",
+            "scale": 1e-6,
+            "format": ",.2f",
+            "better": "less",
+        },
         {"name": "idle", "title": "idle", "unit": "", "format": ".0%", "better": "less"},
         {"name": "seconds_to_target", "title": "time to the target", "unit": " s", "format": ".2f", "better": "less"},
     ]

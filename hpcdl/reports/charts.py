@@ -1,11 +1,11 @@
-"""What pictures are made of: curves with bands, bars that are stacked, a matrix, lanes of spans, boxes of micro-batches.
+"""What pictures are made of: curves with bands, stacked bars, a matrix, lanes of spans, boxes of micro-batches.
 
 Axes are labelled in units that suit the values, and never with more ticks than have room on a phone. The label of the
 y axis stands above it, where it need not be read sideways.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,7 +92,7 @@ def curves(axes: Any, lines: Sequence[Curve], quantity: str, y: str, percent: bo
     for line in lines:
         there = np.isfinite(line.x) & np.isfinite(line.y)
         x, mean = line.x[there] / factor, times * line.y[there]
-        marker = "o" if line.marked and len(x) <= 25 or len(x) == 1 else None
+        marker = "o" if (line.marked and len(x) <= 25) or len(x) == 1 else None
         axes.plot(x, mean, color=line.colour, ls=STYLES[line.style], lw=line.width, marker=marker, ms=2.6)
         if line.low is not None and line.high is not None:
             low, high = times * line.low[there], times * line.high[there]
@@ -106,7 +106,7 @@ def curves(axes: Any, lines: Sequence[Curve], quantity: str, y: str, percent: bo
     label(axes, with_unit(quantity, unit), f"{y} (%)" if percent else y)
 
 
-def grouped(values: Sequence[Any], most: int = GROUPS) -> tuple[list[str], np.ndarray]:
+def grouped(values: Iterable[Any], most: int = GROUPS) -> tuple[list[str], np.ndarray]:
     """Values of ranks as means of at most so many groups of neighbours, with the ranks' names; unknown ones are NaN."""
     numbers = np.array([math.nan if each is None else float(each) for each in values])
     size = max(1, -(-len(numbers) // most))
@@ -198,12 +198,17 @@ def matrix(axes: Any, values: np.ndarray, size: int, unit: str) -> None:
 
 
 def lanes(
-    axes: Any, names: Sequence[str], layers: Sequence[tuple[list[tuple[int, float, float]], str, float, float]], seconds: float
+    axes: Any,
+    names: Sequence[str],
+    layers: Sequence[tuple[list[tuple[int, float, float]], str, float, float]],
+    seconds: float,
 ) -> None:
     """Spans (lane, start, stop) in layers (spans, colour, from, to), each within a part of its lane's height."""
     factor, unit = scale(np.array([seconds]), "seconds")
     for spans, colour, low, high in layers:
-        rectangles(axes, [(start / factor, stop / factor, lane + low, lane + high) for lane, start, stop in spans], colour)
+        rectangles(
+            axes, [(start / factor, stop / factor, lane + low, lane + high) for lane, start, stop in spans], colour
+        )
     frame_lanes(axes, names, seconds / factor)
     label(axes, f"time ({unit})", "rank")
 
@@ -212,14 +217,18 @@ def boxes(axes: Any, names: Sequence[str], cells: Sequence[tuple[int, float, flo
     """Cells (lane, start, stop, text, colour), with the text where it has room."""
     factor, unit = scale(np.array([seconds]), "seconds")
     for colour in dict.fromkeys(cell[4] for cell in cells):
-        own = [(cell[1] / factor, cell[2] / factor, cell[0] - 0.4, cell[0] + 0.4) for cell in cells if cell[4] == colour]
+        own = [
+            (cell[1] / factor, cell[2] / factor, cell[0] - 0.4, cell[0] + 0.4) for cell in cells if cell[4] == colour
+        ]
         rectangles(axes, own, colour)
     until = dict.fromkeys(range(len(names)), -math.inf)
     for lane, start, stop, text, _ in sorted(cells, key=lambda cell: cell[1]):
         room = 0.022 * (len(text) + 0.3) * seconds / 2
         middle = (start + stop) / 2
         if stop - start > 1.6 * room and middle - room > until[lane] and room < middle < seconds - room:
-            axes.text(middle / factor, lane, text, ha="center", va="center_baseline", fontsize=FONT - 1, color="#ffffff")
+            axes.text(
+                middle / factor, lane, text, ha="center", va="center_baseline", fontsize=FONT - 1, color="#ffffff"
+            )
             until[lane] = middle + room
     frame_lanes(axes, names, seconds / factor)
     label(axes, f"time ({unit})", "rank")
@@ -246,5 +255,3 @@ def rectangles(axes: Any, corners: Sequence[tuple[float, float, float, float]], 
         points += [(left, bottom), (right, bottom), (right, top), (left, top), (left, bottom)]
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(corners)
     axes.add_patch(PathPatch(Path(points, codes), facecolor=colour, edgecolor=PAPER, lw=0.4))
-
-

@@ -1,7 +1,8 @@
 """The pictures of several runs: each a curve, or in a comparison each line a curve with a band over its seeds.
 
-A comparison is what results.json says: lines, their runs of several seeds, measures and statistics of them. A line keeps
-its colour in all pictures. Curves are means over the seeds at the same step; bands reach from the lowest to the highest.
+A comparison is what results.json says: lines, their runs of several seeds, measures and statistics of them. A line
+keeps its colour in all pictures. Curves are means over the seeds at the same step; bands reach from the lowest to the
+highest.
 """
 
 import math
@@ -92,7 +93,8 @@ def read_comparison(folder: Path) -> Comparison:
     found.measures = [each for each in as_list(results.get("measures")) if isinstance(each, dict) and "name" in each]
     for each in as_list(results.get("lines")):
         if isinstance(each, dict) and "line" in each:
-            statistics = each.get("statistics") if isinstance(each.get("statistics"), dict) else {}
+            told = each.get("statistics")
+            statistics = told if isinstance(told, dict) else {}
             line = Line(str(each["line"]), len(found.lines), inside(folder, each.get("folder")), each.get("ranks"))
             line.statistics = {str(name): of for name, of in statistics.items() if isinstance(of, dict)}
             line.runs = [run_of(folder, run) for run in as_list(each.get("runs")) if isinstance(run, dict)]
@@ -171,7 +173,11 @@ def one_together(
 ) -> Picture:
     better = "higher" if measure == "accuracy" else "lower"
     name = {"accuracy": "accuracy", "loss": "loss", "rmse": "RMSE"}[measure]
-    over = f" Each curve is the mean over {seeds} seeds, its band from the lowest to the highest of them." if seeds > 1 else ""
+    over = (
+        f" Each curve is the mean over {seeds} seeds, its band from the lowest to the highest of them."
+        if seeds > 1
+        else ""
+    )
     overlap = " Where bands overlap, chance may decide which is ahead." if seeds > 1 else ""
     return Picture(
         f"{measure}-{words.replace(' ', '-')}",
@@ -224,5 +230,3 @@ def shown(value: float, measure: dict[str, Any], unit: bool = False, sign: str =
         text = format(value, f"{sign}.4g")
     name = str(measure.get("unit") or "").strip() if unit else ""
     return f"{text} {name}" if name else text
-
-

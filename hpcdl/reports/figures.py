@@ -5,7 +5,7 @@ axes. In a page title, sentence and legend are text around the SVG; in a file of
 
 Text, frame and grid are drawn in colours that nothing else has. In a page each becomes a variable of CSS, so that a
 picture is legible on dark as on light ground. The colours of lines are those of Okabe and Ito that are legible on both
-("Color universal design", 2008: told apart by the colour-blind, too; without black and yellow), then line styles change.
+("Color universal design", 2008: told apart by the colour-blind, too), without black and yellow; then styles change.
 """
 
 import contextlib
@@ -139,7 +139,7 @@ def add_key(figure: Any, key: Key, y: float, height: float) -> None:
 
 
 def inline(picture: Picture, prefix: str) -> str:
-    """The picture as SVG within a page, within `drawing`; prefix: begins the names in it, as in no other picture of the page."""
+    """The picture as SVG within a page, in `drawing`; prefix: begins its names, as in no other of the page."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     figure, text = drawn(picture, titled=False), io.StringIO()
@@ -184,7 +184,9 @@ def squeezed(svg: str, title: str, prefix: str) -> str:
     for colour, variable in VARIABLES.items():
         body = body.replace(colour, variable)
     body = body.replace("font: 9px 'DejaVu Sans'", "font:9px system-ui,sans-serif").replace("xlink:href", "href")
-    body = re.sub(r"; stroke-linejoin: (?:miter|round)|; stroke-linecap: (?:square|butt|round)|stroke-miterlimit: \d+; ", "", body)
+    body = re.sub(
+        r"; stroke-linejoin: (?:miter|round)|; stroke-linecap: (?:square|butt|round)|stroke-miterlimit: \d+; ", "", body
+    )
     body = re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", body))
     body = re.sub(r"<g>(<(?:path|use|text)[^<>]*(?:/>|>[^<>]*</text>))</g>", r"\1", body)
     escaped = title.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")

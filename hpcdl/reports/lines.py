@@ -52,9 +52,4 @@ def read(line: bytes) -> dict[str, Any] | None:
 
 def is_evaluation(line: dict[str, Any]) -> bool:
     """Whether a line is of an evaluation; else it is of a step."""
-    if "bytes" in line:
-        return True
-    for name in line:  # no `any`: this is done for each line, and a generator takes twice as long
-        if name.startswith(SCORES):
-            return True
-    return False
+    return "bytes" in line or any([name.startswith(SCORES) for name in line])  # a list: twice as fast as a generator

@@ -33,14 +33,16 @@ ul.keys li{min-width:0}ul.keys svg{display:inline-block;width:1.7rem;height:.65r
 table{border-collapse:collapse;width:100%;font-size:.86rem;margin:.6rem 0}
 th,td{text-align:left;vertical-align:top;padding:.28rem .5rem;border-bottom:1px solid var(--grid)}
 th{font-weight:600}td small{display:block;color:var(--soft)}tr{break-inside:avoid}
-table.about{max-width:52rem}table.about th{width:13rem;font-weight:400;color:var(--soft)}table.about td{color:var(--ink)}
+table.about{max-width:52rem}
+table.about th{width:13rem;font-weight:400;color:var(--soft)}table.about td{color:var(--ink)}
 table.wide{table-layout:fixed}table.wide th:first-child{width:26%}
 .failed{color:#d55e00;font-weight:600}
 details{margin:.5rem 0}summary{cursor:pointer;font-weight:600}
 nav ol{columns:18rem;padding-left:1.6rem;font-size:.9rem}
 @media (max-width:60rem){table.wide thead{display:none}table.wide tr{display:block;padding:.5rem 0;
 border-bottom:1px solid var(--grid)}table.wide td{display:grid;grid-template-columns:minmax(0,9rem) minmax(0,1fr);
-gap:.5rem;border:0;padding:.1rem 0}table.wide td::before{content:attr(data-name);color:var(--soft)}table.wide td:first-child{display:block;font-weight:600}
+gap:.5rem;border:0;padding:.1rem 0}table.wide td::before{content:attr(data-name);color:var(--soft)}
+table.wide td:first-child{display:block;font-weight:600}
 table.wide td:first-child::before{content:none}table.wide td small{font-weight:400}}
 @media (max-width:30rem){table.about th{width:8.5rem}body{padding:.75rem}}
 @media print{:root{color-scheme:light;--ink:#000;--soft:#444;--grid:#ccc;--paper:#fff;--card:#f5f6f8;--link:#000}
@@ -69,7 +71,8 @@ def page(title: str, parts: Iterable[str]) -> str:
     """The whole file."""
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="generator" content="{OURS}">\n<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        f'<meta name="generator" content="{OURS}">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{text(title)}</h1>\n"
     )
     return head + "\n".join(parts) + "\n</body>\n</html>\n"
@@ -151,6 +154,5 @@ def figures(drawn: Sequence[Drawn]) -> str:
 def figure(drawn: Drawn) -> str:
     keys = "".join(f"<li>{swatch(key)}{text(key.label)}</li>" for key in drawn.keys)
     legend = f'<ul class="keys">{keys}</ul>' if keys else ""
-    return (
-        f'<figure><figcaption><h4>{text(drawn.title)}</h4>{legend}</figcaption>{drawn.svg}<p>{text(drawn.sentence)}</p></figure>'
-    )
+    caption = f"<figcaption><h4>{text(drawn.title)}</h4>{legend}</figcaption>"
+    return f"<figure>{caption}{drawn.svg}<p>{text(drawn.sentence)}</p></figure>"

@@ -1,6 +1,6 @@
 """A report of runs and comparisons: what is found is read and drawn on all cores, and put together as one page.
 
-    find the folders -> for each run: read, thin, draw (a process for each core) -> overview, comparisons, runs: one page
+    find the folders -> read, thin and draw each run, on all cores -> overview, comparisons, runs: one page
 
 Memory goes with what is drawn. A page shows the pictures of so many runs each, and of all others a row and a curve.
 """
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcdl import __version__
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write
+from hpcdl.machine.versions import versions
 from hpcdl.reports import page
 from hpcdl.reports.comparison_pictures import Comparison, Line, read_comparison, results_of, shown, together
 from hpcdl.reports.figures import Picture, check_library, drawing, inline, is_ours, save
@@ -37,10 +37,10 @@ PICTURE = re.compile(r"(run|comparison)-\d+-[\w.-]*\.(png|svg)|overview-[\w-]+\.
 
 
 class Job(NamedTuple):
-    """A run to be read; index: its colour; detailed: with pictures of its own; files: where and how they are saved."""
+    """A run to be read. look: its colour and style; detailed: with pictures of its own; files: where they go, and how."""
 
     folder: Path
-    index: int
+    look: int
     detailed: bool
     prefix: str
     files: tuple[Path, str] | None
@@ -105,7 +105,9 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
     made = Made(runs=len(jobs), comparisons=len(comparisons))
     parts = sections(lines, comparisons, owners, done, files, made)
     title = title_of(made, lines, comparisons)
-    html = page.page(title, [page.paragraph(f"Made by hpcdl report, version {__version__}.", soft=True), *parts])
+    html = page.page(
+        title, [page.paragraph(f"Made by hpcdl report, version {versions()['hpcdl']}.", soft=True), *parts]
+    )
     with blamed_on(f"--out {out} cannot be written"), atomic_write(out) as file:
         file.write(html.encode())
     said = [(comparison.folder, each) for comparison in comparisons for each in comparison.missing]
@@ -154,7 +156,9 @@ def sections(
             made.pictures += len(each.drawn)
             parts.append(page.section(title, f"r{line.index}", one(each)))
     if len(lines) > MOST:
-        more = f"Of {len(lines):,} runs the pictures of the first {MOST} are shown; name the folders of others for theirs."
+        more = (
+            f"Of {len(lines):,} runs the pictures of the first {MOST} are shown; name the folders of others for theirs."
+        )
         parts.append(page.missing([more]))
     return ([page.contents(entries)] if len(entries) > 1 else []) + parts
 
@@ -164,7 +168,7 @@ def work(job: Job) -> Done:
     recorded = record(job.folder)
     if not job.detailed:
         return Done(recorded, [])
-    drawn = draw(pictures_of(recorded, job.index), job.prefix, slug(job.prefix), job.files)
+    drawn = draw(pictures_of(recorded, job.look), job.prefix, slug(job.prefix), job.files)
     return Done(recorded, drawn)
 
 
@@ -205,8 +209,8 @@ def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
     if known:
         parts.append(
             page.paragraph(
-                "Mean ± standard deviation over the seeds; below it the difference to the first line, paired by seed, with "
-                "its interval. Within noise: the interval holds 0, so that the seeds may have made the difference.",
+                "Mean ± standard deviation over the seeds; below it the difference to the first line, paired by seed, "
+                "with its interval of 95 %. Within noise: it holds 0, so that the seeds may have made the difference.",
                 soft=True,
             )
         )
@@ -287,8 +291,14 @@ def overview(lines: list[Line], drawn: list[Drawn]) -> list[str]:
             cells.append(Cell(format(found / unit, form) if math.isfinite(found) else "-"))
         rows.append(cells)
     alike = len({tuple(described(line.records[0])[2:]) for line in lines}) == 1
-    note = "" if alike else "These runs have different models or data: losses and scores on other data are not comparable."
-    return [page.table(["run", *(column[0] for column in known)], rows), page.missing([note] if note else []), page.figures(drawn)]
+    note = (
+        "" if alike else "These runs have different models or data: losses and scores on other data are not comparable."
+    )
+    return [
+        page.table(["run", *(column[0] for column in known)], rows),
+        page.missing([note] if note else []),
+        page.figures(drawn),
+    ]
 
 
 def one(done: Done) -> list[str]:

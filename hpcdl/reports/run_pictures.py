@@ -41,7 +41,8 @@ def pictures_of(run: Recorded, index: int = 0) -> list[Picture]:
     timeline = read_trace(run)
     if timeline is not None:
         found += [*lanes_of(timeline), *micro_batches(timeline)]
-    return found + [*who_to_whom(run), *sizes(run), *memory(run), *staleness(run), *consensus(run, index), *hidden(run)]
+    found += [*who_to_whom(run), *sizes(run), *memory(run), *staleness(run), *consensus(run, index), *hidden(run)]
+    return found
 
 
 def learning(run: Recorded, index: int) -> list[Picture]:
@@ -168,7 +169,9 @@ def read_trace(run: Recorded) -> Timeline | None:
         run.missing.append(f"no timeline: trace.json: {error.strerror}")
         return None
     if found.cut:
-        run.missing.append("trace.json is cut off or no trace" + ("; the ranks before the cut are shown" if found.ranks else ""))
+        run.missing.append(
+            "trace.json is cut off or no trace" + ("; the ranks before the cut are shown" if found.ranks else "")
+        )
     elif not found.ranks:
         run.missing.append("no timeline: trace.json has no spans")
     return found if found.ranks else None
@@ -202,7 +205,13 @@ def micro_batches(timeline: Timeline) -> list[Picture]:
         return []
     shade = {("F", 0): BLUE, ("B", 0): RED, ("F", 1): SKY, ("B", 1): ORANGE}
     cells = [
-        (box.rank, max(box.start, 0.0), min(box.stop, timeline.box_seconds), str(box.number), shade[box.kind, box.chunk % 2])
+        (
+            box.rank,
+            max(box.start, 0.0),
+            min(box.stop, timeline.box_seconds),
+            str(box.number),
+            shade[box.kind, box.chunk % 2],
+        )
         for box in timeline.boxes
     ]
     keys = [Key("forward", BLUE, None), Key("backward", RED, None)]
@@ -213,7 +222,7 @@ def micro_batches(timeline: Timeline) -> list[Picture]:
         Picture(
             "pipeline",
             "Micro-batches in the pipeline's last step",
-            "Each row is a stage, each box a micro-batch on it, with its number where it has room. Gaps are the bubble: "
+            "Each row is a stage, each box a micro-batch, with its number where it has room. Gaps are the bubble: "
             "the stage waits for a neighbour. More micro-batches make it smaller.",
             lambda axes: charts.boxes(axes, names, cells, timeline.box_seconds),
             keys,
@@ -240,7 +249,9 @@ def who_to_whom(run: Recorded) -> list[Picture]:
                 if 0 <= to < count and amount > 0:
                     table[rank // size, int(to) // size] += amount
     if not table.any():
-        run.missing.append("no matrix of who sent to whom: no message was seen leaving (shared memory, or a library's own)")
+        run.missing.append(
+            "no matrix of who sent to whom: no message was seen leaving (shared memory, or a library's own)"
+        )
         return []
     factor, unit = charts.scale(table, "bytes")
     return [
@@ -276,7 +287,7 @@ def sizes(run: Recorded) -> list[Picture]:
         Picture(
             "message-sizes",
             "Sizes of the messages that all ranks sent",
-            "A bar counts messages of up to so many bytes, and more than half of it. Small messages cost their latency, "
+            "A bar counts messages of up to so many bytes, and more than half of it. Small ones cost their latency, "
             "large ones their bytes: many small ones are worth putting together.",
             lambda axes: bars(axes, names, [(heights, BLUE)], "bytes of a message", "messages", "messages"),
         )
@@ -338,7 +349,10 @@ def staleness(run: Recorded) -> list[Picture]:
 def consensus(run: Recorded, index: int) -> list[Picture]:
     """How far replicas are from their mean."""
     x, keys, lines = run.evaluations.mean["step"], [], []
-    for name, said, style in (("consensus_distance", "when evaluated", 0), ("consensus_distance_max", "at most so far", 1)):
+    for name, said, style in (
+        ("consensus_distance", "when evaluated", 0),
+        ("consensus_distance_max", "at most so far", 1),
+    ):
         if drawable(x, run.evaluations.mean[name]):
             lines.append(Curve(x, run.evaluations.mean[name], look(index)[0], style, marked=True))
             keys.append(Key(said, look(index)[0], style))
@@ -375,7 +389,7 @@ def hidden(run: Recorded) -> list[Picture]:
         Picture(
             "hidden",
             "How much of the exchange was hidden behind computing",
-            "The hidden part goes on while gradients are computed and costs no time; ranks wait for the rest (--overlap).",
+            "The hidden part goes on while gradients are computed; ranks wait for the rest (--overlap).",
             draw,
             [Key(f"hidden, {share:.0%}", GREEN, None), Key("waited for", ORANGE, None)],
             height=1.2,

@@ -64,7 +64,7 @@ class Cut(Exception):
 
 
 def events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a file in Chrome's trace format, one by one; Cut where it ends before they do. May raise OSError."""
+    """The events of a file in Chrome's trace format, one by one. Raises Cut where it ends too early, and OSError."""
     decode = json.JSONDecoder().raw_decode
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read(CHUNK)
@@ -151,7 +151,9 @@ def read_timeline(path: Path) -> Timeline:
     begin = float(spans.start[last].min())
     end = max(float(end if not stepping else spans.stop[last].max()), begin)
     found.seconds = max(end - begin, 1e-9)
-    found.ranks = [known[place] for place in sorted({*np.linspace(0, len(known) - 1, min(RANKS, len(known))).astype(int)})]
+    found.ranks = [
+        known[place] for place in sorted({*np.linspace(0, len(known) - 1, min(RANKS, len(known))).astype(int)})
+    ]
     for kind, name in enumerate(KINDS):
         chosen = (spans.kind == kind) | ((spans.kind == LONG) & (kind == BOOKKEEPING))
         found.spans[name] = merged(spans, chosen, found.ranks, begin, end)

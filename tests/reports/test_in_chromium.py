@@ -1,7 +1,7 @@
 """A report as a browser shows it, at desktop and phone width: nothing overflows, and no text lies over another.
 
-Chromium opens a copy of the page in a frame of that width, with a script that measures and writes what it finds into the
-document. Skips where there is no Chromium.
+Chromium opens a copy of the page in a frame of that width, with a script that measures and writes what it finds into
+the document. Skips where there is no Chromium.
 """
 
 import html
@@ -60,7 +60,12 @@ def measured(page, width, folder):
     frame = f'<iframe style="border:0;width:{width}px;height:2000px" srcdoc="{copy}"></iframe><pre id="found"></pre>'
     (folder / "frame.html").write_text(f'<!doctype html><meta charset="utf-8"><body style="margin:0">{frame}</body>')
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-    command += ["--virtual-time-budget=5000", "--window-size=1300,2000", "--dump-dom", f"file://{folder / 'frame.html'}"]
+    command += [
+        "--virtual-time-budget=5000",
+        "--window-size=1300,2000",
+        "--dump-dom",
+        f"file://{folder / 'frame.html'}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     said = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert said and said[1], done.stderr
@@ -71,7 +76,11 @@ def measured(page, width, folder):
 def page(tmp_path_factory):
     """A page of all that there is: a comparison with long lines, a pipeline, many ranks, a run that lacks most."""
     folder = tmp_path_factory.mktemp("runs")
-    lines = ["train-allreduce", "train-parameter-server --servers 1 --consistency async", "train-gossip --topology ring"]
+    lines = [
+        "train-allreduce",
+        "train-parameter-server --servers 1 --consistency async",
+        "train-gossip --topology ring",
+    ]
     lines += [f"train-local-sgd --sync-every {number}" for number in (2, 4, 8, 16, 32)]
     write_comparison(folder / "compare", lines, seeds=2, failing=(4,))
     pipeline = write_run(folder / "pipeline", strategy="pipeline", steps=3000, seconds=1e5, model=f"mlp:{'64,' * 40}64")
@@ -94,7 +103,8 @@ def test_nothing_overflows_or_overlaps(page, width, tmp_path):
 
 
 def test_what_overflows_or_overlaps_is_found(tmp_path):
-    svg = '<svg viewBox="0 0 100 50" role="img" aria-label="a"><text x="1" y="20">one</text><text x="9" y="20">two</text></svg>'
+    texts = '<text x="1" y="20">one</text><text x="9" y="20">two</text>'
+    svg = f'<svg viewBox="0 0 100 50" role="img" aria-label="a">{texts}</svg>'
     long = f'<body><div style="width:700px">x</div><figure><figcaption>t</figcaption>{svg}</figure></body>'
     found = measured(long, 360, tmp_path)
     assert found["scroll"] > 360 and found["beyond"] == ["DIV x"] and found["over"] == ["a: one and two"]

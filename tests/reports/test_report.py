@@ -15,8 +15,9 @@ from hpcdl.reports.recorded import record
 from hpcdl.reports.report import make
 from hpcdl.reports.run_pictures import pictures_of
 
-ALL = """loss-steps loss-time loss-bytes-sent accuracy-steps accuracy-time accuracy-bytes-sent learning-rate
-    time-of-ranks timeline pipeline who-to-whom message-sizes memory staleness consensus hidden""".split()
+ALL = [f"{measure}-{cost}" for measure in ("loss", "accuracy") for cost in ("steps", "time", "bytes-sent")]
+ALL += ["learning-rate", "time-of-ranks", "timeline", "pipeline", "who-to-whom", "message-sizes", "memory"]
+ALL += ["staleness", "consensus", "hidden"]
 
 
 class Page(HTMLParser):
@@ -49,7 +50,12 @@ def test_a_run_with_all_that_there_is(tmp_path):
     page, made = page_of(tmp_path)
     assert made.runs == 1 and made.pictures == len(ALL) and made.missing == []
     assert page.tags.count("figure") == len(ALL) and len(page.ids) == len(set(page.ids))
-    for text in ("Loss (mean per example) against steps", "Who sent how much to whom", "4 ranks: python hpcdl", "n1, n2"):
+    for text in (
+        "Loss (mean per example) against steps",
+        "Who sent how much to whom",
+        "4 ranks: python hpcdl",
+        "n1, n2",
+    ):
         assert text in page.text
     for name in ("title", "sentence"):
         assert all(getattr(each, name) for each in pictures_of(record(run)))
@@ -60,7 +66,9 @@ def test_it_needs_nothing_from_elsewhere_and_no_script(tmp_path):
     write_run(tmp_path / "run")
     page, _ = page_of(tmp_path)
     assert not {"script", "link", "iframe", "object", "img"} & set(page.tags)
-    assert not [value for value in page.values if value.startswith(("http", "//", "javascript")) and "w3.org" not in value]
+    assert not [
+        value for value in page.values if value.startswith(("http", "//", "javascript")) and "w3.org" not in value
+    ]
     text = (tmp_path / "report.html").read_text()
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
     for colour in ("#1a1b1c", "#d9dadb", "#5a5b5c"):  # in which pictures are drawn; only the style may have one
@@ -118,8 +126,11 @@ def test_a_mix_is_shown_together_in_colours_and_styles(tmp_path, monkeypatch):
         write_run(tmp_path / f"run-{number}", seed=number, traced=False)
     page, made = page_of(tmp_path)
     assert made.runs == 9 and "Accuracy of each run against time" in page.text
-    assert made.missing == [f"{tmp_path}/run-0 and 8 more: no timeline: there is no trace.json: --trace 0"]
-    colours = re.findall(r'<path d="M0 5h27" stroke="(#\w+)" stroke-width="2.4"( stroke-dasharray="[^"]*")?/>', (tmp_path / "report.html").read_text())
+    assert made.missing == [f"{tmp_path}/run-0: no timeline: there is no trace.json: --trace 0"]
+    colours = re.findall(
+        r'<path d="M0 5h27" stroke="(#\w+)" stroke-width="2.4"( stroke-dasharray="[^"]*")?/>',
+        (tmp_path / "report.html").read_text(),
+    )
     assert len(set(colours)) == 9 and made.pictures == 6 + 14  # of more than seven some are dashed
 
 
@@ -177,7 +188,9 @@ def test_summaries_that_are_odd_do_no_harm(tmp_path):
     assert page_of(tmp_path)[1].runs == len(odd) + 1
 
 
-@pytest.mark.parametrize("odd", [None, 3, "x", [], [1], {}, {"line": 3, "runs": [{}], "statistics": {"a": 1}}, [{"line": "a", "runs": 3}]])
+@pytest.mark.parametrize(
+    "odd", [None, 3, "x", [], [1], {}, {"line": 3, "runs": [{}], "statistics": {"a": 1}}, [{"line": "a", "runs": 3}]]
+)
 def test_results_that_are_odd_do_no_harm(tmp_path, odd):
     folder = write_comparison(tmp_path, ["train-allreduce"], seeds=1)
     found = json.loads((folder / "results.json").read_text())
@@ -186,7 +199,9 @@ def test_results_that_are_odd_do_no_harm(tmp_path, odd):
         if name != "schema_version":
             (folder / "results.json").write_text(json.dumps(found | {name: odd}))
             page_of(tmp_path)
-    (folder / "results.json").write_text(json.dumps(found | {"lines": [odd], "measures": [{"name": "seconds", "format": odd, "scale": odd}]}))
+    (folder / "results.json").write_text(
+        json.dumps(found | {"lines": [odd], "measures": [{"name": "seconds", "format": odd, "scale": odd}]})
+    )
     page_of(tmp_path)
 
 

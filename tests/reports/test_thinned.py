@@ -1,4 +1,4 @@
-"""hpcdl/reports/thinned.py: a long series as few bins, each with mean, lowest and highest, in memory that does not grow."""
+"""hpcdl/reports/thinned.py: a long series as few bins, each with mean, lowest and highest, in memory that stays."""
 
 import numpy as np
 import pytest
