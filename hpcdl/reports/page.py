@@ -39,7 +39,7 @@ table.wide{table-layout:fixed}table.wide th:first-child{width:26%}
 .failed{color:#d55e00;font-weight:600}
 details{margin:.5rem 0}summary{cursor:pointer;font-weight:600}
 nav ol{columns:18rem;padding-left:1.6rem;font-size:.9rem}
-@media (max-width:60rem){table.wide thead{display:none}table.wide tr{display:block;padding:.5rem 0;
+@media screen and (max-width:60rem){table.wide thead{display:none}table.wide tr{display:block;padding:.5rem 0;
 border-bottom:1px solid var(--grid)}table.wide td{display:grid;grid-template-columns:minmax(0,9rem) minmax(0,1fr);
 gap:.5rem;border:0;padding:.1rem 0}table.wide td::before{content:attr(data-name);color:var(--soft)}
 table.wide td:first-child{display:block;font-weight:600}
@@ -47,6 +47,7 @@ table.wide td:first-child::before{content:none}table.wide td small{font-weight:4
 @media (max-width:30rem){table.about th{width:8.5rem}body{padding:.75rem}}
 @media print{:root{color-scheme:light;--ink:#000;--soft:#444;--grid:#ccc;--paper:#fff;--card:#f5f6f8;--link:#000}
 body{max-width:none;padding:0;font-size:10pt}.pictures{grid-template-columns:1fr 1fr}nav{display:none}
+table.wide{font-size:8pt}
 details::details-content{content-visibility:visible;height:auto}h2,h3,summary{break-after:avoid}
 *{print-color-adjust:exact}}
 """

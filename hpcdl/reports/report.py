@@ -37,7 +37,7 @@ PICTURE = re.compile(r"(run|comparison)-\d+-[\w.-]*\.(png|svg)|overview-[\w-]+\.
 
 
 class Job(NamedTuple):
-    """A run to be read. look: its colour and style; detailed: with pictures of its own; files: where they go, and how."""
+    """A run to be read. look: its colour and style; detailed: with pictures; files: where those go, and how."""
 
     folder: Path
     look: int
@@ -91,9 +91,9 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
         for line in comparison.lines:
             whole = next((run for run in line.runs if not run.failed), None)
             for run in line.runs:
-                if run.folder is not None and run.folder.is_dir():
+                if not run.failed and run.folder is not None and run.folder.is_dir():
                     name = f"comparison-{place + 1}-{slug(run.folder.parent.name)}-{slug(run.folder.name)}"
-                    detailed = run is whole and len(line.runs) > 0 and line.index < MOST
+                    detailed = run is whole and line.index < MOST
                     jobs.append(Job(run.folder, line.index, detailed, name, files))
                     owners.append(line)
     if pictures is not None:
@@ -246,10 +246,12 @@ def statistic(of: dict[str, Any], measure: dict[str, Any]) -> Cell:
     if not math.isfinite(mean):
         return Cell("-")
     said = shown(mean, measure, unit=True)
-    if math.isfinite(deviation):
+    if math.isfinite(deviation) and deviation > 0:
         said += f" ± {shown(deviation, measure)}"
     if not math.isfinite(difference):
         return Cell(said)
+    if difference == 0 and of.get("interval") in (None, [0, 0]):
+        return Cell(said, "the same")
     more, interval = shown(difference, measure, sign="+"), of.get("interval")
     if isinstance(interval, list) and len(interval) == 2 and all(math.isfinite(number(each)) for each in interval):
         low, high = (shown(number(each), measure, sign="+") for each in interval)
