@@ -17,18 +17,19 @@ def run_as_printed(chosen, folder, environment):
     return {path.name for path in (folder / "pictures").iterdir()}
 
 
-def test_three_runs_as_printed(environment, tmp_path):
-    chosen = [each for each in commands(PAGE) if "pipeline" not in each[0]]
-    assert len(chosen) == 4
+def test_a_run_and_its_page_as_printed(environment, tmp_path):
+    chosen = [each for each in commands(PAGE) if "allreduce" in each[0] or "report runs" in each[0]]
+    assert len(chosen) == 2
     pictures = run_as_printed(chosen, tmp_path, environment)
-    assert {"overview-accuracy-bytes-sent.png", "run-2-gossip-consensus.png"} <= pictures
+    assert "run-1-allreduce-loss-steps.png" in pictures
     assert (tmp_path / "runs.html").read_text().count("<figure>") == len(pictures)
 
 
 @pytest.mark.exhaustive
-def test_a_pipeline_as_printed(environment, tmp_path):
-    chosen = [each for each in commands(PAGE) if "pipeline" in each[0]]
-    assert len(chosen) == 2
+def test_all_as_printed(environment, tmp_path):
+    chosen = commands(PAGE)
+    assert len(chosen) == 6
     pictures = run_as_printed(chosen, tmp_path, environment)
+    assert {"overview-accuracy-bytes-sent.png", "run-2-gossip-consensus.png"} <= pictures
     assert {"run-1-pipeline-pipeline.png", "run-1-pipeline-time-of-ranks.png"} <= pictures
     assert "Micro-batches in the pipeline" in (tmp_path / "pipeline" / "report.html").read_text()

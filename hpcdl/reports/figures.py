@@ -91,6 +91,7 @@ def drawing() -> Iterator[None]:
         "xtick.color": INK,
         "ytick.color": INK,
         "xtick.labelsize": FONT,
+        **{f"{axis}tick.major.{name}": value for axis in "xy" for name, value in (("size", 0), ("pad", 4))},
         "ytick.labelsize": FONT,
         "grid.color": GRID,
         "grid.linewidth": 0.6,
@@ -114,7 +115,6 @@ def drawn(picture: Picture, titled: bool) -> Any:
     figure = Figure(figsize=(WIDTH, height), facecolor="white" if titled else "none")
     box = LEFT / WIDTH, (BOTTOM + below) / height, 1 - (LEFT + RIGHT) / WIDTH, (picture.height - TOP - BOTTOM) / height
     axes = figure.add_axes(box)
-    axes.tick_params(length=0, pad=4)
     picture.draw(axes)
     for number, text in enumerate(title):
         figure.text(0.1 / WIDTH, 1 - (0.2 + LINE * 1.05 * number) / height, text, fontsize=FONT + 1, weight="bold")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 
 import pytest
 from made_runs import write_run
@@ -51,3 +52,16 @@ def test_of_a_run_that_goes_on_its_beginning_is_known(tmp_path):
     os.remove(tmp_path / "summary.json")
     (tmp_path / "started.json").write_text(json.dumps({"strategy": "gossip", "ranks": 4, "hosts": ["n1"]}))
     assert record(tmp_path).said("strategy") == "gossip"
+
+
+def test_memory_goes_with_what_is_drawn(tmp_path):
+    peaks = []
+    for steps in (2_000, 20_000):
+        folder = write_run(tmp_path / str(steps), steps=steps, evaluations=steps // 4, traced=False)
+        record(folder)  # what is kept from the first time on
+        tracemalloc.start()
+        run = record(folder)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert run.steps.rows == steps and 200 < len(run.steps) <= 400 and 200 < len(run.evaluations) <= 400
+    assert peaks[1] < 1.3 * peaks[0]  # of ten times as many lines
