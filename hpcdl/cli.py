@@ -14,7 +14,7 @@ SECTIONS = {
     "train": """train-sequential train-allreduce train-parameter-server train-gossip train-local-sgd train-federated
         train-model-parallel train-pipeline train-tensor-parallel train-fully-sharded train-grid train-kmeans train-
         search""",
-    "data and results": "prepare- evaluate predict compare report watch",
+    "data and results": "prepare- evaluate predict compare report watch export-metrics",
     "benchmarks": "bench-",
     "the machine": "doctor hardware gpu-check plan supervise postmortem",
 }

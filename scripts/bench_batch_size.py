@@ -3,10 +3,6 @@
 Trains the same model for the same number of epochs at each batch size, once with the learning rate as it is and once
 scaled in proportion to the batch, with one epoch of warm-up (Goyal et al., 2017), for several seeds, and prints steps,
 seconds, and the median test accuracy with its lowest and highest value.
-
-With --strategies all-reduce,local,post-local it does so for all-reduce SGD, for local SGD with an average every
---sync-every steps, and for local SGD after --local-from epochs of all-reduce SGD: at a batch size all of them see the
-same examples in the same order, a batch shared among the ranks in each step.
 """
 
 import statistics
@@ -18,7 +14,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.data import open_data
-from hpcdl.errors import UsageError, unknown
+from hpcdl.errors import UsageError
 from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
 from hpcdl.runs.alike import reading
@@ -27,10 +23,8 @@ from hpcdl.runs.export import written
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
-from hpcdl.strategies import all_reduce, local_sgd
+from hpcdl.strategies import all_reduce
 from hpcdl.words import counted
-
-STRATEGIES = ("all-reduce", "local", "post-local")
 
 
 @dataclass
@@ -44,10 +38,7 @@ class SweepOptions:
     lr: float = option(0.01, "learning rate at the reference batch size")
     optimizer: str = option("momentum", "optimizer, as in train-allreduce")
     epochs: int = option(5, "epochs of each run")
-    strategies: str = option("all-reduce", "all-reduce, local and post-local, with commas between")
     rates: Literal["plain", "scaled", "both"] = option("both", "--lr as it is, or scaled in proportion to the batch")
-    sync_every: int = option(8, "local, post-local: steps between two averages")
-    local_from: int = option(0, "post-local: epoch from which steps are local; 0: the middle of the run")
     seeds: int = option(3, "runs at each setting, with seeds 0, 1, ...")
     plot: str = option("", "file for a picture (needs the extra report)")
     json: str = option("", "file for the results")
@@ -64,25 +55,16 @@ def main(arguments=None):
             sizes = [int(text) for text in options.batches.split(",") if text.isdecimal() and int(text) > 0]
             if len(sizes) != len(options.batches.split(",")):
                 raise UsageError(f"--batches: numbers with commas between, not {options.batches!r}")
-            strategies = options.strategies.split(",")
-            for name in strategies:
-                if name not in STRATEGIES:
-                    raise unknown("strategy", name, STRATEGIES)
-            if options.sync_every < 1 or options.local_from < 0:
-                raise UsageError("--sync-every is at least 1, and --local-from at least 0")
             check_files(options, world.rank)
         scalings = {"plain": (False,), "scaled": (True,), "both": (False, True)}[options.rates]
-        rows = [
-            measure(world, options, name, size, scaled) for name in strategies for scaled in scalings for size in sizes
-        ]
+        rows = [measure(world, options, size, scaled) for scaled in scalings for size in sizes]
         if world.rank == 0:
             report(options, rows)
 
 
-def measure(world, options: SweepOptions, strategy: str, size: int, scaled: bool) -> dict:
-    """Median scores over the seeds of one strategy at one batch size."""
+def measure(world, options: SweepOptions, size: int, scaled: bool) -> dict:
+    """Median scores over the seeds at one batch size."""
     runs = []
-    switch = {"local": 0, "post-local": options.local_from or options.epochs // 2}
     for seed in range(options.seeds):
         schedule = f"constant:reference-batch={options.reference},warmup=1" if scaled else "constant"
         settings = Options(
@@ -100,17 +82,12 @@ def measure(world, options: SweepOptions, strategy: str, size: int, scaled: bool
         comm, data = Communicator(world), open_data(options.data, comm=world, seed=seed)
         model = for_data(options.model, data, "float32")
         with Run(comm, settings) as run:
-            arguments = comm, model, data, run.make_optimizer(model, data), run
-            if strategy == "all-reduce":
-                all_reduce.train(*arguments)
-            else:
-                local_sgd.train(*arguments, options.sync_every, switch[strategy])
+            all_reduce.train(comm, model, data, run.make_optimizer(model, data), run)
         runs.append({"steps": run.step, "seconds": run.seconds, **run.scores, "train_loss": run.metrics.train_loss})
         data.close()
         comm.free()
     accuracy = [run["test_accuracy"] for run in runs]
     return {
-        "strategy": strategy,
         "batch_size": size,
         "scaled": scaled,
         "lr": options.lr * (size / options.reference if scaled else 1),
@@ -131,12 +108,12 @@ def report(options: SweepOptions, rows: list[dict]) -> None:
         f"{counted(options.seeds, 'seed')}"
     )
     print(f"{about['launch']}; {about['machine']}\n")
-    print("| strategy | batch | learning rate | steps | seconds | test accuracy, median | lowest to highest |")
-    print("|---|---|---|---|---|---|---|")
+    print("| batch | learning rate | steps | seconds | test accuracy, median | lowest to highest |")
+    print("|---|---|---|---|---|---|")
     for row in rows:
         spread = f"{row['test_accuracy_lowest']:.2%} to {row['test_accuracy_highest']:.2%}"
         numbers = f"{row['lr']:g} | {row['steps']:,} | {row['seconds']:.2f} | {row['test_accuracy']:.2%} | {spread}"
-        print(f"| {row['strategy']} | {row['batch_size']} | {numbers} |")
+        print(f"| {row['batch_size']} | {numbers} |")
     write_json("bench-batch-size", options, rows)
     if options.plot:
         draw(options, rows)
@@ -146,16 +123,16 @@ def draw(options: SweepOptions, rows: list[dict]) -> None:
     """Test accuracy and steps against the batch size."""
     picture = figure("--plot", figsize=(7, 4.2), layout="constrained")
     axes = picture.subplots()
-    lines = {(row["strategy"], row["scaled"]): [] for row in rows}
+    lines = {row["scaled"]: [] for row in rows}
     for row in rows:
-        lines[row["strategy"], row["scaled"]].append(row)
-    for (strategy, scaled), some in lines.items():
+        lines[row["scaled"]].append(row)
+    for scaled, some in lines.items():
         x, y = [row["batch_size"] for row in some], [100 * row["test_accuracy"] for row in some]
         low = [100 * (row["test_accuracy"] - row["test_accuracy_lowest"]) for row in some]
         high = [100 * (row["test_accuracy_highest"] - row["test_accuracy"]) for row in some]
-        look = {"color": f"C{STRATEGIES.index(strategy)}", "marker": "s" if scaled else "o", "capsize": 3}
+        look = {"color": "C0", "marker": "s" if scaled else "o", "capsize": 3}
         rate = "scaled, one epoch of warm-up" if scaled else f"learning rate {options.lr:g}"
-        axes.errorbar(x, y, yerr=[low, high], ls="--" if scaled else "-", label=f"{strategy}, {rate}", **look)
+        axes.errorbar(x, y, yerr=[low, high], ls="--" if scaled else "-", label=rate, **look)
     axes.set_xscale("log", base=2)
     best = max(row["test_accuracy"] for row in rows)
     axes.set_ylim(

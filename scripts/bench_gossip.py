@@ -1,19 +1,14 @@
-"""All-reduce SGD, gossip and local SGD beside each other: mpiexec -n 8 python scripts/bench_gossip.py --epochs 2
+"""Where decentralized training ends: mpiexec -n 8 python scripts/bench_gossip.py --topologies ring --at 100,1000
 
-Trains the same model on the same data and batches by one strategy after the other, all of them from the same start and
---repeats times over (with seeds 0, 1, ...), and prints medians with the lowest and highest value.
+Trains the same model on the same data and batches by D-PSGD, gradient tracking and DeTAG on each of --topologies, with
+a constant rate, all of them from the same start and --repeats times over (with seeds 0, 1, ...), and prints medians
+with the lowest and highest value: after each number of steps in --at the train loss of the average and, where the loss
+is strongly convex (linear, logistic, softmax with --weight-decay), the squared distances to the optimum of the average
+and, in the mean, of the replicas.
 
-    --case network    all-reduce SGD, D-PSGD on each of --topologies, and local SGD with each H of --sync-every: what
-                      a rank sends, seconds per epoch, and the scores after --epochs epochs. An epoch ends when the
-                      last rank has done it; the ranks agree about nothing else meanwhile
-    --case optimum    D-PSGD, gradient tracking and DeTAG on each of --topologies, with a constant rate: after each
-                      number of steps in --at the train loss of the average, and, where the loss is strongly convex
-                      (linear, logistic, softmax with --weight-decay), the squared distances to the optimum of the
-                      average and, in the mean, of the replicas
+What they cost, and reach over epochs: `hpcdl compare`.
 """
 
-import statistics
-import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -35,7 +30,7 @@ from hpcdl.runs.benchmark_report import check_files, positive, report, several, 
 from hpcdl.runs.evaluation import evaluate
 from hpcdl.runs.options import option
 from hpcdl.runs.program import ended
-from hpcdl.strategies import all_reduce, gossip, local_sgd
+from hpcdl.strategies import gossip
 from hpcdl.words import counted
 
 OF_A_RUN = (
@@ -48,9 +43,8 @@ OF_A_RUN = (
     "schedule",
     "weight_decay",
     "batch_size",
-    "epochs",
 )
-CORRECTING = ("dpsgd", "gradient-tracking", "detag")
+METHODS = ("dpsgd", "gradient-tracking", "detag")
 TRIES = 20_000  # steps until the optimum has to be found
 
 
@@ -58,12 +52,9 @@ TRIES = 20_000  # steps until the optimum has to be found
 class GossipBench:
     """What is trained, and what is compared."""
 
-    case: Literal["network", "optimum"] = option("network", "what is looked at: time and bytes, or where training ends")
     topologies: str = option("ring", "graphs of gossip, as in train-gossip, with commas between")
-    sync_every: str = option("1,4,16", "network: numbers of local steps, with commas between")
-    at: str = option("100,1000", "optimum: numbers of steps, with commas between")
+    at: str = option("100,1000", "numbers of steps, with commas between")
     repeats: int = option(3, "runs of each strategy, with seeds 0, 1, ...")
-    epochs: int = option(1, "network: epochs of each run")
     data: str = option("digits", "data set: digits, or an HDF5 file made by prepare-data")
     partition: str = option("iid", "which rows a rank gets: iid, by-label or dirichlet:ALPHA")
     model: str = option("mlp", "model, as in train-gossip")
@@ -77,33 +68,25 @@ class GossipBench:
     json: str = option("", "file for the results")
 
     def __post_init__(self):
-        several(self, "sync_every", "at")
-        positive(self, "repeats", "epochs")
+        several(self, "at")
+        positive(self, "repeats")
 
 
 class Watched(Run):
-    """A run that is looked at after the steps in `marks` (none: after each epoch), and agrees only there.
+    """A run that is looked at after the steps in `marks`, and agrees only there.
 
-    seen: what look(run) has returned each time, with the steps done, and the seconds since the time before until the
-    last rank had come as far.
+    seen: what look(run) has returned each time, with the steps done.
     """
 
     def __init__(self, comm, settings, marks, look):
         super().__init__(comm, settings)
         self.marks, self.look, self.seen = marks, look, []
 
-    def start(self):
-        super().start()
-        self.begun = time.perf_counter()
-
     def boundary(self):
-        if self.over or (self.step in self.marks if self.marks else self.step % self.per_epoch == 0):
-            self.bookkeeping.barrier()
-            seconds = time.perf_counter() - self.begun
+        if self.over or self.step in self.marks:
             super().boundary()
             self.held.refresh()
-            self.seen.append({"steps": self.step, "seconds": seconds} | self.look(self))
-            self.begun = time.perf_counter()
+            self.seen.append({"steps": self.step} | self.look(self))
 
 
 def main(arguments=None):
@@ -115,45 +98,36 @@ def main(arguments=None):
             check_files(options, world.rank)
             strategies = compared(options, world.size)
         results = {name: [] for name in strategies}
-        if options.case == "network":  # what kernels and connections take to open is not for the first to pay
-            for train in strategies.values():
-                measure(world, options, train, seed=0, steps=options.sync_every[-1])
         for seed in range(options.repeats):
             for name, train in strategies.items():
                 results[name].append(measure(world, options, train, seed))
         if world.rank == 0:
-            rows = network(results) if options.case == "network" else optima(results)
-            report(title(options, results), "bench-gossip", options, rows, records(options, results))
+            report(title(options, results), "bench-gossip", options, optima(results), records(results))
 
 
 def compared(options: GossipBench, size: int) -> dict:
     """The functions that train, train(comm, model, data, optimizer, run), by name."""
     graphs = [topology(spec, size) for spec in options.topologies.split(",")]
 
-    def on_graphs(method):
-        return {f"{method}, {graph.spec}": partial(gossip.train, topology=graph, method=method) for graph in graphs}
-
     for graph in graphs:
-        gossip.batches_of("detag" if options.case == "optimum" else "dpsgd", graph, RULES[0])
-    if options.case == "optimum":
-        return {name: train for method in CORRECTING for name, train in on_graphs(method).items()}
-    local = {f"local SGD, H = {h}": partial(local_sgd.train, sync_every=h) for h in options.sync_every}
-    return {"all-reduce SGD": all_reduce.train} | on_graphs("dpsgd") | local
+        gossip.batches_of("detag", graph, RULES[0])
+    return {
+        f"{method}, {graph.spec}": partial(gossip.train, topology=graph, method=method)
+        for method in METHODS
+        for graph in graphs
+    }
 
 
-def measure(world, options: GossipBench, train, seed: int, steps: int = 0) -> dict:
-    """One run, of `steps` or as the options say: its summary (on rank 0), and what was seen on the way."""
-    marks, best = options.at if options.case == "optimum" else [], None
+def measure(world, options: GossipBench, train, seed: int) -> dict:
+    """One run: its summary (on rank 0), and what was seen on the way."""
     with refuse_together(world):
         settings = Options(**{name: getattr(options, name) for name in OF_A_RUN}, seed=seed, progress="none")
-    settings.steps = marks[-1] if marks else steps
-    settings.evaluate_every = settings.steps or settings.epochs  # at the end only
+    settings.steps = settings.evaluate_every = options.at[-1]  # at the end only
     how = {"dtype": options.dtype, "partition": options.partition, "seed": seed}
     data = open_data(options.data, comm=world, **how)
     with refuse_together(world):
         model = for_data(options.model, data, options.dtype)
-    if marks:
-        best = optimum(world, options, model, data)
+    best = optimum(world, options, model, data)
     comm = Communicator(world, options.allreduce)
 
     def look(run):
@@ -166,7 +140,7 @@ def measure(world, options: GossipBench, train, seed: int, steps: int = 0) -> di
             seen["distance_of_replicas"] = world.allreduce(float(np.square(run.held.replica - best).sum())) / world.size
         return seen
 
-    with Watched(comm, settings, marks, look) as run:
+    with Watched(comm, settings, options.at, look) as run:
         train(comm, model, data, run.make_optimizer(model, data), run)
     data.close()
     comm.free()
@@ -204,27 +178,15 @@ def title(options: GossipBench, results: dict) -> str:
     return f"{what}, {how}, {counted(options.repeats, 'run')}"
 
 
-def sent(run: dict, what: str) -> float | None:
-    """By the busiest rank in an epoch, without the initial values; None where the library's own collective hides it."""
-    ranks = [[of[what] for name, of in rank.items() if name != "broadcast"] for rank in run["traffic_per_rank"]]
-    return None if any(None in each for each in ranks) else max(map(sum, ranks)) / run["epochs"]
-
-
-def records(options: GossipBench, results: dict) -> list[dict]:
+def records(results: dict) -> list[dict]:
     """The rows of the file: one for each time at which a run was looked at."""
     return [
         {
-            "case": options.case,
             "strategy": name,
             "ranks": run["ranks"],
             "seed": seed,
-            "steps": seen["steps"],
-            "seconds_since_the_row_before": seen["seconds"],
-            **{key: value for key, value in seen.items() if key not in ("steps", "seconds")},
+            **seen,
             "batches_of_a_phase": run.get("phase"),
-            "busiest_rank_sent_bytes_per_epoch": sent(run, "bytes"),
-            "busiest_rank_sent_messages_per_epoch": sent(run, "messages"),
-            "last_consensus_distance": run.get("consensus_distance"),
             "last_test_loss": run["test_loss"],
             "last_test_accuracy": run["test_accuracy"],
         }
@@ -234,31 +196,8 @@ def records(options: GossipBench, results: dict) -> list[dict]:
     ]
 
 
-def network(results: dict) -> list[dict]:
-    """The table of --case network: cells by column, for each strategy."""
-
-    def epoch(run):
-        return statistics.median(seen["seconds"] for seen in run["seen"])
-
-    first = [epoch(run) for run in next(iter(results.values()))]
-    return [
-        {
-            "strategy": name,
-            "MB sent per rank and epoch": f"{sent(runs[0], 'bytes') / 1e6:.3f}",
-            "messages": "" if (sends := sent(runs[0], "messages")) is None else f"{sends:,.0f}",
-            "seconds per epoch": spread([epoch(run) for run in runs], ".3f"),
-            "of all-reduce SGD's": spread([epoch(run) / time for run, time in zip(runs, first, strict=True)], ".2f"),
-            "consensus distance": spread([run.get("consensus_distance", 0.0) for run in runs], ".3g"),
-            "train loss": spread([run["seen"][-1]["train_loss"] for run in runs], ".4f"),
-            "test loss": spread([run["test_loss"] for run in runs], ".4f"),
-            "test accuracy": spread([run["test_accuracy"] for run in runs], ".2%"),
-        }
-        for name, runs in results.items()
-    ]
-
-
 def optima(results: dict) -> list[dict]:
-    """The table of --case optimum: cells by column, for each method after each number of steps."""
+    """The table: cells by column, for each method after each number of steps."""
     titles = {
         "distance_of_average": ("squared distance of the average", ".2g"),
         "distance_of_replicas": ("mean of the replicas'", ".2g"),

@@ -6,12 +6,13 @@ beside the lines are common to all; a line's own win. Each line is run with each
 first seed, then all with the next one, beginning with another line.
 
 Writes the runs' folders, table.csv, table.md, results.json and report.html (`hpcdl report`). A line that fails is a row
-that says why, and the status is 1. Stopped or killed, --resume FOLDER does what is missing.
+that says why; where all do, the status is 1. Stopped or killed, --resume FOLDER does what is missing.
 """
 
 from hpcdl.services.commands import DECIDED, Command, read_commands  # first: it takes over signals before MPI starts
 
 # isort: split
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,9 @@ BEGUN = "begun"  # in a run's folder: how often it was begun, and neither ended 
 MOST = 3
 
 
-@dataclass(kw_only=True)
+@dataclass
 class CompareOptions(Options):
-    lines: list[str] = option(  # noqa: RUF009
-        ..., "programs with their options, each in quotes; -n RANKS: before one takes so many"
-    )
+    lines: list[str] = option(list, "programs with their options, each in quotes; -n RANKS: before one takes so many")
     seeds: str = option("3", "how many seeds (3: 0, 1 and 2), or which, with commas between (7,8,9)")
     target: str = option("", "tell what it takes to reach accuracy=0.95, loss=0.3 or rmse=2, as evaluations see it")
     at_once: bool = option(False, "lines that take fewer ranks run beside each other, where there is room")
@@ -72,16 +71,16 @@ def main(arguments=None):
             options = read(CompareOptions, "compare", __doc__, arguments)
             entries = read_lines(options, world.size)
         warn(world)
-        lock, done = Folder(None, world.rank), None
-        with refuse_together(world):
+        lock, done, status = Folder(None, world.rank), None, 0
+        with contextlib.closing(lock):
+            with refuse_together(world):
+                if world.rank == 0:
+                    lock.path = automatic("compare") if options.out == "auto" else Path(options.out)
+                    done = prepare(lock, options, entries)
+            folder, done = world.bcast((lock.path, done))
+            stopped = run_all(world, options, entries, folder, done)
             if world.rank == 0:
-                lock.path = automatic("compare") if options.out == "auto" else Path(options.out)
-                done = prepare(lock, options, entries)
-        folder, done = world.bcast((lock.path, done))
-        stopped = run_all(world, options, entries, folder, done)
-        status = 0
-        if world.rank == 0:
-            status = conclude(options, entries, folder, stopped)
+                status = conclude(options, entries, folder, stopped)
         raise SystemExit(world.bcast(status))
 
 
@@ -124,7 +123,7 @@ def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> di
                 for name in (FAILED, BEGUN):
                     (path / name).unlink(missing_ok=True)
         given = {name: getattr(options, name) for name in kinds_of(CompareOptions) if name in options.given}
-        kept = {name: value for name, value in given.items() if name not in (*DECIDED, "retry")}
+        kept = {name: value for name, value in given.items() if name not in (*DECIDED, "retry", "progress")}
         header = "".join(f"# {name}: {line(value)}\n" for name, value in environment().items())
         with atomic_write(folder / "config.yaml") as file:
             file.write((header + yaml.safe_dump(kept, sort_keys=False)).encode())
@@ -264,7 +263,7 @@ def conclude(options: CompareOptions, entries: list[Command], folder: Path, stop
     for remark in comparison.remarks(found):
         console.print(remark, markup=False, soft_wrap=True)
     console.print(f"all of it: {folder}", markup=False, soft_wrap=True)
-    return int(any(run["failed"] is not None for each in found["lines"] for run in each["runs"]))
+    return int(all(run["failed"] is not None for each in found["lines"] for run in each["runs"]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,14 @@ import hpcdl.kernels
 
 # Programs take over signals, and install what ends all ranks, before or right after MPI starts, and are not imported by
 # others: hpcdl.scripts, what its training programs share, and `python -m hpcdl`. A GPU's kernels need CUDA.
-LEFT_OUT = ("hpcdl.scripts", "hpcdl.services.training", "hpcdl.__main__", "hpcdl.kernels.gpu")
+LEFT_OUT = (
+    "hpcdl.scripts",
+    "hpcdl.services.training",
+    "hpcdl.services.commands",
+    "hpcdl.services.trial",
+    "hpcdl.__main__",
+    "hpcdl.kernels.gpu",
+)
 
 LOOK = """
 import atexit, importlib, json, os, signal, sys, threading, warnings

@@ -39,12 +39,12 @@ class Communicator(PointToPoint, Collectives):
 
     allreduce: name of the algorithm (see hpcdl/comm/allreduce/) or package.module:function. timeout: seconds
     after which a rank that waits in one operation is taken for hung; the job is ended with a report of which ranks
-    wait where. 0: never. trace: how many spans to keep for the picture of the run. device: where `empty` allocates
-    (hpcdl.kernels.device). ends_job: whether an exception that nobody catches on a rank is to end all ranks, and ranks
-    that would wait for ever are: the first communicator over several ranks that says so installs what does
-    (hpcdl/comm/failure.py). Buffers are C-contiguous
-    numpy arrays, or arrays on a GPU (hpcdl/comm/staging.py), of any shape and of any type that MPI knows (float32,
-    float64, int64, ...). Making one, `split`, `duplicate`, `expose` and `free` are collective calls.
+    wait where. 0: never. trace: how many of the last spans to keep for the picture of the run. device: where `empty`
+    allocates (hpcdl.kernels.device). ends_job: whether an exception that nobody catches on a rank is to end all ranks,
+    and ranks that would wait for ever are: the first communicator over several ranks that says so installs what does
+    (hpcdl/comm/failure.py). Buffers are C-contiguous numpy arrays, or arrays on a GPU (hpcdl/comm/staging.py), of any
+    shape and of any type that MPI knows (float32, float64, int64, ...). Making one, `split`, `duplicate`, `expose` and
+    `free` are collective calls.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.calls import TYPES, Call, number, told
-from hpcdl.comm.counting import LANES, Counters, CountingIntracomm
+from hpcdl.comm.counting import LANES, Counters, CountingIntracomm, Routes, places_among
 from hpcdl.comm.progress import ALL, Awaits, activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.steps import Step
@@ -56,6 +56,7 @@ class Door:
         self.sequence = 0  # of calls of all ranks
         self._calls: list[Call | None] = [None] * REMEMBERED  # the last ones
         self._counting: dict[str, CountingIntracomm] = {}  # by operation, for those that go the short way or name tags
+        self._routes = Routes(self.traffic.sent, self._among_all)  # looked up at the first message to a rank
         self._places: list[int] | None = None
 
     # -- the plain way -----------------------------------------------------------------------------------------------
@@ -74,7 +75,9 @@ class Door:
 
     def _lane(self, call: Call) -> CountingIntracomm:
         """A counting communicator with tags of its own; all ranks start the same operations in the same order."""
-        return self._next_lane(CountingIntracomm(self._collective), call)
+        comm = CountingIntracomm(self._collective)
+        comm.sent = self._routes
+        return self._next_lane(comm, call)
 
     # -- the short way -----------------------------------------------------------------------------------------------
 
@@ -120,10 +123,10 @@ class Door:
         counters.seconds += (stop - start) / 1e9
         counters.blocked_seconds += waited / 1e9
         timeline = self.timeline
-        if len(timeline.spans) < timeline.limit:
-            timeline.add(name, start, stop, **{"bytes sent": counters.bytes - before}, **(peer or {}))
-        else:
-            timeline.dropped += 1
+        if timeline.limit:  # as `add` does; once the deque is full, this is all the time
+            sent = {"bytes sent": counters.bytes - before}
+            timeline.spans.append((name, start, stop, sent | peer if peer else sent))
+            timeline.ended += 1
 
     # -- both --------------------------------------------------------------------------------------------------------
 
@@ -132,6 +135,7 @@ class Door:
         counting = self._counting.get(name)
         if counting is None:
             counting = self._counting[name] = CountingIntracomm(comm)
+            counting.sent = self._routes
         counting.counters = self.traffic[name]
         return counting
 
@@ -172,12 +176,20 @@ class Door:
         """What the trace says of the other rank of a message: its number among the rows of the trace."""
         if not self.timeline.limit:
             return None
+        return {direction: self._among_all()[rank]}
+
+    def _among_all(self) -> list[int]:
+        """Of each rank, its number in the communicator that was made first, of which this one is a group."""
         if self._places is None:
-            ours, rows = self.mpi.Get_group(), self.timeline.comm.Get_group()
-            self._places = ours.Translate_ranks(None, rows)
-            ours.Free()
-            rows.Free()
-        return {direction: int(self._places[rank])}
+            self._places = places_among(self.mpi, self.timeline.comm)
+        return self._places
+
+    @property
+    def sent_to(self) -> list[list[int]]:
+        """What this rank has sent: for each rank of this communicator that got something, [rank, bytes, messages]."""
+        rows, places = self.traffic.sent, self._among_all()
+        found = [[rank, rows[place][-1], sum(rows[place][:-1])] for rank, place in enumerate(places) if place in rows]
+        return [each for each in found if each[2]]
 
     def _known(self, rank: int, tag: int = 0) -> bool:
         """Whether there are such a rank and such a tag; if not, the plain way says which there are."""

@@ -83,7 +83,7 @@ class PointToPoint(Door):
         options = {} if op == "replace" else {"op": MPI.SUM}
 
         def write() -> "MPI.Request":
-            comm.count(vector)
+            comm.count(vector, to)
             return put(vector, to, target=at, **options)
 
         return self._request("push", one_message(write), comm, lambda: into.window.Flush(to), peer=peer, other=to)
@@ -112,7 +112,7 @@ class PointToPoint(Door):
         self._check_rank(source)
         of.check_transfer(vector, source, at)
         comm = self._counted("pull", self.mpi)
-        comm.count(EMPTY)  # the values are sent by `source`; what this rank sends is the question
+        comm.count(EMPTY, source)  # the values are sent by `source`; what this rank sends is the question
         return self._request(
             "pull",
             iter([[of.window.Rget(vector, source, target=at)]]),

@@ -1,8 +1,9 @@
 """What a rank did and when: counters for every operation, and spans on one clock for a picture of the run.
 
 `Traffic` counts calls, bytes, messages, seconds and seconds blocked, for each kind of operation. `Timeline` keeps
-spans (name, start, end), at most `limit` of them, and `write` gathers those of all ranks into one file in Chrome's
-trace format, one row for each rank, which https://ui.perfetto.dev opens.
+spans (name, start, end), the last `limit` of them, and `write` gathers those of all ranks into one file in Chrome's
+trace format, one row for each rank, which https://ui.perfetto.dev opens. As each rank keeps its last ones, they meet at
+the end of the run, and have the time in common that the busiest rank's spans cover.
 
 Each host has a clock of its own. Their offsets to the clock of rank 0 are measured by ping-pong when the timeline
 is made and again when it is written (Cristian, "Probabilistic clock synchronization", 1989): of several rounds the
@@ -13,7 +14,9 @@ line through both offsets.
 import contextlib
 import dataclasses
 import json
+import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.counting import Counters
+from hpcdl.comm.counting import Counters, Sent
 from hpcdl.comm.node import ranks_of_node
 from hpcdl.comm.progress import activity
 from hpcdl.errors import LoneError, blamed_on
@@ -31,7 +34,14 @@ ROUNDS = 10
 
 
 class Traffic(dict[str, Counters]):
-    """Counters by kind of operation: traffic["all_reduce"].bytes."""
+    """Counters by kind of operation: traffic["all_reduce"].bytes; and what was `sent` to whom.
+
+    The ranks of `sent` are those of the communicator that was made first, of whose groups this is the traffic.
+    """
+
+    def __init__(self, *counters: Any, **named: Counters):
+        super().__init__(*counters, **named)
+        self.sent = Sent()
 
     def __missing__(self, name: str) -> Counters:
         counters = self[name] = Counters()
@@ -41,9 +51,12 @@ class Traffic(dict[str, Counters]):
     def uncounted(self) -> Iterator[None]:
         """What passes inside is not counted: what is no part of the training, on its communicators."""
         before = {name: dataclasses.replace(counters) for name, counters in self.items()}
+        sent = {rank: row.copy() for rank, row in self.sent.items()}
         try:
             yield
         finally:
+            for rank, row in self.sent.items():
+                row[:] = sent.get(rank, [0] * len(row))
             for name, counters in self.items():
                 vars(counters).update(vars(before.get(name, Counters())))
 
@@ -56,6 +69,18 @@ class Traffic(dict[str, Counters]):
         """Messages sent, or None when a library's own collective hid some."""
         each: list[Any] = [counters.messages for counters in self.values()]
         return None if None in each else sum(each)
+
+    @property
+    def sent_so_far(self) -> tuple[float, float]:
+        """Bytes and messages, as they travel: messages are NaN when they are not known."""
+        messages = self.messages
+        return float(self.bytes), math.nan if messages is None else float(messages)
+
+    @property
+    def message_sizes(self) -> dict[str, int]:
+        """How many messages had up to so many bytes, and more than the size before: {"0": 3, "4096": 12}."""
+        counts = [sum(column) for column in zip(*self.sent.values(), strict=True)][:-1]
+        return {str(1 << size - 1 if size else 0): count for size, count in enumerate(counts) if count}
 
     @property
     def seconds(self) -> float:
@@ -96,21 +121,20 @@ def clock_offset(comm: MPI.Intracomm, node: MPI.Intracomm) -> int:
 
 
 class Timeline:
-    """Spans of one rank. `limit` bounds how many are kept; 0 keeps none."""
+    """Spans of one rank. The last `limit` ones are kept, in the order in which they end; `ended` counts all."""
 
     def __init__(self, comm: MPI.Intracomm, limit: int = 0):
         self.comm, self.limit = comm, limit
-        self.spans: list[tuple[str, int, int, dict]] = []
-        self.dropped = 0
+        self.spans: deque[tuple[str, int, int, dict]] = deque(maxlen=limit)
+        self.ended = 0
         self.node: Any = ranks_of_node(comm) if limit else None  # MPI.Intracomm | None
         self.first: Any = (time.perf_counter_ns(), clock_offset(comm, self.node)) if limit else None  # type: ignore[arg-type]
 
     def add(self, name: str, start: int, stop: int, **details: Any) -> None:
         """Keep one span; start and stop are `time.perf_counter_ns()`; details: what a picture shows of it, by name."""
-        if len(self.spans) < self.limit:
+        if self.limit:
             self.spans.append((name, start, stop, details))
-        else:
-            self.dropped += 1
+            self.ended += 1
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -135,7 +159,7 @@ class Timeline:
         drift = (last - first) / max(1, now - then)
         spans = [(name, t + first + drift * (t - then), (stop - t), details) for name, t, stop, details in self.spans]
         with activity.inside("write the trace"):
-            everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.dropped), root)
+            everyone = self.comm.gather((MPI.Get_processor_name(), spans, self.ended - len(spans)), root)
         if everyone is not None and path is not None:
             blame = blamed_on(f"{path} cannot be written", LoneError)
             with activity.known(), blame, atomic_write(path) as file:
@@ -143,11 +167,11 @@ class Timeline:
 
 
 def picture(everyone: list[tuple[str, list, int]]) -> list[dict]:
-    """The events of the trace format, from all ranks' hosts, spans and number of spans that were not kept."""
+    """The events of the trace format, from all ranks' hosts, spans and number of earlier spans that were not kept."""
     origin = min((start for _, spans, _ in everyone for _, start, _, _ in spans), default=0)
     events: list[dict] = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "hpcdl"}}]
     for rank, (host, spans, dropped) in enumerate(everyone):
-        label = f"rank {rank} on {host}" + (f" ({dropped} later spans not kept)" if dropped else "")
+        label = f"rank {rank} on {host}" + (f" ({dropped} earlier spans not kept)" if dropped else "")
         for row, nested in enumerate(rows(spans) or [[]]):
             place: dict[str, Any] = {"ph": "M", "pid": 0, "tid": row * len(everyone) + rank}
             events.append(place | {"name": "thread_name", "args": {"name": label}})

@@ -12,14 +12,12 @@ short they meet only every few steps, about ten times a second. A loss that is n
 step and rank are found by a second message.
 """
 
-import math
 import time
 from typing import NamedTuple
 
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.trace import Traffic
 
 SECONDS = 0.1  # the ranks agree about that often, or at every step when steps are longer
 MOST = 1000  # steps between two meetings
@@ -72,10 +70,10 @@ class Agreement:
         """Whether it is time to meet again."""
         return step - self.step >= self.interval
 
-    def meet(self, signals: int, time_limit: float, traffic: Traffic) -> Agreed:
+    def meet(self, signals: int, time_limit: float, sent: tuple[float, float]) -> Agreed:
         """Agree on the steps in `steps_done`. Raises NotFinite, on all ranks, for the first loss that is no number.
 
-        traffic: what this rank has sent so far.
+        sent: the bytes and messages that this rank, or those that it speaks for, have sent so far.
         """
         count = len(self.steps_done)
         message = np.zeros(count + 6)
@@ -86,16 +84,15 @@ class Agreement:
             lately = (time.perf_counter() - self.met) / count
             message[count + 2] = min(MOST, max(1, SECONDS // lately))
             message[count + 3] = self.steps_done[-1].seconds
-        messages = traffic.messages
-        message[count + 4 :] = traffic.bytes, math.nan if messages is None else messages
+        message[count + 4 :] = sent
         self.comm.all_reduce(message)
-        losses, (signalled, late, interval, seconds, *sent) = message[:count], message[count:].tolist()
+        losses, (signalled, late, interval, seconds, *of_all) = message[:count], message[count:].tolist()
         if not np.isfinite(losses).all():
             raise self._not_finite()
         steps = [step._replace(loss=loss) for step, loss in zip(self.steps_done, losses, strict=True)]
         self.steps_done, self.step = [], self.step + count
         self.interval, self.met = max(self.fewest, int(interval)), time.perf_counter()
-        return Agreed(steps, bool(signalled), bool(late), tuple(sent), seconds)
+        return Agreed(steps, bool(signalled), bool(late), tuple(of_all), seconds)
 
     def _not_finite(self) -> NotFinite:
         """The first step with such a loss, and the first rank that has it; collective."""

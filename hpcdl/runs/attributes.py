@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcdl.errors import UsageError
+from hpcdl.runs.legs import NEWER as NEWER_COSTS
 from hpcdl.runs.legs import SUMMED
 
 Kind = tuple[Callable[[Any], bool], str]  # whether a value is of it; its name
@@ -48,9 +49,9 @@ def are_legs(value: Any) -> bool:
     """Whether each says its ranks, steps and seconds, and of each rank what it has spent (legs.py), or null."""
     if not (isinstance(value, list) and all(isinstance(each, dict) and each.keys() >= LEG.keys() for each in value)):
         return False
-    fine = all(kind[0](each[name]) for each in value for name, kind in LEG.items())
+    fine = all(kind[0](each[name]) for each in value for name, kind in (LEG | LATER).items() if name in each)
     return fine and all(
-        each[name] is None or (isinstance(each[name], list) and len(each[name]) == each["ranks"])
+        each.get(name) is None or (isinstance(each[name], list) and len(each[name]) == each["ranks"])
         for each in value
         for name in SUMMED
     )
@@ -68,7 +69,9 @@ NUMBERS: Kind = (
     "a list of numbers, or null",
 )
 RANKS: Kind = lambda value: value is None or is_count(value), "a whole number of 0 or more, or null"
-LEG: dict[str, Kind] = {"ranks": RANKS, "steps": COUNT, "seconds": NUMBER} | dict.fromkeys(SUMMED, NUMBERS)
+LATER: dict[str, Kind] = dict.fromkeys(NEWER_COSTS, NUMBERS)  # costs that a leg may lack
+LEG: dict[str, Kind] = {"ranks": RANKS, "steps": COUNT, "seconds": NUMBER}
+LEG |= dict.fromkeys((name for name in SUMMED if name not in LATER), NUMBERS)
 
 ATTRIBUTES: dict[str, Kind | dict[str, Kind]] = {
     "strategy": TEXT,

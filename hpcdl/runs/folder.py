@@ -1,7 +1,8 @@
-"""The folder of a run: config.yaml, metrics.jsonl, checkpoint.h5, trace.json, summary.json and logs/, one per rank.
+"""The folder of a run: config.yaml, started.json, metrics.jsonl, checkpoint.h5, trace.json, summary.json, and logs/.
 
-Rank 0 writes all but the logs. What is rewritten as a whole is written under a temporary name first. One job writes at
-a time: it holds a lock on the file .lock, which goes with the process.
+With --log there is more (metric_logs.py). Rank 0 writes all but the ranks' logs. What is rewritten as a whole is
+written under a temporary name first. One job writes at a time: it holds a lock on the file .lock, which goes with the
+process.
 """
 
 import contextlib
@@ -30,16 +31,20 @@ from hpcdl.files import atomic_write
 from hpcdl.machine.versions import versions
 from hpcdl.runs.checkpoint import OLDER
 from hpcdl.runs.export import write_json
+from hpcdl.runs.metric_logs import CSV, EVENTS, EVENTS_NAME, Csv, Events, forms, write_csv, write_events
 from hpcdl.runs.options import Options
 from hpcdl.runs.rewind import LATER
 from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
 UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, not of the run
-OURS = re.compile(rf"config\.yaml|metrics\.jsonl|(summary|trace)\.json|(checkpoint|best)\.h5|{OLDER.pattern}")
+WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|(started|summary|trace)\.json|(checkpoint|best)\.h5"
+OURS = re.compile(rf"{WHOLE}|{OLDER.pattern}")
 LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
 # Temporary names (hpcdl/files.py) of what a run writes.
-LEFTOVER = re.compile(r"\.(checkpoint(-\d+)?\.h5|best\.h5|\w+\.(json|jsonl|yaml))\.\d+\.part")
+LEFTOVER = re.compile(
+    rf"\.+(checkpoint(-\d+)?\.h5|best\.h5|\w+\.(json|jsonl|yaml)|metrics\.csv|{EVENTS_NAME.pattern})(\.\d+\.part)+"
+)
 
 
 def check_run_folder(path: Path, may_hold_run: bool) -> None:
@@ -92,6 +97,8 @@ class Folder:
         self.path, self.rank = path, rank
         self.left: Path | None = None  # the folder of a run in which there is nothing left to do
         self.metrics: TextIO | None = None
+        self.options: Options | None = None
+        self.logs: list[Csv | Events] = []
         self.handler: logging.FileHandler | None = None
         self.lock: int | None = None
 
@@ -101,6 +108,7 @@ class Folder:
         used: what stands there in the place of some options.
         Raises UsageError where it cannot be written, or where another job was first.
         """
+        self.options = options
         if self.path is None:
             return
         with blamed_on(f"--out {self.path} cannot be written"):
@@ -172,19 +180,39 @@ class Folder:
             path = self.path / "metrics.jsonl"
             with blamed_on(f"{path} cannot be written"):
                 steps = [(step_of(each), each) for each in read_lines(path)]
+                kept = [each for of, each in steps if of is not None and of <= step]
                 with atomic_write(path) as file:
-                    file.write(b"".join(each for of, each in steps if of is not None and of <= step))
+                    file.write(b"".join(kept))
                 self.metrics = path.open("a")
             if broken := [number for number, (of, _) in enumerate(steps, 1) if of is None]:
                 log.warning("%s: %d lines are broken, and left out; the first is line %d", path, len(broken), broken[0])
+            self._open_logs(kept)
+
+    def _open_logs(self, lines: list[bytes]) -> None:
+        """Begin what --log asks for, with the lines that are there."""
+        if self.path is None or self.options is None:
+            return
+        wanted, last = forms(self.options.log), json.loads(lines[-1]) if lines else {}
+        if "csv" in wanted:
+            with blamed_on(f"{self.path / CSV} cannot be written"):
+                self.logs.append(write_csv(self.path / CSV, map(json.loads, lines)))
+        if "tensorboard" in wanted:
+            with blamed_on(f"{self.path / EVENTS} cannot be written"):
+                began = time.time() - (last.get("seconds") or 0.0)
+                options = dataclasses.asdict(self.options)
+                self.logs.append(write_events(self.path / EVENTS, map(json.loads, lines), began, options))
 
     def record(self, lines: list[dict]) -> None:
-        """Append lines to metrics.jsonl."""
+        """Append lines to metrics.jsonl, and to what --log has asked for."""
         if self.metrics is not None:
             text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
             with blamed_on(f"{self.metrics.name} cannot be written", LoneError):
                 self.metrics.write(text)
                 self.metrics.flush()
+            for each in self.logs:
+                with blamed_on(f"{each.path} cannot be written", LoneError):
+                    each.write(lines)
+                    each.flush()
 
     def write(self, name: str, value: dict) -> None:
         """Write a JSON file (rank 0)."""
@@ -199,8 +227,9 @@ class Folder:
     def close(self) -> None:
         """The run is over. What could not be written has been said before."""
         if self.metrics is not None:
-            with contextlib.suppress(OSError):
-                self.metrics.close()
+            for each in (self.metrics, *self.logs):
+                with contextlib.suppress(OSError):
+                    each.close()
         if self.handler is not None:
             log.removeHandler(self.handler)
             with contextlib.suppress(OSError):
@@ -255,14 +284,17 @@ def new_folder(wanted: Path) -> Path:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of processes that were killed: whoever has the lock writes alone."""
-    for path in folder.iterdir():
-        if LEFTOVER.fullmatch(path.name):
-            path.unlink()
+    for part in (folder, folder / EVENTS):
+        if part == folder or (part.is_dir() and not part.is_symlink()):
+            for path in part.iterdir():
+                if LEFTOVER.fullmatch(path.name):
+                    path.unlink()
 
 
 def remove_run(folder: Path) -> None:
     """Remove what a run has written to its folder, and no other file; whoever has the lock writes alone."""
-    for part, ours in ((folder, OURS), (folder / "logs", LOG_NAME), (folder / LATER, OURS)):
+    parts = ((folder, OURS), (folder / "logs", LOG_NAME), (folder / LATER, OURS), (folder / EVENTS, EVENTS_NAME))
+    for part, ours in parts:
         if part == folder or (part.is_dir() and not part.is_symlink()):
             for path in part.iterdir():
                 if ours.fullmatch(path.name) and (path.is_file() or path.is_symlink()):

@@ -19,6 +19,7 @@ import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.operations import SUM
+from hpcdl.comm.trace import Traffic
 from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.memory import Memory
@@ -76,6 +77,10 @@ class Held:
     def gather_costs(self, run: "Run") -> None:
         """Let the run know what each rank has spent, before a checkpoint; collective over the peers."""
         run.legs.gather(run, self.peers)
+
+    def sent(self, traffic: Traffic) -> tuple[float, float]:
+        """Bytes and messages that this rank has sent, as traffic says, and those that it speaks for at boundaries."""
+        return traffic.sent_so_far
 
     def scores(self, data: Any) -> dict:
         """The scores of an evaluation by name, on the test part and the validation part; collective over the peers."""

@@ -85,11 +85,8 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
     """
     fields = dataclasses.fields(options_class)
     trains = any(field.metadata["group"] for field in fields)
-    places = [
-        field.name.upper() + "..." * (kinds[field.name] == list[str])
-        for field in fields
-        if field.default is dataclasses.MISSING
-    ]
+    placed = [field.name for field in fields if field.default is dataclasses.MISSING]
+    places = [name.upper() + "..." * (get_origin(kinds[name]) is list) for name in placed]
     made = Parser(
         prog=f"hpcdl {program}",
         usage=" ".join(["hpcdl", program, *places, "[OPTIONS]"]),
@@ -112,8 +109,8 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
             how |= {"action": "store_const", "const": "true"}
         elif get_origin(kind) is Literal:
             how["metavar"] = "{" + ",".join(map(str, get_args(kind))) + "}"
-        if kind == list[str]:
-            how["nargs"] = "*"
+        if get_origin(kind) is list:
+            how["nargs"] = "+" if field.default_factory is dataclasses.MISSING else "*"
         if "bare" in field.metadata:
             how |= {"nargs": "?", "const": field.metadata["bare"]}
         option = name if field.default is dataclasses.MISSING else "--" + dashed(name)

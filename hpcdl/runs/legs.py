@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
 COUNTS = ("bytes_sent_per_rank", "messages_per_rank", "bookkeeping_bytes_per_rank")
-SECONDS = tuple(f"{name}_seconds_per_rank" for name in ("compute", "communication", "idle", "data"))
+SECONDS = tuple(f"{name}_seconds_per_rank" for name in ("compute", "communication", "idle", "data", "bookkeeping"))
+NEWER = ("bookkeeping_seconds_per_rank",)  # which legs of older versions do not have
 SUMMED = (*COUNTS, *SECONDS)  # of what `measured` tells
 
 
 def measured(run: "Run") -> dict:
-    """What a run cost this rank, in the names of summary.json: bytes, and the seconds of its steps and their parts."""
+    """What a run cost this rank, in the names of summary.json: bytes, seconds of steps by their parts, and between."""
     traffic, stopwatch, device = run.comm.traffic, run.stopwatch, run.device
     gpu = {"device_per_rank": str(device), "device_memory_bytes_per_rank": device.memory()} if device is not CPU else {}
     return {
@@ -49,9 +50,12 @@ def measured(run: "Run") -> dict:
         "communication_seconds_per_rank": stopwatch.communication_seconds,
         "idle_seconds_per_rank": stopwatch.idle_seconds,
         "data_seconds_per_rank": stopwatch.data_seconds,
+        "bookkeeping_seconds_per_rank": stopwatch.apart_seconds,
         "peak_memory_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **gpu,
         "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
+        "sent_to_per_rank": run.everyone.sent_to,
+        "message_sizes_per_rank": traffic.message_sizes,
         "host": MPI.Get_processor_name(),
         "memory": {kind: run.memory.peak[kind] for kind in KINDS},
     }
@@ -148,7 +152,7 @@ def summed(legs: list[dict]) -> dict[str, list]:
 
     def total(name: str, rank: int) -> float | None:
         took_part = [of for of in legs if of["ranks"] is None or rank < of["ranks"]]
-        parts: list[Any] = [None if of[name] is None else of[name][rank] for of in took_part]
+        parts: list[Any] = [None if of.get(name) is None else of[name][rank] for of in took_part]
         return None if None in parts else sum(parts)
 
     most = max(of["ranks"] or 0 for of in legs)

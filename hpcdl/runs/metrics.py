@@ -1,6 +1,7 @@
 """How well a run does: the loss of each step, the scores of each evaluation; written to metrics.jsonl, and shown."""
 
 import math
+from collections.abc import Callable
 
 from hpcdl.runs.agreement import Step
 from hpcdl.runs.folder import Folder
@@ -10,19 +11,20 @@ from hpcdl.runs.progress import Display
 class Metrics:
     """scores: of the last evaluation, by name. train_loss: the mean of the last step that had examples.
 
-    rounds: steps are rounds, as in federated learning.
+    rounds: steps are rounds, as in federated learning. learning_rate: the schedule, from updates done to the rate.
     """
 
     def __init__(self, display: Display, rounds: bool):
         self.display, self.rounds = display, rounds
         self.folder = Folder(None, 0)
         self.per_epoch = 1
+        self.learning_rate: Callable[[int], float] = lambda step: math.nan
         self.scores: dict = {}
         self.train_loss = math.nan
 
-    def open(self, folder: Folder, per_epoch: int) -> None:
+    def open(self, folder: Folder, per_epoch: int, learning_rate: Callable[[int], float]) -> None:
         """From now on lines go to this folder; so many steps are an epoch."""
-        self.folder, self.per_epoch = folder, per_epoch
+        self.folder, self.per_epoch, self.learning_rate = folder, per_epoch, learning_rate
 
     @property
     def known_loss(self) -> float | None:
@@ -40,7 +42,10 @@ class Metrics:
         for step, (loss, total, seconds) in enumerate(done, first):
             train_loss = loss / total if total else None  # in a round of which all clients stay away
             self.train_loss = self.train_loss if train_loss is None else train_loss
-            lines.append(self.where(step) | {"train_loss": train_loss, "seconds": round(seconds, 6)})
+            learning_rate = self.learning_rate(step - 1)
+            line = {"train_loss": train_loss, "seconds": round(seconds, 6)}
+            line["learning_rate"] = learning_rate if math.isfinite(learning_rate) else None
+            lines.append(self.where(step) | line)
         self.folder.record(lines)
         last = lines[-1]
         self.display.update(last["step"], steps, last["epoch"], self.train_loss, self.score(), rate)

@@ -1,13 +1,18 @@
 """A run that rank 0 runs by itself: it counts, scores and saves, and no other rank meets it at boundaries.
 
 That is how asynchronous strategies run: the ranks have no common step at which they could meet. Nothing but the set-up
-and the summary is collective. The parameters lie on servers, or are the average that rank 0 calls for; a strategy
-derives from `OnOneRank` and says how rank 0 gets at them.
+and the end is collective: where rank 0 finds that the run cannot go on, it gives out no more steps, and when all have
+come to the end, all raise its error (`raise_failure`). The parameters lie on servers, or are the average that rank 0
+calls for; a strategy derives from `OnOneRank` and says how rank 0 gets at them.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.progress import activity
+from hpcdl.comm.trace import Traffic
+from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import Array
 from hpcdl.memory import Memory
 from hpcdl.runs.held import Held
@@ -15,6 +20,7 @@ from hpcdl.runs.state import Same, Tracked
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
+    from hpcdl.runs.run import Run
 
 
 class OnOneRank(Held):
@@ -24,10 +30,12 @@ class OnOneRank(Held):
     """
 
     leads = False  # whether this is rank 0, once the run has begun
+    failure: TrainingError | None = None  # on rank 0: why the run cannot go on
 
     def __init__(self, model: Any, parameters: Array | None, optimizer: "Optimizer", works: bool = True):
         super().__init__(model, parameters, optimizer)
         self.works = works
+        self.told: dict[int, tuple[float, float]] = {}  # on rank 0: what the others have sent, as far as they have told
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         self.leads = bookkeeping.rank == 0
@@ -41,6 +49,27 @@ class OnOneRank(Held):
         else:
             for vector in self.optimizer.state.values():
                 memory.hold("optimizer", vector)
+
+    def note_sent(self, rank: int, bytes: float, messages: float) -> None:
+        """On rank 0: this rank has sent so much in all; what comes later may have been told earlier."""
+        before = self.told.get(rank, (0.0, 0.0))
+        self.told[rank] = max(before[0], bytes), messages if math.isnan(messages) else max(before[1], messages)
+
+    def sent(self, traffic: Traffic) -> tuple[float, float]:
+        """Of all ranks, up to what those have sent since that rank 0 has heard of last."""
+        parts = super().sent(traffic), *self.told.values()
+        return sum(part[0] for part in parts), sum(part[1] for part in parts)
+
+    def raise_failure(self, everyone: Communicator) -> None:
+        """The loop has ended on all ranks: raise a TrainingError on all where rank 0 has a failure; collective."""
+        with activity.inside("end", everyone):
+            failure = everyone.mpi.bcast(None if self.failure is None else str(self.failure))
+        if failure is not None:
+            raise TrainingError(failure)
+
+    def gather_costs(self, run: "Run") -> None:
+        super().gather_costs(run)
+        run.legs.sent = self.sent(run.comm.traffic)
 
     def tracked(self) -> dict[str, Tracked]:
         """What rank 0 knows the whole of; a strategy adds the optimizer's vectors."""

@@ -20,6 +20,7 @@ import yaml
 from hpcdl.errors import UsageError, blamed_on, finite, line, nearest, refuse_beyond, whole
 from hpcdl.memory import available
 from hpcdl.runs.help import dashed, parser
+from hpcdl.runs.metric_logs import forms
 from hpcdl.runs.stopping import Budget
 from hpcdl.runs.takeover import predecessor, taken
 from hpcdl.words import counted
@@ -38,7 +39,8 @@ INSTEAD = {
 def option(default: Any, text: str, group: str = "", bare: str = "") -> Any:
     """A field of an options dataclass, with the help text that the script prints.
 
-    A field of texts, `list[str]`, without a default is what stands on the command line beside the options.
+    A field without a default (...) stands on the command line beside the options; of `list[str]` several do, one at
+    least, and with the default `list` none need be there.
 
     group: under which heading it stands there (hpcdl/runs/help.py), for options that all programs have that train.
     bare: its value where it is given alone.
@@ -46,6 +48,8 @@ def option(default: Any, text: str, group: str = "", bare: str = "") -> Any:
     about = {"help": text, "group": group} | ({"bare": bare} if bare else {})
     if default is ...:  # there is none: a positional argument
         return dataclasses.field(metadata=about)
+    if default is list:
+        return dataclasses.field(default_factory=list, metadata=about)
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -151,7 +155,10 @@ class Options:
     )
     straggler: str = option("", "make computing slower: RANK:FACTOR, or random:PROBABILITY:FACTOR", group="run")
     pretend_compute: float = option(0.0, "milliseconds that a gradient takes at least; the rest is slept", group="run")
-    trace: int = option(2000, "spans per rank kept for trace.json; 0: no trace", group="run")
+    log: str = option(
+        "none", "write metrics for other tools, too: csv, tensorboard, or both with a comma between", group="run"
+    )
+    trace: int = option(2000, "last spans per rank kept for trace.json; 0: no trace", group="run")
     progress: Literal["auto", "bar", "lines", "none"] = option("auto", "how a run shows how far it is", group="run")
 
     def __post_init__(self) -> None:
@@ -173,6 +180,7 @@ class Options:
         for name in ("time_limit", "timeout", "pretend_compute"):
             if getattr(self, name) > LONGEST:
                 raise UsageError(f"--{dashed(name)} is {LONGEST:,.0f} at most, not {getattr(self, name)}")
+        forms(self.log)
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
         self.allowance = Budget.read(self.budget)
@@ -257,7 +265,7 @@ class Options:
 
 
 def parse(options_class: type, program: str, description: str, arguments: list[str] | None = None) -> Any:
-    """Read the command line into an `options_class`; a field without a default is a positional argument.
+    """Read the command line into an `options_class`; a field without a default is a positional argument, or several.
 
     description: the script's docstring. Files of --config give values that the command line does not; with --resume the
     options of that run do so for what is left. Both may be of another program that trains, whose own options are then
@@ -270,14 +278,14 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
     texts = vars(parser(options_class, kinds, defaults, program, description).parse_args(arguments))
     files = texts.pop("config", [])
     given = {name: value_of(kinds[name], text, "--" + dashed(name)) for name, text in texts.items()}
-    several = [field.name for field in dataclasses.fields(options_class) if kinds[field.name] == list[str]]
     found: dict[str, Any] = {}
+    remarks = []
     for path in files:
         texts, left = taken(read_file(path, f"--config {path}"), kinds, COMMON, f"--config {path}")
         idle = [name for name in getattr(options_class, "unused", ()) if name in texts]
         left += [name for name in idle if texts.pop(name) != str(getattr(Options, name))]
         if left:
-            note(program, f"warning: --config {path}: left out, of another strategy: {', '.join(left)}")
+            remarks.append(f"warning: --config {path}: left out, of another strategy: {', '.join(left)}")
         found |= values_of(texts, kinds, path)
     found |= given
     before = predecessor(found["resume"], program) if found.get("resume") else ""
@@ -290,7 +298,9 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
                 if instead in given:
                     raise UsageError(f"give --{dashed(name)} or --{dashed(instead)}, not both")
                 found[instead] = 0  # what a file says of it holds no longer
-        made = options_class(**{name: [] for name in several} | found)
+        made = options_class(**found)
+    for text in remarks:  # of options that are refused, the refusal is what counts
+        note(program, text)
     if before:
         made.before = before
     if isinstance(made, Options):
@@ -353,11 +363,10 @@ def values_of(texts: dict[str, Any], kinds: dict[str, Any], path: str | Path) ->
 def value_of(kind: Any, text: Any, where: str) -> Any:
     """The text as a value of this type: str, int, float, bool, a Literal, or the first that fits of a union.
 
-    Raises UsageError, which begins with `where`.
+    Of a list, a list of them. Raises UsageError, which begins with `where`.
     """
-    if kind == list[str]:
-        texts = text if isinstance(text, list) else [text]
-        return [value_of(str, each, where) for each in texts]
+    if get_origin(kind) is list:
+        return [value_of(get_args(kind)[0], each, where) for each in (text if isinstance(text, list) else [text])]
     for each in [kind] if kind in READ or get_origin(kind) is Literal else get_args(kind):
         choices = {str(value): value for value in get_args(each)}  # of a Literal
         if {"yes", "no"} <= set(choices):  # as YAML has them, and older files

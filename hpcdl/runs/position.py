@@ -17,6 +17,7 @@ from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.checkpoint import Checkpoint, rotate
 from hpcdl.runs.folder import Folder, automatic, check_run_folder
 from hpcdl.runs.rewind import folder_of, is_last, later_than, set_aside
+from hpcdl.runs.started import NAME, started
 from hpcdl.runs.state import NOT_FINITE
 from hpcdl.runs.wrapped import plain
 from hpcdl.words import counted
@@ -184,6 +185,8 @@ def open_folder(run: "Run") -> Folder:
             folder.path, folder.left = run.bookkeeping.mpi.bcast((folder.path, folder.left))
         with refuse_together(run.bookkeeping.mpi):
             folder.open(run.step)
+            if leads and folder.path is not None:
+                folder.write(NAME, started(run))
     except BaseException:
         folder.close()
         raise

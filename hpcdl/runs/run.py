@@ -80,10 +80,8 @@ class Run:
         self.saved: int | None = None  # the step of the checkpoint that this run has written last
         self.legs = Legs(self.everyone)
         self.reported: dict = {}  # what a strategy adds to the summary
-        self.groups: list = []
-        self.observers: list[Callable] = []
-        self.summary: dict | None = None
-        self.agree: bool | None = None
+        self.groups, self.observers = [], []  # type: list[Any], list[Callable]
+        self.summary, self.agree = None, None  # type: dict | None, bool | None
 
     # -- before the loop ---------------------------------------------------------------------------------------------
 
@@ -141,7 +139,7 @@ class Run:
         for name, tracked in held.tracked().items():
             self.state.track(name, tracked)
         self.folder = open_folder(self)
-        self.metrics.open(self.folder, self.per_epoch)
+        self.metrics.open(self.folder, self.per_epoch, self.optimizer.schedule)
         self.agreement = Agreement(held.peers, self.step)
         with self.memory.paused():
             warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
@@ -238,9 +236,9 @@ class Run:
 
     def _agree(self) -> None:
         """Share losses, signals and the time limit; write and show them."""
-        first, limit = self.agreement.step + 1, self.options.time_limit
+        first, told = self.agreement.step + 1, len(signals.received) + self.signalled
         try:
-            agreed = self.agreement.meet(len(signals.received) + self.signalled, limit, self.comm.traffic)
+            agreed = self.agreement.meet(told, self.options.time_limit, self.held.sent(self.comm.traffic))
         except NotFinite as found:
             raise self.not_finite(found.step, found.rank) from None
         self.legs.sent = agreed.sent

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hpcdl")
 SCHEMA_VERSION = 2
+MOST_PAIRS = 100_000  # of a sender and a receiver: beyond them, who has sent to whom is not told
 
 
 def conclude(
@@ -39,6 +40,8 @@ def conclude(
     calls it, and so does a rank that only served the run.
     """
     with activity.inside("gather the summary", everyone):
+        if everyone.mpi.allreduce(len(measurements["sent_to_per_rank"])) > MOST_PAIRS:
+            measurements = measurements | {"sent_to_per_rank": None}
         root = everyone.mpi.allreduce(everyone.rank if leads else everyone.size, MPI.MIN)
         ranks = everyone.mpi.gather(measurements, root)
         stopped = everyone.mpi.bcast(stopped, root)
@@ -85,7 +88,8 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
 
     communication_seconds is the time inside the communicator's calls during steps; idle_seconds is the part of it that
     was blocked until messages had come; compute_seconds is the rest of the steps. data_seconds is the time in which a
-    step waited for its batch. A count of messages is null where a library's own collective hides them.
+    step waited for its batch, bookkeeping_seconds was spent between steps. A count of messages is null where a
+    library's own collective hides them.
     traffic_per_rank splits calls, bytes, messages and seconds by operation. On GPUs, device_per_rank names them,
     exchange says how their vectors travel, and device_memory_bytes_per_rank what CuPy took of their memory.
     memory_bytes_per_rank: peaks of what steps held, by kind (hpcdl/memory.py). allreduce is null where steps call none.
@@ -127,6 +131,8 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
     if summary["device"] != "cpu":
         ours = summary["allreduce"] == run.comm.allreduce  # else the strategy has another, which is staged
         summary["exchange"] = run.comm.exchange if ours else "staged"
+    if None in summary["sent_to_per_rank"]:
+        summary["sent_to_per_rank"] = None
     summary["legs"] = legs
     summary["environment"] = environment()
     return summary

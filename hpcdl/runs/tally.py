@@ -1,13 +1,13 @@
 """A run of replicas that have no common steps: rank 0 keeps the tally of what all do, and calls them to meetings.
 
     rank 0, which works, too                                     each other rank
-    adds its own steps, and those that it is told of             tells loss and examples of each step
+    adds its own steps, and those that it is told of             tells loss and examples of each step, and what it sent
     a step of the run is done when so many examples are          goes on meanwhile
     as its batch has, whoever has computed them
     for a score or a checkpoint:              -- MEET -->        comes when its step is done
                     all: exchanges rest; average of the replicas, and of the optimizers' states
     at the last one:                          -- SCORE -->       scores its replica
-    goes on with the run's loop               -- GO_ON, END -->  goes on, or is done
+    goes on with the run's loop               -- GO_ON, END -->  goes on, or is done, also where the run cannot go on
 
 The average is what is scored and saved: a run that is gone on with begins there on all ranks, whatever their number.
 The step that sets the learning rate is the run's as of the last meeting, and a rank's own steps since then. All
@@ -22,7 +22,7 @@ import numpy as np
 from hpcdl.comm import Communicator
 from hpcdl.comm.inbox import Inbox
 from hpcdl.comm.progress import activity
-from hpcdl.errors import LoneError, TrainingError
+from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import device_of
 from hpcdl.memory import Memory
 from hpcdl.runs import signals
@@ -32,6 +32,7 @@ from hpcdl.runs.run import Run
 from hpcdl.runs.state import Same, Tracked
 
 TAG = 4
+NUMBERS = 5  # of a message
 MEET, SCORE, GO_ON, END = 1, 2, 3, 4  # what rank 0 tells
 
 
@@ -98,7 +99,7 @@ class Tally(OnOneRank):
                 self.optimizer.state[name][:] = vector
         self.over, self.talk = run.over, run.bookkeeping.split(0, name="progress")
         others = range(1, run.comm.size) if run.comm.rank == 0 else [0]
-        self.inbox = Inbox(self.talk, TAG, [] if self.over else others, 3, "f8")
+        self.inbox = Inbox(self.talk, TAG, [] if self.over else others, NUMBERS, "f8")
 
     def add(self, loss: float, examples: int) -> None:
         """A step of this rank is done, of so many examples and with this sum of losses."""
@@ -125,8 +126,8 @@ class Tally(OnOneRank):
             self.exchange.go_on()
 
     def tell(self, to: int, *message: float) -> None:
-        """Send three numbers to the rank `to`."""
-        self.talk.ipush(np.array(message, "f8"), to, TAG)
+        """Send these numbers, at most NUMBERS, to the rank `to`."""
+        self.talk.ipush(np.array([*message, *[0.0] * (NUMBERS - len(message))]), to, TAG)
 
     def close(self) -> None:
         """Nothing is under way any more when this returns; collective."""
@@ -149,9 +150,10 @@ class Leader(Tally):
         while not self.over and (come := self.inbox.arrived()):
             for source in come:
                 if not self.over:
-                    loss, examples, signalled = self.inbox.take(source)
+                    loss, examples, signalled, *sent = self.inbox.take(source).tolist()
                     self.inbox.listen(source)
                     self.run.signalled |= bool(signalled)
+                    self.note_sent(source, *sent)
                     self._count(source, loss, int(examples))
             self.inbox.look()
 
@@ -159,7 +161,8 @@ class Leader(Tally):
         """A step of a rank is done; what it has too many for a step of the run is of the next one."""
         run = self.run
         if not math.isfinite(loss):
-            raise LoneError(str(run.not_finite(run.step + 1, rank)))
+            self._fail(run.not_finite(run.step + 1, rank))
+            return
         while examples and not self.over:
             total = min(run.batch, run.data.examples - run.step % run.per_epoch * run.batch)
             part = min(examples, total - self.examples)
@@ -175,12 +178,21 @@ class Leader(Tally):
         try:
             self.run.boundary()
         except TrainingError as error:
-            raise LoneError(str(error)) from None
+            self._fail(error)
+            return
         self.over = self.run.over
         if self.met:
             self.met = False
             self._tell_all(END if self.over else GO_ON)
             self.go_on(self.run.step)
+
+    def _fail(self, error: TrainingError) -> None:
+        """The run cannot go on: call all ranks together once more, so that nothing is under way, and end."""
+        self.failure = error
+        self.refresh()
+        self.over, self.met = True, False
+        self._tell_all(END)
+        self.go_on(self.run.step)
 
     def refresh(self) -> None:
         """Call all ranks to a meeting, unless they have met since the last step."""
@@ -188,6 +200,8 @@ class Leader(Tally):
             self.met = True
             self._tell_all(MEET)
             self.meet()
+            for rank, spent in enumerate(self.run.legs.table[1:], 1):
+                self.note_sent(rank, spent["bytes_sent_per_rank"], spent["messages_per_rank"])
             self.optimizer.step = self.run.step  # as it is saved
 
     def last_scores(self, data: Any) -> dict:
@@ -196,7 +210,7 @@ class Leader(Tally):
 
     def _tell_all(self, what: int) -> None:
         for rank in range(1, self.run.comm.size):
-            self.tell(rank, what, self.run.step, 0)
+            self.tell(rank, what, self.run.step)
 
     def close(self) -> None:
         """Take what was told too late for the run, up to each rank's last word."""
@@ -215,7 +229,7 @@ class Follower(Tally):
 
     def add(self, loss: float, examples: int) -> None:
         if examples or (signals.received and not self.signal_told):
-            self.tell(0, loss, examples, bool(signals.received))
+            self.tell(0, loss, examples, bool(signals.received), *self.run.comm.traffic.sent_so_far)
             self.signal_told = bool(signals.received)
         self.inbox.look()
 
@@ -223,21 +237,22 @@ class Follower(Tally):
         """Meet the others, where rank 0 calls."""
         if not self.inbox.arrived():
             return
-        what, step = self._hear()
-        while what in (MEET, SCORE):
-            with self.run.memory.paused():
-                if what == MEET:
-                    self.meet()
-                else:
-                    self.last_scores(self.run.data)
+        with self.run.stopwatch.apart():
             what, step = self._hear()
+            while what in (MEET, SCORE):
+                with self.run.memory.paused():
+                    if what == MEET:
+                        self.meet()
+                    else:
+                        self.last_scores(self.run.data)
+                what, step = self._hear()
         self.over = what == END
         self.go_on(step)
 
     def _hear(self) -> tuple[int, int]:
         """What rank 0 tells, and the run's step."""
         self.talk.wait_until(self.inbox.arrived)
-        what, step, _ = map(int, self.inbox.take(0))
+        what, step, *_ = map(int, self.inbox.take(0))
         if what != END:
             self.inbox.listen(0)
         return what, step
@@ -245,5 +260,5 @@ class Follower(Tally):
     def close(self) -> None:
         """The last word: examples below zero."""
         if self.inbox.room:
-            self.tell(0, 0, -1, 0)
+            self.tell(0, 0, -1)
         super().close()

@@ -6,6 +6,7 @@
         admit(push)             <---      a push has come
         done(loss, total)       <---      a step is complete: all of its pushes are applied
         signalled()             <---      a client has had a signal
+        sent(rank, ...)         <---      so much has this rank sent in all
 
 A training counts, scores and saves in `done`; until it returns, nobody is answered.
 """
@@ -45,10 +46,13 @@ class Lead:
         """The store is ready; `step` is the first one."""
 
     def admit(self, push: Push) -> None:
-        """A push has come; raise what is to end the job where it must not be applied."""
+        """A push has come, and is about to be applied."""
 
     def done(self, loss: float, total: float) -> None:
         """The next step is complete: the sum of its pushes' losses, and its examples."""
 
     def signalled(self) -> None:
         """A client has told that a rank was sent a signal to end."""
+
+    def sent(self, rank: int, bytes: float, messages: float) -> None:
+        """A rank has told what it has sent in all: a client with each request, a server when its slice is gathered."""

@@ -229,6 +229,8 @@ class ParameterStore:
             self.server.apply_delayed()
         whole[self.slices[0]] = self.server.vector(which)
         self.comm.wait_until(lambda: all(connection.arrived for connection in others))
+        for each in others:
+            self.server.lead.sent(each.rank, float(each.answer["bytes"]), float(each.answer["messages"]))
 
     def free(self) -> None:
         """Give back the communicator; a collective call, after `close` and `serve`."""

@@ -34,6 +34,7 @@ from hpcdl.services.store_messages import (
     as_message,
     as_request,
     new_header,
+    tell_sent,
 )
 
 
@@ -122,6 +123,8 @@ class SliceServer:
         """One request, and all that it makes possible; buffer: begins with the values of a push."""
         if asked.header["signal"]:
             self.lead.signalled()
+        if asked.client != self.comm.rank:
+            self.lead.sent(asked.client, float(asked.header["bytes"]), float(asked.header["messages"]))
         self._note(asked, buffer)
         self._end_steps()
         self._answer_who_may_go_on()
@@ -287,6 +290,7 @@ class SliceServer:
         if asked.deliver is not None:
             asked.deliver(answer, values)
             return None
+        tell_sent(answer, self.comm.traffic, values)
         sent = self.comm.ipush(as_message(answer), asked.client, tag)
         return sent if values is None else self.comm.ipush(values, asked.client, tag + 1)
 

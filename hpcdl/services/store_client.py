@@ -23,7 +23,16 @@ from hpcdl.memory import Memory
 from hpcdl.runs import signals
 from hpcdl.services.consistency import Consistency
 from hpcdl.services.slice_server import Asked, SliceServer
-from hpcdl.services.store_messages import ANSWER_HEADER, ENDED, REQUEST_HEADER, Operation, Tag, as_message, new_header
+from hpcdl.services.store_messages import (
+    ANSWER_HEADER,
+    ENDED,
+    REQUEST_HEADER,
+    Operation,
+    Tag,
+    as_message,
+    new_header,
+    tell_sent,
+)
 
 
 class Connection:
@@ -66,10 +75,11 @@ class Connection:
 
     def ask(self, request: np.ndarray) -> None:
         """Send a request."""
-        self.comm.ipush(as_message(request), self.rank, Tag.REQUEST)
+        self.comm.ipush(as_message(tell_sent(request, self.comm.traffic)), self.rank, Tag.REQUEST)
 
     def push(self, request: np.ndarray, values: np.ndarray) -> list[Request]:
         """Send values; returns what is on its way."""
+        tell_sent(request, self.comm.traffic, values)
         sent = self.comm.ipush(as_message(request), self.rank, Tag.REQUEST)
         return [sent, self.comm.ipush(values, self.rank, Tag.VALUES)]
 
@@ -121,7 +131,9 @@ class Client:
     ):
         self.comm, self.connections, self.dtype, self.consistency = comm, connections, dtype, consistency
         self.size, self.attend, self.clock = connections[-1].slice.stop, attend, start
-        self.others_first = sorted(connections, key=lambda each: each.local)  # its lead may wait for the other servers
+        # A server on this rank comes last, for its lead may wait for the other servers, and before it that of the lead,
+        # who is so told what was sent to the others.
+        self.others_first = sorted(connections, key=lambda each: (each.local, each.rank == 0))
 
     def pull(self, into: np.ndarray, part: slice | None) -> int | None:
         """into <- the store's values (see `ParameterStore.pull`)."""

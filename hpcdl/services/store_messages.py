@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hpcdl.comm.trace import Traffic
+
 
 class Operation(IntEnum):
     """What a request is for."""
@@ -41,15 +43,17 @@ ENDED, NO_STEP = -1, -2  # in the place of a step: none is left; none is meant
 
 # reply: the tag of the answer. clock, seen, version, count, total, loss, norm: see `Push`. needs: the store's clock
 # that the answer waits for. start, stop: which elements of the slice. which: 0 for the values, 1, 2, ... for a vector
-# of the update's state. signal: whether the sender knows of one.
+# of the update's state. signal: whether the sender knows of one. bytes, messages: all that the sender has sent,
+# with this; messages are NaN where a library hides them.
 REQUEST_HEADER = numbers(
     *("operation", "reply", "clock", "needs", "start", "stop", "seen", "version"),
-    *("count", "total", "loss", "norm", "which", "signal"),
+    *("count", "total", "loss", "norm", "which", "signal", "bytes", "messages"),
 )
 
 # step: the step to compute, ENDED or NO_STEP. seen, version: the store's clock and version. limit: steps from here on
 # have to wait. last: no other answer follows. apart: the lead's seconds of scoring and saving.
-ANSWER_HEADER = numbers("step", "seen", "version", "limit", "last", "apart", "signal")
+# bytes, messages: as above.
+ANSWER_HEADER = numbers("step", "seen", "version", "limit", "last", "apart", "signal", "bytes", "messages")
 
 
 def new_header(kind: np.dtype, **numbers: float) -> np.ndarray:
@@ -58,6 +62,14 @@ def new_header(kind: np.dtype, **numbers: float) -> np.ndarray:
     for name, number in numbers.items():
         made[name] = number
     return made
+
+
+def tell_sent(header: np.ndarray, traffic: Traffic, values: np.ndarray | None = None) -> np.ndarray:
+    """Let a header that is about to leave, and values with it, tell what its sender will have sent then."""
+    bytes, messages = traffic.sent_so_far
+    header["bytes"] = bytes + header.nbytes + (0 if values is None else values.nbytes)
+    header["messages"] = messages + (1 if values is None else 2)
+    return header
 
 
 def as_message(header: np.ndarray) -> np.ndarray:

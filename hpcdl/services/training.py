@@ -137,7 +137,7 @@ class Training:
                     refused = isinstance(error, AgreedError)
                     if isinstance(data, RemoteData):  # the servers do not know yet
                         data.close(REFUSED if refused else FAILED)
-                        error.speaker = 0 if refused and roles.servers else roles.workers[0]
+                        error.speaker = 0 if roles.servers else roles.workers[0]
                     raise
                 data.close()
         everyone.free()

@@ -88,6 +88,7 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     tally.close()
     report(run, steps, pairs.averagings, staleness)
     run.end()
+    tally.raise_failure(run.bookkeeping)
     return run.parameters
 
 

@@ -112,6 +112,7 @@ def train(
     run.stopping.goal = rounds_to
     run.report(clients=len(rows), clients_per_round=averaging.clients, partition=run.options.partition)
     run.begin("federated", Whole(model, w, rule), data, fixed=("clients", "partition"))
+    run.metrics.learning_rate = optimizer.schedule  # the clients'
     run.start()
     with threadpool_limits(1):  # the ranks are the parallelism; and sums in one order, whatever the number of ranks
         while not run.over:

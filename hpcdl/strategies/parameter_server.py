@@ -34,7 +34,7 @@ import numpy as np
 from hpcdl.chunks import chunk
 from hpcdl.comm import Communicator
 from hpcdl.data import Data
-from hpcdl.errors import LoneError, TrainingError
+from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.optim import Optimizer
@@ -106,6 +106,7 @@ def train(
         run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
     run.end()
     store.free()
+    held.raise_failure(run.bookkeeping)
     return store.server.values if held.parameters is None else held.parameters
 
 
@@ -199,6 +200,8 @@ class OnServers(OnOneRank):
 
     def refresh(self) -> None:
         self.keeper.gather(self.parameters)
+        run = self.keeper.run
+        run.legs.sent = self.sent(run.comm.traffic)  # the servers have told, too
 
     def horizon(self, step: int) -> int:
         return self.keeper.store.granted
@@ -212,6 +215,11 @@ class Keeper(Lead):
     def __init__(self, run: Run):
         self.run = run
 
+    @property
+    def held(self) -> OnServers:
+        """What the run holds."""
+        return self.run.held  # type: ignore[return-value]
+
     def begin(self, store: LedStore, step: int) -> None:
         self.store = store
         self._decide()
@@ -223,19 +231,30 @@ class Keeper(Lead):
         self.apart_seconds = run.stopwatch.apart_seconds
 
     def admit(self, push: Push) -> None:
-        if not math.isfinite(push.loss):
-            raise LoneError(str(self.run.not_finite(push.step + 1, push.client)))
+        if not math.isfinite(push.loss) and self.held.failure is None:
+            self._fail(self.run.not_finite(push.step + 1, push.client))
 
     def done(self, loss: float, total: float) -> None:
+        if self.held.failure is not None:
+            return
         self.run.record(loss, int(total))
         try:
             self.run.boundary()
         except TrainingError as error:
-            raise LoneError(str(error)) from None
-        self._decide()
+            self._fail(error)
+        else:
+            self._decide()
+
+    def _fail(self, error: TrainingError) -> None:
+        """The run cannot go on: what has been given out is computed, as after a signal, and nothing comes of it."""
+        self.held.failure = error
+        self.steps = self.limit = self.store.granted
 
     def signalled(self) -> None:
         self.run.signalled = True
+
+    def sent(self, rank: int, bytes: float, messages: float) -> None:
+        self.held.note_sent(rank, bytes, messages)
 
     def gather(self, whole: np.ndarray, which: int = 0) -> None:
         """whole <- the servers' vectors after the run's step; when it is over, the values with all that is delayed."""

@@ -150,27 +150,30 @@ def test_bench_allreduce(submit, tmp_path, nodes):
 
 
 def test_compare(submit, tmp_path):
-    strategies = ["train-allreduce --allreduce ring", "train-local-sgd --sync-every '4'", "train-nothing"]
+    lines = ["train-allreduce --allreduce ring", "train-local-sgd --sync-every '4'", "train-gossip --topology none.txt"]
     sbatch = ["--ntasks-per-node=2"]
-    job = submit("compare.sbatch", *strategies, "--", "--model", "mlp:8", "--steps", "40", sbatch=sbatch)
-    job.ended(2)  # the third has failed; the others are there
-    runs = [tmp_path / "runs" / f"compare-{job.name}" / name for name in ("1-train-allreduce", "2-train-local-sgd")]
-    rows = {words[0]: words[1:] for line in job.log.splitlines() if (words := re.split(r"\s*[│┃]\s*", line)[1:-1])}
-    for run in runs:
-        found = summary(run)
-        assert (found["ranks"], found["steps"], found["stopped"]) == (2, 40, "finished")
-        assert f"{found['train_loss']:.4f}" in rows[run.name]
-    assert rows["1-train-allreduce"][-1] == "yes"
-    assert rows["3-train-nothing"][0] == "failed"
+    job = submit("compare.sbatch", "--model", "mlp:8", "--steps", "40", "--seeds", "2", *lines, sbatch=sbatch)
+    job.ended()
+    folder = tmp_path / "runs" / f"compare-{job.name}"
+    found = json.loads((folder / "results.json").read_text())
+    assert [line["line"] for line in found["lines"]] == lines
+    for name in ("1-train-allreduce", "2-train-local-sgd"):
+        for seed in (0, 1):
+            run = summary(folder / name / f"seed-{seed}")
+            assert (run["ranks"], run["steps"], run["stopped"]) == (2, 40, "finished")
+    assert "line 3 failed with seeds 0, 1: " in job.log and f"all of it: runs/compare-{job.name}" in job.log
+    assert (folder / "table.md").exists()
 
 
 def test_compare_on_two_nodes(submit, mpi, gated, never_stopped, tmp_path):
     """It is stopped in the second run, and goes on with that one."""
     environment = gated[1] if mpi == "mpich" else {}  # under the other it is not stopped
-    strategies = ["train-allreduce --allreduce ring", "train-allreduce --allreduce gate:gate"]
+    lines = ["train-allreduce --allreduce ring", "train-allreduce --allreduce gate:gate"]
     sbatch = ["--nodes=2", "--ntasks-per-node=1"]
-    job = submit("compare.sbatch", *strategies, "--", *TRAIN[1:], nodes=2, sbatch=sbatch, **environment)
-    folders = [tmp_path / "runs" / f"compare-{job.name}" / name for name in ("1-train-allreduce", "2-train-allreduce")]
+    options = [*TRAIN[1:], "--seeds", "1"]
+    job = submit("compare.sbatch", *options, *lines, nodes=2, sbatch=sbatch, **environment)
+    folder = tmp_path / "runs" / f"compare-{job.name}"
+    folders = [folder / name / "seed-0" for name in ("1-train-allreduce", "2-train-allreduce")]
     if environment:
         reach(job, environment)
         first = (folders[0] / "summary.json").stat().st_mtime_ns
@@ -178,10 +181,10 @@ def test_compare_on_two_nodes(submit, mpi, gated, never_stopped, tmp_path):
         job.again()
     assert job.ended()["NumNodes"] == "2"
     assert not environment or (folders[0] / "summary.json").stat().st_mtime_ns == first
-    assert job.log.count("2-train-allreduce") == 1 + len(environment)  # in the table, and where it stopped
-    for folder in folders:
-        finished(folder, 2, 400)
-        assert same_bits(folder, never_stopped(submit))  # gate is ring, but for its wait
+    assert job.log.count("stopped by a signal; go on with --resume") == bool(environment)
+    for run in folders:
+        finished(run, 2, 400)
+        assert same_bits(run, never_stopped(submit))  # gate is ring, but for its wait
 
 
 # -- the time limit, preemption, the loss of a node ------------------------------------------------------------------
@@ -365,9 +368,9 @@ def test_what_is_wrong_is_said_before_anything_runs(submit):
         job = submit("train_cpu.sbatch", *TRAIN, **environment)
         job.ended(2)
         assert words in job.log and len(job.log.splitlines()) == 1
-    job = submit("compare.sbatch", *TRAIN)
+    job = submit("compare.sbatch", "train-nothing")
     job.ended(2)
-    assert "give strategies, --, and the options of all" in job.log
+    assert "line 1, 'train-nothing': unknown program" in job.log
     trials = submit("search_array.sbatch", "@/dev/null", *TRAIN, sbatch=["--array=7"])
     trials.member(7).ended(2)
     assert "/dev/null has no line 7" in trials.member(7).log

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.comm import Communicator
 from hpcdl.comm.counting import CountingIntracomm, nbytes
 
 
@@ -43,6 +44,69 @@ def test_arguments_by_name_and_derived_communicators(world):
         derived.Sendrecv(x, derived.rank, recvbuf=y[:4], source=derived.rank)
         assert comm.counters.bytes == before + 32
         derived.Free()
+
+
+def test_whom_a_message_goes_to_and_how_large_it_is(world):
+    """The ranks are those of the communicator that was there first, whatever was derived from it."""
+    comm, y = CountingIntracomm(world), np.empty(9, "u1")
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for size in (0, 1, 2, 3, 4, 5, 8, 9):
+        request = comm.Isend(np.zeros(size, "u1"), right)
+        comm.Recv(y, left)
+        request.Wait()
+    assert list(comm.sent) == [right]
+    assert comm.sent[right][:7] == [1, 1, 1, 2, 2, 1, 0] and comm.sent[right][-1] == 32
+    back = comm.Split(0, -comm.rank)
+    again = back.Dup()
+    again.Sendrecv(np.zeros(4), again.size - 1 - right, recvbuf=np.empty(4), source=again.size - 1 - left)
+    assert list(comm.sent) == [right] and comm.sent[right][6] == 1 and comm.sent[right][-1] == 64
+    again.Send(np.zeros(4), MPI.PROC_NULL)
+    comm.Allreduce(MPI.IN_PLACE, np.zeros(4))
+    comm.Bcast(np.zeros(4))
+    assert sum(sum(row[:-1]) for row in comm.sent.values()) == 9  # nobody in particular has got the others
+    again.Free()
+    back.Free()
+
+
+def test_what_a_group_sends_goes_to_ranks_of_all(world):
+    comm = Communicator(world, "ring")
+    group = comm.split(0, key=-comm.rank)  # the last one first
+    own, last = comm.duplicate("own"), comm.size - 1 - group.rank
+    got, right, left = np.empty(100), (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    for _ in range(3):
+        request = group.ipush(np.zeros(100), right)
+        group.wait(got, left)
+        request.wait()
+    own.barrier()
+    with comm.traffic.uncounted():
+        comm.barrier()
+        comm.all_reduce(got)
+    assert group.sent_to == [[right, 2400, 3]] and comm.sent_to == [[(last - 1) % comm.size, 2400, 3]]
+    assert comm.traffic.message_sizes == {"1024": 3}
+    assert own.traffic.messages == sum(messages for _, _, messages in own.sent_to)
+    for each in (own, group, comm):
+        each.free()
+
+
+@pytest.mark.parametrize("name", ["ring", "tree", "naive", "direct", "recursive"])
+def test_all_that_is_counted_goes_to_somebody(name, each_group):
+    """Both ways of a call, and whatever else a communicator sends."""
+
+    def body(bare):
+        comm = Communicator(bare, name)
+        comm.all_reduce(np.zeros(1000))
+        comm.iall_reduce(np.zeros(7)).wait()
+        comm.barrier()
+        comm.broadcast(np.zeros(3))
+        window = comm.expose(np.zeros(4))
+        comm.push(np.ones(2), (comm.rank + 1) % comm.size, into=window)
+        comm.pull(np.ones(4), 0, of=window)
+        sent = comm.sent_to
+        assert sum(size for _, size, _ in sent) == comm.traffic.bytes
+        assert sum(count for _, _, count in sent) == sum(comm.traffic.message_sizes.values()) == comm.traffic.messages
+        comm.free()
+
+    each_group(body)
 
 
 @pytest.mark.mpi(min_size=2)

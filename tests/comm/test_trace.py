@@ -13,18 +13,20 @@ from hpcdl.comm.trace import clock_offset, rows
 
 def test_one_row_per_rank_with_names_times_and_bytes(world, mpi_tmp_path):
     comm = Communicator(world, allreduce="ring", trace=3)
+    for _ in range(2):  # of five spans the first two are over the limit
+        with comm.timeline.span("early"):
+            pass
     comm.barrier()
     comm.all_reduce(np.zeros(12))
     with comm.timeline.span("compute"):
         time.sleep(0.002)
-    comm.barrier()  # the fourth span is over the limit
     path = mpi_tmp_path / "trace.json"
     comm.timeline.write(path)
     if world.rank == 0:
         events = json.loads(path.read_text())["traceEvents"]
         rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
         assert sorted(rows) == list(range(world.size))
-        assert all(f"rank {rank} on " in name and "(1 later spans not kept)" in name for rank, name in rows.items())
+        assert all(f"rank {rank} on " in name and "(2 earlier spans not kept)" in name for rank, name in rows.items())
         for rank in range(world.size):
             spans = [event for event in events if event["ph"] == "X" and event["tid"] == rank]
             assert [event["name"] for event in spans] == ["barrier", "all_reduce", "compute"]
@@ -96,7 +98,33 @@ def test_operations_in_flight_at_once_get_rows_of_their_own():
 def test_no_spans_are_kept_without_a_limit(world):
     comm = Communicator(world)
     comm.barrier()
-    assert comm.timeline.spans == []
+    with comm.timeline.span("compute"):
+        pass
+    assert (len(comm.timeline.spans), comm.timeline.ended) == (0, 0)
+    comm.free()
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_the_last_spans_of_all_ranks_have_the_end_in_common(in_flight, world, mpi_tmp_path):
+    """However busy a rank was, and whichever way its calls went: what all did last is there of each of them."""
+    comm = Communicator(world, trace=8)
+    for number in range(40 * (1 + world.rank)):
+        with comm.timeline.span(f"own {number}"):
+            pass
+    for _ in range(5):
+        (comm.ibarrier().wait if in_flight else comm.barrier)()
+    with comm.timeline.span("evaluate"):
+        pass
+    path = mpi_tmp_path / "trace.json"
+    comm.timeline.write(path)
+    if world.rank == 0:
+        events = json.loads(path.read_text())["traceEvents"]
+        rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        for rank in range(world.size):
+            spans = [event["name"] for event in events if event["ph"] == "X" and event["tid"] == rank]
+            count = 40 * (1 + rank)
+            assert spans == [f"own {count - 2}", f"own {count - 1}", *["barrier"] * 5, "evaluate"]
+            assert rows[rank].endswith(f"({count - 2} earlier spans not kept)")
     comm.free()
 
 

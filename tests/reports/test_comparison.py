@@ -103,5 +103,5 @@ def test_epochs_that_end_before_the_budget_are_told_of(found):
 def test_results_that_are_none(tmp_path, text):
     if text is not None:
         (tmp_path / "results.json").write_text(text)
-    with pytest.raises(UsageError, match="results.json"):
+    with pytest.raises(UsageError, match=r"results\.json"):
         comparison.read(tmp_path)

@@ -23,7 +23,7 @@ def done(rank, count):
 
 def test_losses_are_summed_and_the_rest_is_each_ranks_own(meeting, world):
     meeting.steps_done = done(world.rank, 3)
-    steps, signalled, late, _ = meeting.meet(0, 0, Traffic())
+    steps, signalled, late, *_ = meeting.meet(0, 0, Traffic().sent_so_far)
     ranks = world.size
     assert [step.loss for step in steps] == [10 * ranks * (ranks - 1) / 2 + ranks * step for step in range(3)]
     assert [(step.total, step.seconds) for step in steps] == [(6, 0.0), (6, 1.0), (6, 2.0)]
@@ -34,23 +34,23 @@ def test_what_all_ranks_have_sent_is_told_beside(meeting, world):
     traffic = Traffic(push=Counters(calls=1, bytes=100 + world.rank, messages=2))
     meeting.steps_done = done(0, 1)
     ranks = world.size
-    assert meeting.meet(0, 0, traffic).sent == (100 * ranks + ranks * (ranks - 1) / 2, 2 * ranks)
+    assert meeting.meet(0, 0, traffic.sent_so_far).sent == (100 * ranks + ranks * (ranks - 1) / 2, 2 * ranks)
     if world.rank == world.size - 1:
         traffic["all_reduce"].messages = None  # a library's own hides them
     meeting.steps_done = done(0, 1)
-    assert np.isnan(meeting.meet(0, 0, traffic).sent[1])
+    assert np.isnan(meeting.meet(0, 0, traffic.sent_so_far).sent[1])
 
 
 def test_a_signal_on_any_rank_and_the_clock_of_rank_0(meeting, world):
     meeting.steps_done = done(0, 1)
     last = world.size - 1
-    assert meeting.meet(2 * (world.rank == last), 0, Traffic()).signalled
+    assert meeting.meet(2 * (world.rank == last), 0, Traffic().sent_so_far).signalled
     meeting.begun -= 100.0 * (world.rank == 0)
     meeting.steps_done = done(0, 1)
-    assert meeting.meet(0, 50.0, Traffic()).late
+    assert meeting.meet(0, 50.0, Traffic().sent_so_far).late
     meeting.begun += 100.0 if world.rank == 0 else -100.0  # the clocks of others do not count
     meeting.steps_done = done(0, 1)
-    assert not meeting.meet(0, 50.0, Traffic()).late
+    assert not meeting.meet(0, 50.0, Traffic().sent_so_far).late
 
 
 @pytest.mark.parametrize("taken, interval", [(0.5, 1), (0.1, 1), (0.03, 3), (1e-9, agreement.MOST)])
@@ -60,7 +60,7 @@ def test_when_to_meet_again_follows_how_long_a_step_takes_on_rank_0(meeting, wor
     meeting.start()
     now[0] = 2 * taken if world.rank == 0 else 1e3
     meeting.steps_done = done(0, 2)
-    meeting.meet(0, 0, Traffic())
+    meeting.meet(0, 0, Traffic().sent_so_far)
     assert meeting.interval == interval
     assert [meeting.due(meeting.step + steps) for steps in (interval - 1, interval)] == [False, True]
 
@@ -69,7 +69,7 @@ def test_fewer_meetings_where_they_cost_too_much(meeting):
     meeting.fewest = 8
     meeting.met -= 100
     meeting.steps_done = done(0, 1)
-    meeting.meet(0, 0, Traffic())
+    meeting.meet(0, 0, Traffic().sent_so_far)
     assert meeting.interval == 8
 
 
@@ -80,5 +80,5 @@ def test_the_first_loss_that_is_no_number_is_named_with_its_rank(meeting, world,
         Step(wrong if (world.rank, step) in ((last, 2), (0, 3)) else 1.0, 6, 0.0) for step in range(5)
     ]
     with pytest.raises(NotFinite) as found:
-        meeting.meet(0, 0, Traffic())
+        meeting.meet(0, 0, Traffic().sent_so_far)
     assert (found.value.step, found.value.rank) == (4 + 3, last)

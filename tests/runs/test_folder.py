@@ -136,7 +136,8 @@ def test_whole_runs_that_start_in_the_same_second(run, world, mpi_tmp_path, monk
 
 
 def test_what_a_run_has_left_is_removed_and_nothing_else(tmp_path):
-    ours = ["config.yaml", "metrics.jsonl", "summary.json", "trace.json", "checkpoint.h5", "checkpoint-000000012.h5"]
+    ours = ["config.yaml", "started.json", "metrics.jsonl", "summary.json", "trace.json"]
+    ours += ["checkpoint.h5", "checkpoint-000000012.h5"]
     ours += ["best.h5", "logs/rank-0000.log", "logs/rank-12345.log", "later/checkpoint.h5", "later/metrics.jsonl"]
     others = ["notes.txt", "checkpoint-12.h5", "checkpoint-mine.h5", "best.h5.txt", "rank-0000.log", ".lock", "few.h5"]
     others += ["logs/mine.log", "logs/summary.json", "later/mine.txt", "sub/config.yaml", "trace.json5"]

@@ -1,5 +1,6 @@
 """What a run has cost: the sum over its legs, also where one was killed, ran on other ranks, or kept no account."""
 
+import contextlib
 import json
 import math
 
@@ -9,6 +10,7 @@ from mpi4py import MPI
 from hpcdl.machine.versions import versions
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.legs import COUNTS, SECONDS, SUMMED, known, leg, summed
+from hpcdl.runs.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.four
 
@@ -109,6 +111,36 @@ def test_each_evaluation_says_what_all_ranks_have_sent_by_then_in_all_legs(run, 
     world.Barrier()
     last = json.loads((mpi_tmp_path / "b" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["messages"] is None and last["bytes"] > 0
+
+
+def test_what_bookkeeping_takes_is_between_the_steps_and_a_leg_that_did_not_note_it_is_not_known(
+    run, world, mpi_tmp_path, monkeypatch
+):
+    out, apart = mpi_tmp_path / "a", Stopwatch.apart
+
+    @contextlib.contextmanager
+    def longer(self):
+        with apart(self):
+            yield
+        self.apart_seconds += 100.0
+
+    monkeypatch.setattr(Stopwatch, "apart", longer)
+    run(steps=12, out=str(out), checkpoint_every=4, keep=9)
+    world.Barrier()
+    found = summary(out)
+    for seconds in found["bookkeeping_seconds_per_rank"]:
+        assert seconds > 300 and len(found["bookkeeping_seconds_per_rank"]) == world.size
+    assert found["seconds"] < 100 and max(found["compute_seconds_per_rank"]) < 100
+
+    def older(attributes):
+        del attributes["legs"][0]["bookkeeping_seconds_per_rank"]
+
+    kill(world, out, 4, older)
+    run(steps=12, out=str(out), resume=str(out))
+    world.Barrier()
+    found = summary(out)
+    assert found["bookkeeping_seconds_per_rank"] == world.size * [None]
+    assert None not in found["legs"][1]["bookkeeping_seconds_per_rank"] + found["data_seconds_per_rank"]
 
 
 def test_an_older_checkpoint_takes_the_legs_up_to_it(run, world, mpi_tmp_path):

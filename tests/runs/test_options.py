@@ -145,6 +145,26 @@ def test_a_script_adds_its_own():
         parse(More, "p", "d", ["--stage", "3"])
 
 
+def test_several_that_need_not_be_there(tmp_path, capsys):
+    @dataclass
+    class Several(Options):
+        places: list[str] = option(list, "where")
+
+    made = parse(Several, "a-program", "", ["a", "--lr", "0.5", "--out", "x"])
+    assert (made.places, made.lr) == (["a"], 0.5)
+    assert made.told == made.given | {"out"} == {"places", "lr", "out"}
+    assert parse(Several, "a-program", "", []).places == []
+    (tmp_path / "c.yaml").write_text("places: [a b, c]\nsteps: 4\n")
+    made = parse(Several, "a-program", "", ["--config", str(tmp_path / "c.yaml"), "--epochs", "2"])
+    assert made.places == ["a b", "c"] and (made.steps, made.epochs) == (0, 2)
+    assert made.given == {"places", "epochs"}  # the steps of the file hold no longer
+    with pytest.raises(UsageError, match="expected a text"):
+        parse(Several, "a-program", "", ["a\0b"])
+    with pytest.raises(SystemExit):
+        parse(Several, "a-program", "", ["--help"])
+    assert "usage: hpcdl a-program PLACES... [OPTIONS]" in capsys.readouterr().out
+
+
 def test_a_positional_argument(tmp_path):
     (tmp_path / "c.yaml").write_text("rows: 5\n")
     assert parse(Placed, "p", "d", ["there", "--config", str(tmp_path / "c.yaml")]) == Placed("there", 5)
@@ -215,3 +235,12 @@ def test_what_stands_in_a_file_and_what_was_told(tmp_path):
     assert (
         read.from_file("data") and not read.from_file("model") and not Options(data="shutil:rmtree").from_file("data")
     )
+
+
+def test_what_is_left_out_is_not_said_of_options_that_are_refused(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("topology: ring\n")
+    with pytest.raises(UsageError, match="--accumulate must be greater than 0"):
+        read("--config", str(tmp_path / "c.yaml"), "--accumulate", "0")
+    assert capsys.readouterr().err == ""
+    assert read("--config", str(tmp_path / "c.yaml")).accumulate == 1
+    assert "left out, of another strategy: topology" in capsys.readouterr().err

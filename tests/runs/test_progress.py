@@ -50,7 +50,7 @@ def test_each_evaluation_leaves_a_line_and_the_bar_ends_with_the_last_one(monkey
     out = io.StringIO()
     monkeypatch.setattr(progress, "console", lambda: Console(file=out, width=100, force_terminal=terminal))
     metrics = Metrics(Display("auto", 0), rounds=False)
-    metrics.open(Folder(None, 0), 2)
+    metrics.open(Folder(None, 0), 2, lambda step: 0.1)
     metrics.display.start(0, 4)
     for step, accuracy in ((2, 0.5), (4, 0.75)):
         metrics.record(step - 1, [Step(4.0, 8.0, 0.1), Step(2.0, 8.0, 0.1)], 4, 1234.0)

@@ -35,6 +35,7 @@ def test_the_folder_of_a_run(run, world, data, mpi_tmp_path):
     assert (done.summary is not None) == (world.rank == 0)
     world.Barrier()
     names = {"best.h5", "checkpoint.h5", "config.yaml", "metrics.jsonl", "summary.json", "trace.json", "logs", ".lock"}
+    names.add("started.json")
     assert {path.name for path in out.iterdir()} == names
     assert {path.name for path in (out / "logs").iterdir()} == {f"rank-{rank:04d}.log" for rank in range(world.size)}
     summary = json.loads((out / "summary.json").read_text())
@@ -59,6 +60,15 @@ def test_the_folder_of_a_run(run, world, data, mpi_tmp_path):
     assert evaluations[-1].keys() >= {"validation_loss", "validation_accuracy", "test_loss", "train_loss", "epoch"}
     spans = {event["name"] for event in json.loads((out / "trace.json").read_text())["traceEvents"]}
     assert spans >= {"step", "all_reduce", "broadcast", "agree", "evaluate", "checkpoint"}
+
+
+def test_the_trace_has_the_end_of_the_run(run, world, mpi_tmp_path):
+    run(out=str(mpi_tmp_path / "a"), trace=6, allreduce="ring")
+    world.Barrier()
+    events = json.loads((mpi_tmp_path / "a" / "trace.json").read_text())["traceEvents"]
+    for rank in range(world.size):
+        spans = [event["name"] for event in events if event["ph"] == "X" and event["tid"] % world.size == rank]
+        assert len(spans) == 6 and {"step", "all_reduce", "agree", "evaluate", "checkpoint"} <= set(spans)
 
 
 def test_what_is_slow_on_purpose_does_not_slow_the_warm_up(run, data):
@@ -284,6 +294,26 @@ def test_the_time_limit_ends_the_run_in_good_order(run, world, mpi_tmp_path):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["stopped"] == "time limit"
     assert [line["step"] for line in lines(out) if "test_loss" in line][-1] == done.step  # scored as it ended
+
+
+@pytest.mark.parametrize("budget", ["seconds=0.05", "bytes=30000", "examples=300"])
+def test_a_budget_ends_the_run_when_it_is_used_up_and_resumed_it_is_still(run, world, mpi_tmp_path, budget):
+    if world.size == 1 and budget.startswith("bytes"):
+        pytest.skip("one rank sends nothing")
+    out = mpi_tmp_path / "a"
+    done = run(out=str(out), epochs=20_000, budget=budget, allreduce="ring")
+    assert len(set(world.allgather(done.step))) == 1
+    if budget.startswith("examples"):  # known before: the last step is that one
+        assert (done.stopped, done.step) == ("finished", 43)
+        return
+    used = {"seconds": done.seconds, "bytes": done.legs.bytes}
+    name, _, limit = budget.partition("=")
+    assert done.stopped == "budget" and (world.rank > 0 or used[name] >= float(limit))
+    world.Barrier()
+    assert [line["step"] for line in lines(out) if "test_loss" in line][-1] == done.step  # scored as it ended
+    assert run(out=str(out), resume=str(out), epochs=20_000, budget=budget, allreduce="ring").step == done.step
+    more = run(out=str(out), resume=str(out), steps=done.step + 2, budget="", allreduce="ring")
+    assert (more.stopped, more.step) == ("finished", done.step + 2)
 
 
 def test_patience_stops_a_run_that_no_longer_improves_and_keeps_the_best(run, world, mpi_tmp_path):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.runs.stopping import Stopping
+from hpcdl.errors import UsageError
+from hpcdl.runs.stopping import Budget, Stopping
 
 
 def stopping(steps=10, **settings):
@@ -91,3 +92,38 @@ def test_what_ended_it_first_stays():
     run.judge(1.0, 0.9)
     run.end()
     assert run.reason == "signal"
+
+
+@pytest.mark.parametrize(
+    "budget, used, reason",
+    [
+        ("seconds=5", (5.0, 0, 0), "budget"),
+        ("seconds=5", (4.9, 1e9, 1e9), None),
+        ("bytes=1e6,examples=100", (0, 0, 100), "budget"),
+        ("bytes=1e6", (0, math.nan, 1e9), None),  # not known: no limit
+        ("", (1e9, 1e9, 1e9), None),
+    ],
+)
+def test_a_budget_that_is_used_up(budget, used, reason):
+    run = stopping(budget=Budget.read(budget))
+    run.used(3, *used)
+    assert run.reason == reason
+    at_its_end = stopping(steps=3, budget=Budget.read(budget))
+    at_its_end.used(3, *used)
+    assert at_its_end.reason is None  # it has finished
+    told = stopping(budget=Budget.read(budget))
+    told.told(3, True, False)
+    told.used(3, *used)
+    assert told.reason == "signal"
+
+
+def test_steps_of_a_budget_of_examples():
+    assert Budget.read("examples=1e3").steps(100, 64) == 16
+    assert Budget.read("examples=1e3").steps(10, 64) == 10
+    assert Budget.read("seconds=1").steps(10, 64) == 10
+
+
+@pytest.mark.parametrize("text", ["minutes=1", "seconds", "seconds=0", "bytes=-1", "examples=many", "bytes=inf"])
+def test_bad_budgets(text):
+    with pytest.raises(UsageError, match="--budget"):
+        Budget.read(text)

@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.comm.allreduce import auto
 from hpcdl.models import name_of
-from hpcdl.runs import Options
+from hpcdl.runs import Options, summary
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.summary import SCHEMA_VERSION
 
@@ -50,6 +50,33 @@ def test_what_auto_takes_is_told_by_length(run, world):
         table = done.summary["allreduce_by_length"]
         assert [each["up_to_bytes"] for each in table] == [*auto.LIMITS, None]
         assert [each["algorithm"] for each in table] == done.comm.by_length and done.summary["allreduce"] == "auto"
+
+
+def test_who_has_sent_how_much_to_whom(run, world, mpi_tmp_path):
+    """The ring sends to the right, 2 (N - 1) messages an all-reduce; all that is counted went somewhere."""
+    out, ranks, steps = mpi_tmp_path / "a", world.size, 10
+    run(allreduce="ring", steps=steps, out=str(out), checkpoint_every=3, keep=9)
+    world.Barrier()
+    found = json.loads((out / "summary.json").read_text())
+    begun = [traffic.get("broadcast", {"bytes": 0, "messages": 0}) for traffic in found["traffic_per_rank"]]
+    for rank, sent in enumerate(found["sent_to_per_rank"]):
+        assert sum(size for _, size, _ in sent) == found["bytes_sent_per_rank"][rank]
+        assert sum(count for _, _, count in sent) == found["messages_per_rank"][rank]
+        assert sum(found["message_sizes_per_rank"][rank].values()) == found["messages_per_rank"][rank]
+        right = [count for to, _, count in sent if to == (rank + 1) % ranks]
+        others = sum(count for to, _, count in sent if to != (rank + 1) % ranks)
+        if ranks > 1:
+            assert others <= begun[rank]["messages"]  # the initial values, along a tree
+            assert right[0] + others == 2 * (ranks - 1) * steps + begun[rank]["messages"]
+        else:
+            assert sent == []
+
+
+def test_of_too_many_pairs_nothing_is_told(run, world, monkeypatch):
+    monkeypatch.setattr(summary, "MOST_PAIRS", 1)
+    done = run(allreduce="ring", steps=3)
+    if world.rank == 0 and world.size > 1:
+        assert done.summary["sent_to_per_rank"] is None and len(done.summary["message_sizes_per_rank"]) == world.size
 
 
 def test_where_steps_call_no_all_reduce_there_is_none(run, world):

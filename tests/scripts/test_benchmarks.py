@@ -111,72 +111,9 @@ def test_bench_batch_size(run_on, tmp_path):
     assert done.returncode == 2 and "--batches" in done.stderr
 
 
-def test_bench_batch_size_of_local_steps(run_on, tmp_path):
-    options = ["--model", "softmax", "--batches", "100,200", "--epochs", "2", "--seeds", "1", "--rates", "plain"]
-    options += ["--strategies", "all-reduce,local,post-local", "--optimizer", "sgd", "--sync-every", "15"]
-    run_on(2, FOLDER / "bench_batch_size.py", *options, "--json", "b.json", check=0)
-    rows = rows_of(tmp_path / "b.json", "bench-batch-size")
-    names = ("all-reduce", "local", "post-local")
-    assert [(row["strategy"], row["batch_size"]) for row in rows] == [
-        (name, size) for name in names for size in (100, 200)
-    ]
-    assert all(row["steps"] == 2 * math.ceil(1438 / row["batch_size"]) and not row["scaled"] for row in rows)
-    assert len({row["test_loss"] for row in rows if row["batch_size"] == 100}) == 3  # three ways to train
-    done = run_on(2, FOLDER / "bench_batch_size.py", "--strategies", "all-reduce,locl")
-    assert done.returncode == 2 and "unknown strategy 'locl' (did you mean 'local'?)" in done.stderr
-
-
-def test_bench_servers(run_on, tmp_path):
-    options = ["--servers", "1", "--bounds", "1", "--steps", "4", "--repeats", "1", "--model", "softmax"]
-    done = run_on(3, FOLDER / "bench_servers.py", *options, "--json", "s.json", check=0)
-    rows = rows_of(tmp_path / "s.json", "bench-servers")
-    assert [row["scheme"] for row in rows] == [row[0] for row in table(done.stdout)[2:]] == ["bsp", "ssp 1", "async"]
-    for row in rows:
-        assert (row["ranks"], row["workers"], len(row["sent_bytes_per_rank"])) == (3, 2, 3)
-        assert 0 <= row["idle_share_of_workers"] <= 1 and row["mean_staleness"] >= 0
-        assert row["test_accuracy_per_evaluation"][-1] == row["test_accuracy"]
-
-
-@pytest.mark.parametrize("option", [["--repeats", "0"], ["--servers", "0"], ["--straggler", "0:2"], ["--lr", "-1"]])
-def test_bench_servers_refuses_in_one_line(run_on, option):
-    done = run_on(3, FOLDER / "bench_servers.py", "--servers", "1", "--steps", "2", *option)
-    assert done.returncode == 2 and done.stdout == ""
-    ours = [line for line in done.stderr.splitlines() if "error: " in line]
-    assert len(ours) == 1 and ours[0].startswith(f"bench-servers: error: {option[0]} ") and "Abort" not in done.stderr
-
-
-def test_bench_gossip_of_a_network(run_on, tmp_path):
-    """Bytes and messages are those of the algorithms; equal steps end with equal losses."""
-    options = ["--topologies", "ring,one-peer", "--sync-every", "1,3", "--epochs", "2", "--repeats", "2"]
-    done = run_on(4, FOLDER / "bench_gossip.py", *options, "--json", "g.json", check=0, timeout=120)
-    results = {}
-    for row in rows_of(tmp_path / "g.json", "bench-gossip"):
-        results.setdefault(row["strategy"], []).append(row)
-    rows = {row[0]: row[1:] for row in table(done.stdout)[2:]}
-    names = ["all-reduce SGD", "dpsgd, ring", "dpsgd, one-peer", "local SGD, H = 1", "local SGD, H = 3"]
-    assert list(rows) == list(results) == names
-    k, steps = 4 * 9610, 6  # bytes of the parameters; 1,438 rows in batches of 256
-    for name, vectors, messages in [
-        ("all-reduce SGD", 2 * 3 / 4, 6),
-        ("dpsgd, ring", 2, 2),
-        ("dpsgd, one-peer", 1, 1),
-        ("local SGD, H = 1", 2 * 3 / 4, 6),
-        ("local SGD, H = 3", 2 * 3 / 4 / 3, 2),
-    ]:
-        assert float(rows[name][0]) == pytest.approx(steps * vectors * k / 1e6, abs=0.001)
-        assert int(rows[name][1]) == steps * messages
-        assert [(row["seed"], row["steps"]) for row in results[name]] == [(0, 6), (0, 12), (1, 6), (1, 12)]
-        assert all(row["seconds_since_the_row_before"] > 0 for row in results[name])
-        assert all(row["busiest_rank_sent_messages_per_epoch"] == steps * messages for row in results[name])
-    assert rows["all-reduce SGD"][3] == "1.00"
-    first, same = ([row["train_loss"] for row in results[name][1::2]] for name in (names[0], names[3]))
-    assert first == pytest.approx(same, rel=1e-4) and first[0] != first[1]
-    assert rows["dpsgd, ring"][5] != rows["all-reduce SGD"][5]
-
-
 def test_bench_gossip_of_the_optimum(run_on, tmp_path):
     """One label per rank: D-PSGD stays away from the optimum, gradient tracking and DeTAG go on towards it."""
-    options = ["--case", "optimum", "--model", "softmax", "--partition", "by-label", "--batch-size", "full"]
+    options = ["--model", "softmax", "--partition", "by-label", "--batch-size", "full"]
     options += ["--dtype", "float64", "--weight-decay", "1", "--lr", "0.1", "--repeats", "1", "--at", "200,50"]
     run_on(4, FOLDER / "bench_gossip.py", *options, "--json", "o.json", check=0, timeout=120)
     rows, seen = rows_of(tmp_path / "o.json", "bench-gossip"), {}
@@ -193,8 +130,8 @@ def test_bench_gossip_of_the_optimum(run_on, tmp_path):
     "options, words",
     [
         (["--topologies", "ring,hypercube"], "a hypercube has a power of two of ranks, not 3"),
-        (["--case", "optimum", "--topologies", "one-peer"], "detag's gossip is accelerated on one graph"),
-        (["--sync-every", "1,0"], "--sync-every: numbers above 0"),
+        (["--topologies", "one-peer"], "detag's gossip is accelerated on one graph"),
+        (["--at", "1,0"], "--at: numbers above 0"),
     ],
 )
 def test_bench_gossip_refuses_in_one_line(run_on, options, words):

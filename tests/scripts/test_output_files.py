@@ -15,10 +15,9 @@ from in_process import ends
 BENCHMARKS = {
     "bench_allreduce": ["--algorithms", "ring", "--sizes", "4", "--seconds", "0.001"],
     "bench_batch_size": ["--data", "few.h5", "--model", "softmax", "--batches", "9", "--epochs", "1", "--seeds", "1"],
-    "bench_gossip": ["--data", "few.h5", "--model", "softmax", "--repeats", "1", "--sync-every", "1"],
+    "bench_gossip": ["--data", "few.h5", "--model", "softmax", "--repeats", "1", "--at", "2"],
     "bench_kernels": ["--kernels", "scale", "--sizes", "64", "--seconds", "0.001"],
     "bench_model_parallel": ["--data", "few.h5", "--model", "mlp:4,4", "--steps", "1", "--repeats", "1"],
-    "bench_servers": ["--data", "few.h5", "--model", "softmax"],
     "doctor": ["--quick"],
     "gpu_check": [],
 }

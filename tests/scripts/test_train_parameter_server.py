@@ -151,13 +151,19 @@ def test_a_time_limit_and_lost_patience_end_in_good_order(run_on, tmp_path, how,
     assert found["test_accuracy"] is not None
 
 
-def test_a_run_that_diverges_is_one_line_and_status_1(launch):
-    for ranks, how in ((3, ["async"]), (2, ["ssp", "--staleness", "1", "--servers-on-workers"])):
-        done = launch(
+def test_a_run_that_diverges_is_one_line_and_status_1(run_on):
+    data_servers = ["--data-servers", "1"]
+    for ranks, how in (
+        (3, ["async"]),
+        (2, ["ssp", "--staleness", "1", "--servers-on-workers"]),
+        (4, ["bsp", *data_servers]),
+        (3, ["bsp", "--servers-on-workers", *data_servers]),
+    ):
+        done = run_on(
             ranks, SCRIPT, *SMALL, "--consistency", *how, "--lr", "1e30", "--out", "none", check=1, timeout=30
         )
-        (line,) = errors(done, "")
-        assert re.search(r"the loss of step [1-9]\d* is not finite on rank [0-2]; there is no checkpoint yet", line)
+        (line,) = errors(done)
+        assert re.search(r"the loss of step [1-9]\d* is not finite on rank [0-3]; there is no checkpoint yet", line)
         assert "Traceback" not in done.stderr
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hpcdl.comm.trace import Traffic
 from hpcdl.services.clocks import Clocks
 from hpcdl.services.consistency import BSP, Consistency
 from hpcdl.services.lead import Lead
@@ -20,7 +21,7 @@ class Post:
     rank, size = 3, 4
 
     def __init__(self):
-        self.sent = []
+        self.sent, self.traffic = [], Traffic()
 
     def iwait(self, *_):
         return SimpleNamespace(done=False)

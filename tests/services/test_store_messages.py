@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from hpcdl.comm.counting import Counters
+from hpcdl.comm.trace import Traffic
 from hpcdl.services.store_messages import (
     ANSWER_HEADER,
     ENDED,
@@ -13,17 +15,29 @@ from hpcdl.services.store_messages import (
     as_message,
     as_request,
     new_header,
+    tell_sent,
 )
 
 
 def test_a_header_is_its_numbers_in_order():
-    """14 numbers ask, 7 answer; what is not said is 0, what is changed later changes the message."""
+    """16 numbers ask, 9 answer; what is not said is 0, what is changed later changes the message."""
     request = new_header(REQUEST_HEADER, operation=Operation.PUSH, reply=Tag.ANSWER, signal=True, loss=np.inf)
     message = as_message(request)
-    assert message.dtype == np.float64 and message.tolist() == [1, 3, *[0] * 8, np.inf, 0, 0, 1]
+    assert message.dtype == np.float64 and message.tolist() == [1, 3, *[0] * 8, np.inf, 0, 0, 1, 0, 0]
     request["seen"] = 2**53
     assert message[6] == 2**53 and as_request(message.copy()) == request
-    assert as_message(new_header(ANSWER_HEADER)).tolist() == [0] * 7
+    assert as_message(new_header(ANSWER_HEADER)).tolist() == [0] * 9
+
+
+def test_a_message_tells_what_its_sender_has_sent_with_it():
+    traffic, header = Traffic(push=Counters(bytes=1000, messages=4)), new_header(ANSWER_HEADER)
+    tell_sent(header, traffic)
+    assert (header["bytes"], header["messages"]) == (1072, 5)
+    tell_sent(header, traffic, np.zeros(3))
+    assert (header["bytes"], header["messages"]) == (1096, 6)
+    traffic["all_reduce"].messages = None  # a library's own hides them
+    tell_sent(header, traffic)
+    assert header["bytes"] == 1072 and np.isnan(header["messages"])
 
 
 def test_a_push_is_read_as_it_was_told():

@@ -1,5 +1,7 @@
 """AD-PSGD: on one rank it is sequential SGD; on several no rank waits for a slow one, and all meet for the average."""
 
+import json
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -53,12 +55,14 @@ def test_one_rank_is_sequential_step_by_step(options, follow):
 def start(follow):
     """A function: train on `bare` with this topology; wrap(model): the model to train instead."""
 
-    def run(bare, spec="ring", wrap=lambda model: model, data=None, model="mlp:5", **options):
+    def run(bare, spec="ring", wrap=lambda model: model, data=None, model="mlp:5", observer=None, **options):
         options = Options(**{"batch_size": 13, "epochs": 4, "dtype": "float64", "progress": "none"} | options)
         comm, before = Communicator(bare, "ring"), set(activity.in_flight)
         data = data or follow.examples(options.dtype)
         made = wrap(make_model(model, data.features, data.classes, options.dtype))
         with Run(comm, options) as run:
+            if observer is not None:
+                run.observe(observer)
             train(comm, made, data, run.make_optimizer(made, data), run, graph(spec, bare.size))
         comm.free()
         assert not set(activity.in_flight) - before
@@ -170,6 +174,26 @@ def test_gone_on_with_from_the_average_on_any_number_of_ranks(start, world, mpi_
             if part.rank == 0:
                 assert still.step == 12
             part.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.four
+def test_an_evaluation_knows_what_all_ranks_have_sent(start, world, mpi_tmp_path):
+    """The last one all but the last sign of each rank to its neighbours; between meetings what rank 0 has been told."""
+    agreed = []
+
+    def note(run, loss, total):
+        agreed.append(run.legs.sent)
+
+    run = start(world, steps=12, out=str(mpi_tmp_path / "a"), observer=note)
+    world.Barrier()
+    if world.rank == 0:
+        lines = [json.loads(line) for line in (mpi_tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+        told = [(line["bytes"], line["messages"]) for line in lines if "test_loss" in line]
+        signs = sum(1 for rank, to in graph("ring", world.size).edges if rank != to)
+        assert sum(run.summary["bytes_sent_per_rank"]) - told[-1][0] == 8 * signs
+        assert sum(run.summary["messages_per_rank"]) - told[-1][1] == signs
+        assert told == sorted(told) and agreed == sorted(agreed)
 
 
 @pytest.mark.four

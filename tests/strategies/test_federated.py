@@ -1,6 +1,7 @@
 """Federated averaging: against the algorithm in plain numpy, and to the bit the same on any number of ranks."""
 
 import itertools
+import json
 import tracemalloc
 from pathlib import Path
 
@@ -158,6 +159,13 @@ def test_resumed_is_never_stopped_to_the_bit_on_any_number_of_ranks(own, federat
         assert np.array_equal(again.path, whole.path[4:])
 
     each_group(body)
+
+
+def test_the_learning_rate_of_a_round_is_the_clients(federate, world, mpi_tmp_path):
+    federate(world, own={"server_lr": 0.7}, rounds=3, lr=0.2, schedule="1/t:decay=1", out=str(mpi_tmp_path / "a"))
+    world.Barrier()
+    lines = map(json.loads, (mpi_tmp_path / "a" / "metrics.jsonl").read_text().splitlines())
+    assert [line["learning_rate"] for line in lines if "test_loss" not in line] == [0.2, 0.1, 0.2 / 3]
 
 
 def test_a_round_in_which_nobody_answers_changes_nothing(federate, world):

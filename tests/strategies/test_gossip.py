@@ -235,5 +235,11 @@ def test_bytes_are_those_of_the_edges(method, follow, each_group):
         values = 2 * k if method in ("gradient-tracking", "detag") else k
         assert run.comm.traffic["push"].messages == messages
         assert run.comm.traffic["push"].bytes == messages * values * 8
+        if method != "defacto":  # on each edge in each step; all else is the broadcast of the initial values
+            left = {to: (size, count) for to, size, count in run.comm.sent_to}
+            for to in graph.graph(0)[comm.rank]:
+                left[to] = left[to][0] - 6 * values * 8, left[to][1] - 6
+            begun, sums = run.comm.traffic["broadcast"], np.sum([(0, 0), *left.values()], axis=0)
+            assert (begun.bytes, begun.messages) == tuple(sums) and np.min([*left.values(), (0, 0)]) == 0
 
     each_group(body)

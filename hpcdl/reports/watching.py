@@ -1,0 +1,377 @@
+"""A run that goes on elsewhere, seen through its files alone: how far it is, how fast, whether it will end in time.
+
+    started.json     what was begun, with how many steps, and when Slurm or --time-limit will end it
+    metrics.jsonl    steps and evaluations: what is new each time, of which a bounded number of points is kept
+    summary.json     it has come to its end
+    .lock            held as long as the run lives, where the file system is of this machine
+    logs/            how it was stopped
+
+Older runs have no started.json: then config.yaml has the options, and what only the former says is not known.
+"""
+
+import collections
+import contextlib
+import fcntl
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hpcdl.errors import UsageError
+from hpcdl.reports.lines import Lines, is_evaluation
+from hpcdl.reports.load import METRICS, runs_of
+from hpcdl.runs.options import read_file
+from hpcdl.runs.stopping import Budget
+
+POINTS = 512  # of a curve, at most
+WINDOW = 60.0  # seconds of steps over which "now" is measured
+PATIENCE = 60.0  # seconds without a change after which a summary is believed where nobody knows of the lock
+STEADY = 60.0  # seconds of steps after which what comes beside them, as evaluations, is known well enough
+LOCAL = re.compile(
+    "bcachefs|btrfs|ext[234]|f2fs|jfs|overlay|ramfs|reiserfs|tmpfs|xfs|zfs"
+)  # file systems of one machine
+ENDED = re.compile(rb"ended after step (\d+): (.+)")  # in the log of rank 0
+SCORES = ("validation_accuracy", "test_accuracy", "validation_rmse", "test_rmse", "validation_loss", "test_loss")
+
+
+class Curve:
+    """Points of a curve, as many as can be drawn: when there are too many, each two become their mean."""
+
+    def __init__(self, most: int = POINTS):
+        self.most, self.each = most, 1  # each: how many are one point
+        self.points: list[tuple[float, float]] = []
+        self.open = (0, 0.0, 0.0)  # of the next point: how many it has, and their sums
+
+    def add(self, x: float, y: Any) -> None:
+        """One more; what is no finite number is none."""
+        if not isinstance(y, int | float) or not math.isfinite(y):
+            return
+        count, sum_x, sum_y = self.open
+        self.open = (count + 1, sum_x + x, sum_y + y)
+        if self.open[0] == self.each:
+            self.points.append((self.open[1] / self.each, self.open[2] / self.each))
+            self.open = (0, 0.0, 0.0)
+        if len(self.points) == self.most:
+            two = zip(self.points[::2], self.points[1::2], strict=True)
+            self.points = [((a + c) / 2, (b + d) / 2) for (a, b), (c, d) in two]
+            self.each *= 2
+
+    def drawn(self) -> list[tuple[float, float]]:
+        """All points, with one for those that are not enough for one yet."""
+        count, sum_x, sum_y = self.open
+        return [*self.points, (sum_x / count, sum_y / count)] if count else [*self.points]
+
+
+class Watched:
+    """A run's folder. After each `look` the attributes are what its files say; `now` is a clock of UNIX seconds."""
+
+    def __init__(self, folder: Path, now: Any = time.time):
+        self.folder, self.now = folder, now
+        self.place: tuple[int, int] | None = None  # of metrics.jsonl: device and number
+        self.seen: dict[str, tuple[int, int] | None] = {}  # files that were read, as they were
+        self.started: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
+        self.summary: dict[str, Any] | None = None
+        self.problem = ""  # what could not be read
+        self._over()
+
+    def _over(self) -> None:
+        """From the beginning of metrics.jsonl."""
+        self.lines = Lines(self.folder / METRICS)
+        self.last: dict[str, Any] = {}  # what was last said of each name
+        self.scores: dict[str, Any] = {}  # of the last evaluation
+        self.curves = {"loss": Curve()}
+        self.recent: collections.deque[tuple[float, float]] = collections.deque()  # step and seconds, a second apart
+        self.sent = (0.0, 0.0)  # the step of the last evaluation, and the bytes by then
+        self.before = 0.0  # seconds that steps took in legs before this one
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Read what is new; returns whether something was. Nothing is where the folder is not there any more."""
+        changed = False
+        for name, read in (("started.json", self._read_started), ("config.yaml", self._read_config)):
+            changed |= self._changed(name, read)
+        changed |= self._changed("summary.json", self._read_summary)
+        if (self.folder / METRICS).exists():
+            changed |= self._read_metrics()
+        elif self.place is not None:
+            self.place, changed = None, True
+            self._over()
+        return changed
+
+    def _changed(self, name: str, read: Any) -> bool:
+        """Read a file if it is another one than before; a file that is gone says nothing."""
+        mark = None
+        with contextlib.suppress(OSError):
+            about = os.stat(self.folder / name)
+            mark = (about.st_ino, about.st_mtime_ns)
+        if self.seen.get(name) == mark:
+            return False
+        self.seen[name] = mark
+        read(self.folder / name, mark is not None)
+        return True
+
+    def _read_started(self, path: Path, there: bool) -> None:
+        found = read_json(path) if there else None
+        self.started = found or {}
+
+    def _read_summary(self, path: Path, there: bool) -> None:
+        self.summary = read_json(path) if there else None
+
+    def _read_config(self, path: Path, there: bool) -> None:
+        self.options, self.problem = {}, ""
+        if there:
+            try:
+                self.options = read_file(path, str(path))
+            except UsageError as error:
+                self.problem = str(error)
+
+    def _read_metrics(self) -> bool:
+        """The new lines; from the beginning, where the file is another one, or was cut."""
+        with contextlib.suppress(OSError):
+            about = os.stat(self.lines.path)
+            place = (about.st_dev, about.st_ino)
+            anew = self.place is not None and (place != self.place or about.st_size < self.lines.place)
+            if anew:
+                self._over()
+            self.place, before = place, self.lines.place
+            for line in self.lines:
+                self._take(line)
+            return anew or self.lines.place > before
+        return False
+
+    def _take(self, line: dict[str, Any]) -> None:
+        step, seconds = line["step"], line.get("seconds")
+        self.last |= line
+        if is_evaluation(line):
+            self.scores = {name: line[name] for name in line if name.startswith(("test_", "validation_", "consensus_"))}
+            self.sent = (step, number(line.get("bytes"), 0))
+            name = self.score
+            if name:
+                self.curves.setdefault(name, Curve()).add(step, line[name])
+        else:
+            self.curves["loss"].add(step, line.get("train_loss"))
+        if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+            return
+        if step <= number(self.started.get("first_step"), 0):
+            self.before = seconds
+        if not self.recent or seconds - self.recent[-1][1] >= 1 or seconds < self.recent[-1][1]:
+            self.recent.append((step, seconds))
+            while len(self.recent) > 2 and seconds - self.recent[1][1] >= WINDOW:
+                self.recent.popleft()
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    @property
+    def score(self) -> str:
+        """The name of the score that counts; "" before the first evaluation."""
+        return next((name for name in SCORES if isinstance(self.scores.get(name), int | float)), "")
+
+    @property
+    def step(self) -> int:
+        """The last step that was recorded."""
+        return int(number(self.last.get("step"), number(self.started.get("first_step"), 0)))
+
+    @property
+    def rounds(self) -> bool:
+        """Whether steps are rounds."""
+        return "round" in self.last or self.started.get("program") == "train-federated"
+
+    @property
+    def steps(self) -> int | None:
+        """The last step as planned; None where that is not known."""
+        found = number(self.started.get("steps"), 0) or whole(self.options.get("rounds" if self.rounds else "steps"))
+        if found:
+            return int(found)
+        epochs, epoch = whole(self.options.get("epochs")), number(self.last.get("epoch"), 0)
+        return round(self.step / epoch) * epochs if epochs and epoch > 0 else None
+
+    @property
+    def epochs(self) -> float | None:
+        """The last epoch as planned."""
+        per_epoch, epoch = number(self.started.get("steps_per_epoch"), 0), number(self.last.get("epoch"), 0)
+        per_epoch = per_epoch or (round(self.step / epoch) if epoch > 0 else 0)
+        return self.steps / per_epoch if self.steps and per_epoch else None
+
+    @property
+    def batch(self) -> int | None:
+        """Examples of a step; None where that is not known."""
+        found = number(self.started.get("batch_size"), 0)
+        if not found and not whole(self.options.get("batch_per_rank")) and not self.rounds:
+            found = whole(self.options.get("batch_size"))
+        return int(found) or None
+
+    def rates(self) -> tuple[float, float] | None:
+        """Steps per second: over the last while, and in the mean of all; None before there are some."""
+        seconds, step = number(self.last.get("seconds"), 0), self.step
+        if seconds <= 0 or step <= 0:
+            return None
+        then, at = self.recent[0] if self.recent else (0, 0.0)
+        now = (step - then) / (seconds - at) if seconds > at and step > then else step / seconds
+        return now, step / seconds
+
+    def left(self) -> float | None:
+        """Seconds that the run will take still, at the pace of the last while; None where that is not known.
+
+        What comes beside steps, as evaluations and checkpoints, is added as it was in this leg so far.
+        """
+        rates, seconds = self.rates(), number(self.last.get("seconds"), 0)
+        begun = number(self.started.get("started"), 0)
+        if rates is None:
+            return None
+        steps = [] if self.steps is None else [(self.steps - self.step) / rates[0]]
+        found = min([*steps, *self._allowed(seconds, rates[0])], default=None)
+        if found is None:
+            return None
+        of_steps, changed, share = seconds - self.before, self.changed(), 1.0
+        if begun and of_steps >= STEADY and changed is not None:
+            share = max(1.0, (changed - begun) / of_steps)
+        return max(0.0, found) * share
+
+    def _allowed(self, seconds: float, rate: float) -> list[float]:
+        """Seconds of steps that --budget allows still; of bytes, as they were sent until the last evaluation."""
+        budget, (at, sent) = self.budget, self.sent
+        found = [budget.seconds - seconds] if math.isfinite(budget.seconds) else []
+        if math.isfinite(budget.bytes) and at > 0 and sent > 0:
+            found.append((budget.bytes * at / sent - self.step) / rate)
+        if math.isfinite(budget.examples) and self.batch:
+            found.append((budget.examples / self.batch - self.step) / rate)
+        return found
+
+    @property
+    def budget(self) -> Budget:
+        """What --budget allows."""
+        text = self.options.get("budget")
+        with contextlib.suppress(UsageError):
+            return Budget.read(text if isinstance(text, str) else "")
+        return Budget()
+
+    def ends(self) -> list[tuple[str, float]]:
+        """What will end the run, and in how many seconds: Slurm, --time-limit; the first one first."""
+        found = []
+        if number(self.started.get("ends"), 0):
+            found.append(("Slurm", self.started["ends"] - self.now()))
+        limit, begun = number(self.started.get("time_limit"), 0), number(self.started.get("started"), 0)
+        if limit and begun:
+            found.append(("--time-limit", begun + limit - self.now()))
+        return sorted(found, key=lambda each: each[1])
+
+    def changed(self) -> float | None:
+        """When one of the run's files has changed last, in UNIX seconds; None where there is none."""
+        return last_change(self.folder)
+
+    def quiet(self) -> float:
+        """Seconds without news."""
+        changed = self.changed()
+        return 0.0 if changed is None else max(0.0, self.now() - changed)
+
+    def state(self) -> tuple[str, str]:
+        """gone, ended, stopped, dead or going, and the reason if there is one.
+
+        dead: nobody holds the lock, and the run has not said how it ended. A run of which nobody can tell is going.
+        """
+        if self.changed() is None:
+            return "gone", ""
+        living = is_held(self.folder)
+        summary = self.summary
+        silent = living is False or (living is None and self.quiet() > PATIENCE)
+        if summary and number(summary.get("steps"), -1) == self.step and (silent or self.summary_is_last()):
+            return "ended", str(summary.get("stopped") or "")
+        if living is not False:
+            return "going", ""
+        with contextlib.suppress(OSError), open(self.folder / "logs" / "rank-0000.log", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            said = ENDED.findall(b"".join(file.read().splitlines()[-1:]))
+            if said:
+                return "stopped", said[0][1].decode(errors="replace")
+        return "dead", ""
+
+    def summary_is_last(self) -> bool:
+        """Whether nothing was written after the summary: no other leg has begun."""
+        times = [self.seen.get(name) for name in ("summary.json", "started.json", "config.yaml")]
+        return times[0] is not None and all(each is None or each[1] <= times[0][1] for each in times[1:])
+
+
+def last_change(folder: Path) -> float | None:
+    """When one of the files of a run has changed last, in UNIX seconds; None where there is none."""
+    times = []
+    for name in (METRICS, "started.json", "config.yaml", "summary.json", "checkpoint.h5"):
+        with contextlib.suppress(OSError):
+            times.append(os.stat(folder / name).st_mtime)
+    return max(times, default=None)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A file's object; None where it is none, or half-written."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_bytes())
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def number(value: Any, otherwise: float) -> float:
+    """The value if it is a finite number."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else otherwise
+
+
+def whole(text: Any) -> int:
+    """The number that an option's text says; 0 where it says none, as `full`."""
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 19 else 0
+
+
+def is_held(folder: Path) -> bool | None:
+    """Whether a process holds the lock of this folder; None where that cannot be known.
+
+    On file systems of the network it cannot: who holds it may be on another machine.
+    """
+    try:
+        if not LOCAL.fullmatch(file_system(folder)):
+            return None
+        with open(folder / ".lock", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back when the file is closed
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+
+
+def file_system(path: Path, mounts: str = "/proc/self/mountinfo") -> str:
+    """The kind of file system on which a path lies; "" where that is not known."""
+    about = os.stat(path).st_dev
+    device = f"{os.major(about)}:{os.minor(about)}"
+    kind = ""
+    with contextlib.suppress(OSError), open(mounts) as file:
+        for line in file:
+            fields, _, more = line.partition(" - ")
+            if fields.split()[2] == device:
+                kind = more.split()[0]
+    return kind
+
+
+class Watching:
+    """Folders of runs: the run that has changed last, and how many there are."""
+
+    def __init__(self, folders: Iterable[str], now: Any = time.time):
+        self.folders, self.now = [*folders], now
+        self.runs = runs_of(self.folders)  # here: a folder without a run is refused
+        self.single = len(self.runs) == 1
+        self.name, self.run = "", None  # type: str, Watched | None
+        self.done = 0
+
+    def look(self) -> bool:
+        """Read what is new; returns whether something was."""
+        with contextlib.suppress(UsageError):
+            self.runs = runs_of(self.folders)
+        if self.run is None or len(self.runs) > 1:
+            self.done = sum((folder / "summary.json").exists() for folder in self.runs.values())
+            name = max(self.runs, key=lambda name: last_change(self.runs[name]) or 0)
+            if self.run is None or self.runs[name] != self.run.folder:
+                self.name, self.run = name, Watched(self.runs[name], self.now)
+        self.single = len(self.runs) == 1
+        return self.run.look()

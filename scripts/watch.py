@@ -1,0 +1,99 @@
+"""How a run is doing that goes on elsewhere: python scripts/watch.py runs/a
+
+Reads its files only, on any machine that sees them. On a terminal it shows curves, which are drawn anew every so many
+seconds; through a pipe, a line whenever there is news. Of a FOLDER with several runs below it, as a comparison's, it
+shows the one that has changed last. It ends with the run, or with Ctrl-C. One process is enough, without MPI.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.live import Live
+
+from hpcdl.errors import UsageError, line
+from hpcdl.reports.watch_view import NEWS, facts, news, outlook, view
+from hpcdl.reports.watching import Watching
+from hpcdl.runs.options import option, parse
+
+LEAST, MOST = 0.1, 86400.0  # seconds
+
+
+@dataclass
+class WatchOptions:
+    """What is watched, and how often one looks."""
+
+    folder: list[str] = option(list, "folders of runs, or with runs below them")
+    every: float = option(2.0, "seconds between two looks")
+    once: bool = option(False, "print the state and leave")
+
+    def __post_init__(self):
+        if not LEAST <= self.every <= MOST:
+            raise UsageError(f"--every is a number of seconds, {LEAST:g} to {MOST:,.0f}, not {self.every:g}")
+
+
+def main(arguments=None):
+    try:
+        options = parse(WatchOptions, "watch", __doc__, arguments)
+        watching, console = Watching(options.folder), Console(markup=False, highlight=False, emoji=False)
+        with contextlib.suppress(KeyboardInterrupt):
+            if options.once:
+                once(watching, console)
+            elif console.is_terminal:
+                on_terminal(watching, console, options.every)
+            else:
+                in_lines(watching, options.every)
+    except UsageError as error:
+        print(f"watch: error: {line(error)}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def once(watching, console):
+    """The state: on a terminal with curves."""
+    watching.look()
+    if console.is_terminal:
+        console.print(view(watching, watching.run, console))
+    else:
+        print("\n".join(facts(watching, watching.run)), flush=True)
+
+
+def on_terminal(watching, console, every):
+    """The state, drawn over the one before, until the run ends."""
+    watching.look()
+    with Live(view(watching, watching.run, console), console=console, auto_refresh=False) as live:
+        while not over(watching):
+            time.sleep(every)
+            watching.look()
+            live.update(view(watching, watching.run, console), refresh=True)
+
+
+def in_lines(watching, every):
+    """A line whenever there is news, until the run ends."""
+    said = None
+    while True:
+        if watching.look() or said != state(watching):
+            said = state(watching)
+            print(news(watching, watching.run), flush=True)
+        if over(watching):
+            return
+        time.sleep(every)
+
+
+def state(watching):
+    """What is news, even where no file has changed."""
+    run = watching.run
+    return run.folder, run.state(), bool(run.quiet() >= NEWS) and outlook(run)[0]
+
+
+def over(watching):
+    """Whether nothing more will come: of one run, it has ended."""
+    return watching.single and watching.run.state()[0] == "ended"
+
+
+if __name__ == "__main__":
+    main()

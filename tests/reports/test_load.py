@@ -1,0 +1,159 @@
+"""hpcdl/reports/load.py: columns of one length, whole numbers whole, as pandas and polars take them."""
+
+import json
+import math
+import re
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from few import write_few
+from written_runs import lines_of
+
+from hpcdl import reports
+from hpcdl.errors import UsageError
+from hpcdl.reports.load import natural, runs_of
+
+
+def same(one, other):
+    return set(one) == set(other) and all(np.array_equal(one[k], other[k], equal_nan=True) for k in one)
+
+
+def test_columns_of_a_run(write_run):
+    found = reports.load(write_run("a"))
+    names = ["step", "epoch", "train_loss", "seconds", "test_loss", "test_accuracy", "bytes", "messages"]
+    assert list(found) == names and {len(column) for column in found.values()} == {10}
+    assert found["step"].dtype == np.int64 and found["step"].tolist() == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
+    assert found["train_loss"].tolist() == [1 / step for step in found["step"]]
+    here = [4, 9]
+    assert found["bytes"].dtype == float and found["bytes"][here].tolist() == [400, 800]
+    for name in names[4:]:
+        assert np.flatnonzero(~np.isnan(found[name])).tolist() == here
+    found["epoch"] += 1  # arrays of one's own
+
+
+def test_steps_and_evaluations(write_run):
+    folder = write_run("a")
+    steps, scores = reports.load(folder, "steps"), reports.load(str(folder), what="evaluations")
+    assert list(steps) == ["step", "epoch", "train_loss", "seconds"] and steps["step"].tolist() == [*range(1, 9)]
+    assert scores["step"].tolist() == [4, 8] and not any(np.isnan(column).any() for column in scores.values())
+    assert scores["bytes"].dtype == scores["messages"].dtype == np.int64
+    with pytest.raises(UsageError, match=r"unknown kind of line 'step' \(did you mean 'steps'\?\)"):
+        reports.load(folder, "step")
+
+
+def test_several_runs_with_other_columns(write_run, tmp_path):
+    write_run("c/10-b/seed-0", [{"step": 1, "round": 1, "train_loss": None, "seconds": 0.5, "messages": None}])
+    write_run("c/2-a/seed-0")
+    write_run("c/2-a/seed-10", [])
+    write_run("c/2-a/seed-2", lines_of(2))
+    write_run("c/2-a/seed-2/later")
+    write_run("c/2-a/seed-2/copy")  # what lies in a run's folder is none of its own
+    found = reports.load(tmp_path / "c")
+    names = ["2-a/seed-0"] * 10 + ["2-a/seed-2"] * 2 + ["10-b/seed-0"]
+    assert next(iter(found)) == "run" and found["run"].tolist() == names
+    assert {len(column) for column in found.values()} == {13} and found["step"].dtype == np.int64
+    assert np.flatnonzero(~np.isnan(found["round"])).tolist() == [12] and math.isnan(found["train_loss"][12])
+    assert same(without_run(found), without_run(reports.load([tmp_path / "c"])))
+    some = reports.load([tmp_path / "c/2-a/seed-2", tmp_path / "c/10-b"])
+    assert some["run"].tolist() == ["2-a/seed-2", "2-a/seed-2", "10-b/seed-0"]
+    assert len(some["epoch"]) == 3 and np.isnan(some["messages"]).all()
+    assert list(runs_of([tmp_path / "c/2-a", tmp_path / "c", tmp_path / "c"])) == [
+        "2-a/seed-0",
+        "2-a/seed-2",
+        "2-a/seed-10",
+        "10-b/seed-0",
+    ]
+
+
+def test_names_sort_as_people_count():
+    names = ["10-b", "2-b", "2-a", "a2c10", "a2c9", "a", "7", ""]
+    assert sorted(names, key=natural) == ["", "2-a", "2-b", "7", "10-b", "a", "a2c9", "a2c10"]
+
+
+def test_odd_values_are_missing(write_run):
+    odd = [
+        {"step": 1, "a": 1, "b": "text", "c": [1], "d": 2**62 + 1},
+        {"step": 2.5, "a": 10**400, "b": None, "d": 2**62 + 3},
+        {"step": 3, "a": True, "e": float("inf")},
+    ]
+    found = reports.load(write_run("a", odd))
+    assert found["step"].tolist() == [1, 2.5, 3] and found["d"].dtype == float
+    np.testing.assert_array_equal(found["a"], [1, math.nan, 1])
+    np.testing.assert_array_equal(found["e"], [math.nan, math.nan, math.inf])
+    assert np.isnan(found["b"]).all() and np.isnan(found["c"]).all()
+    exact = reports.load(write_run("b", [line | {"step": 2} for line in odd[:2]]))
+    assert exact["d"].tolist() == [2**62 + 1, 2**62 + 3] and exact["d"].dtype == np.int64
+
+
+def test_broken_lines_are_left_out_and_told(write_run):
+    folder = write_run("a", end='{"st\n[1]\n{"step": 9, "seco')
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl: 2 lines cannot be read, and are left out$"):
+        found = reports.load(folder)
+    assert found["step"].max() == 8
+
+
+def test_no_run_is_refused(tmp_path, write_run):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    for folder, said in (
+        (tmp_path / "empty", r"empty is no run's folder \(metrics\.jsonl is missing\), and there is none below it"),
+        (tmp_path / "nowhere", "nowhere is not there"),
+        (tmp_path / "file", "file is a file, not the folder of a run"),
+        ([write_run("a"), tmp_path / "nowhere"], "nowhere is not there"),
+        ([], "name the folder of a run"),
+        ("a\0b", "is not there|null"),
+    ):
+        with pytest.raises(UsageError, match=said) as caught:
+            reports.load(folder)
+        assert "\n" not in str(caught.value)
+    (write_run("b") / "metrics.jsonl").unlink()
+    assert reports.load(tmp_path / "b") == {}  # it has only begun
+    (tmp_path / "b" / "metrics.jsonl").mkdir()
+    with pytest.raises(UsageError, match=r"metrics\.jsonl cannot be read: Is a directory"):
+        reports.load(tmp_path / "b")
+
+
+def test_memory_is_that_of_the_columns(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines_of(20_000, every=10**9)))
+    reports.load(tmp_path)
+    tracemalloc.start()
+    found = reports.load(tmp_path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found["step"]) == 20_000 and most < 3 * sum(column.nbytes for column in found.values())
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_frames_take_it_as_it_is(library, write_run, tmp_path):
+    frames = pytest.importorskip(library)
+    write_run("c/a")
+    write_run("c/b", [{"step": 1, "round": 1, "train_loss": None, "seconds": 0.5}])
+    for what in ("all", "steps", "evaluations"):
+        table = reports.load(tmp_path / "c", what)
+        frame = frames.DataFrame(table)
+        assert list(frame.columns) == list(table) and len(frame) == len(table["step"])
+        assert re.match(r"(?i)int64", str(frame["step"].dtype))
+        assert same({name: np.asarray(frame[name]) for name in table if name != "run"}, without_run(table))
+        assert list(frame["run"]) == list(table["run"])
+    assert len(frames.DataFrame(reports.load(tmp_path / "c" / "a"))) == 10
+
+
+def without_run(table):
+    return {name: column for name, column in table.items() if name != "run"}
+
+
+@pytest.mark.parametrize("program", ["train_federated", "train_gossip", "train_parameter_server", "train_pipeline"])
+def test_runs_of_strategies(run_on, tmp_path, program):
+    write_few(tmp_path)
+    script = Path(__file__).parents[2] / "scripts" / f"{program}.py"
+    run_on(2, script, "--data", "few.h5", "--model", "mlp:4,4", *few_steps(program), "--out", "a", check=0)
+    found = reports.load(tmp_path / "a")
+    lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    assert found["step"].tolist() == [line["step"] for line in lines]
+    assert set(found) == {name for line in lines for name in line} and len({*map(len, found.values())}) == 1
+
+
+def few_steps(program):
+    return ["--rounds", "2", "--clients", "3"] if program == "train_federated" else ["--epochs", "2"]
