@@ -21,7 +21,7 @@ from hpcdl.words import counted
 class ReportOptions:
     """What is shown, and where it goes."""
 
-    folders: list[str] = option(..., "folders of runs, of comparisons, or ones above them")  # noqa: RUF009
+    folders: list[str] = option(..., "folders of runs, of comparisons, or ones above them")
     out: str = option("", "the page: NAME.html; by default report.html in the first folder")
     pictures: str = option("", "folder for each picture as a file of its own")
     picture_format: Literal["png", "svg"] = option("png", "of these files")

@@ -13,6 +13,7 @@ import numpy as np
 from hpcdl.reports.figures import FONT, PAPER, STYLES
 
 GROUPS = 24  # bars, or rows of a matrix, at most
+FEW_BARS = 4
 TICKS = 4
 ABOVE = 0.08  # inches from the axes to the label above them
 SCALES = {  # of a quantity: from which value on which unit
@@ -135,7 +136,8 @@ def bars(
     for values, (_, colour) in zip(heights, parts, strict=True):
         axes.bar(range(len(names)), values / factor, 0.8, bottom, color=colour, edgecolor=PAPER, lw=0.4)
         bottom = bottom + values / factor
-    axes.set_xlim(-0.6, len(names) - 0.4)
+    pad = max(0.0, (FEW_BARS - len(names)) / 2)  # few bars are no wider
+    axes.set_xlim(-0.6 - pad, len(names) - 0.4 + pad)
     longest = max(map(len, names), default=1)
     every = max(1, math.ceil(len(names) * (longest + 1.5) / 38))
     axes.set_xticks(range(0, len(names), every), list(names)[::every])
