@@ -15,7 +15,7 @@ from hpcdl.reports.figures import FONT, PAPER, STYLES
 GROUPS = 24  # bars, or rows of a matrix, at most
 FEW_BARS = 4
 TICKS = 4
-ABOVE = 0.08  # inches from the axes to the label above them
+ABOVE, BELOW = 0.08, 0.23  # inches from the axes to the label above them, and to the upper edge of that below
 SCALES = {  # of a quantity: from which value on which unit
     "seconds": ((0, 1e-6, "µs"), (1e-3, 1e-3, "ms"), (1, 1, "s"), (300, 60, "min"), (4 * 3600, 3600, "h")),
     "bytes": ((0, 1, "B"), (1e3, 1e3, "kB"), (1e6, 1e6, "MB"), (1e9, 1e9, "GB"), (1e12, 1e12, "TB")),
@@ -61,8 +61,10 @@ def with_unit(quantity: str, unit: str, name: str = "") -> str:
 
 def label(axes: Any, x: str, y: str) -> None:
     """The labels of both axes: that of x at its end below, that of y above."""
-    axes.set_xlabel(x, loc="right", labelpad=2)
     height = axes.get_position().height * axes.figure.get_size_inches()[1]
+    axes.set_xlabel(x, loc="right")
+    axes.xaxis.set_label_coords(1, -BELOW / height)  # to find a place for it takes as long as to draw all ticks
+    axes.yaxis.set_label_coords(0, 1)
     axes.text(0, 1 + ABOVE / height, y, transform=axes.transAxes, ha="left", va="bottom")
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hpcdl.reports.thinned import Thinned
 SCHEMA_VERSION = 2  # of summary.json, as hpcdl/runs/summary.py writes it
 LARGEST = 100_000_000  # bytes of a JSON file that is read as a whole
 LARGEST_CONFIG = 1_000_000
+FORMS = 100  # sets of names in lines that are remembered
 STEP = ("step", "epoch", "seconds", "train_loss", "learning_rate")
 SCORES = ("accuracy", "rmse")
 EVALUATION = (
@@ -115,13 +117,15 @@ def read_metrics(found: Recorded) -> None:
     """The lines of metrics.jsonl, thinned as they come."""
     path = found.folder / "metrics.jsonl"
     lines = Lines(path)
-    step, evaluation = found.steps.add, found.evaluations.add
+    known: dict[tuple[str, ...], Callable[[dict[str, Any]], None]] = {}  # lines have few sets of names, in one order
     try:
         for line in lines:
-            if is_evaluation(line):
-                evaluation(line)
-            else:
-                step(line)
+            add = known.get(names := tuple(line))
+            if add is None:
+                add = (found.evaluations if is_evaluation(line) else found.steps).add
+                if len(known) < FORMS:
+                    known[names] = add
+            add(line)
         cut = os.path.getsize(path) > lines.place
     except OSError as error:
         found.missing.append(f"no curves: metrics.jsonl: {error.strerror}")
