@@ -27,7 +27,7 @@ def test_a_page_beside_the_run_and_pictures(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        ([], "report: error: name a folder: of a run, of a comparison, or one above them"),
+        ([], "report: error: the following arguments are required: folders"),
         (["none"], "report: error: none: there is no such folder"),
         (["run", "empty"], "report: error: empty: there is no run in or below it: a run's folder holds config.yaml"),
         (["run", "--out", "a/b.html"], "report: error: --out a/b.html cannot be written: there is no such folder"),
