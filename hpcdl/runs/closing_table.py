@@ -23,12 +23,17 @@ def as_table(summary: dict) -> Table:
     title = f"{summary['strategy']} on {counted(summary['ranks'], 'rank')}"
     table = Table(title=title, title_justify="left", show_header=False)
     for name_of_row, entry, show in ROWS:
-        value: Any = summary
-        for name in entry.split("."):
-            value = value.get(name) if value else None
-        if value is not None and (text := show(value, summary)) is not None:
+        if (text := said_of(summary, entry, show)) is not None:
             table.add_row(name_of_row, text)
     return table
+
+
+def said_of(summary: dict, entry: str, show: Show) -> str | None:
+    """What a row says; None where there is none."""
+    value: Any = summary
+    for name in entry.split("."):
+        value = value.get(name) if value else None
+    return None if value is None else show(value, summary)
 
 
 def span(values: list, form: str, unit: float = 1, name: str = "") -> str:

@@ -1,0 +1,261 @@
+"""What pictures are made of: curves with bands, stacked bars, a matrix, lanes of spans, boxes of micro-batches.
+
+Axes are labelled in units that suit the values, and never with more ticks than have room on a phone. The label of the
+y axis stands above it, where it need not be read sideways.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdl.reports.figures import FONT, PAPER, STYLES
+
+GROUPS = 24  # bars, or rows of a matrix, at most
+FEW_BARS = 4
+TICKS = 4
+ABOVE, BELOW = 0.08, 0.23  # inches from the axes to the label above them, and to the upper edge of that below
+SCALES = {  # of a quantity: from which value on which unit
+    "seconds": ((0, 1e-6, "µs"), (1e-3, 1e-3, "ms"), (1, 1, "s"), (300, 60, "min"), (4 * 3600, 3600, "h")),
+    "bytes": ((0, 1, "B"), (1e3, 1e3, "kB"), (1e6, 1e6, "MB"), (1e9, 1e9, "GB"), (1e12, 1e12, "TB")),
+    "memory": ((0, 1, "B"), (2**10, 2**10, "KiB"), (2**20, 2**20, "MiB"), (2**30, 2**30, "GiB")),
+    "steps": ((0, 1, ""), (1e5, 1e3, "thousands"), (1e8, 1e6, "millions")),
+    "messages": ((0, 1, ""), (1e5, 1e3, "thousands"), (1e8, 1e6, "millions")),
+    "examples": ((0, 1, ""), (1e5, 1e3, "thousands"), (1e8, 1e6, "millions")),
+}
+NAMES = {"examples": "examples per second"}
+
+
+class Curve(NamedTuple):
+    """A line, with a band around it or without; marked: a point where each value is."""
+
+    x: np.ndarray
+    y: np.ndarray
+    colour: str
+    style: int = 0
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    marked: bool = False
+    width: float = 1.4
+
+
+def scale(values: Any, quantity: str) -> tuple[float, str]:
+    """(factor, unit) in which these values of a quantity are shown; 1 and nothing where it has none."""
+    most = float(np.nanmax(np.abs(values), initial=0.0)) if np.size(values) else 0.0
+    factor, unit = 1.0, ""
+    for least, size, name in SCALES.get(quantity, ()):
+        if most >= least:
+            factor, unit = size, name
+    return factor, unit
+
+
+def with_unit(quantity: str, unit: str, name: str = "") -> str:
+    """The label of an axis."""
+    said = name or NAMES.get(quantity, quantity)
+    if not unit:
+        return said
+    known = {"seconds": "time", "memory": "memory", "bytes": "bytes sent"}
+    return f"{name or known.get(quantity, said)} ({unit})"
+
+
+def label(axes: Any, x: str, y: str) -> None:
+    """The labels of both axes: that of x at its end below, that of y above."""
+    height = axes.get_position().height * axes.figure.get_size_inches()[1]
+    axes.set_xlabel(x, loc="right")
+    axes.xaxis.set_label_coords(1, -BELOW / height)  # to find a place for it takes as long as to draw all ticks
+    axes.yaxis.set_label_coords(0, 1)
+    axes.text(0, 1 + ABOVE / height, y, transform=axes.transAxes, ha="left", va="bottom")
+
+
+def ticks(axes: Any, which: str, log: bool = False) -> None:
+    """Few ticks with plain numbers on the x or y axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    axis = getattr(axes, f"{which}axis")
+    if log:
+        low, high = axis.get_view_interval()
+        decades = math.log10(high / low) if low > 0 else 1
+        subs = (1, 2, 5) if decades < 1.6 else (1, 3) if decades < 2.6 else (1,)
+        axis.set_major_locator(LogLocator(subs=subs, numticks=6))
+        axis.set_minor_locator(NullLocator())
+    else:
+        axis.set_major_locator(MaxNLocator(TICKS + (which == "y"), steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}".replace("e-0", "e-").replace("e+0", "e")))
+
+
+def curves(axes: Any, lines: Sequence[Curve], quantity: str, y: str, percent: bool = False, free: bool = True) -> None:
+    """Lines against steps, seconds or bytes. free: y may have a logarithmic scale where it has a large range."""
+    factor, unit = scale(np.concatenate([line.x for line in lines]), quantity)
+    times = 100.0 if percent else 1.0
+    values = np.concatenate([times * line.y[np.isfinite(line.y)] for line in lines])
+    log = bool(free and len(values) and values.min() > 0 and values.max() > 30 * values.min())
+    if log:
+        axes.set_yscale("log")
+    for line in lines:
+        there = np.isfinite(line.x) & np.isfinite(line.y)
+        x, mean = line.x[there] / factor, times * line.y[there]
+        marker = "o" if (line.marked and len(x) <= 25) or len(x) == 1 else None
+        axes.plot(x, mean, color=line.colour, ls=STYLES[line.style], lw=line.width, marker=marker, ms=2.6)
+        if line.low is not None and line.high is not None:
+            low, high = times * line.low[there], times * line.high[there]
+            if log:
+                low = np.maximum(low, values.min() / 3)
+            axes.fill_between(x, low, high, color=line.colour, alpha=0.22, lw=0)
+    axes.grid(axis="y")
+    ticks(axes, "x")
+    ticks(axes, "y", log)
+    axes.margins(x=0.02)
+    label(axes, with_unit(quantity, unit), f"{y} (%)" if percent else y)
+
+
+def grouped(values: Iterable[Any], most: int = GROUPS) -> tuple[list[str], np.ndarray]:
+    """Values of ranks as means of at most so many groups of neighbours, with the ranks' names; unknown ones are NaN."""
+    numbers = np.array([math.nan if each is None else float(each) for each in values])
+    size = max(1, -(-len(numbers) // most))
+    names, means = [], []
+    for first in range(0, len(numbers), size):
+        part = numbers[first : first + size]
+        known = part[np.isfinite(part)]
+        names.append(str(first) if len(part) == 1 else f"{first}-{first + len(part) - 1}")
+        means.append(known.mean() if len(known) else math.nan)
+    return names, np.array(means)
+
+
+def ranks_label(count: int, most: int = GROUPS) -> str:
+    """What the axis of ranks says, where some stand together, too."""
+    size = max(1, -(-count // most))
+    return "rank" if size == 1 else f"ranks, means of {size} neighbours"
+
+
+def bars(
+    axes: Any, names: Sequence[str], parts: Sequence[tuple[np.ndarray, str]], x: str, y: str, quantity: str = ""
+) -> None:
+    """Bars beside each other, each of parts (values, colour) on top of each other."""
+    heights = [np.nan_to_num(values) for values, _ in parts]
+    factor, unit = scale(np.sum(heights, axis=0), quantity)
+    bottom = np.zeros(len(names))
+    for values, (_, colour) in zip(heights, parts, strict=True):
+        axes.bar(range(len(names)), values / factor, 0.8, bottom, color=colour, edgecolor=PAPER, lw=0.4)
+        bottom = bottom + values / factor
+    pad = max(0.0, (FEW_BARS - len(names)) / 2)  # few bars are no wider
+    axes.set_xlim(-0.6 - pad, len(names) - 0.4 + pad)
+    longest = max(map(len, names), default=1)
+    every = max(1, math.ceil(len(names) * (longest + 1.5) / 38))
+    axes.set_xticks(range(0, len(names), every), list(names)[::every])
+    axes.grid(axis="y")
+    if not np.any(bottom > 0):
+        axes.set_ylim(0, 1)
+    ticks(axes, "y")
+    label(axes, x, with_unit(quantity, unit, y))
+
+
+def dots(axes: Any, rows: Sequence[tuple[str, float, float, float, str]], quantity: str, x: str) -> None:
+    """One below the other: (name, mean, low, high, colour) as a point on a line from low to high."""
+    highest = [each[3] for each in rows if math.isfinite(each[3])]
+    factor, unit = scale(np.array(highest), quantity)
+    for place, (_, mean, low, high, colour) in enumerate(rows):
+        if math.isfinite(mean):
+            axes.plot([low / factor, high / factor], [place, place], color=colour, lw=2, alpha=0.6)
+            axes.plot([mean / factor], [place], "o", color=colour, ms=6)
+    axes.set_yticks(range(len(rows)), [each[0] for each in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    axes.grid(axis="x")
+    ticks(axes, "x")
+    label(axes, with_unit(quantity, unit, x), "line")
+
+
+def matrix(axes: Any, values: np.ndarray, size: int, unit: str) -> None:
+    """Cells, brighter for more; size: ranks of a row or column. With numbers, where there are few cells."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    count = len(values)
+    shown = np.where(values > 0, values, np.nan)
+    most = float(np.nanmax(shown)) if np.isfinite(shown).any() else 1.0
+    mapping = ScalarMappable(Normalize(0, most), "viridis")
+    axes.imshow(shown, cmap="viridis", vmin=0, vmax=most, interpolation="none", aspect="auto")
+    if count <= 6:
+        for row in range(count):
+            for column in range(count):
+                if values[row, column] > 0:
+                    red, green, blue, _ = mapping.to_rgba(values[row, column])
+                    bright = 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
+                    text = f"{values[row, column]:.3g}"
+                    axes.text(column, row, text, ha="center", va="center", color="#000000" if bright else "#ffffff")
+    else:
+        box = axes.get_position()
+        axes.set_position([box.x0, box.y0, box.width * 0.86, box.height])
+        side = axes.figure.add_axes([box.x0 + box.width * 0.89, box.y0, box.width * 0.03, box.height])
+        bar = axes.figure.colorbar(mapping, cax=side)
+        bar.outline.set_visible(False)
+        side.tick_params(length=0, pad=2, labelsize=FONT - 1)
+        ticks(side, "y")
+    every = max(1, math.ceil(count / 8))
+    names = [str(place * size) for place in range(0, count, every)]
+    axes.set_xticks(range(0, count, every), names)
+    axes.set_yticks(range(0, count, every), names)
+    axes.spines[:].set_visible(False)
+    many = "" if size == 1 else f", {size} in a row"
+    label(axes, f"to rank{many}", f"from rank{many}; {unit}")
+
+
+def lanes(
+    axes: Any,
+    names: Sequence[str],
+    layers: Sequence[tuple[list[tuple[int, float, float]], str, float, float]],
+    seconds: float,
+) -> None:
+    """Spans (lane, start, stop) in layers (spans, colour, from, to), each within a part of its lane's height."""
+    factor, unit = scale(np.array([seconds]), "seconds")
+    for spans, colour, low, high in layers:
+        rectangles(
+            axes, [(start / factor, stop / factor, lane + low, lane + high) for lane, start, stop in spans], colour
+        )
+    frame_lanes(axes, names, seconds / factor)
+    label(axes, f"time ({unit})", "rank")
+
+
+def boxes(axes: Any, names: Sequence[str], cells: Sequence[tuple[int, float, float, str, str]], seconds: float) -> None:
+    """Cells (lane, start, stop, text, colour), with the text where it has room."""
+    factor, unit = scale(np.array([seconds]), "seconds")
+    for colour in dict.fromkeys(cell[4] for cell in cells):
+        own = [
+            (cell[1] / factor, cell[2] / factor, cell[0] - 0.4, cell[0] + 0.4) for cell in cells if cell[4] == colour
+        ]
+        rectangles(axes, own, colour)
+    until = dict.fromkeys(range(len(names)), -math.inf)
+    for lane, start, stop, text, _ in sorted(cells, key=lambda cell: cell[1]):
+        room = 0.022 * (len(text) + 0.3) * seconds / 2
+        middle = (start + stop) / 2
+        if stop - start > 1.6 * room and middle - room > until[lane] and room < middle < seconds - room:
+            axes.text(
+                middle / factor, lane, text, ha="center", va="center_baseline", fontsize=FONT - 1, color="#ffffff"
+            )
+            until[lane] = middle + room
+    frame_lanes(axes, names, seconds / factor)
+    label(axes, f"time ({unit})", "rank")
+
+
+def frame_lanes(axes: Any, names: Sequence[str], end: float) -> None:
+    """Limits and ticks of lanes, the first above."""
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    every = max(1, math.ceil(len(names) / 10))
+    axes.set_yticks(range(0, len(names), every), list(names)[::every])
+    axes.set_xlim(0, end)
+    ticks(axes, "x")
+
+
+def rectangles(axes: Any, corners: Sequence[tuple[float, float, float, float]], colour: str) -> None:
+    """Many (left, right, bottom, top) as one path."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    if not corners:
+        return
+    points: list[tuple[float, float]] = []
+    for left, right, bottom, top in corners:
+        points += [(left, bottom), (right, bottom), (right, top), (left, top), (left, bottom)]
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(corners)
+    axes.add_patch(PathPatch(Path(points, codes), facecolor=colour, edgecolor=PAPER, lw=0.4))

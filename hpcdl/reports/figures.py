@@ -1,0 +1,228 @@
+"""Pictures by matplotlib, small enough for a phone: as SVG that takes its colours from the page, or as files.
+
+A picture says what it shows (title), how to read it (sentence) and what each colour means (legend), and draws itself on
+axes. In a page title, sentence and legend are text around the SVG; in a file of its own, title and legend are drawn.
+
+Text, frame and grid are drawn in colours that nothing else has. In a page each becomes a variable of CSS, so that a
+picture is legible on dark as on light ground. The colours of lines are those of Okabe and Ito that are legible on both
+("Color universal design", 2008: told apart by the colour-blind, too), without black and yellow; then styles change.
+"""
+
+import contextlib
+import io
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcdl.errors import UsageError, blamed_on
+from hpcdl.files import atomic_write
+
+INK, SOFT, GRID, PAPER = "#1a1b1c", "#5a5b5c", "#d9dadb", "#fdfefd"  # drawn so; in a page: variables
+VARIABLES = {INK: "var(--ink)", SOFT: "var(--soft)", GRID: "var(--grid)", PAPER: "var(--paper)"}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a8a8a")
+STYLES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1, 2)))
+DASHES = ("", "5 2", "1 1.4", "6 2 1 2")  # the same in SVG
+WIDTH, HEIGHT, FONT = 4.2, 2.6, 9  # inches, points
+LEFT, RIGHT, TOP, BOTTOM = 0.56, 0.16, 0.3, 0.46  # inches around the axes
+LINE, TITLE_WIDTH, LEGEND_WIDTH = 0.17, 44, 58  # inches of a line of text, characters
+OURS = "hpcdl report"  # stands in whatever we write, so that only that is replaced
+FORMATS = ("png", "svg")
+
+
+class Key(NamedTuple):
+    """A row of a legend; style: a number in STYLES, or None for an area."""
+
+    label: str
+    colour: str
+    style: int | None = 0
+
+
+@dataclass
+class Picture:
+    """What is seen, how to read it, and a function that draws it on axes of matplotlib's."""
+
+    name: str
+    title: str
+    sentence: str
+    draw: Callable[[Any], None]
+    legend: Sequence[Key] = field(default_factory=tuple)
+    height: float = HEIGHT
+
+
+def look(index: int) -> tuple[str, int]:
+    """Colour and style of the line of this number: colours first, then styles."""
+    return COLOURS[index % len(COLOURS)], index // len(COLOURS) % len(STYLES)
+
+
+def check_library() -> None:
+    """Raise UsageError where matplotlib is not installed."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise UsageError("report needs matplotlib: pip install 'hpcdl[report]'") from None
+
+
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """Around all that draws, once, for it takes a while: matplotlib as it is wanted here; and as before at the end."""
+    from matplotlib import rc_context
+
+    how = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": OURS,
+        "svg.image_inline": True,
+        "font.size": FONT,
+        "font.family": "DejaVu Sans",
+        "text.color": INK,
+        "text.usetex": False,
+        "text.parse_math": False,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": SOFT,
+        "axes.facecolor": "none",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.7,
+        "axes.labelsize": FONT,
+        "axes.unicode_minus": False,
+        "axes.axisbelow": True,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "xtick.labelsize": FONT,
+        **{f"{axis}tick.major.{name}": value for axis in "xy" for name, value in (("size", 0), ("pad", 4))},
+        "ytick.labelsize": FONT,
+        "grid.color": GRID,
+        "grid.linewidth": 0.6,
+        "hatch.linewidth": 0.5,
+        "path.simplify": False,
+        "lines.linewidth": 1.5,
+        "lines.solid_joinstyle": "round",
+    }
+    with rc_context(how):
+        yield
+
+
+def drawn(picture: Picture, titled: bool) -> Any:
+    """The picture as a figure of matplotlib's; titled: with title and legend in it."""
+    from matplotlib.figure import Figure
+
+    title = textwrap.wrap(picture.title, TITLE_WIDTH) if titled else []
+    legend = list(picture.legend) if titled else []
+    above, below = LINE * len(title) * 1.05, LINE * len(legend) + (0.08 if legend else 0)
+    height = picture.height + above + below
+    figure = Figure(figsize=(WIDTH, height), facecolor="white" if titled else "none")
+    box = LEFT / WIDTH, (BOTTOM + below) / height, 1 - (LEFT + RIGHT) / WIDTH, (picture.height - TOP - BOTTOM) / height
+    axes = figure.add_axes(box)
+    picture.draw(axes)
+    for number, text in enumerate(title):
+        figure.text(0.1 / WIDTH, 1 - (0.2 + LINE * 1.05 * number) / height, text, fontsize=FONT + 1, weight="bold")
+    for number, key in enumerate(legend):
+        y = (below - LINE * (number + 0.5)) / height
+        add_key(figure, key, y, height)
+    return figure
+
+
+def add_key(figure: Any, key: Key, y: float, height: float) -> None:
+    """A row of the legend, at this height of the figure."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Rectangle
+
+    left, right = 0.1 / WIDTH, 0.4 / WIDTH
+    if key.style is None:
+        size = 0.1 / height
+        figure.add_artist(Rectangle((left, y - size / 2), right - left, size, facecolor=key.colour, edgecolor="none"))
+    else:
+        figure.add_artist(Line2D([left, right], [y, y], color=key.colour, linestyle=STYLES[key.style]))
+    figure.text(0.48 / WIDTH, y, textwrap.shorten(key.label, LEGEND_WIDTH), va="center_baseline", fontsize=FONT - 1)
+
+
+def inline(picture: Picture, prefix: str) -> str:
+    """The picture as SVG within a page, in `drawing`; prefix: begins its names, as in no other of the page."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    figure, text = drawn(picture, titled=False), io.StringIO()
+    FigureCanvasSVG(figure).print_svg(text, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return squeezed(text.getvalue(), picture.title, prefix)
+
+
+def save(picture: Picture, path: Path) -> None:
+    """Write the picture as a file of its own, .png or .svg, within `drawing`; it says that it is ours."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    figure, data = drawn(picture, titled=True), io.BytesIO()
+    if path.suffix == ".png":
+        figure.set_dpi(200)
+        FigureCanvasAgg(figure).print_png(data, metadata={"Software": OURS})
+    else:
+        FigureCanvasSVG(figure).print_svg(data, metadata={"Date": None, "Creator": OURS})
+    with blamed_on(f"{path} cannot be written"), atomic_write(path) as file:
+        file.write(data.getvalue())
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is one that a report has written. May raise OSError."""
+    with open(path, "rb") as file:
+        return OURS.encode() in file.read(3000)
+
+
+def squeezed(svg: str, title: str, prefix: str) -> str:
+    """What matplotlib has written as a part of a page: colours of the page, names of its own, a tenth of the size."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
+    size = re.search(r'viewBox="([^"]*)"', svg)
+    box = size[1] if size else "0 0 302 187"
+    body = svg[svg.index(">") + 1 :].strip()
+    used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", body))
+    names = {name: f"{prefix}{number}" for number, name in enumerate(sorted(used))}
+    body = re.sub(r' id="([^"]*)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", body)
+    body = re.sub(r"(url\(#|href=\"#)([^)\"]+)", lambda m: m[1] + names[m[2]], body)
+    body = re.sub(r' d="([^"]*)"', lambda m: f' d="{short_path(m[1])}"', body)
+    body = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
+    for colour, variable in VARIABLES.items():
+        body = body.replace(colour, variable)
+    body = body.replace("font: 9px 'DejaVu Sans'", "font:9px system-ui,sans-serif").replace("xlink:href", "href")
+    body = re.sub(
+        r"; stroke-linejoin: (?:miter|round)|; stroke-linecap: (?:square|butt|round)|stroke-miterlimit: \d+; ", "", body
+    )
+    body = re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", body))
+    body = re.sub(r"<g>(<(?:path|use|text)[^<>]*(?:/>|>[^<>]*</text>))</g>", r"\1", body)
+    escaped = title.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    return f'<svg viewBox="{box}" role="img" aria-label="{escaped}">{body}'
+
+
+NUMBER = re.compile(r"[MLCQz]|-?\d+(?:\.\d+)?(?:e-?\d+)?")
+
+
+def short_path(path: str) -> str:
+    """A path of lines in relative tenths of a point; one with curves as it is, rounded."""
+    tokens = NUMBER.findall(path)
+    if "C" in tokens or "Q" in tokens:
+        return " ".join(each if each in "MLCQz" else f"{float(each):.2f}" for each in tokens)
+    out, at, (x, y), begun = [], 0, (0, 0), (0, 0)
+    while at < len(tokens):
+        if tokens[at] == "z":
+            out.append("z")
+            at, (x, y) = at + 1, begun
+            continue
+        new_x, new_y = round(10 * float(tokens[at + 1])), round(10 * float(tokens[at + 2]))
+        if tokens[at] == "M":
+            out.append(f"M{tenths(new_x)} {tenths(new_y)}")
+            begun = new_x, new_y
+        elif new_x == x:
+            out.append(f"v{tenths(new_y - y)}")
+        elif new_y == y:
+            out.append(f"h{tenths(new_x - x)}")
+        else:
+            second = tenths(new_y - y)
+            out.append(f"l{tenths(new_x - x)}{'' if second.startswith('-') else ' '}{second}")
+        at, x, y = at + 3, new_x, new_y
+    return "".join(out)
+
+
+def tenths(value: int) -> str:
+    """The number of tenths as a decimal, as short as can be."""
+    text = f"{value / 10:.1f}".removesuffix(".0")
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text

@@ -1,0 +1,110 @@
+"""A report as a browser shows it, at desktop and phone width: nothing overflows, and no text lies over another.
+
+Chromium opens a copy of the page in a frame of that width, with a script that measures and writes what it finds into
+the document. Skips where there is no Chromium.
+"""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from made_runs import write_comparison, write_run, write_trace
+
+from hpcdl.reports.report import make
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+MEASURE = """
+<script>
+addEventListener("load", () => {
+  const wide = innerWidth, found = {wide, scroll: document.documentElement.scrollWidth, beyond: [], over: [], out: []};
+  const name = each => each.tagName + " " + (each.textContent || "").trim().slice(0, 40);
+  for (const each of document.body.querySelectorAll("*")) {
+    const box = each.getBoundingClientRect();
+    if (!each.closest("svg") && box.width && (box.right > wide + 0.5 || box.left < -0.5)) found.beyond.push(name(each));
+  }
+  const pictures = [...document.querySelectorAll("figure svg[role=img]")];
+  for (const svg of pictures) {
+    const frame = svg.getBoundingClientRect();
+    const texts = [...svg.querySelectorAll("text")].map(each => [each.textContent, each.getBoundingClientRect()]);
+    for (const [said, a] of texts) {
+      if (a.left < frame.left - 1 || a.right > frame.right + 1 || a.top < frame.top - 1 || a.bottom > frame.bottom + 1)
+        found.out.push(svg.getAttribute("aria-label") + ": " + said);
+    }
+    texts.forEach(([one, a], i) => texts.slice(i + 1).forEach(([other, b]) => {
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (across > 0.5 && down > 2.5) found.over.push(svg.getAttribute("aria-label") + ": " + one + " and " + other);
+    }));
+  }
+  const blocks = [...document.querySelectorAll("h1, h2, p, figcaption, figure > svg, table, ul.missing")];
+  for (let i = 1; i < blocks.length; i++) {
+    const a = blocks[i - 1].getBoundingClientRect(), b = blocks[i].getBoundingClientRect();
+    const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (across > 1 && down > 1 && !blocks[i - 1].contains(blocks[i])) found.over.push(name(blocks[i]));
+  }
+  found.pictures = pictures.length;
+  parent.document.getElementById("found").textContent = JSON.stringify(found);
+});
+</script></body>"""
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+
+
+def measured(page, width, folder):
+    """What the script finds in a page that is so wide."""
+    copy = html.escape(page.replace("</body>", MEASURE))
+    frame = f'<iframe style="border:0;width:{width}px;height:2000px" srcdoc="{copy}"></iframe><pre id="found"></pre>'
+    (folder / "frame.html").write_text(f'<!doctype html><meta charset="utf-8"><body style="margin:0">{frame}</body>')
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    command += [
+        "--virtual-time-budget=5000",
+        "--window-size=1300,2000",
+        "--dump-dom",
+        f"file://{folder / 'frame.html'}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert said and said[1], done.stderr
+    return json.loads(html.unescape(said[1]))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A page of all that there is: a comparison with long lines, a pipeline, many ranks, a run that lacks most."""
+    folder = tmp_path_factory.mktemp("runs")
+    lines = [
+        "train-allreduce",
+        "train-parameter-server --servers 1 --consistency async",
+        "train-gossip --topology ring",
+    ]
+    lines += [f"train-local-sgd --sync-every {number}" for number in (2, 4, 8, 16, 32)]
+    write_comparison(folder / "compare", lines, seeds=2, failing=(4,))
+    pipeline = write_run(folder / "pipeline", strategy="pipeline", steps=3000, seconds=1e5, model=f"mlp:{'64,' * 40}64")
+    write_trace(pipeline / "trace.json", microbatches=8)
+    write_run(folder / "many", ranks=1000, steps=30, data="/a/very/long/name" * 20)
+    write_run(folder / "one", ranks=1, steps=1, evaluations=1)
+    write_run(folder / "seven", ranks=7, steps=200_00, evaluations=20)
+    (folder / "bare").mkdir()
+    (folder / "bare" / "config.yaml").write_text("data: digits\n")
+    make([str(folder)], folder / "report.html")
+    return (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_nothing_overflows_or_overlaps(page, width, tmp_path):
+    found = measured(page, width, tmp_path)
+    assert found["wide"] == width and found["scroll"] <= width
+    assert found["pictures"] == page.count("<figure>") > 100
+    assert found["beyond"] == [] and found["out"] == [] and found["over"] == []
+
+
+def test_what_overflows_or_overlaps_is_found(tmp_path):
+    texts = '<text x="1" y="20">one</text><text x="9" y="20">two</text>'
+    svg = f'<svg viewBox="0 0 100 50" role="img" aria-label="a">{texts}</svg>'
+    long = f'<body><div style="width:700px">x</div><figure><figcaption>t</figcaption>{svg}</figure></body>'
+    found = measured(long, 360, tmp_path)
+    assert found["scroll"] > 360 and found["beyond"] == ["DIV x"] and found["over"] == ["a: one and two"]

@@ -1,0 +1,75 @@
+"""scripts/report.py: a page from the command line; what cannot be is one line and status 2."""
+
+import subprocess
+import sys
+
+import pytest
+from made_runs import write_run
+
+from hpcdl.scripts import report
+
+
+def test_a_page_beside_the_run_and_pictures(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "a", steps=5, evaluations=0, traced=False)
+    report.main(["runs", "--pictures", "pictures", "--picture-format", "svg"])
+    said = capsys.readouterr()
+    assert said.out == "runs/report.html: 1 run, 9 pictures\n"
+    assert said.err == (
+        "report: runs/a: no scores: there was no evaluation yet\n"
+        "report: runs/a: no timeline: there is no trace.json: --trace 0\n"
+    )
+    assert len(list((tmp_path / "pictures").glob("*.svg"))) == 9
+    report.main(["runs/a", "runs", "--out", "b.html"])  # twice the same
+    assert "b.html: 1 run, 9 pictures" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([], "report: error: the following arguments are required: folders"),
+        (["none"], "report: error: none: there is no such folder"),
+        (["run", "empty"], "report: error: empty: there is no run in or below it: a run's folder holds config.yaml"),
+        (["run", "--out", "a/b.html"], "report: error: --out a/b.html cannot be written: there is no such folder"),
+        (["run", "--out", "mine.html"], "report: error: --out mine.html is there, and no report has written it"),
+        (["run", "--picture-format", "pdf"], "report: error: --picture-format: expected one of"),
+        (["run", "--picture", "a"], "report: error: unrecognized arguments: --picture a (did you mean '--pictures'?)"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", steps=2, traced=False)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "mine.html").write_text("mine")
+    with pytest.raises(SystemExit) as ended:
+        report.main(arguments)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith(said) and error.count("\n") == 1
+    assert not (tmp_path / "run" / "report.html").exists() and (tmp_path / "mine.html").read_text() == "mine"
+
+
+def test_other_processes_draw_the_same_and_mpi_is_not_started(tmp_path):
+    for number in range(5):
+        write_run(tmp_path / "runs" / f"{number}", steps=5, evaluations=0, traced=False, seed=number)
+    code = "import os, sys\nfrom hpcdl.scripts import report\n"
+    code += (
+        "if __name__ == '__main__':\n    os.sched_getaffinity = lambda _: range({})\n    report.main(sys.argv[1:])\n"
+    )
+    code += "    assert 'mpi4py.MPI' not in sys.modules\n"
+    pages = []
+    for cores in (1, 2):
+        (tmp_path / "program.py").write_text(code.format(cores))
+        command = [sys.executable, "program.py", "runs", "--out", f"{cores}.html"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        pages.append((tmp_path / f"{cores}.html").read_text())
+    assert pages[0] == pages[1] and pages[0].count("<figure>") == 5 * 9
+
+
+def test_without_the_library_it_is_said(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "run", steps=2)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit) as ended:
+        report.main([str(tmp_path / "run")])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "report: error: report needs matplotlib: pip install 'hpcdl[report]'\n"
