@@ -74,7 +74,7 @@ def attempt(comm: MPI.Intracomm, training: Training, options: Options, folder: P
 
 
 def all_come(comm: MPI.Intracomm, patience: float = math.inf) -> bool:
-    """Wait until all ranks have come, in naps that leave the cores to others; for so many seconds: whether they have."""
+    """Wait until all ranks have come, in naps, or for so many seconds; whether they have come."""
     come, begun = comm.Ibarrier(), time.monotonic()
     with activity.known():
         nap_until(lambda: come.Test() or time.monotonic() - begun > patience, "end of a run", patient=True)
