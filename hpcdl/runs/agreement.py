@@ -8,7 +8,8 @@
 Sent are bytes and messages; seconds are those of the training.
 
 What depends on a clock is decided by rank 0 alone, and travels; so all ranks take the same decisions. Where steps are
-short they meet only every few steps, about ten times a second. A loss that is not a finite number ends the run: its
+short they meet only every few steps, about ten times a second; where a meeting takes long, as on networks of high
+latency, so seldom that meetings take a twentieth of the time, but every two seconds at least. A loss that is not a finite number ends the run: its
 step and rank are found by a second message.
 """
 
@@ -20,6 +21,8 @@ import numpy as np
 from hpcdl.comm import Communicator
 
 SECONDS = 0.1  # the ranks agree about that often, or at every step when steps are longer
+SHARE = 1 / 20  # of the time, that meetings may take
+SELDOM = 2.0  # seconds between two of them, even so
 MOST = 1000  # steps between two meetings
 
 
@@ -61,6 +64,7 @@ class Agreement:
         self.interval = fewest
         self.steps_done: list[Step] = []
         self.begun = self.met = time.perf_counter()
+        self.took = 0.0  # seconds in the last meeting
 
     def start(self) -> None:
         """The loop begins."""
@@ -82,10 +86,12 @@ class Agreement:
         if self.comm.rank == 0:
             message[count + 1] = bool(time_limit) and time.perf_counter() - self.begun >= time_limit
             lately = (time.perf_counter() - self.met) / count
-            message[count + 2] = min(MOST, max(1, SECONDS // lately))
+            message[count + 2] = min(MOST, max(1, self.pause // lately))
             message[count + 3] = self.steps_done[-1].seconds
         message[count + 4 :] = sent
+        asked = time.perf_counter()
         self.comm.all_reduce(message)
+        self.took = time.perf_counter() - asked
         losses, (signalled, late, interval, seconds, *of_all) = message[:count], message[count:].tolist()
         if not np.isfinite(losses).all():
             raise self._not_finite()
@@ -93,6 +99,11 @@ class Agreement:
         self.steps_done, self.step = [], self.step + count
         self.interval, self.met = max(self.fewest, int(interval)), time.perf_counter()
         return Agreed(steps, bool(signalled), bool(late), tuple(of_all), seconds)
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next meeting."""
+        return min(SELDOM, max(SECONDS, self.took / SHARE))
 
     def _not_finite(self) -> NotFinite:
         """The first step with such a loss, and the first rank that has it; collective."""

@@ -37,6 +37,7 @@ from hpcdl.runs.rewind import LATER
 from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
+MODULE = ("hpcdl", "__main__.py")  # of python -m hpcdl
 UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, not of the run
 WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|(started|summary|trace)\.json|(checkpoint|best)\.h5"
 OURS = re.compile(rf"{WHOLE}|{OLDER.pattern}")
@@ -77,7 +78,7 @@ def environment() -> dict[str, str]:
 def launch_line() -> str:
     """The program and its arguments; the launcher's part as far as the world tells it."""
     program, *arguments = sys.argv
-    started = ["hpcdl"] if Path(program).name == "hpcdl" else [Path(sys.executable).name, program]
+    started = ["hpcdl"] if Path(program).parts[-1:] == ("hpcdl",) or Path(program).parts[-2:] == MODULE else [Path(sys.executable).name, program]
     return f"{counted(MPI.COMM_WORLD.size, 'rank')}: {shlex.join([*started, *arguments])}"
 
 

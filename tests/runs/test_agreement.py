@@ -65,6 +65,26 @@ def test_when_to_meet_again_follows_how_long_a_step_takes_on_rank_0(meeting, wor
     assert [meeting.due(meeting.step + steps) for steps in (interval - 1, interval)] == [False, True]
 
 
+@pytest.mark.parametrize("took, pause", [(0.001, 0.1), (0.02, 0.4), (1.0, 2.0)])
+def test_meetings_that_take_long_are_seldom(meeting, world, monkeypatch, took, pause):
+    """As on a network of high latency: a twentieth of the time at most, but every two seconds."""
+    now = [0.0]
+    monkeypatch.setattr(agreement.time, "perf_counter", lambda: now[0])
+    add = meeting.comm.all_reduce
+
+    def all_reduce(message):
+        now[0] += took
+        add(message)
+
+    monkeypatch.setattr(meeting.comm, "all_reduce", all_reduce)
+    meeting.start()
+    for _ in range(2):  # how long the first takes is known to the second
+        now[0] += 0.01
+        meeting.steps_done = done(0, 1)
+        meeting.meet(0, 0, Traffic().sent_so_far)
+    assert meeting.interval == pytest.approx(pause / 0.01, abs=1)
+
+
 def test_fewer_meetings_where_they_cost_too_much(meeting):
     meeting.fewest = 8
     meeting.met -= 100
