@@ -18,7 +18,7 @@ COMPARISON = "results.json"
 
 
 class Found(NamedTuple):
-    """Folders of runs and of comparisons, each once, in the order of their names."""
+    """Folders of runs and of comparisons, each once, in the order of their names, of numbers in them by size."""
 
     runs: list[Path]
     comparisons: list[Path]
@@ -67,6 +67,16 @@ def below(folder: Path, within: bool = False) -> Found:
             folders.clear()
         elif CONFIG in files:
             perhaps.append(Path(place))
-        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        folders[:] = sorted((each for each in folders if not each.startswith(".")), key=natural)
     runs += [path for path in perhaps if not any(path in run.parents for run in [*runs, *perhaps, *comparisons])]
-    return Found(sorted(runs), comparisons)
+    return Found(sorted(runs, key=lambda path: [*map(natural, path.parts)]), comparisons)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key for sorting in which 2-b comes before 10-a."""
+    digits = "".join(each if each.isdecimal() else " " for each in name).split()
+    rest, key = name, []
+    for number in digits:
+        text, _, rest = rest.partition(number)
+        key += [(-1, text), (int(number), "")]
+    return [*key, (-1, rest)]

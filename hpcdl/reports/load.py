@@ -12,19 +12,18 @@ file is read, 8 bytes for each value: there is no line in memory but the last.
 import os
 import warnings
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from hpcdl.errors import UsageError, blamed_on, unknown
+from hpcdl.reports.found import below
 from hpcdl.reports.lines import Lines, is_evaluation
 from hpcdl.words import counted
 
 METRICS = "metrics.jsonl"
-MARKS = (METRICS, "config.yaml", "started.json")  # a folder with one of these is a run's
-LATER = "later"  # what a run that has gone back has set aside; no run of its own
 KINDS = {"steps": (False,), "evaluations": (True,), "all": (False, True)}
 MISSING = float("nan")
 INT64 = range(-(2**63), 2**63)
@@ -56,7 +55,7 @@ def load(folder: Folder | Iterable[Folder], what: Literal["steps", "evaluations"
         names.append(name)
         counts.append(table.rows - before)
     columns: dict[str, Any] = table.columns()
-    if len(folders) > 1 or not is_run(Path(folders[0])):
+    if len(folders) > 1 or [*runs.values()] != [Path(folders[0])]:
         columns = {"run": np.repeat(np.array(names, object), counts)} | columns
     return columns
 
@@ -64,11 +63,6 @@ def load(folder: Folder | Iterable[Folder], what: Literal["steps", "evaluations"
 def broken(lines: Lines) -> str:
     """What is said of lines that could not be read."""
     return f"{counted(lines.broken, 'line')} cannot be read, and {'is' if lines.broken == 1 else 'are'} left out"
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a run has written to this folder."""
-    return any(os.path.isfile(folder / mark) for mark in MARKS)
 
 
 def runs_of(folders: Iterable[Folder]) -> dict[str, Path]:
@@ -86,33 +80,13 @@ def runs_of(folders: Iterable[Folder]) -> dict[str, Path]:
             if not os.path.isdir(folder):
                 what = "is a file, not the folder of a run" if os.path.exists(folder) else "is not there"
                 raise UsageError(f"{folder} {what}")
-            below = list(runs_below(folder))
-        if not below:
+            runs = below(folder, within=True).runs
+        if not runs:
             raise UsageError(f"{folder} is no run's folder ({METRICS} is missing), and there is none below it")
-        for run in below:
+        for run in runs:
             name = os.path.relpath(os.path.abspath(run), above)
             found.setdefault(run.name if name == os.curdir else name, run)
     return found
-
-
-def runs_below(folder: Path) -> Iterator[Path]:
-    """The run's folder that this is, or all below it, numbers in names in their order; a run holds no others."""
-    for here, below, _ in os.walk(folder):
-        path = Path(here)
-        if is_run(path):
-            below.clear()
-            yield path
-        below[:] = sorted((name for name in below if name != LATER and not name.startswith(".")), key=natural)
-
-
-def natural(name: str) -> list[tuple[int, str]]:
-    """A key for sorting in which 2-b comes before 10-a."""
-    digits = "".join(each if each.isdecimal() else " " for each in name).split()
-    rest, key = name, []
-    for number in digits:
-        text, _, rest = rest.partition(number)
-        key += [(-1, text), (int(number), "")]
-    return [*key, (-1, rest)]
 
 
 class Table:

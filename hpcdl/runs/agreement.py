@@ -9,8 +9,8 @@ Sent are bytes and messages; seconds are those of the training.
 
 What depends on a clock is decided by rank 0 alone, and travels; so all ranks take the same decisions. Where steps are
 short they meet only every few steps, about ten times a second; where a meeting takes long, as on networks of high
-latency, so seldom that meetings take a twentieth of the time, but every two seconds at least. A loss that is not a finite number ends the run: its
-step and rank are found by a second message.
+latency, so seldom that meetings take a twentieth of the time, but every two seconds at least. A loss that is not a
+finite number ends the run: its step and rank are found by a second message.
 """
 
 import time

@@ -78,7 +78,8 @@ def environment() -> dict[str, str]:
 def launch_line() -> str:
     """The program and its arguments; the launcher's part as far as the world tells it."""
     program, *arguments = sys.argv
-    started = ["hpcdl"] if Path(program).parts[-1:] == ("hpcdl",) or Path(program).parts[-2:] == MODULE else [Path(sys.executable).name, program]
+    ours = Path(program).parts[-2:] == MODULE or Path(program).name == "hpcdl"
+    started = ["hpcdl"] if ours else [Path(sys.executable).name, program]
     return f"{counted(MPI.COMM_WORLD.size, 'rank')}: {shlex.join([*started, *arguments])}"
 
 

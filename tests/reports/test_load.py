@@ -13,7 +13,8 @@ from written_runs import lines_of
 
 from hpcdl import reports
 from hpcdl.errors import UsageError
-from hpcdl.reports.load import natural, runs_of
+from hpcdl.reports.found import natural
+from hpcdl.reports.load import runs_of
 
 
 def same(one, other):
