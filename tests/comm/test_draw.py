@@ -9,6 +9,7 @@ from mpi4py import MPI
 from hpcdl.comm.draw import coordinates, draw
 from hpcdl.comm.topology import topology
 from hpcdl.errors import UsageError
+from hpcdl.words import counted
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="one rank draws")
 
@@ -31,7 +32,7 @@ def test_pictures(tmp_path, spec, size, panels):
     path = tmp_path / "graph.svg"
     draw(topology(spec, size), "uniform", path)
     text = path.read_text()
-    assert f"<!-- {spec}, {size} ranks -->" in text and "spectral gap" in text
+    assert f"<!-- {spec}, {counted(size, 'rank')} -->" in text and "spectral gap" in text
     assert sum(f"<!-- step {step} -->" in text for step in range(8)) == panels
     assert list(tmp_path.iterdir()) == [path]
 

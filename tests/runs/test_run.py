@@ -337,6 +337,8 @@ def test_the_agreement_is_counted_apart(run, world):
 @pytest.mark.parametrize("seconds, agreements", [(0, 200), (1e9, 50)])  # at each step; at the end of each epoch
 def test_long_steps_are_agreed_on_at_once_and_short_ones_in_bulk(run, monkeypatch, seconds, agreements):
     monkeypatch.setattr("hpcdl.runs.agreement.SECONDS", seconds)
+    monkeypatch.setattr("hpcdl.runs.agreement.SHARE", math.inf)  # whatever a meeting takes
+    monkeypatch.setattr("hpcdl.runs.agreement.SELDOM", max(2, seconds))
     done = run(epochs=50)
     scores, replicas = 2 * 50, 2
     # The first step is always agreed on, for what it takes is not known before.
