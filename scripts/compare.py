@@ -43,6 +43,7 @@ from hpcdl.words import counted
 AGAIN = {"resume", "seeds", "target", "columns", "at_once", "retry", "progress"}  # may be told where it goes on
 BEGUN = "begun"  # in a run's folder: how often it was begun, and neither ended nor was stopped in good order
 MOST = 3
+MOST_SEEDS = 10_000
 WRITTEN = ("config.yaml", "results.json", "summary.json", "table.csv", "table.md")  # what another has left here
 RUNS = "[0-9]*-train-*/seed-*"
 
@@ -62,6 +63,10 @@ class CompareOptions(Options):
         numbers = self.seeds.split(",")
         if not all(each.isdecimal() for each in numbers) or numbers == ["0"]:
             raise UsageError(f"--seeds: how many, or which with commas between, not {self.seeds!r}")
+        if len(numbers) == 1 and (len(self.seeds) > 6 or int(self.seeds) > MOST_SEEDS):
+            raise UsageError(f"--seeds {self.seeds}: so many are not run; at most {MOST_SEEDS:,}")
+        if too_large := [each for each in numbers if len(each) > 19 or int(each) >= 2**63]:
+            raise UsageError(f"--seeds: a seed is a whole number of 64 bits, not {too_large[0]}")
         self.seed_list = [*map(int, numbers)] if len(numbers) > 1 else [*range(int(numbers[0]))]
         if twice := {each for each in self.seed_list if self.seed_list.count(each) > 1}:
             raise UsageError(f"--seeds: {min(twice)} is given twice; each seed counts once")

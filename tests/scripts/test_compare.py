@@ -182,6 +182,8 @@ def test_a_rank_that_fails_alone_ends_the_job_and_the_run_is_not_tried_again(lau
         (["train-alreduce", "train-gossip --topologie ring"], "line 1, 'train-alreduce': unknown program"),
         ([ALL_REDUCE, "--seeds", "1,2,1"], "1 is given twice"),
         ([ALL_REDUCE, "--seeds", "0"], "--seeds"),
+        ([ALL_REDUCE, "--seeds", "99999999999"], "at most 10,000"),
+        ([ALL_REDUCE, "--seeds", "3,99999999999999999999"], "a seed is a whole number of 64 bits"),
         ([ALL_REDUCE, "--seed", "3"], "give --seeds"),
         ([ALL_REDUCE, "--target", "acuracy=0.9"], "did you mean 'accuracy'"),
         ([ALL_REDUCE, "--budget", "second=9"], "did you mean 'seconds'"),
