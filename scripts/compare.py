@@ -38,10 +38,14 @@ from hpcdl.runs.help import dashed
 from hpcdl.runs.options import COMMON, Options, kinds_of, option
 from hpcdl.runs.program import ended
 from hpcdl.services.trial import FAILED, Outcome, all_come, attempt, failure, packed, record, side_by_side
+from hpcdl.words import counted
 
 AGAIN = {"resume", "seeds", "target", "columns", "at_once", "retry", "progress"}  # may be told where it goes on
 BEGUN = "begun"  # in a run's folder: how often it was begun, and neither ended nor was stopped in good order
 MOST = 3
+MOST_SEEDS = 10_000
+WRITTEN = ("config.yaml", "results.json", "summary.json", "table.csv", "table.md")  # what another has left here
+RUNS = "[0-9]*-train-*/seed-*"
 
 
 @dataclass
@@ -59,6 +63,10 @@ class CompareOptions(Options):
         numbers = self.seeds.split(",")
         if not all(each.isdecimal() for each in numbers) or numbers == ["0"]:
             raise UsageError(f"--seeds: how many, or which with commas between, not {self.seeds!r}")
+        if len(numbers) == 1 and (len(self.seeds) > 6 or int(self.seeds) > MOST_SEEDS):
+            raise UsageError(f"--seeds {self.seeds}: so many are not run; at most {MOST_SEEDS:,}")
+        if too_large := [each for each in numbers if len(each) > 19 or int(each) >= 2**63]:
+            raise UsageError(f"--seeds: a seed is a whole number of 64 bits, not {too_large[0]}")
         self.seed_list = [*map(int, numbers)] if len(numbers) > 1 else [*range(int(numbers[0]))]
         if twice := {each for each in self.seed_list if self.seed_list.count(each) > 1}:
             raise UsageError(f"--seeds: {min(twice)} is given twice; each seed counts once")
@@ -109,7 +117,7 @@ def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> di
     """
     folder: Any = lock.path
     with blamed_on(f"--out {folder} cannot be written"):
-        there = any((folder / name).exists() for name in ("config.yaml", "results.json", "summary.json"))
+        there = any((folder / name).exists() for name in WRITTEN) or any(folder.glob(RUNS))
         if there and not options.resume and not options.force:
             raise UsageError(
                 f"--out {folder} holds another comparison, or a run; give another folder, --force to replace it, or "
@@ -117,10 +125,12 @@ def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> di
             )
         if options.resume and (other := [name for name in options.told if name not in AGAIN]):
             raise UsageError(f"--resume {folder}: with another --{dashed(other[0])} it would be another comparison")
+        for entry in entries if options.resume else []:
+            refuse_other_ranks(folder, entry)
         folder.mkdir(parents=True, exist_ok=True)
         lock.claim()
         if options.force and not options.resume:
-            for path in folder.glob("[0-9]*-train-*/seed-*"):
+            for path in folder.glob(RUNS):
                 remove_run(path)
                 for name in (FAILED, BEGUN):
                     (path / name).unlink(missing_ok=True)
@@ -135,6 +145,17 @@ def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> di
             for seed in options.seed_list
             if (why := state(folder / run_folder(entry.folder, seed), options.retry)) is not None
         }
+
+
+def refuse_other_ranks(folder: Path, entry: Command) -> None:
+    """Raise UsageError where a line's runs so far had another number of ranks, which would be another line."""
+    for path in sorted((folder / entry.folder).glob("seed-*")):
+        had = (summary_of(path) or {}).get("ranks", entry.ranks)
+        if had != entry.ranks:
+            raise UsageError(
+                f"--resume {folder}: {entry.text!r} was run on {counted(had, 'rank')}, and is now to run on "
+                f"{entry.ranks}, which would be another comparison"
+            )
 
 
 def state(path: Path, retry: bool) -> str | None:
@@ -174,7 +195,8 @@ def run_all(world, options: CompareOptions, entries: list[Command], folder: Path
             for entry, end in zip(beside, ends, strict=True):
                 ended_runs += end.stopped != "signal"
                 if world.rank == 0:
-                    (folder / run_folder(entry.folder, seed) / BEGUN).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        (folder / run_folder(entry.folder, seed) / BEGUN).unlink()
                     at = f"[{ended_runs}/{len(entries) * len(options.seed_list)}] seed {seed}"
                     said = printable(f"{at}  {entry.text}: {news(folder, entry, seed, end)}", kept="")
                     console.print(said, markup=False, soft_wrap=True)
@@ -195,13 +217,14 @@ def run_one(comm, entry: Command, folder: Path, seed: int) -> Outcome:
     """One line with one seed on the ranks of comm; from its last checkpoint, where it has one."""
     path = folder / run_folder(entry.folder, seed)
     how = None
-    if comm.rank == 0:
-        path.mkdir(parents=True, exist_ok=True)
-        (path / FAILED).unlink(missing_ok=True)
-        (path / BEGUN).write_text(f"{begun(path) + 1}\n")
-        how = [f"--resume={path}"] if (path / "checkpoint.h5").exists() else [f"--out={path}", "--force"]
-    how = comm.bcast(how)
     try:
+        with refuse_together(comm), blamed_on(f"{path} cannot be written"):
+            if comm.rank == 0:
+                path.mkdir(parents=True, exist_ok=True)
+                (path / FAILED).unlink(missing_ok=True)
+                (path / BEGUN).write_text(f"{begun(path) + 1}\n")
+                how = [f"--resume={path}"] if (path / "checkpoint.h5").exists() else [f"--out={path}", "--force"]
+        how = comm.bcast(how)
         with reading(comm) as read:
             options = entry.options(read, f"--seed={seed}", *how)
     except AgreedError as error:

@@ -164,8 +164,9 @@ def as_tables(found: dict[str, Any], names: list[str], width: int) -> list[Table
     tables, (titles, cells) = [legend], rows(found, names, cell)
     for columns in in_width([[title, *(row[i] for row in cells)] for i, title in enumerate(titles)], width):
         table = Table(pad_edge=False)
-        for title, *_ in [[""], *columns]:
-            table.add_column(title)
+        table.add_column("")
+        for (title, *_), wide in zip(columns, widths(columns, width), strict=True):
+            table.add_column(title, width=wide)
         for number in range(1, 1 + len(cells)):
             table.add_row(str(number), *(column[number] for column in columns))
         tables.append(table)
@@ -177,13 +178,37 @@ def in_width(columns: list[list[str]], width: int) -> list[list[list[str]]]:
     groups: list[list[list[str]]] = []
     left = 0
     for title, *cells in columns:
-        needed = 3 + max(map(len, [*title.split(), *cells]))
+        needed = 3 + least(title, cells)
         if not groups or needed > left:
             groups.append([])
-            left = width - 4 - len(str(len(cells)))
+            left = room(cells, width)
         groups[-1].append([title, *cells])
         left -= needed
     return groups
+
+
+def widths(columns: list[list[str]], width: int) -> list[int]:
+    """How wide columns become that fit: what they need at least, and of what is left as much as their titles take.
+
+    Rich would take it from the widest, and break cells and words while titles have more than they need.
+    """
+    found = [least(title, cells) for title, *cells in columns]
+    left = max(0, room(columns[0][1:], width) - sum(found) - 3 * len(found))
+    for i, (title, *_) in enumerate(columns):
+        more = max(0, min(left, len(title) - found[i]))
+        found[i] += more
+        left -= more
+    return found
+
+
+def least(title: str, cells: list[str]) -> int:
+    """Characters that a column needs: those of a cell, or of a word of the title."""
+    return max(map(len, [*title.split(), *cells]))
+
+
+def room(cells: list[str], width: int) -> int:
+    """Characters beside the column of numbers of a table with so many rows."""
+    return width - 4 - len(str(len(cells)))
 
 
 def remarks(found: dict[str, Any]) -> list[str]:
@@ -204,9 +229,10 @@ def remarks(found: dict[str, Any]) -> list[str]:
             str(n) for n, line in enumerate(found["lines"], 1) if any(r["stopped"] == "finished" for r in line["runs"])
         ]
         if early:
+            which = f"line{'s' * (len(early) > 1)} {', '.join(early)}"
             said.append(
-                f"line {', '.join(early)}: the epochs or steps ended before the budget did; ask for more of them to "
-                "compare at equal budgets"
+                f"{which}: the epochs or steps ended before the budget did; ask for more of them to compare at equal "
+                "budgets"
             )
     for name, goal in found["target"].items():
         for number, line in enumerate(found["lines"], 1):

@@ -5,11 +5,12 @@ killed, may be cut off; others may be broken by a crash of the machine. Both are
 """
 
 import json
-import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+DIGITS = 308  # whole numbers with more are beyond all floats, and count as missing
 SCORES = ("test_", "validation_")  # begin the names of what only an evaluation has
 
 DECODE = json.JSONDecoder().raw_decode  # json.loads looks for encodings first, and takes half as long again
@@ -47,7 +48,13 @@ def read(line: bytes) -> dict[str, Any] | None:
         step = found["step"] if end == len(text) else None
     except (ValueError, RecursionError, KeyError, TypeError):
         return None
-    return found if isinstance(step, int | float) and math.isfinite(step) else None
+    if not isinstance(step, int | float) or not -(2**63) <= step < 2**63:  # NaN and infinity, too
+        return None
+    if len(line) > DIGITS:
+        huge = [name for name in found if isinstance(found[name], int) and abs(found[name]) > sys.float_info.max]
+        for name in huge:
+            del found[name]
+    return found
 
 
 def is_evaluation(line: dict[str, Any]) -> bool:

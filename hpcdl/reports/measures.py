@@ -47,7 +47,7 @@ MEASURES = (
     Measure("bytes_per_worker", "sent by the busiest worker", ",.2f", " MB", 1e-6),
     Measure("messages_per_rank", "messages of the busiest rank", ",.0f"),
     Measure("idle", "workers idle", ".1%"),
-    Measure("memory", "memory of the fullest rank", ",.1f", " MiB", 2**-20),
+    Measure("memory", "memory of the fullest rank", ",.2f", " MiB", 2**-20),
     Measure("staleness", "mean staleness", ".2f", better=""),
     Measure("consensus_distance", "consensus distance", ".3g", better=""),
     Measure("seconds_to_target", "time to the target", ".2f", " s"),

@@ -16,6 +16,7 @@ import yaml
 
 from hpcdl.reports.lines import Lines, is_evaluation
 from hpcdl.reports.thinned import Thinned
+from hpcdl.words import counted
 
 SCHEMA_VERSION = 2  # of summary.json, as hpcdl/runs/summary.py writes it
 LARGEST = 100_000_000  # bytes of a JSON file that is read as a whole
@@ -82,6 +83,8 @@ def read_config(found: Recorded) -> None:
     """Options and header of config.yaml."""
     path = found.folder / "config.yaml"
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(0, "it is no file")  # a pipe would be waited for
         with open(path, "rb") as file:
             text = file.read(LARGEST_CONFIG).decode(errors="replace")
         found.header = {match[1]: match[2] for line in text.splitlines() if (match := HEADER.fullmatch(line))}
@@ -99,7 +102,9 @@ def read_json(path: Path, missing: list[str]) -> dict[str, Any] | None:
         return None
     why = "it holds no object"
     try:
-        if os.path.getsize(path) > LARGEST:
+        if not path.is_file():
+            why = "it is no file"
+        elif os.path.getsize(path) > LARGEST:
             why = f"it has more than {LARGEST:,} bytes"
         else:
             found = json.loads(path.read_bytes())
@@ -131,7 +136,7 @@ def read_metrics(found: Recorded) -> None:
         found.missing.append(f"no curves: metrics.jsonl: {error.strerror}")
         return
     if lines.broken:
-        found.missing.append(f"metrics.jsonl: {lines.broken:,} broken lines are left out")
+        found.missing.append(f"metrics.jsonl: {counted(lines.broken, 'broken line', ',')} left out")
     if cut:
         found.missing.append("metrics.jsonl: the last line is cut off, and left out")
     if not len(found.steps) and not len(found.evaluations):

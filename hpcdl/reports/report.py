@@ -228,7 +228,7 @@ def measured(comparison: Comparison, measures: list[dict[str, Any]]) -> str:
     rows = []
     for line in comparison.lines:
         failed = [run for run in line.runs if run.failed]
-        ranks = f"{line.ranks} ranks" if line.ranks is not None else ""
+        ranks = counted(line.ranks, "rank") if line.ranks is not None else ""
         if failed and len(failed) < len(line.runs):
             ranks += f"; {len(failed)} of {len(line.runs)} runs failed: {failed[0].failed}"
         row = [Cell(line.key.label, ranks, key=line.key)]

@@ -309,7 +309,7 @@ def last_change(folder: Path) -> float | None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """A file's object; None where it is none, or half-written."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes()) if path.is_file() else None  # a pipe would be waited for
         return found if isinstance(found, dict) else None
     return None
 

@@ -138,7 +138,7 @@ class Events:
             if values:
                 seconds = line.get("seconds")
                 at = self.began + (seconds if isinstance(seconds, int | float) else 0.0)
-                self._add(event(wall_time=at, step=step, summary=summary(value=values)))
+                self._add(event(wall_time=at, step=int(step), summary=summary(value=values)))
 
     def _add(self, event: Any) -> None:
         said = event.SerializeToString()

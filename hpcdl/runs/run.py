@@ -210,7 +210,7 @@ class Run:
 
     def end(self) -> None:
         """The loop has ended."""
-        self.stopping.end()
+        self.stopping.end(self.examples)
         self.display.stop()
 
     def record(self, loss: float, total: int) -> None:

@@ -102,6 +102,6 @@ class Stopping:
         if self.goal and (accuracy or 0) >= self.goal and self.reason is None:
             self.reason = "accuracy"
 
-    def end(self) -> None:
-        """The loop has ended."""
-        self.reason = self.reason or self.pending or "finished"
+    def end(self, examples: int = 0) -> None:
+        """The loop has ended after so many examples: the steps may have been planned to be as many as may be used."""
+        self.reason = self.reason or self.pending or ("budget" if examples >= self.budget.examples else "finished")

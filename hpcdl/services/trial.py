@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from hpcdl.comm import failure as failure_of_a_rank
 from hpcdl.comm.progress import activity, nap_until
 from hpcdl.errors import AgreedError, TrainingError, UsageError, line, reason
 from hpcdl.files import atomic_write
@@ -57,7 +58,7 @@ def attempt(comm: MPI.Intracomm, training: Training, options: Options, folder: P
         mine = Outcome(training.run(comm, options, opened).stopped)
     except (AgreedError, TrainingError) as known:
         mine = Outcome(failed=line(known), speaks=known.speaker == comm.rank)
-    except Exception as unknown:
+    except (Exception, SystemExit) as unknown:  # an exit of one's own model would end all lines with its status, 0 too
         error, mine = unknown, Outcome(failed=line(told(unknown)), trace=traceback.format_exc())
     if not all_come(comm, PATIENCE if error else math.inf):
         record(folder, mine)
@@ -81,12 +82,16 @@ def all_come(comm: MPI.Intracomm, patience: float = math.inf) -> bool:
     return bool(come.Test())
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """What went wrong, in a line, and where, unless it says what to do."""
     if isinstance(error, UsageError):
         return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [*traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SystemExit):
+        frames = [each for each in frames if each.filename != failure_of_a_rank.__file__]  # sys.exit itself
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    if isinstance(error, SystemExit):
+        return f"it leaves the program, with status {error.code}{where}"
     return f"{type(error).__name__}: {reason(error)}{where}"
 
 

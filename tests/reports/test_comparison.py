@@ -92,6 +92,12 @@ def test_tables_fit_a_terminal():
     assert len(comparison.in_width(columns, 10)) == 3  # what is wider stands by itself
 
 
+def test_neither_cells_nor_words_are_broken_where_titles_have_room_to_give():
+    columns = [["messages of the busiest rank", "202 -"], ["examples/s", "30,415 ± 7,334"], ["sent, MB", "0.05"]]
+    assert comparison.widths(columns, 45) == [12, 14, 5]
+    assert comparison.widths(columns, 200) == [28, 14, 8]
+
+
 def test_epochs_that_end_before_the_budget_are_told_of(found):
     found["budget"] = "seconds=9"
     assert not any("budget" in said for said in comparison.remarks(found))

@@ -14,6 +14,15 @@ def test_whole_lines_are_read_and_others_counted(tmp_path):
     assert path.read_bytes()[lines.place :] == b'{"step": 3'
 
 
+def test_numbers_beyond_all_floats_are_missing(tmp_path):
+    huge = "1" + "0" * 400
+    path = tmp_path / "metrics.jsonl"
+    texts = [f'{{"step": {huge}}}', f'{{"step": 1, "train_loss": -{huge}}}', '{"step": 1e300}', '{"step": 2}']
+    path.write_text("\n".join(texts) + "\n")
+    lines = Lines(path)
+    assert [*lines] == [{"step": 1}, {"step": 2}] and lines.broken == 2
+
+
 def test_a_growing_file_is_followed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines, whole = Lines(path), b"".join(json.dumps({"step": step}).encode() + b"\n" for step in range(9))

@@ -18,6 +18,14 @@ def test_a_whole_run(tmp_path):
     assert run.evaluations.mean["bytes"].tolist() == [19280.0 * step for step in (20, 40, 60, 80, 100)]
 
 
+@pytest.mark.parametrize("name", ["summary.json", "config.yaml"])
+def test_a_pipe_is_not_waited_for(tmp_path, name):
+    write_run(tmp_path, steps=20)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    assert any(name in each and "it is no file" in each for each in record(tmp_path).missing)
+
+
 @pytest.mark.parametrize(
     "name, content, said",
     [
@@ -31,7 +39,7 @@ def test_a_whole_run(tmp_path):
         ("metrics.jsonl", None, "no curves: metrics.jsonl: No such file"),
         ("metrics.jsonl", b"", "no curves: metrics.jsonl has no lines yet"),
         ("metrics.jsonl", b'{"step": 1, "train_loss": 2}\n{"step', "the last line is cut off"),
-        ("metrics.jsonl", b'{"step": 1, "train_loss": 2}\nx\n', "1 broken lines are left out"),
+        ("metrics.jsonl", b'{"step": 1, "train_loss": 2}\nx\n', "1 broken line left out"),
         ("started.json", b"{", "started.json cannot be read: it is cut off"),
     ],
 )

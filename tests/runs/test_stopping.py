@@ -117,6 +117,17 @@ def test_a_budget_that_is_used_up(budget, used, reason):
     assert told.reason == "signal"
 
 
+def test_steps_that_were_cut_to_a_budget_of_examples_end_by_it():
+    for budget, examples, reason in (
+        ("examples=100", 128, "budget"),
+        ("examples=100", 64, "finished"),
+        ("", 64, "finished"),
+    ):
+        run = stopping(steps=3, budget=Budget.read(budget))
+        run.end(examples)
+        assert run.reason == reason
+
+
 def test_steps_of_a_budget_of_examples():
     assert Budget.read("examples=1e3").steps(100, 64) == 16
     assert Budget.read("examples=1e3").steps(10, 64) == 10

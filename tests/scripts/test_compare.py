@@ -182,6 +182,8 @@ def test_a_rank_that_fails_alone_ends_the_job_and_the_run_is_not_tried_again(lau
         (["train-alreduce", "train-gossip --topologie ring"], "line 1, 'train-alreduce': unknown program"),
         ([ALL_REDUCE, "--seeds", "1,2,1"], "1 is given twice"),
         ([ALL_REDUCE, "--seeds", "0"], "--seeds"),
+        ([ALL_REDUCE, "--seeds", "99999999999"], "at most 10,000"),
+        ([ALL_REDUCE, "--seeds", "3,99999999999999999999"], "a seed is a whole number of 64 bits"),
         ([ALL_REDUCE, "--seed", "3"], "give --seeds"),
         ([ALL_REDUCE, "--target", "acuracy=0.9"], "did you mean 'accuracy'"),
         ([ALL_REDUCE, "--budget", "second=9"], "did you mean 'seconds'"),
@@ -208,3 +210,30 @@ def test_another_comparison_is_not_overwritten(compare, few, run_on):
     compare(2, GOSSIP, "--seeds", "1", "--out", "c", "--force", check=0)
     assert [line["line"] for line in comparison.read(few / "c")["lines"]] == [GOSSIP]
     assert not (few / "c" / "1-train-allreduce" / "seed-0" / "summary.json").exists()
+
+
+def test_what_others_have_left_is_not_overwritten(few, monkeypatch):
+    monkeypatch.chdir(few)
+    mine = few / "notes" / "table.md", few / "old" / "1-train-gossip" / "seed-0" / "metrics.jsonl"
+    for path in mine:
+        path.parent.mkdir(parents=True)
+        path.write_text("mine")
+    for out in ("notes", "old"):
+        status, told = ends("compare", [ALL_REDUCE, "--data", "few.h5", "--out", out])
+        assert status == 2 and f"--out {out} holds another comparison" in told
+    assert [path.read_text() for path in mine] == ["mine", "mine"]
+
+
+def test_on_other_ranks_it_would_be_another_comparison(compare, few, run_on):
+    compare(2, ALL_REDUCE, "-n 1: train-gossip", "--seeds", "1", "--out", "c", check=0)
+    done = run_on(3, SCRIPT, "--resume", "c", "--seeds", "2", cwd=few, check=2)
+    assert "'train-allreduce' was run on 2 ranks, and is now to run on 3" in done.stderr
+    assert [line["ranks"] for line in comparison.read(few / "c")["lines"]] == [2, 1]
+
+
+def test_a_folder_that_cannot_be_made_is_a_row(compare, few):
+    (few / "c").mkdir()
+    (few / "c" / "1-train-allreduce").write_text("mine")
+    done = compare(2, ALL_REDUCE, GOSSIP, "--seeds", "1", "--out", "c", check=0)
+    assert "Traceback" not in done.stderr and (few / "c" / "1-train-allreduce").read_text() == "mine"
+    assert [each[0] is None for each in values(few / "c", "steps")] == [True, False]

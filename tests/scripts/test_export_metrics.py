@@ -59,6 +59,13 @@ def test_events_elsewhere(runs, capsys):
     assert scalars(runs.parent / "one") == found
 
 
+def test_steps_that_are_not_whole(runs, capsys):
+    path = runs / "2-b" / "seed-0" / "metrics.jsonl"
+    path.write_text('{"step": 4.5, "train_loss": 1.5}\n{"step": -3, "train_loss": 2.5}\n')
+    export_metrics.main(["c/2-b", "--to", "tensorboard", "--out", "events"])
+    assert capsys.readouterr().out == "events: 2 lines\n"
+
+
 def test_a_table_by_name_and_several_in_a_folder(runs, capsys):
     export_metrics.main(["c/1-a/seed-0", "--out", "x/a.csv"])
     export_metrics.main(["c/1-a", "--out", "y"])

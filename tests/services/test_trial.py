@@ -1,6 +1,7 @@
 """hpcdl/services/trial.py: a training that cannot go on leaves the job, and its ranks, as they were."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,7 @@ def test_after_a_failure_the_ranks_train_as_before(each_group, shared):
         assert "a mistake" in fails(comm, shared, train=mistaken)
         assert "a mistake" in fails(comm, shared, train=mistaken_in_a_step)
         assert "may not" in fails(comm, shared, train=refused)
+        assert "it leaves the program, with status 0 (test_trial.py, line " in fails(comm, shared, train=left)
         np.testing.assert_array_equal(trained(comm, shared), first)
 
     each_group(body, least=1)
@@ -79,6 +81,10 @@ def mistaken_in_a_step(comm, model, data, optimizer, run):
 
     run.observe(observe)
     all_reduce.train(comm, model, data, optimizer, run)
+
+
+def left(comm, model, data, optimizer, run):
+    sys.exit(0)
 
 
 def refused(comm, model, data, optimizer, run):
