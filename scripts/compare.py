@@ -84,7 +84,7 @@ def main(arguments=None):
         with contextlib.closing(lock):
             with refuse_together(world):
                 if world.rank == 0:
-                    lock.path = automatic("compare") if options.out == "auto" else Path(options.out)
+                    lock.path = automatic("compare") if options.out in ("", "auto") else Path(options.out)
                     done = prepare(lock, options, entries)
             folder, done = world.bcast((lock.path, done))
             stopped = run_all(world, options, entries, folder, done)
@@ -103,6 +103,8 @@ def read_lines(options: CompareOptions, size: int) -> list[Command]:
         raise UsageError('there is nothing to compare: give lines, as "train-allreduce" "train-gossip --topology ring"')
     if "seed" in options.given:
         raise UsageError("--seed is of one run; give --seeds")
+    if options.out == "none":
+        raise UsageError("--out none: a comparison is made of what its runs have written; name a folder")
     names = [name for name in COMMON if name in options.given and name not in (*DECIDED, "progress")]
     return read_commands(options.lines, {name: str(getattr(options, name)) for name in names}, size)
 

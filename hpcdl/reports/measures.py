@@ -69,9 +69,12 @@ def read_target(text: str) -> dict[str, float]:
         said = f"--target {text}: there is no {name!r}{nearest(name, TARGETS)}"
         raise UsageError(f"{said}; say one of accuracy=0.95, loss=0.3 and rmse=2")
     try:
-        return {name: finite(number)}
+        goal = finite(number)
     except ValueError:
         raise UsageError(f"--target {text}: {name} is a number, as in {name}=0.95") from None
+    if name == "accuracy" and not 0 < goal <= 1:
+        raise UsageError(f"--target {text}: an accuracy is greater than 0 and at most 1, as 0.95")
+    return {name: goal}
 
 
 def values(folder: Path, summary: dict[str, Any], target: dict[str, float]) -> dict[str, float | None]:

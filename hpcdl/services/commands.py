@@ -17,6 +17,7 @@ from hpcdl.runs.help import dashed
 from hpcdl.runs.options import COMMON, INSTEAD, Options, kinds_of, parse
 from hpcdl.runs.takeover import taken
 from hpcdl.services.training import Training
+from hpcdl.words import counted
 
 PLACED = re.compile(r"\s*-n\s*(\d+)\s*:(.*)", re.DOTALL)
 DECIDED = ("seed", "out", "resume", "force")  # of each run, by who runs them
@@ -73,6 +74,8 @@ def read_command(number: int, text: str, common: dict[str, str], size: int) -> C
     if training is None:
         raise UsageError(f"{program} trains by no strategy that can be run beside others")
     ranks = int(placed[1]) if placed else training.ranks or size
+    if training.ranks not in (None, ranks):
+        raise UsageError(f"{program} works on {counted(training.ranks, 'rank')}: leave out -n {ranks}:")
     if not 1 <= ranks <= size:
         raise UsageError(f"it asks for {ranks} ranks, and there are {size}")
     told = {word[2:].partition("=")[0].replace("-", "_") for word in own if word.startswith("--")}

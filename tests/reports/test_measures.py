@@ -60,7 +60,7 @@ def test_the_target_is_reached_at_the_first_evaluation_that_has_it(tmp_path):
     assert to("accuracy=0.9") == to("rmse=1") == to("") == [None] * 3
 
 
-@pytest.mark.parametrize("text", ["acuracy=0.9", "accuracy", "accuracy=high", "0.9", "loss=nan"])
+@pytest.mark.parametrize("text", ["acuracy=0.9", "accuracy", "accuracy=high", "0.9", "loss=nan", "accuracy=95"])
 def test_bad_targets(text):
     with pytest.raises(UsageError, match="--target"):
         read_target(text)

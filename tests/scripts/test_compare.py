@@ -188,6 +188,7 @@ def test_a_rank_that_fails_alone_ends_the_job_and_the_run_is_not_tried_again(lau
         ([ALL_REDUCE, "--target", "acuracy=0.9"], "did you mean 'accuracy'"),
         ([ALL_REDUCE, "--budget", "second=9"], "did you mean 'seconds'"),
         ([ALL_REDUCE, "--columns", "losses"], "unknown column"),
+        ([ALL_REDUCE, "--out", "none"], "name a folder"),
         ([ALL_REDUCE, "--resume", "nowhere"], "there is no run in that folder"),
         ([ALL_REDUCE, "--out", "/proc/nothing"], "cannot be written"),
         (["--config", "c.yaml"], "there is no option 'line'"),

@@ -56,7 +56,7 @@ def test_ranks():
         ("-n 9: train-allreduce", "asks for 9 ranks, and there are 4"),
         ("-n 0: train-allreduce", "asks for 0 ranks"),
         ("train-parameter-server --servers 4", "no worker is left over"),
-        ("-n 2: train-sequential", "runs on 1 rank"),
+        ("-n 2: train-sequential", "works on 1 rank: leave out -n 2:"),
         ("train-kmeans", "no strategy that can be run beside others"),
         ("", "no program"),
         ("train-allreduce 'x", "quotes that do not close"),
