@@ -19,7 +19,7 @@ def test_the_way_as_printed(environment, tmp_path):
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         assert_said(done, printed)
     found = json.loads((tmp_path / "runs/first/results.json").read_text())
-    assert [len(line["runs"]) for line in found["lines"]] == [3] * 3 and found["target"] == {"accuracy": 0.95}
+    assert [len(line["runs"]) for line in found["lines"]] == [3] * 3 and found["target"] == {"accuracy": 0.9}
     assert "<svg" in (tmp_path / "first.html").read_text()
 
 
