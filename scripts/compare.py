@@ -87,9 +87,10 @@ def main(arguments=None):
                     lock.path = automatic("compare") if options.out in ("", "auto") else Path(options.out)
                     done = prepare(lock, options, entries)
             folder, done = world.bcast((lock.path, done))
-            stopped = run_all(world, options, entries, folder, done)
+            known: dict = {}
+            stopped = run_all(world, options, entries, folder, done, known)
             if world.rank == 0:
-                status = conclude(options, entries, folder, stopped)
+                status = conclude(options, entries, folder, stopped, known)
             all_come(world)
         raise SystemExit(world.bcast(status))
 
@@ -134,8 +135,7 @@ def prepare(lock: Folder, options: CompareOptions, entries: list[Command]) -> di
         if options.force and not options.resume:
             for path in folder.glob(RUNS):
                 remove_run(path)
-                for name in (FAILED, BEGUN):
-                    (path / name).unlink(missing_ok=True)
+                forget(path)
         given = {name: getattr(options, name) for name in kinds_of(CompareOptions) if name in options.given}
         kept = {name: value for name, value in given.items() if name not in (*DECIDED, "retry", "progress")}
         header = "".join(f"# {name}: {line(value)}\n" for name, value in environment().items())
@@ -165,12 +165,17 @@ def state(path: Path, retry: bool) -> str | None:
     if summary_of(path) is not None:
         return ""
     if retry:
-        for name in (FAILED, BEGUN):
-            (path / name).unlink(missing_ok=True)
+        forget(path)
     why = failure(path)
     if why is None and begun(path) >= MOST:
         why = f"the job has ended in it {MOST} times"
     return why
+
+
+def forget(path: Path) -> None:
+    """Let a run be as if it had not been tried."""
+    for name in (FAILED, BEGUN):
+        (path / name).unlink(missing_ok=True)
 
 
 def begun(path: Path) -> int:
@@ -184,8 +189,8 @@ def begun(path: Path) -> int:
 # -- the runs --------------------------------------------------------------------------------------------------------
 
 
-def run_all(world, options: CompareOptions, entries: list[Command], folder: Path, done: dict) -> bool:
-    """All that is not done; whether a signal has stopped it. Collective."""
+def run_all(world, options: CompareOptions, entries: list[Command], folder: Path, done: dict, known: dict) -> bool:
+    """All that is not done; whether a signal has stopped it. Collective. known: see `write`."""
     console, ended_runs = Console(quiet=world.rank > 0 or options.progress == "none", highlight=False), len(done)
     for turn, seed in enumerate(options.seed_list):
         order = [(turn + i) % len(entries) for i in range(len(entries))]
@@ -204,8 +209,8 @@ def run_all(world, options: CompareOptions, entries: list[Command], folder: Path
                     console.print(said, markup=False, soft_wrap=True)
             if world.allreduce(len(signals.received) + any(end.stopped == "signal" for end in ends)):
                 return True
-        if world.rank == 0:
-            write(options, entries, folder)
+        if world.rank == 0 and todo and seed != options.seed_list[-1]:  # then the end writes it
+            write(options, entries, folder, known)
     return False
 
 
@@ -252,13 +257,16 @@ def news(folder: Path, entry: Command, seed: int, end: Outcome) -> str:
 # -- what comes out --------------------------------------------------------------------------------------------------
 
 
-def write(options: CompareOptions, entries: list[Command], folder: Path) -> dict:
-    """Write what the runs so far make of the comparison (rank 0); returns results.json's."""
+def write(options: CompareOptions, entries: list[Command], folder: Path, known: dict) -> dict:
+    """Write what the runs so far make of the comparison (rank 0); returns results.json's.
+
+    known: the runs that were read before, which are not read again (comparison.results); it grows.
+    """
     failed = {
         (i, seed): why
         for i, entry in enumerate(entries)
         for seed in options.seed_list
-        if (why := state(folder / run_folder(entry.folder, seed), False))
+        if (i, seed) not in known and (why := state(folder / run_folder(entry.folder, seed), False))
     }
     about = {
         "command": launch_line(),
@@ -267,7 +275,7 @@ def write(options: CompareOptions, entries: list[Command], folder: Path) -> dict
         "budget": options.budget,
     }
     lines = [Line(entry.text, entry.ranks, entry.folder) for entry in entries]
-    found = comparison.results(folder, lines, options.seed_list, options.goal, failed, about)
+    found = comparison.results(folder, lines, options.seed_list, options.goal, failed, about, known)
     write_json(found, folder / "results.json")
     for name, text in (
         ("table.csv", comparison.table(found)),
@@ -278,9 +286,9 @@ def write(options: CompareOptions, entries: list[Command], folder: Path) -> dict
     return found
 
 
-def conclude(options: CompareOptions, entries: list[Command], folder: Path, stopped: bool) -> int:
+def conclude(options: CompareOptions, entries: list[Command], folder: Path, stopped: bool, known: dict) -> int:
     """Write and print what came out (rank 0); returns the exit status."""
-    found = write(options, entries, folder)
+    found = write(options, entries, folder, known)
     if stopped:
         print(f"stopped by a signal; go on with --resume {folder}", flush=True)
         return signals.STATUS

@@ -30,6 +30,14 @@ def shell(command, folder, environment, timeout=120):
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, **how)
 
 
+def as_printed(shown, folder, environment):
+    """Run commands with what is printed below them: all end well, and say so."""
+    for command, printed in shown:
+        done = shell(command, folder, environment)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        assert_said(done, printed)
+
+
 def assert_said(done, printed):
     """The lines that are printed came out, in their order, and numbers near to those that are printed."""
     lines = (done.stdout + done.stderr).splitlines()

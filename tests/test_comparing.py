@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import yaml
-from printed import assert_said, commands, shell
+from printed import as_printed, commands, shell
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "comparing.md").read_text()
@@ -14,10 +14,7 @@ PAGE = (ROOT / "docs" / "comparing.md").read_text()
 def test_the_way_as_printed(environment, tmp_path):
     shown = commands(PAGE)
     assert len(shown) == 3
-    for command, printed in shown:
-        done = shell(command, tmp_path, environment)
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        assert_said(done, printed)
+    as_printed(shown, tmp_path, environment)
     found = json.loads((tmp_path / "runs/first/results.json").read_text())
     assert [len(line["runs"]) for line in found["lines"]] == [3] * 3 and found["target"] == {"accuracy": 0.9}
     assert "<svg" in (tmp_path / "first.html").read_text()

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from printed import assert_said, commands, shell
+from printed import as_printed, commands
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own_data.md").read_text()
@@ -16,9 +16,6 @@ def test_as_printed(environment, tmp_path):
     (tmp_path / "shapes.py").write_text(program)
     shown = commands(PAGE[PAGE.index("## A value") :])
     assert len(shown) == 5
-    for command, printed in shown:
-        done = shell(command, tmp_path, environment)
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        assert_said(done, printed)
+    as_printed(shown, tmp_path, environment)
     curve = json.loads((tmp_path / "runs/curve/summary.json").read_text())
     assert curve["model"] == "shapes:Polynomial,width=3" and curve["test_loss"] < 0.01

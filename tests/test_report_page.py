@@ -3,17 +3,14 @@
 from pathlib import Path
 
 import pytest
-from printed import assert_said, commands, shell
+from printed import as_printed, commands
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "report.md").read_text()
 
 
 def run_as_printed(chosen, folder, environment):
-    for command, printed in chosen:
-        done = shell(command, folder, environment)
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        assert_said(done, printed)
+    as_printed(chosen, folder, environment)
     return {path.name for path in (folder / "pictures").iterdir()}
 
 

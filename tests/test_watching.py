@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from events import scalars
-from printed import assert_said, commands, shell
+from printed import as_printed, commands
 
 PAGE = (Path(__file__).parents[1] / "docs" / "watching.md").read_text()
 
@@ -16,10 +16,7 @@ def test_the_page_as_printed(environment, tmp_path, monkeypatch):
     pytest.importorskip("tensorboardX")
     shown = commands(PAGE)
     assert len(shown) == 6
-    for command, printed in shown:
-        done = shell(command, tmp_path, environment)
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        assert_said(done, printed)
+    as_printed(shown, tmp_path, environment)
     assert scalars(tmp_path / "events/a").keys() == scalars(tmp_path / "runs/a/tensorboard").keys()
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "runs/a/metrics.csv").read_bytes()
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from hpcdl.errors import UsageError, printable
+from hpcdl.errors import UsageError, printable, unknown
 from hpcdl.reports.measures import BY_NAME, MEASURES, USUAL, Measure, shown, values
 from hpcdl.reports.statistics import Statistics, statistics
 
@@ -46,13 +46,23 @@ def results(
     target: dict[str, float],
     failed: dict[tuple[int, int], str],
     about: dict[str, Any],
+    known: dict[tuple[int, int], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """What results.json holds. failed: why, by line and seed; about: how the comparison was started."""
-    found = [
-        [run_of(folder, line, seed, target, failed.get((i, seed))) for seed in seeds] for i, line in enumerate(lines)
-    ]
-    of_first = columns(found[0])
-    measured = [measure for measure in MEASURES if any(any(columns(runs)[measure.name]) for runs in found)]
+    """What results.json holds. failed: why, by line and seed; about: how the comparison was started.
+
+    known: runs that have ended, by line and seed, as they were read before; they are not read again.
+    """
+    known = {} if known is None else known
+
+    def run(i: int, seed: int) -> dict[str, Any]:
+        found = known.get((i, seed)) or run_of(folder, lines[i], seed, target, failed.get((i, seed)))
+        if found["failed"] is None:
+            known[i, seed] = found
+        return found
+
+    found = [[run(i, seed) for seed in seeds] for i in range(len(lines))]
+    by_line = [columns(runs) for runs in found]
+    measured = [measure for measure in MEASURES if any(any(of[measure.name]) for of in by_line)]
     return {
         "schema_version": SCHEMA_VERSION,
         **about,
@@ -66,13 +76,11 @@ def results(
                 "folder": line.folder,
                 "runs": runs,
                 "statistics": {
-                    measure.name: statistics(
-                        columns(runs)[measure.name], of_first[measure.name] if i else None
-                    )._asdict()
+                    measure.name: statistics(of[measure.name], by_line[0][measure.name] if i else None)._asdict()
                     for measure in measured
                 },
             }
-            for i, (line, runs) in enumerate(zip(lines, found, strict=True))
+            for i, (line, runs, of) in enumerate(zip(lines, found, by_line, strict=True))
         ],
     }
 
@@ -97,8 +105,6 @@ def columns(runs: list[dict[str, Any]]) -> dict[str, list[float | None]]:
 
 def chosen(names: str) -> list[str]:
     """The columns that --columns names, with commas between; "": the usual ones. Raises UsageError."""
-    from hpcdl.errors import unknown
-
     wanted = names.split(",") if names else USUAL
     for name in wanted:
         if name not in BY_NAME:

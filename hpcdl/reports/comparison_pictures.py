@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.reports.charts import Curve, curves, dots
+from hpcdl.reports.comparison import SCHEMA_VERSION
 from hpcdl.reports.figures import Key, Picture, look
 from hpcdl.reports.recorded import Recorded, read_json
 from hpcdl.reports.run_pictures import AGAINST, COSTS, drawable
 from hpcdl.reports.thinned import number
 
-SCHEMA_VERSION = 1  # of results.json
 MOST_LINES = 28  # of different look
 RESULTS = (  # measures that have a picture of their own: name, title, quantity, sentence
     ("seconds_to_target", "Time to the target", "seconds", "The further to the left, the sooner."),

@@ -1,8 +1,10 @@
 """Lines that name programs, where one job runs several: "train-gossip --topology ring", "-n 2: train-pipeline".
 
--n 2:          how many of the ranks; without it all, or as many as the strategy works on
-program        one that trains
-options        its own, as on a command line; those that are common to all lines stand before them, so that they win
+    -n 2:          how many of the ranks; without it all, or as many as the strategy works on
+    program        one that trains
+    options        its own, as on a command line
+
+Options that are common to all lines stand before a line's own, so that those win.
 """
 
 import importlib
