@@ -146,6 +146,7 @@ def test_trainings_run_beside_each_other(each_group, shared):
         ([2, 4, 2], 4, [[0, 2], [1]]),
         ([1, 1, 1], 4, [[0, 1, 2]]),
         ([3, 3], 4, [[0], [1]]),
+        ([3, 2, 1], 4, [[0, 2], [1]]),  # one rank too many for two of them
         ([], 4, []),
     ],
 )
