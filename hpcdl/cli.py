@@ -11,9 +11,9 @@ from hpcdl.programs import programs
 
 # Sections of the list, in the order of docs/README.md: names, or how names begin; what is in none comes last, as more.
 SECTIONS = {
-    "train": """train-sequential train-allreduce train-parameter-server train-gossip train-local-sgd train-federated
-        train-model-parallel train-pipeline train-tensor-parallel train-fully-sharded train-grid train-kmeans train-
-        search""",
+    "train": """train-sequential train-allreduce train-svrg train-sgld train-parameter-server train-gossip
+        train-local-sgd train-coordinate-descent train-hogwild train-federated train-model-parallel train-pipeline
+        train-tensor-parallel train-fully-sharded train-grid train-dqn train-kmeans train- search""",
     "data and results": "prepare- evaluate predict compare report watch export-metrics",
     "benchmarks": "bench-",
     "the machine": "doctor hardware gpu-check plan supervise postmortem",

@@ -23,7 +23,13 @@ from typing import Any
 
 from hpcdl.errors import UsageError, reason
 
+TORCH = "torch:"  # begins it
 NAMED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)((?:,.*)?)", re.DOTALL)
+
+
+def of_torch(spec: str) -> bool:
+    """Whether a spec names something of PyTorch's, as torch:package.module:function or torch:AdamW."""
+    return spec.startswith(TORCH)
 
 
 def is_own(text: str) -> bool:
@@ -47,7 +53,19 @@ def own(text: str, told: str, from_file: bool = False, installed: bool = False) 
         if from_file and not _users(module, installed):
             raise UsageError(f"{told} stands in a file, and is no module of yours: name it on the command line")
         found = getattr(importlib.import_module(module), name)
-    return found, dict(_setting(item, told) for item in rest.split(",") if item)
+    return found, settings_of(rest, told)
+
+
+def settings_of(text: str, told: str) -> dict[str, Any]:
+    """The settings width=3,betas=(0.9,0.95) by name; a comma in brackets parts none. Raises UsageError."""
+    items, depth = [""], 0
+    for each in text:
+        depth += (each in "([{") - (each in ")]}")
+        if each == "," and depth <= 0:
+            items.append("")
+        else:
+            items[-1] += each
+    return dict(setting(item, told) for item in items if item)
 
 
 def made(found: Any, settings: dict[str, Any], offered: dict[str, Any], told: str) -> Any:
@@ -90,7 +108,8 @@ def blamed_on_own(told: str) -> Iterator[None]:
         raise UsageError(f"{told}: {said}{where}") from error
 
 
-def _setting(item: str, told: str) -> tuple[str, Any]:
+def setting(item: str, told: str) -> tuple[str, Any]:
+    """NAME=VALUE as the name and the value: a number, true, ... as Python has it, or else a text. Raises UsageError."""
     name, equals, text = item.partition("=")
     if not (equals and name.isidentifier()):
         raise UsageError(f"{told}: a setting is written NAME=VALUE, not {item!r}")

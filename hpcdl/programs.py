@@ -6,7 +6,8 @@ A script opens with a sentence, the command that runs it, and what else there is
 
     More of it ...'''
 
-Its options are the fields `name: type = option(default, "help")` of its dataclasses and of those that they derive from.
+Its options are the fields `name: type = option(default, "help")` of its dataclasses and of those that they derive from,
+also where they stand in an hpcdl/ROOM/options.py that it imports.
 """
 
 import ast
@@ -45,7 +46,12 @@ def about(docstring: str) -> About:
 
 def folder() -> Path:
     """Where the scripts lie, in a clone or as installed."""
-    return Path(find_spec("hpcdl.scripts").origin).parent  # type: ignore[union-attr, arg-type]
+    return folder_of("hpcdl.scripts")
+
+
+def folder_of(package: str) -> Path:
+    """Where a package lies."""
+    return Path(find_spec(package).origin).parent  # type: ignore[union-attr, arg-type]
 
 
 @functools.cache
@@ -71,7 +77,8 @@ def own_options() -> dict[str, dict[str, type]]:
     """For each program that trains, the types of the defaults of the options that it adds to the common ones."""
     modules = {name: module for name, module in parsed().items() if name.startswith(TRAINS)}
     classes = {
-        name: [node for node in module.body if isinstance(node, ast.ClassDef)] for name, module in modules.items()
+        name: [node for each in (*shared(module), module) for node in each.body if isinstance(node, ast.ClassDef)]
+        for name, module in modules.items()
     }
     known = {node.name: node for nodes in classes.values() for node in nodes}
 
@@ -92,6 +99,13 @@ def own_options() -> dict[str, dict[str, type]]:
         name: {option: kind for node in nodes for option, kind in fields(node).items()}
         for name, nodes in classes.items()
     }
+
+
+def shared(script: ast.Module) -> list[ast.Module]:
+    """The modules from which a script takes options that several programs have, beside those that all have."""
+    names = [node.module or "" for node in script.body if isinstance(node, ast.ImportFrom)]
+    places = [name.split(".")[1:] for name in names if re.fullmatch(r"hpcdl\.(?!runs\.)\w+\.options", name)]
+    return [ast.parse(folder_of("hpcdl").joinpath(*place).with_suffix(".py").read_text()) for place in places]
 
 
 def type_of(default: ast.expr) -> type:

@@ -1,6 +1,8 @@
-"""Numbers and their nouns, as in 1 rank, 2 ranks."""
+"""Numbers and their nouns, as in 1 rank, 2 ranks; durations and times of day."""
 
-ES = ("s", "x", "tch", "sh")  # how nouns end whose plural takes -es
+import time
+
+ES = ("s", "x", "tch", "rch", "sh")  # how nouns end whose plural takes -es
 
 
 def counted(number: float, noun: str, form: str = "") -> str:
@@ -11,3 +13,28 @@ def counted(number: float, noun: str, form: str = "") -> str:
     """
     text = format(number, form)
     return f"{text} {noun if text == '1' else noun + ('es' if noun.endswith(ES) else 's')}"
+
+
+def duration(seconds: float) -> str:
+    """45 s, 12 min, 2 h 05 min, 3 days 4 h"""
+    seconds = max(0.0, seconds)
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    return f"{hours // 24} days {hours % 24} h"
+
+
+def clock(at: float, now: float) -> str:
+    """The time of day; with the day where that is another one."""
+    there = time.localtime(at)
+    return time.strftime("%H:%M" if time.localtime(now)[:3] == there[:3] else "%a %d %b %H:%M", there)
+
+
+def spent(seconds: float) -> str:
+    """0.4 s, 9.5 s, 45 s, 12 min: for what may be short"""
+    return f"{seconds:.1f} s" if 0 <= seconds < 9.95 else duration(seconds)

@@ -14,6 +14,7 @@ A body uses i and j as indices only (unsigned or signed, as the loop has it), an
     rowwise       for i, for j: body(i, j, ...)                     a grid-stride loop over (i, j)
       sums=True   for i, for j: last[j] += body(i, j, ...)          blocks sum columns, then the blocks' sums are added
     block         body(...)                                         what @name.device(...) decorates, in gpu_MODULE.py
+    on_cpu        body(...)                                         none
 
 Compiled code is cached on disk beside the module (or in NUMBA_CACHE_DIR). Numba's cache is not safe when processes
 compile different types of one function at once (both pick the same file number), and N cold ranks would all compile
@@ -124,6 +125,12 @@ def numba_types(signature: str, dtype: DTypeLike) -> tuple[Any, ...]:
 def function(body: Callable) -> Any:
     """Decorator: a scalar function that the bodies of kernels call, on CPU and GPU."""
     return numba.njit(fastmath=FASTMATH, forceinline=True, **OPTIONS)(body)  # a loop with a call does not vectorize
+
+
+def exact(body: Callable) -> Any:
+    """Decorator: a function that kernels call, whose operations stay as they are written: the same bits in each."""
+    # Said, not left out: what is left out is taken over from whoever calls it.
+    return numba.njit(fastmath=False, forceinline=True, **OPTIONS)(body)
 
 
 def generate(kind: str, text: str, body: Callable, more: tuple[str, ...] = (), /, **names: Any) -> Callable:
@@ -258,6 +265,24 @@ class Kernel(CPUDispatcher):
             return self
 
         return register
+
+
+def on_cpu(body: Callable) -> Any:
+    """Decorator: a loop for threads of a rank, or for what lies on the host anyway: it has no CUDA twin.
+
+    Its operations stay as they are written, and it needs nothing of the interpreter. `prepare` compiles it.
+    """
+    return numba.njit(cache=True, **OPTIONS)(generate("block", LOOPS["block"], body, body=exact(body)))
+
+
+def prepare(loop: Any, *like: Any) -> Any:
+    """Compile a loop of `on_cpu`, or load it from the cache, for arguments like these, or of these types of Numba.
+
+    Before any clock runs, for the first call would do it in its time; one process of this machine at a time does.
+    """
+    with compile_lock(loop.__name__):
+        loop.compile(tuple(each if isinstance(each, numba.types.Type) else numba.typeof(each) for each in like))
+    return loop
 
 
 def elementwise(signature: str) -> Callable[[Callable], Kernel]:

@@ -19,14 +19,17 @@ from hpcdl.kernels import (
     activation,
     attention,
     convert,
+    dropout,
     embedding,
     fixed_point,
     gather,
     layer_norm,
     loss,
+    noise,
     norm,
     reduce,
     references,
+    sparse,
     updates,
 )
 from hpcdl.kernels.bind import Kernel
@@ -90,6 +93,11 @@ def matrices(shapes: str):
         return tuple((2 * random.random(size, np.float32) - 1).astype(dtype) for size in sizes)
 
     return make
+
+
+def masked(rows, columns, dtype, random):
+    """A mask, a key for each row, the share of zeros in 2^24 parts, the value of the others."""
+    return np.empty((rows, columns), dtype), random.integers(-(2**63), 2**63, rows), dropout.STEPS // 4, 4 / 3
 
 
 def labelled(rows, columns, dtype, random):
@@ -204,12 +212,46 @@ def cut_summed(rows, columns, dtype, random):
     return z, labels, first, 2 * columns, sums
 
 
+def sparse_rows(outputs: int, order: str):
+    """Arguments: sparse rows with `columns` elements or, every second, one less, of eight times as many features; by a
+    letter each w a matrix (features, outputs) and z one (rows, outputs).
+    """
+
+    def make(rows, columns, dtype, random):
+        features, full = 8 * columns, np.ones((rows, columns), bool)
+        full[1::2, -1:] = False
+        indices = (8 * np.arange(columns) + random.integers(0, 8, (rows, columns))).astype(np.int32)[full]
+        indptr = np.append(0, np.cumsum(full.sum(axis=1)))
+        shapes = {"w": (features, outputs), "z": (rows, outputs)}
+        data, *others = (
+            (2 * random.random(shape, np.float32) - 1).astype(dtype)
+            for shape in (len(indices), *(shapes[letter] for letter in order))
+        )
+        return data, indices, indptr, *others
+
+    return make
+
+
+def picked_rows(rows, columns, dtype, random):
+    """Sparse rows, as many as are picked, each once: so all their elements are."""
+    source, indices, indptr = sparse_rows(1, "")(rows, columns, dtype, random)
+    room = np.zeros(len(source), dtype), np.zeros_like(indices), np.zeros_like(indptr)
+    return source, indices, indptr, random.permutation(rows), 1 / 16, *room
+
+
+def products(data, indices, indptr, a, b):
+    """Bytes of a product of sparse rows: of each element, too, what it meets in the matrix of the features."""
+    features, rows = (a, b) if len(b) == len(indptr) - 1 else (b, a)
+    return data.nbytes + indices.nbytes + indptr.nbytes + rows.nbytes + data.size * features.shape[1] * data.itemsize
+
+
 def gathered(source, index, *rest):
     """Bytes of the rows that are read and written."""
     return index.nbytes + rest[-1].size * source.itemsize + rest[-1].nbytes
 
 
 STEP = 1e-3, 0.25, 0.01  # rate, scale, decay
+LANGEVIN = *STEP, 0.1, 5, (1 << 40) + 3, 0x12345678, 0x9ABCDEF0  # and deviation, first coordinate, step, key
 ADAM = *STEP, 0.999, 0.9, 1 - 0.9, 0.99, 1 - 0.99, 3.0, 1e-3  # with shrink, the betas, root and eps
 
 CASES = {
@@ -223,6 +265,10 @@ CASES = {
     "momentum": Case(updates.momentum, vectors(3, *STEP, 0.9), references.momentum, moves(0, 0, 1, 2, 2)),
     "nesterov": Case(updates.nesterov, vectors(3, *STEP, 0.9), references.nesterov, moves(0, 0, 1, 2, 2)),
     "adam": Case(updates.adam, vectors(4, *ADAM), references.adam, moves(0, 0, 1, 2, 2, 3, 3)),
+    "average": Case(updates.average, vectors(2, 0.25), references.average, moves(0, 0, 1)),
+    "adagrad": Case(updates.adagrad, vectors(3, *STEP, 1e-10), references.adagrad, moves(0, 0, 1, 2, 2)),
+    "langevin": Case(noise.langevin, vectors(2, *LANGEVIN), references.langevin, moves(0, 0, 1), "arithmetic"),
+    "dropout_mask": Case(dropout.dropout_mask, masked, references.dropout_mask, moves(0, 1), "arithmetic"),
     "proximal": Case(updates.proximal, vectors(3, 1e-4), references.proximal, moves(0, 0, 1, 2)),
     "add_bias": Case(activation.add_bias, matrices("mr"), references.add_bias, moves(0, 0, 1)),
     "add_bias_relu": Case(activation.add_bias_relu, matrices("mr"), references.add_bias_relu, moves(0, 0, 1)),
@@ -267,6 +313,7 @@ CASES = {
         attention.causal_softmax_backward, probabilities, references.causal_softmax_backward, moves(0, 1), columns=64
     ),
     "logistic": Case(loss.logistic, binary, references.logistic, moves(0, 1, 2), "arithmetic", 1),
+    "hinge": Case(loss.hinge, binary, references.hinge, moves(0, 1, 2), columns=1),
     "squared": Case(loss.squared, values, references.squared, moves(0, 1, 2), columns=1),
     "huber": Case(loss.huber, far_and_near, references.huber, moves(0, 1, 3), columns=1),
 }
@@ -287,5 +334,21 @@ for kind in ("float32", "float64"):
         references.pick_images,
         gathered,
         columns=784,
+        dtypes=(kind,),
+    )
+for outputs in (1, 10):
+    CASES[f"sparse_dot {outputs}"] = Case(
+        sparse.sparse_dot, sparse_rows(outputs, "wz"), references.sparse_dot, products, columns=64
+    )
+    CASES[f"scatter_add {outputs}"] = Case(
+        sparse.scatter_add, sparse_rows(outputs, "zw"), references.scatter_add, products, columns=64
+    )
+for kind in ("float32", "float64"):
+    CASES[f"gather_sparse {kind}"] = Case(
+        sparse.gather_sparse[kind],
+        picked_rows,
+        references.pick_sparse,
+        moves(0, 1, 2, 3, 5, 6, 7),
+        columns=64,
         dtypes=(kind,),
     )

@@ -7,7 +7,8 @@
 
 Grids are one-dimensional, of THREADS threads a block, and every kernel strides over its grid, so any grid is right. The
 order of a sum depends on the shape of the arrays only, never on who is first: THREADS partial sums are added as a tree
-within a block, then the blocks' sums in their order. So the same call gives the same bits.
+within a block, then the blocks' sums in their order. So the same call gives the same bits; gpu_sparse.py has the one
+exception.
 
 Launches go to CUDA's default stream, which is CuPy's too: nothing needs to wait for the other.
 

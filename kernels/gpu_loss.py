@@ -23,7 +23,7 @@ from hpcdl.kernels.gpu import (
     scratch,
     total_of,
 )
-from hpcdl.kernels.loss import huber_row, logistic_row
+from hpcdl.kernels.loss import hinge_row, huber_row, logistic_row
 
 
 def finish(partial, loss, score, invalid):
@@ -106,6 +106,22 @@ def logistic_rows(z, labels, dz, partial):
             invalid += 1.0
         else:
             row, gradient, hit = logistic_row(z[i, 0], label, T(1))  # noqa: F821
+            dz[i, 0] = gradient
+            losses += row
+            correct += 1.0 if hit else 0.0
+    finish(partial, losses, correct, invalid)
+
+
+@cuda_kernel("T[:, ::1], int64[::1], T[:, ::1], float64[:, ::1]")
+def hinge_rows(z, labels, dz, partial):
+    """One thread for each row."""
+    losses, correct, invalid = 0.0, 0.0, 0.0
+    for i in range(cuda.grid(1), z.shape[0], cuda.gridsize(1)):
+        label = labels[i]
+        if label < 0 or label > 1:
+            invalid += 1.0
+        else:
+            row, gradient, hit = hinge_row(z[i, 0], label, T(1))  # noqa: F821
             dz[i, 0] = gradient
             losses += row
             correct += 1.0 if hit else 0.0
@@ -217,6 +233,12 @@ def softmax_cross_entropy(z, labels, dz):
 def logistic(z, labels, dz):
     """Logistic loss of z (rows, 1) against labels 0 or 1 (rows,)."""
     return classified(*launched(logistic_rows, THREADS, z, labels, dz))
+
+
+@loss.hinge.device(hinge_rows, add_up)
+def hinge(z, labels, dz):
+    """Hinge loss of z (rows, 1) against labels 0 or 1 (rows,)."""
+    return classified(*launched(hinge_rows, THREADS, z, labels, dz))
 
 
 @loss.squared.device(squared_rows, add_up)

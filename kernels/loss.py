@@ -6,6 +6,7 @@
     squared                  (z - y)^2 / 2                      z - y                   (z - y)^2
     huber (d, e = z - y)     e^2 / 2 where |e| <= d,            e within -d .. d        (z - y)^2
                              else d (|e| - d / 2)
+    hinge (s = 2y - 1)       max(0, 1 - s z)                    -s where s z < 1        1 if z > 0 is y = 1
 
 Each writes dz and returns (sum of losses, sum of scores); the losses are summed in float64. No exponential overflows:
 the largest z of a row is taken out of its sum first, and the logistic loss is max(-s z, 0) + log(1 + exp(-|z|)). A row
@@ -135,6 +136,34 @@ def logistic(z, labels, dz):
         label = labels[i]
         invalid += (label < 0) | (label > 1)
         row, dz[i, 0], hit = logistic_row(z[i, 0], label, one)
+        loss += np.float64(row)
+        correct += hit
+    return loss, -1 if invalid else correct
+
+
+@function
+def hinge_row(z, label, one):
+    """(loss, gradient, whether correct) of one output z and its label 0 or 1; one is 1 in z's type."""
+    sign = one if label == 1 else -one
+    short = one - sign * z
+    zero = one - one
+    inside = short <= zero  # not where z is NaN
+    loss, gradient = (zero if inside else short), (zero if inside else -sign)
+    return loss, gradient, (z > 0) == (label == 1) and z == z
+
+
+@block("T[:, ::1], int64[::1], T[:, ::1]")
+def hinge(z, labels, dz):
+    """Hinge loss of z (rows, 1) against labels 0 or 1 (rows,).
+
+    (Cortes and Vapnik, "Support-vector networks", 1995.) Bytes moved per row, b bytes an element: 2b + 8; memory
+    bandwidth bounds it.
+    """
+    one, loss, correct, invalid = z.dtype.type(1), 0.0, 0, 0
+    for i in range(z.shape[0]):
+        label = labels[i]
+        invalid += (label < 0) | (label > 1)
+        row, dz[i, 0], hit = hinge_row(z[i, 0], label, one)
         loss += np.float64(row)
         correct += hit
     return loss, -1 if invalid else correct

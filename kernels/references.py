@@ -17,6 +17,47 @@ def sgd(w, g, rate, scale, decay):
     w -= rate * (scale * g + decay * w)
 
 
+def philox(counter, key):
+    """Philox4x32-10 of Salmon et al.: arrays of the four words of the counter, the two of the key -> four of words."""
+    word = np.uint64(0xFFFFFFFF)
+    a, b, c, d = (np.asarray(each, np.uint64) for each in counter)
+    k0, k1 = (int(each) for each in key)
+    for _ in range(10):
+        left, right = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
+        high, low = right >> np.uint64(32), left >> np.uint64(32)
+        a, b, c, d = high ^ b ^ np.uint64(k0), right & word, low ^ d ^ np.uint64(k1), left & word
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    return a, b, c, d
+
+
+def normals(count, first, step, key0, key1):
+    """Box and Muller's normal numbers of so many coordinates from `first` on."""
+    at = [first + i for i in range(count)]
+    low, high = (np.array([each >> shift & 0xFFFFFFFF for each in at], np.uint64) for shift in (0, 32))
+    words = philox((low, high, step & 0xFFFFFFFF, step >> 32), (key0, key1))
+    whole = [(words[k] << np.uint64(21)) | (words[k + 1] >> np.uint64(11)) for k in (0, 2)]  # 53 bits of each pair
+    u, v = (whole[0] + np.uint64(1)) * 2.0**-53, whole[1] * 2.0**-53
+    return np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
+
+
+def langevin(w, g, rate, scale, decay, deviation, first, step, key0, key1):
+    w -= rate * (scale * g + decay * w)
+    w += (deviation * normals(w.size, first, step, key0, key1)).astype(w.dtype)
+
+
+def split_mix(state):
+    """SplitMix64's output for states, uint64."""
+    z = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def dropout_mask(mask, keys, least, value):
+    steps = (np.arange(mask.shape[1], dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    words = split_mix(keys.view(np.uint64)[:, None] + steps)
+    mask[:] = np.where((words >> np.uint64(40)).astype(np.int64) >= least, value, 0)
+
+
 def momentum(w, g, v, rate, scale, decay, beta):
     v *= beta
     v += scale * g
@@ -143,6 +184,14 @@ def logistic(z, labels, dz):
     )
 
 
+def hinge(z, labels, dz):
+    x, sign = z[:, 0], np.where(labels == 1, 1, -1).astype(z.dtype)
+    short = 1 - sign * x
+    dz[:, 0] = np.where(short <= 0, 0, -sign)
+    correct = np.count_nonzero(((x > 0) == (labels == 1)) & (x == x))
+    return np.maximum(short, 0).sum(dtype=np.float64), correct
+
+
 def squared(z, y, dz):
     np.subtract(z, y[:, None], out=dz)
     score = np.square(dz, dtype=np.float64).sum()
@@ -183,6 +232,23 @@ def scale(vector, factor):
 
 def pick(source, index, scale, out):
     np.multiply(source[index], out.dtype.type(scale), out=out)
+
+
+def sparse_dot(data, indices, indptr, w, z):
+    z[...] = 0
+    np.add.at(z, np.repeat(np.arange(len(z)), np.diff(indptr)), data[:, None] * w[indices])
+
+
+def scatter_add(data, indices, indptr, dz, g):
+    np.add.at(g, indices, data[:, None] * np.repeat(dz, np.diff(indptr), axis=0))
+
+
+def pick_sparse(source, indices, indptr, index, scale, data, columns, starts):
+    lengths = indptr[index + 1] - indptr[index]
+    starts[1:] = starts[0] + np.cumsum(lengths)
+    at = np.repeat(indptr[index] - starts[:-1], lengths) + np.arange(starts[0], starts[-1])
+    np.multiply(source[at], data.dtype.type(scale), out=data[starts[0] : starts[-1]])
+    columns[starts[0] : starts[-1]] = indices[at]
 
 
 def pick_images(source, index, scale, height, width, channels, down, right, mirrored, out):
@@ -238,6 +304,16 @@ def encode_fixed(v, factor, fixed):
 
 def decode_fixed(into, factor, fixed):
     into[:] = fixed * factor
+
+
+def average(a, w, share):
+    a += share * (w - a)
+
+
+def adagrad(w, g, s, rate, scale, decay, eps):
+    d = scale * g + decay * w
+    s += d * d
+    w -= rate * d / (np.sqrt(s) + eps)
 
 
 def proximal(g, w, center, factor):

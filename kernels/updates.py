@@ -7,6 +7,7 @@ With d = scale g + decay w (the mean gradient, and the L2 penalty's own):
     nesterov    v <- beta v + d        w <- w - rate (d + beta v)        (Sutskever et al., ICML 2013)
     adam        m <- beta1 m + (1 - beta1) d        s <- beta2 s + (1 - beta2) d^2
                 w <- shrink w - rate m / (root sqrt(s) + eps)            (Kingma and Ba, ICLR 2015)
+    adagrad     s <- s + d^2           w <- w - rate d / (sqrt(s) + eps) (Duchi, Hazan and Singer, JMLR 2011)
 
 Adam's caller puts the bias corrections of step t (from 1) into rate = lr / (1 - beta1^t), root = 1 / sqrt(1 - beta2^t).
 AdamW (Loshchilov and Hutter, ICLR 2019) is adam with shrink = 1 - lr weight_decay and decay = 0; Adam has shrink = 1.
@@ -14,13 +15,44 @@ FedProx adds to the sum of b gradients that of b penalties mu/2 |w - center|^2 (
 
     proximal    g <- g + b mu (w - center)
 
-The rules only read g. Memory bandwidth bounds all; float64's roots and quotients bound adam as long as it stays in the
-caches.
+Of the iterates of any rule a mean may be kept (Polyak and Juditsky, "Acceleration of stochastic approximation by
+averaging", 1992; Ruppert, 1988), in which the k-th of them has the share 1 / k:
+
+    average     a <- a + share (w - a)
+
+The rules only read g. Memory bandwidth bounds all; float64's roots and quotients bound adam and adagrad as long as
+they stay in the caches.
 """
 
 import math
 
-from hpcdl.kernels.bind import elementwise
+from hpcdl.kernels.bind import elementwise, exact
+
+# What sgd and adagrad are made of; exact: kernels that touch some elements only (hogwild.py) get the same bits.
+
+
+@exact
+def mean_gradient(w, g, scale, decay):
+    """d = scale g + decay w."""
+    return scale * g + decay * w
+
+
+@exact
+def gained(s, d):
+    """The sum of squares with that of d."""
+    return s + d * d
+
+
+@exact
+def descended(w, d, rate):
+    """w after a step of sgd."""
+    return w - rate * d
+
+
+@exact
+def adapted(w, d, total, rate, eps):
+    """w after a step of adagrad, where `total` is the sum of squares with that of d."""
+    return w - rate * (d / (math.sqrt(total) + eps))
 
 
 @elementwise("T[::1], T[::1], T, T, T")
@@ -29,7 +61,7 @@ def sgd(i, w, g, rate, scale, decay):
 
     Bytes moved per element of b bytes: 3b (w and g read, w written).
     """
-    w[i] -= rate * (scale * g[i] + decay * w[i])
+    w[i] = descended(w[i], mean_gradient(w[i], g[i], scale, decay), rate)
 
 
 @elementwise("T[::1], T[::1], T[::1], T, T, T, T")
@@ -70,6 +102,18 @@ def adam(i, w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, 
     w[i] = shrink * w[i] - rate * (first / (root * math.sqrt(second) + eps))
 
 
+@elementwise("T[::1], T[::1], T[::1], T, T, T, T")
+def adagrad(i, w, g, s, rate, scale, decay, eps):
+    """s <- s + d^2, w <- w - rate d / (sqrt(s) + eps).
+
+    Bytes moved per element of b bytes: 5b (w, g, s read, w, s written).
+    """
+    d = mean_gradient(w[i], g[i], scale, decay)
+    total = gained(s[i], d)
+    s[i] = total
+    w[i] = adapted(w[i], d, total, rate, eps)
+
+
 @elementwise("T[::1], T[::1], T[::1], T")
 def proximal(i, g, w, center, factor):
     """g <- g + factor (w - center).
@@ -77,3 +121,12 @@ def proximal(i, g, w, center, factor):
     Bytes moved per element of b bytes: 4b (g, w, center read, g written).
     """
     g[i] += factor * (w[i] - center[i])
+
+
+@elementwise("T[::1], T[::1], T")
+def average(i, a, w, share):
+    """a <- a + share (w - a).
+
+    Bytes moved per element of b bytes: 3b (a and w read, a written).
+    """
+    a[i] += share * (w[i] - a[i])

@@ -37,12 +37,22 @@ from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remov
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import COMMON, Options, kinds_of, option
 from hpcdl.runs.program import ended
-from hpcdl.services.trial import FAILED, Outcome, all_come, attempt, failure, packed, record, side_by_side
+from hpcdl.services.trial import (
+    BEGUN,
+    FAILED,
+    Outcome,
+    all_come,
+    attempt,
+    begun,
+    forget,
+    given_up,
+    packed,
+    record,
+    side_by_side,
+)
 from hpcdl.words import counted
 
 AGAIN = {"resume", "seeds", "target", "columns", "at_once", "retry", "progress"}  # may be told where it goes on
-BEGUN = "begun"  # in a run's folder: how often it was begun, and neither ended nor was stopped in good order
-MOST = 3
 MOST_SEEDS = 10_000
 WRITTEN = ("config.yaml", "results.json", "summary.json", "table.csv", "table.md")  # what another has left here
 RUNS = "[0-9]*-train-*/seed-*"
@@ -166,24 +176,7 @@ def state(path: Path, retry: bool) -> str | None:
         return ""
     if retry:
         forget(path)
-    why = failure(path)
-    if why is None and begun(path) >= MOST:
-        why = f"the job has ended in it {MOST} times"
-    return why
-
-
-def forget(path: Path) -> None:
-    """Let a run be as if it had not been tried."""
-    for name in (FAILED, BEGUN):
-        (path / name).unlink(missing_ok=True)
-
-
-def begun(path: Path) -> int:
-    """How often this run was begun, and not brought to an end."""
-    try:
-        return int((path / BEGUN).read_text())
-    except (OSError, ValueError):
-        return 0
+    return given_up(path)
 
 
 # -- the runs --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Score a trained model, predict with it, export it: python scripts/evaluate.py runs/a --predict p.csv
 
-A gpt also writes text: python scripts/evaluate.py runs/t --sample 500 --prompt "def "
+What train-sgld has drawn: --samples. A gpt writes text: python scripts/evaluate.py runs/t --sample 500 --prompt "def "
+What has learned to act plays: python scripts/evaluate.py runs/cartpole --episodes 100 --render cartpole.gif
 """
 
 from dataclasses import dataclass
@@ -14,16 +15,20 @@ from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError
 from hpcdl.machine.threads import limited
 from hpcdl.random import Random
+from hpcdl.rl.playing import PICTURES, Player, acts, described
 from hpcdl.runs.alike import reading
 from hpcdl.runs.evaluation_report import as_tables, report
-from hpcdl.runs.export import check_output_file, export, write_json
+from hpcdl.runs.export import check_output_file, export, named, write_json
 from hpcdl.runs.measures import ClassMeasures, ValueMeasures
 from hpcdl.runs.new_rows import new_rows
 from hpcdl.runs.options import option
 from hpcdl.runs.predictions import predict_all, refuse_existing
 from hpcdl.runs.program import ended
 from hpcdl.runs.progress import console
+from hpcdl.runs.samples import predictive
 from hpcdl.runs.trained import Trained
+from hpcdl.search import ensemble_scores
+from hpcdl.search.ensemble import Ensemble, is_ensemble
 from hpcdl.words import counted
 
 
@@ -31,11 +36,12 @@ from hpcdl.words import counted
 class EvaluateOptions:
     """What can be asked of a checkpoint."""
 
-    run: str = option(..., "folder of a run, or a checkpoint file")
+    run: str = option(..., "folder of a run or of an ensemble, or a checkpoint file")
     data: str = option("", "data set to score on; by default the one of the training")
     split: Literal["test", "train"] = option("test", "which part of the data set")
     predict: str = option("", "write a prediction for each row: NAME.csv, or NAME.npz with the model's outputs")
     probabilities: bool = option(False, "with --predict: of each class, beside that of the likeliest")
+    samples: bool = option(False, "of train-sgld: score and predict with the mean over all samples, too")
     json: str = option("", "write the scores: NAME.json")
     export: str = option("", "write the parameters by name: NAME.npz or NAME.safetensors")
     force: bool = option(False, "replace files that are there already")
@@ -43,7 +49,9 @@ class EvaluateOptions:
     sample: int = option(0, "instead of scoring, write a text of so many tokens; for a gpt")
     prompt: str = option("", "how the text begins; by default with what follows token 0")
     temperature: float = option(0.8, "of the text: 1 as the model has it, 0 always the likeliest token, between: tamer")
-    seed: int = option(0, "of the text")
+    seed: int = option(0, "of the text, or of the episodes")
+    episodes: int = option(0, "episodes of the greedy policy, of what has learned to act; 0: 100 of them")
+    render: str = option("", "a moving picture of the first episode: NAME.gif, or NAME.mp4 where there is a codec")
 
     def __post_init__(self):
         if self.sample < 0:
@@ -54,13 +62,18 @@ class EvaluateOptions:
             raise UsageError("--prompt begins a text; say how many tokens are to follow, as by --sample 500")
         if self.probabilities and not self.predict:
             raise UsageError("--probabilities are written by --predict NAME.csv")
+        if self.sample and self.samples:
+            raise UsageError("--sample N writes a text, --samples scores what train-sgld has drawn: give one of them")
         if self.sample and (self.predict or self.json):
             raise UsageError("--sample writes a text and scores nothing; leave --predict and --json to another call")
+        if self.episodes < 0:
+            raise UsageError(f"--episodes must be 0 or more, not {self.episodes}")
+        check_output_file("--render", self.render, PICTURES)
         check_output_file("--predict", self.predict, (".csv", ".npz"))
         check_output_file("--export", self.export, (".npz", ".safetensors"))
         check_output_file("--json", self.json, (".json",))
         written: dict[str, str] = {"--data": self.data}
-        for told in ("predict", "export", "json"):
+        for told in ("predict", "export", "json", "render"):
             refuse_existing(f"--{told}", getattr(self, told), self.force, written)
             written[f"--{told}"] = getattr(self, told)
 
@@ -71,21 +84,33 @@ def main(arguments=None):
     with ended("evaluate", world.rank):
         with reading(world) as parse:
             options = parse(EvaluateOptions, "evaluate", __doc__, arguments)
+        if is_ensemble(options.run):
+            with limited(world):
+                together(world, options)
+            return
+        if acts(options.run):
+            with limited(world):
+                act(world, options)
+            return
         with refuse_together(world):
+            for name in ("episodes", "render"):
+                if getattr(options, name):
+                    raise UsageError(f"--{name}: {options.run} has learned from data, and acts in no environment")
             trained = Trained(options.run)
             model = trained.model(options.model)
             prompt = begun(options.prompt, model, trained) if options.sample else None
+            samples = predictive(options.run, trained, model) if options.samples else None
         with limited(world):
             if options.sample:
                 write(world, options, trained, model, prompt)
             else:
-                score(world, options, trained, model)
+                score(world, options, trained, model, samples)
         with refuse_together(world):
             if world.rank == 0 and options.export:
-                export(model.layout.views(trained.parameters), Path(options.export))
+                export(named(model, trained.parameters), Path(options.export))
 
 
-def score(world, options, trained, model):
+def score(world, options, trained, model, samples):
     """Print and write what the model makes of the rows of a data set."""
     with refuse_together(world):
         source = options.data or trained.about["source"]
@@ -96,19 +121,88 @@ def score(world, options, trained, model):
             raise UsageError(f"{rows.name} has no labels to score by; hpcdl predict predicts its rows")
         if options.probabilities and not trained.classes:
             raise UsageError("--probabilities: the run's model predicts values, which have none")
-    if trained.classes:
-        measures = ClassMeasures(trained.classes)
-    else:
-        measures = ValueMeasures(trained.outputs[0] if trained.outputs else 1, around(world, rows))
-    counts = predict_all(world, trained, model, rows, options.predict, options.probabilities, measures, losses=True)
+
+    def scored(model, file=""):
+        """All that an evaluation finds; on rank 0."""
+        if trained.classes:
+            measures = ClassMeasures(trained.classes)
+        else:
+            measures = ValueMeasures(trained.outputs[0] if trained.outputs else 1, near)
+        counts = predict_all(world, trained, model, rows, file, options.probabilities, measures, losses=True)
+        return report(trained, rows.name, options.split, counts, measures) if world.rank == 0 else None
+
+    near = None if trained.classes else around(world, rows)
+    point = scored(model) if samples is not None else None
+    found = scored(model if samples is None else samples, options.predict)
     if world.rank == 0:
-        found = report(trained, rows.name, options.split, counts, measures)
-        print(f"{options.run}, step {found['step']}, on {counted(counts['rows'], 'row')} of {rows.name}:")
-        print("  ".join(f"{options.split}_{name} {value:.6g}" for name, value in found["scores"].items()))
+        print(f"{options.run}, step {found['step']}, on {counted(found['rows'], 'row')} of {rows.name}:")
+        if point is not None:
+            found |= {"samples": len(samples.samples), "point_estimate": point["scores"]}
+            print(f"{said(options.split, point)}  (posterior mean)")
+        print(said(options.split, found) + (f"  (mean over {found['samples']:,} samples)" if samples else ""))
         for table in as_tables(found):
             console().print(table)
         if options.json:
             write_json(found, Path(options.json))
+
+
+def together(world, options):
+    """Print and write what the members of an ensemble, and all together, make of the rows of a data set."""
+    with refuse_together(world):
+        for name in ("samples", "sample", "export", "model"):
+            if getattr(options, name):
+                raise UsageError(f"--{name} is of one run; give one of the members, {options.run}/members/0000")
+        ensemble = Ensemble.read(options.run).open(world.rank, world.size)
+        source = options.data or ensemble.about.about["source"]
+        if not source:
+            raise UsageError(f"{options.run} was trained on arrays of a program: name a data set by --data")
+        rows = ensemble.rows(source, options.split, world.size, from_file=not options.data)
+        name = next(iter(rows.values())).name
+        if options.probabilities and not ensemble.about.classes:
+            raise UsageError("--probabilities: the ensemble predicts values, which have none")
+    near = None if ensemble.about.classes else around(world, next(iter(rows.values())))
+    how = {"file": options.predict, "every": options.probabilities, "around": near}
+    counts = ensemble_scores.predict_all(world, ensemble, rows, **how)
+    if world.rank == 0:
+        found = ensemble_scores.reported(ensemble, name, options.split, counts)
+        what = f"{options.run}, {counted(len(ensemble.members), 'member')}"
+        print(f"{what}, on {counted(found['rows'], 'row')} of {name}:")
+        print(f"{said(options.split, found)}  ({ensemble.combine} of the members)")
+        print("  ".join(f"{each} {found[each]:.6g}" for each in ("disagreement", "spread") if each in found))
+        for table in [ensemble_scores.table(found), *as_tables(found)]:
+            console().print(table)
+        if options.json:
+            write_json(found, Path(options.json))
+
+
+def act(world, options):
+    """Print and write the returns of episodes that what was learned plays, on rank 0."""
+    with refuse_together(world):
+        for name in ("data", "predict", "samples", "sample", "prompt"):
+            if getattr(options, name):
+                raise UsageError(f"--{name}: {options.run} has learned to act; --episodes 100 lets it")
+        player = Player(options.run, options.model) if world.rank == 0 else None
+    with refuse_together(world):
+        if world.rank == 0:
+            if options.render:
+                episode = player.render(Path(options.render), options.seed)
+                print(f"{options.render}: return {episode.returned:g}, {counted(episode.length, 'step', ',')}")
+            found = described(player, player.play(options.episodes or 100, options.seed), options.seed)
+            what = f"{counted(found['episodes'], 'episode', ',')} of {found['environment']}"
+            print(f"{options.run}, step {found['step']}, {what}:")
+            spread = (
+                f"from {found['return_min']:g} to {found['return_max']:g}, deviation {found['return_deviation']:.4g}"
+            )
+            print(f"mean return {found['return_mean']:.6g}  ({spread}), {found['length_mean']:.6g} steps")
+            if options.json:
+                write_json(found, Path(options.json))
+            if options.export:
+                export(player.network.layout.views(player.parameters), Path(options.export))
+
+
+def said(split, found):
+    """The scores, in a line."""
+    return "  ".join(f"{split}_{name} {value:.6g}" for name, value in found["scores"].items())
 
 
 def around(world, rows):

@@ -15,17 +15,21 @@ from hpcdl.runs.new_rows import new_rows
 from hpcdl.runs.options import option
 from hpcdl.runs.predictions import predict_all, refuse_existing, said
 from hpcdl.runs.program import ended
+from hpcdl.runs.samples import predictive
 from hpcdl.runs.trained import Trained
+from hpcdl.search import ensemble_scores
+from hpcdl.search.ensemble import Ensemble, is_ensemble
 
 
 @dataclass
 class PredictOptions:
     """What is to be predicted, by what, and where it goes."""
 
-    run: str = option(..., "folder of a run, or a checkpoint file")
-    source: str = option(..., "rows to predict: csv, Parquet, Arrow, npz, idx, HDF5, or your package.module:function")
+    run: str = option(..., "folder of a run or of an ensemble, or a checkpoint file")
+    source: str = option(..., "rows to predict: csv, Parquet, Arrow, npz, idx, libsvm, HDF5, package.module:function")
     out: str = option("", "file to write: NAME.csv, or NAME.npz; without one, lines of csv are printed")
     probabilities: bool = option(False, "of each class, beside that of the likeliest")
+    samples: bool = option(False, "of train-sgld: the mean over all samples, not what their mean predicts")
     split: Literal["", "train", "test", "rows"] = option("", "which part of an HDF5 file; by default rows, else test")
     delimiter: str = option("", "between the columns of a csv, if it is another than that of the training data")
     model: str = option("", "where the run's model is your own: its package.module:Class now, if it was moved")
@@ -44,18 +48,38 @@ def main(arguments=None):
     with ended("predict", world.rank):
         with reading(world) as parse:
             options = parse(PredictOptions, "predict", __doc__, arguments)
+        of_many = is_ensemble(options.run)
         with refuse_together(world):
-            trained = Trained(options.run)
-            model = trained.model(options.model)
-            rows = new_rows(options.source, trained, options.split, world.size, delimiter=options.delimiter)
-            if options.probabilities and not trained.classes:
+            if of_many:
+                trained, rows, seen = opened(options, world)
+            else:
+                trained = Trained(options.run)
+                model = trained.model(options.model)
+                if options.samples:
+                    model = predictive(options.run, trained, model)
+                rows = new_rows(options.source, trained, options.split, world.size, delimiter=options.delimiter)
+            if options.probabilities and not (trained.about if of_many else trained).classes:
                 raise UsageError("--probabilities: the run's model predicts values, which have none")
         stream = None if options.out else sys.stdout.buffer
+        where = options.out, options.probabilities
         with limited(world):
-            counts = predict_all(world, trained, model, rows, options.out, options.probabilities, stream=stream)
+            if of_many:
+                counts = ensemble_scores.predict_all(world, trained, seen, *where, stream)
+            else:
+                counts = predict_all(world, trained, model, rows, *where, stream=stream)
         if world.rank == 0:
             where = f" -> {options.out}" if options.out else ""
             print(f"{rows.name}: {said(counts)}{where}", file=sys.stdout if options.out else sys.stderr)
+
+
+def opened(options, world):
+    """The ensemble, the rows, and the rows as each of its members sees them. Raises UsageError."""
+    for name in ("samples", "model"):
+        if getattr(options, name):
+            raise UsageError(f"--{name} is of one run; give one of the members, {options.run}/members/0000")
+    ensemble = Ensemble.read(options.run).open(world.rank, world.size)
+    seen = ensemble.rows(options.source, options.split, world.size, from_file=False, delimiter=options.delimiter)
+    return ensemble, next(iter(seen.values())), seen
 
 
 if __name__ == "__main__":

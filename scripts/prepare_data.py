@@ -1,10 +1,12 @@
-"""Make a data file from IDX, NPZ, CSV or text: python scripts/prepare_data.py idx fashion-mnist/ fashion.h5
+"""Make a data file from IDX, NPZ, CSV, libsvm or text: python scripts/prepare_data.py idx fashion-mnist/ fashion.h5
 
     prepare_data.py idx FOLDER OUT.h5      MNIST's format, gzipped or not
     prepare_data.py npz FILE OUT.h5        arrays x, y and, or not, x_test, y_test
     prepare_data.py csv FILE OUT.h5        one row per example: --label COLUMN, --missing mean, --like TRAIN.h5, ...
     prepare_data.py table FILE OUT.h5      the same: csv, tsv, Parquet or Arrow (Feather), told apart by what they hold
     prepare_data.py text FILE OUT.h5       plain text as rows of tokens: --length, --level character or byte, ...
+    prepare_data.py libsvm FILE OUT.h5     sparse rows as text, gzipped or not: --test FILE, --zero-based, --features
+    prepare_data.py synthetic SPEC OUT.h5  sparse rows that are drawn: rcv1, small, or rcv1:rows=1000,seed=1
 
 `prepare_data.py KIND --help` lists the options. The result is what `--data OUT.h5` of every training script reads; the
 format is in docs/data.md. One process is enough; MPI is not needed.
@@ -17,17 +19,27 @@ from fractions import Fraction
 
 from hpcdl.data.prepare import Output
 from hpcdl.data.prepare_idx import prepare_idx
+from hpcdl.data.prepare_libsvm import BASES, prepare_libsvm
 from hpcdl.data.prepare_npz import prepare_npz
 from hpcdl.data.prepare_table import prepare_table
 from hpcdl.data.prepare_text import LEVELS, prepare_text
 from hpcdl.data.recipe import MISSING
+from hpcdl.data.synthetic import prepare_synthetic
 from hpcdl.data.vocabulary import BYTES
 from hpcdl.errors import UsageError, printable
 from hpcdl.runs.help import Parser
 from hpcdl.words import counted
 
 TABLES = ("csv", "table")
-KINDS = {"idx": prepare_idx, "npz": prepare_npz, "csv": prepare_table, "table": prepare_table, "text": prepare_text}
+KINDS = {
+    "idx": prepare_idx,
+    "npz": prepare_npz,
+    "csv": prepare_table,
+    "table": prepare_table,
+    "text": prepare_text,
+    "libsvm": prepare_libsvm,
+    "synthetic": prepare_synthetic,
+}
 
 
 def number(text):
@@ -48,20 +60,22 @@ def parser():
         "csv": "a table of numbers and texts, one row per example",
         "table": "the same as csv, tsv, Parquet or Arrow (Feather)",
         "text": "plain text, as rows of tokens, each with the token that follows",
+        "libsvm": "libsvm's text (svmlight's), gzipped or not: sparse rows",
+        "synthetic": "a spec, as rcv1:rows=1000,seed=1: sparse rows that are drawn",
     }
     for kind, text in helps.items():
         command = kinds.add_parser(kind, help=text, description=f"From {text}.")
-        command.add_argument("source", metavar="SOURCE")
+        command.add_argument("source", metavar="SPEC" if kind == "synthetic" else "SOURCE")
         command.add_argument("out", metavar="OUT.h5")
         command.add_argument("--force", action="store_true", help="replace OUT.h5 if it exists")
         command.add_argument("--compress", action="store_true", help="smaller, but slower to read (gzip)")
         command.add_argument("--name", help="name of the data set in reports (default: that of OUT.h5)")
         command.add_argument("--origin", help="a text on where the data come from, kept in the file")
-        if kind != "text":
+        if kind not in ("text", "synthetic"):
             command.add_argument(
                 "--scale", type=number, help="the model sees x * SCALE, as 1/16 (default: 1/255 for bytes)"
             )
-        if kind in ("npz", *TABLES):
+        if kind in ("npz", "libsvm", *TABLES):
             command.add_argument(
                 "--regression", action="store_true", help="labels are values to predict, even if whole"
             )
@@ -73,6 +87,12 @@ def parser():
             command.add_argument("--seed", type=int, help="of the split (default: 0)")
         if kind in TABLES:
             table_options(command)
+        if kind == "libsvm":
+            command.add_argument("--test", metavar="FILE", help="the test part, in a file of its own")
+            command.add_argument("--zero-based", choices=[*BASES], help="whether indices count from 0 (default: auto)")
+            command.add_argument(
+                "--features", type=int, metavar="N", help="how many there are (default: as they occur)"
+            )
         if kind == "text":
             command.add_argument("--length", type=int, help="tokens of a row (default: 64)")
             command.add_argument("--level", choices=LEVELS, help="what a token is (default: character)")

@@ -1,4 +1,4 @@
-"""Make a page with pictures of runs and of comparisons: python scripts/report.py runs/a --out report.html
+"""Make a page with pictures of runs, comparisons and searches: python scripts/report.py runs/a --out report.html
 
 One HTML file that needs nothing from elsewhere: what the runs learned against steps, seconds and bytes, where their
 time went, who sent what to whom (docs/report.md). One process is enough; it takes all cores, and MPI is not needed.
@@ -21,7 +21,7 @@ from hpcdl.words import counted
 class ReportOptions:
     """What is shown, and where it goes."""
 
-    folders: list[str] = option(..., "folders of runs, of comparisons, or ones above them")
+    folders: list[str] = option(..., "folders of runs, of comparisons, of searches, or ones above them")
     out: str = option("", "the page: NAME.html; by default report.html in the first folder")
     pictures: str = option("", "folder for each picture as a file of its own")
     picture_format: Literal["png", "svg"] = option("png", "of these files")
@@ -44,6 +44,7 @@ def main(arguments=None):
     for each in made.missing:
         print(f"report: {line(each)}", file=sys.stderr)
     what = [counted(made.comparisons, "comparison")] if made.comparisons else []
+    what += [counted(made.searches, "search")] if made.searches else []
     what += [counted(made.runs, "run")] if made.runs or not what else []
     print(line(f"{out}: {' and '.join(what)}, {counted(made.pictures, 'picture')}"))
 

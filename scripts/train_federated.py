@@ -36,7 +36,7 @@ class FederatedOptions(Options):
     delta: float = option(1e-5, "private averaging: delta, for which the run's epsilon is computed")
     lr: float = option(0.1, "learning rate (step size) of the clients; its schedule counts rounds")
     optimizer: str = option("sgd", "rule of the clients, with a fresh state in each round: sgd, momentum, adam, ...")
-    schedule: str = option("constant", "constant, step, cosine or 1/t, of the clients' rate over the rounds")
+    schedule: str = option("constant", "of the clients' rate over the rounds: constant, step, cosine, 1/t, ...")
 
     unused = ("epochs", "steps", "batch_size", "batch_per_rank")
 

@@ -10,7 +10,7 @@ from hpcdl.errors import UsageError
 from hpcdl.runs.options import Options, option
 from hpcdl.services.consistency import Consistency
 from hpcdl.services.parameter_store import check_settings
-from hpcdl.strategies.parameter_server import train
+from hpcdl.strategies.parameter_server import touched_rows, train
 
 
 @dataclass
@@ -23,6 +23,7 @@ class ServerOptions(Options):
     staleness: int = option(0, "ssp: by how many clocks a worker may be ahead of the slowest; 0: as bsp")
     broadcast_every: int = option(0, "servers send after so many clocks (async: versions), unasked; 0: when asked")
     staleness_aware: bool = option(False, "divide the learning rate of a gradient by 1 + its staleness")
+    sparse_push: bool = option(False, "sparse data: send only what a batch touches of the first layer's weight")
     fixed_delay: int = option(0, "apply each gradient so many versions late, to see where training diverges")
 
     def __post_init__(self):
@@ -41,6 +42,10 @@ class ServerOptions(Options):
             self.batch_size, self.batch_per_rank = self.batch_per_rank, 0  # an update is one rank's
         if self.fixed_delay and self.checkpoint_every:
             raise UsageError("--fixed-delay: what is delayed is in no checkpoint; leave out --checkpoint-every")
+        if self.sparse_push and self.broadcast_every:
+            raise UsageError("--broadcast-every sends all parameters, unasked: leave it out with --sparse-push")
+        if self.sparse_push and self.device != "cpu":
+            raise UsageError("--sparse-push finds what travels in the memory of the host: leave out --device")
         if self.servers_on_workers and self.device != "cpu":
             raise UsageError("--servers-on-workers keeps slices in the memory of the host; use --servers with a GPU")
 
@@ -51,7 +56,8 @@ class ServerOptions(Options):
 
 def check_servers(options: ServerOptions, ranks: int, model) -> None:
     """Raise UsageError where so many ranks cannot serve this model so."""
-    sizes = ranks, model.layout.size, options.servers, options.servers_on_workers
+    units = model.layout.size // (touched_rows(model).width if options.sparse_push else 1)
+    sizes = ranks, units, options.servers, options.servers_on_workers
     check_settings(*sizes, options.chosen, options.broadcast_every, options.fixed_delay)
 
 
@@ -69,6 +75,7 @@ def start(comm, model, data, optimizer, run):
         broadcast_every=options.broadcast_every,
         aware=options.staleness_aware,
         delay=options.fixed_delay,
+        sparse_push=options.sparse_push,
     )
 
 

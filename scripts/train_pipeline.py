@@ -22,7 +22,7 @@ class PipelineOptions(Options):
     schedule: str = option(
         "1f1b", f"of the pipeline: {', '.join(SCHEDULES)}; that of the learning rate is --lr-schedule"
     )
-    lr_schedule: str = option("cosine", "constant, step, cosine or 1/t; settings as in cosine:warmup=2")
+    lr_schedule: str = option("cosine", "constant, step, cosine, 1/t or polynomial; settings as in cosine:warmup=2")
     microbatches: int = option(4, "parts of a batch, which follow each other through the stages")
     chunks: int = option(1, "chunks of layers that each stage has, for --schedule interleaved")
     recompute: bool = option(False, "keep only the input of a micro-batch, and compute the rest anew for its backward")

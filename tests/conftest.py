@@ -35,8 +35,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import auto
 from hpcdl.comm.launcher import clean_environment, mpiexec
+from hpcdl.comm.progress import activity
 from hpcdl.kernels import device
 
 STANDIN = Path(__file__).parent / "standin"
@@ -172,11 +174,24 @@ def meet(comm):
 
 
 @pytest.fixture
-def world():
-    """All ranks; a barrier before and after keeps one test's messages out of the next."""
+def world(monkeypatch):
+    """All ranks; a barrier before and after keeps one test's messages out of the next.
+
+    The communicators that a test leaves open are given back, as MPICH has 2048 for all tests of a process.
+    """
+    opened, make = [], Communicator.__init__
+
+    def open_one(self, *arguments, **options):
+        make(self, *arguments, **options)
+        opened.append(self)
+
+    monkeypatch.setattr(Communicator, "__init__", open_one)
     meet(MPI.COMM_WORLD)
     yield MPI.COMM_WORLD
     meet(MPI.COMM_WORLD)
+    activity.in_flight.clear()
+    for communicator in opened[::-1]:
+        communicator.free()
 
 
 def groups(world, least):

@@ -40,7 +40,7 @@ def test_on_a_narrow_terminal_nothing_is_cut(capsys, monkeypatch):
 def test_sections_have_the_order_of_the_docs():
     found = cli.listed([*programs()])
     assert list(found) == ["train", "data and results", "benchmarks", "the machine"]
-    assert found["train"][:3] == ["train-sequential", "train-allreduce", "train-parameter-server"]
+    assert found["train"][:4] == ["train-sequential", "train-allreduce", "train-svrg", "train-sgld"]
     assert sorted(name for names in found.values() for name in names) == sorted(programs())
 
 

@@ -1,5 +1,6 @@
 """Importing hpcdl changes nothing in a user's process: what takes over handlers does so when it is called."""
 
+import importlib.util
 import json
 import pkgutil
 import subprocess
@@ -17,16 +18,26 @@ LEFT_OUT = (
     "hpcdl.scripts",
     "hpcdl.services.training",
     "hpcdl.services.commands",
-    "hpcdl.services.trial",
+    "hpcdl.search.checks",
+    "hpcdl.search.ensemble_members",
+    "hpcdl.search.results",
+    "hpcdl.search.view",
+    "hpcdl.search.training_trial",
+    "hpcdl.rl.training",
     "hpcdl.__main__",
     "hpcdl.kernels.gpu",
 )
 
+TORCH = importlib.util.find_spec("torch") is not None
+
 LOOK = """
-import atexit, importlib, json, os, signal, sys, threading, warnings
+import atexit, contextlib, importlib, json, os, signal, sys, threading, warnings
 import numpy as np, threadpoolctl
 from mpi4py import MPI  # starts MPI, as any module does that sends messages
 import h5py, numba, rich.console, networkx  # what these change is theirs
+with contextlib.suppress(ImportError):
+    # Filters of warnings, an OpenMP of its own, a variable of the environment.
+    import torch, torch._dynamo, torch.distributed, torch.fx
 
 registered = []
 atexit.register = lambda function, *arguments, **options: registered.append(function) or function
@@ -47,7 +58,7 @@ def state():
         "threads of BLAS": {each["filepath"]: each["num_threads"] for each in threadpoolctl.threadpool_info()},
         "threads": threading.active_count(),
         "os.environ": dict(os.environ),
-        "atexit": [each for each in registered if each.__module__.startswith("hpcdl")],
+        "atexit": [each for each in registered if (each.__module__ or "").startswith("hpcdl")],
     }
 
 
@@ -66,7 +77,7 @@ def modules():
     """The names of all modules of the library."""
     for package in (hpcdl, hpcdl.kernels):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
-            if not found.name.startswith(LEFT_OUT):
+            if not found.name.startswith(LEFT_OUT) and (TORCH or not found.name.startswith("hpcdl.torch.")):
                 yield found.name
 
 

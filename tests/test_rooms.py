@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # beneath all rooms
-GROUND = {"chunks", "errors", "files", "memory", "own", "programs", "random", "shared_memory", "words"}
+GROUND = {"chunks", "csr", "errors", "files", "memory", "own", "programs", "random", "shared_memory", "words"}
 ORDER = [  # from the bottom; those of one line stand beside each other
     "kernels",
     "comm",

@@ -1,4 +1,6 @@
-"""One rank, two ranks."""
+"""One rank, two ranks; 45 s, 12 min."""
+
+import time
 
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from in_process import ends
 from hpcdl.runs.folder import launch_line
 from hpcdl.runs.summary import as_table
 from hpcdl.scripts import prepare_data
-from hpcdl.words import counted
+from hpcdl.words import clock, counted, duration, spent
 
 
 @pytest.mark.parametrize(
@@ -20,10 +22,20 @@ from hpcdl.words import counted
         (0.5, "epoch", "g", "0.5 epochs"),
         (1438, "training row", ",", "1,438 training rows"),
         (3, "batch", "", "3 batches"),
+        (2, "search", "", "2 searches"),
+        (2, "epoch", "", "2 epochs"),
     ],
 )
 def test_the_noun_agrees_with_the_number_as_it_is_shown(number, noun, form, text):
     assert counted(number, noun, form) == text
+
+
+def test_durations_and_times():
+    said = [duration(seconds) for seconds in (-1, 0.4, 45, 99, 100, 3000, 7500, 48 * 3600 - 1, 76 * 3600)]
+    assert said == ["0 s", "0 s", "45 s", "99 s", "2 min", "50 min", "2 h 05 min", "2 days 0 h", "3 days 4 h"]
+    assert [spent(seconds) for seconds in (0.04, 9.94, 9.96, 100)] == ["0.0 s", "9.9 s", "10 s", "2 min"]
+    noon = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
+    assert clock(noon + 180, noon) == "12:03" and "23 Nov" in clock(noon + 86400, noon)
 
 
 def test_what_programs_print_of_one(tmp_path, monkeypatch, capsys):

@@ -26,7 +26,8 @@ TYPES = {kind: i for i, kind in enumerate(map(np.dtype, "?bBhHiIlLqQefdgFDG"))}
 KINDS = {i: kind for kind, i in TYPES.items()}
 Call: TypeAlias = tuple[str, np.dtype | None, int, str, int]  # operation, type, length, reduction, root
 OTHERS = ("all_reduce_compressed", "reduce", "broadcast", "reduce_scatter", "all_gather", "barrier")
-CODES = {name: i for i, name in enumerate(("all_reduce", *OTHERS, "", *OPERATIONS))}
+BROUGHT = ("gather", "scatter", "all_to_all", "product", "and", "or", "xor")  # with steps of the caller's: `irun`
+CODES = {name: i for i, name in enumerate(("all_reduce", *OTHERS, "", *OPERATIONS, *BROUGHT))}
 MOST_TAG: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
 NUMBERS = 1 << 13 if MOST_TAG >= (1 << 28) - 1 else 1  # where there are no tags for them, none
 

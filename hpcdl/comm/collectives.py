@@ -3,6 +3,7 @@
 broadcast         one rank sends the same to all          reduce_scatter, all_gather    the halves of an all-reduce
 reduce            combine the data of all on one rank     barrier                       until all ranks have come
 all_reduce        reduce, and all ranks get the result    all_reduce_compressed         the same in 16-bit messages
+run               an operation whose steps the caller brings (exchange.py has some)
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -219,6 +220,21 @@ class Collectives(Door):
             return
         comm = self._short_lane(("all_gather", vector.dtype, vector.size, "", 0))
         self._short_way("all_gather", comm.counters, in_turn, ring_all_gather.steps(comm, vector))
+
+    def irun(self, call: Call, steps: Callable[[CountingIntracomm], Iterator[Step]]) -> Request:
+        """An operation of all ranks by an algorithm of the caller's: steps(comm) is its generator (steps.py).
+
+        call: its name, type, length, reduction and root, as the ranks compare them (calls.py); the same on all ranks.
+        """
+        comm = self._lane(call)
+        return self._request(call[0], steps(comm), comm)
+
+    def run(self, call: Call, steps: Callable[[CountingIntracomm], Iterator[Step]]) -> None:
+        if activity.in_flight:
+            self.irun(call, steps).wait()
+            return
+        comm = self._short_lane(call)
+        self._short_way(call[0], comm.counters, in_turn, steps(comm))
 
     def ibarrier(self) -> Request:
         """Complete when all ranks have called this."""

@@ -10,6 +10,7 @@ A `Communicator` checks buffers, chooses the algorithm, and counts and times wha
 made, cut into groups, and given back.
 """
 
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -86,6 +87,8 @@ class Communicator(PointToPoint, Collectives):
         self.name, self.traffic = name, traffic
         self.mpi, self.rank, self.size = comm.Dup(), comm.Get_rank(), comm.Get_size()
         self._exposed: list[Exposed] = []
+        self._parent: Communicator | None = None
+        self._derived: list[Communicator] = []  # those that were not given back yet
         self._open_door(comm.Dup())
         self.use(allreduce)
 
@@ -118,6 +121,21 @@ class Communicator(PointToPoint, Collectives):
         part.Free()
         return group
 
+    def subgroup(self, ranks: Sequence[int], name: str = "group", tag: int = 0) -> "Communicator":
+        """The group of these ranks, in this order; they alone make the call. It inherits as one of `split` does.
+
+        tag: tells apart groups that are made at once by several threads.
+        """
+        everyone = self.mpi.Get_group()
+        chosen = everyone.Incl(list(ranks))
+        with activity.inside("subgroup"):
+            part = self.mpi.Create_group(chosen, tag)
+        chosen.Free()
+        everyone.Free()
+        group = self._derive(part, name, self.traffic)
+        part.Free()
+        return group
+
     def duplicate(self, name: str, allreduce: str | None = None) -> "Communicator":
         """The same ranks with a traffic count of their own and no trace, for what is no part of the training."""
         meet(self, "duplicate")
@@ -132,6 +150,8 @@ class Communicator(PointToPoint, Collectives):
         with activity.inside("duplicate"):
             group._open(comm, name, traffic, allreduce or self.allreduce)
         group._watched_by(self._watcher)
+        group._parent = self
+        self._derived.append(group)
         return group
 
     def _watched_by(self, watcher: Watchdog | None) -> None:
@@ -178,10 +198,20 @@ class Communicator(PointToPoint, Collectives):
         return exposed
 
     def free(self) -> None:
-        """Complete the collective operations in flight; give back windows and communicators, and stop the watchdog."""
+        """Complete the collective operations in flight; give back windows and communicators, and stop the watchdog.
+
+        Groups and duplicates that were not given back yet are, too: MPI has a few thousand communicators for a process.
+        Nothing happens where this one was given back before.
+        """
+        if self.mpi == MPI.COMM_NULL:
+            return
         for request in list(activity.in_flight):
             if request.communicator is self and request.name not in PAIRS:
                 request.wait()
+        for group in self._derived[::-1]:
+            group.free()
+        if self._parent is not None:
+            self._parent._derived.remove(self)
         if self.watchdog is not None:
             meet(self, "free")  # until then it watches
             self.watchdog.close()

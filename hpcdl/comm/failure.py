@@ -82,13 +82,26 @@ def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) ->
     sys.stdout.flush()
     time.sleep(0.2 * (comm.rank > 0))  # what fails on all ranks alike is said once: leave the word to rank 0
     if issubclass(kind, UsageError | TrainingError | LoneError):
-        sys.stderr.write(f"error: {line(value)}\n")
+        say(f"error: {line(value)}\n")
     elif issubclass(kind, KeyboardInterrupt):
-        sys.stderr.write(f"rank {comm.rank}: interrupted\n")
+        say(f"rank {comm.rank}: interrupted\n")
     else:
         text = "".join(traceback.format_exception(kind, value, trace))
-        sys.stderr.write(f"rank {comm.rank} of {comm.size} failed; all ranks are ended\n{text}")
+        say(f"rank {comm.rank} of {comm.size} failed; all ranks are ended\n{text}")
     end_job(2 if issubclass(kind, UsageError) else 1)
+
+
+def say(text: str) -> None:
+    """Write it where it is seen though the job ends here: a hook around ours may catch what goes to sys.stderr.
+
+    torch.distributed's does, to write it when ours has returned.
+    """
+    try:
+        sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        sys.stderr = sys.__stderr__
+    if sys.stderr is not None:
+        sys.stderr.write(text)
 
 
 @contextlib.contextmanager

@@ -82,9 +82,8 @@ class Grid:
 
     def free(self) -> None:
         """Give back the groups; `comm` stays."""
-        for group in (self.data, self.pipeline, self.tensor, self.ends):
-            if group is not None:
-                group.free()
+        for group in (self.data, self.pipeline, self.tensor):
+            group.free()
 
 
 def two_ends(comm: Communicator) -> Communicator | None:

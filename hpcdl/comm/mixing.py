@@ -24,6 +24,7 @@ training", ICML 2021, for averaging exactly and for acceleration.)
 
 import functools
 import math
+from collections.abc import Callable
 
 import networkx
 import numpy as np
@@ -54,6 +55,14 @@ def mixing(topology: Topology, step: int, rule: str = RULES[0]) -> np.ndarray:
                 w[i, j] = 1 / (1 + (degree.max() if rule == "uniform" else max(degree[i], degree[j])))
     w[np.diag_indices(size)] = 1 - w.sum(axis=1)
     return w
+
+
+def matrices(topology: Topology, rule: str) -> Callable[[int], np.ndarray]:
+    """The function step -> mixing matrix; those of a period are made once."""
+    if topology.period is None:
+        return lambda step: mixing(topology, step, rule)
+    period = [mixing(topology, step, rule) for step in range(topology.period)]
+    return lambda step: period[step % len(period)]
 
 
 def mixing_over_period(topology: Topology, rule: str = RULES[0]) -> np.ndarray:

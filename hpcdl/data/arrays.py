@@ -5,8 +5,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import DTypeLike
 
+from hpcdl.csr import CSR
 from hpcdl.data.augment import Augment, make_augment
 from hpcdl.data.data_options import DataOptions, Standardize, held_out_rows, model_type
 from hpcdl.data.dataset import Data, Split
@@ -16,19 +17,20 @@ from hpcdl.data.meaning import Meaning
 from hpcdl.data.order import named
 from hpcdl.data.placement import Comm, MemoryRows, agreed, memory_type
 from hpcdl.data.readers import MemoryReader
+from hpcdl.data.sparse_file import check_elements, sparse_rows
 from hpcdl.data.standard import array_slabs, measured, without
 from hpcdl.errors import UsageError
 from hpcdl.own import blamed_on_own, made, own
 
 GIVEN = {"x", "y", "x_test", "y_test", "name", "classes", "labels", "scale"}  # what a function may return by name
-HOW = ("partition", "dtype", "seed", "validation", "augment", "standardize")
+HOW = ("partition", "dtype", "seed", "validation", "augment", "standardize", "data_seed")
 
 
 def from_arrays(
-    x: ArrayLike,
-    y: ArrayLike,
-    x_test: ArrayLike | None = None,
-    y_test: ArrayLike | None = None,
+    x: Any,
+    y: Any,
+    x_test: Any = None,
+    y_test: Any = None,
     *,
     name: str = "arrays",
     classes: int | None = None,
@@ -40,16 +42,21 @@ def from_arrays(
     validation: float = 0.0,
     augment: str = "",
     standardize: Standardize = False,
+    data_seed: int | None = None,
 ) -> Data:
     """The same `Data` from arrays x (rows, features...) and y (rows,) that every rank has in full.
+
+    x may be sparse: a matrix of scipy.sparse, or a CSR (hpcdl/csr.py); then so are batches.
 
     y: of a regression also (rows, outputs). classes: None takes it from y: the largest label + 1 for integers, 0
     (regression) for floats. labels: names of the classes. The model sees x * scale. The other options are those of
     `open_data`. Arrays of a fitting type are used in place, not copied.
     """
-    options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize)
+    options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize, data_seed=data_seed)
     x, y = _as_arrays(x, y, "")
     test = None if x_test is None and y_test is None else _as_arrays(x_test, y_test, "_test")
+    if test and isinstance(x, CSR) != isinstance(test[0], CSR):
+        raise UsageError("x and x_test should both be sparse, or both dense")
     if test and test[0].shape[1:] != x.shape[1:]:
         raise UsageError(f"x has rows of shape {x.shape[1:]}, but x_test of shape {test[0].shape[1:]}")
     if test and test[1].shape[1:] != y.shape[1:]:
@@ -65,7 +72,7 @@ def from_arrays(
     if classes < 0 or classes == 1 or (classes and not whole):
         raise UsageError(f"classes={classes} does not fit y; use 0 for regression, 2 or more with integer labels")
     features = x.shape[1:]
-    options.check_fit(classes, features, len(x), scale)
+    options.check_fit(classes, features, len(x), scale, sparse=isinstance(x, CSR))
     if options.column:
         raise UsageError(f"partition {partition!r} is read from a file; arrays have no such column")
     moved = make_augment(options.augment, features, options.seed)
@@ -74,9 +81,13 @@ def from_arrays(
         tested = _from_memory(*test, classes, scale, options.dtype, suffix="_test")
     held_out = held_out_rows(train.y, classes, options)
     meaning = Meaning(scale, None if labels is None else tuple(map(str, labels)))
-    rows_of_x = without(array_slabs(x.reshape(len(x), -1)), held_out)  # as they came, with all their digits
     values = None if classes else y.astype(np.float64)
-    standard = options.standard(lambda: measured(rows_of_x, scale, values, held_out), meaning)
+
+    def statistics() -> dict[str, np.ndarray]:
+        rows_of_x = without(array_slabs(x.reshape(len(x), -1)), held_out)  # as they came, with all their digits
+        return measured(rows_of_x, scale, values, held_out)
+
+    standard = options.standard(statistics, meaning)
     for rows in (train, tested):
         if rows is not None:
             rows.standard = standard
@@ -116,12 +127,13 @@ def in_memory(
     )
 
 
-def _as_arrays(x: ArrayLike | None, y: ArrayLike | None, suffix: str) -> tuple[np.ndarray, np.ndarray]:
+def _as_arrays(x: Any, y: Any, suffix: str) -> tuple[Any, np.ndarray]:
     """Check the form of x and y, and make x of shape (rows, features...)."""
     if x is None or y is None:
         raise UsageError(f"x{suffix} and y{suffix} belong together; one of them is missing")
-    x, y = np.asarray(x), np.asarray(y)
-    x, y = (array.view(np.uint8) if array.dtype == bool else array for array in (x, y))
+    sparse = isinstance(x, CSR) or hasattr(x, "tocsr")
+    x, y = (sparse_rows(x, suffix) if sparse else np.asarray(x)), np.asarray(y)
+    x, y = (array.view(np.uint8) if array.dtype == bool and not isinstance(array, CSR) else array for array in (x, y))
     for array, name in ((x, "x"), (y, "y")):
         if array.dtype.kind not in "iuf":
             raise UsageError(f"{name}{suffix} holds elements of type {array.dtype}; it must hold integers or floats")
@@ -133,7 +145,7 @@ def _as_arrays(x: ArrayLike | None, y: ArrayLike | None, suffix: str) -> tuple[n
 
 
 def _from_memory(
-    x: np.ndarray,
+    x: Any,
     y: np.ndarray,
     classes: int,
     scale: float,
@@ -146,8 +158,13 @@ def _from_memory(
     with np.errstate(over="ignore"):
         y = y.astype(np.int64 if classes else dtype, copy=False)
     check_y(y, classes, f"y{suffix}")
-    x = np.require(x.reshape(len(x), -1), memory_type(x.dtype, dtype), ["C", "A"])
-    check_x(x, f"x{suffix}", most=most_of(scale, dtype))
+    kind = memory_type(x.dtype, dtype)
+    if isinstance(x, CSR):
+        x = CSR(np.require(x.data, kind, ["C", "A"]), x.indices, x.indptr, x.shape)
+        check_elements(x.data[: x.nnz], x.indptr, f"x{suffix}", most=most_of(scale, dtype))
+    else:
+        x = np.require(x.reshape(len(x), -1), kind, ["C", "A"])
+        check_x(x, f"x{suffix}", most=most_of(scale, dtype))
     return MemoryRows(x, y, scale, dtype, augment)
 
 
@@ -155,11 +172,14 @@ def called(spec: str, seed: int, from_file: bool = False) -> dict[str, Any]:
     """What a function of one's own returns, package.module:function, with settings as in :function,year=2020, by name.
 
     It returns x and y, or x, y, x_test and y_test, or a dictionary of what `from_arrays` takes, or x alone, to be
-    predicted. It is given `seed` where it takes one. UsageError where it cannot be called, or returns something else.
+    predicted; or what hpcdl.torch.from_dataset returns. It is given `seed` where it takes one. UsageError where it
+    cannot be called, or returns something else.
     """
     told = f"--data {spec}"
     found, settings = own(spec, told, from_file)
     returned = made(found, settings, {"seed": seed}, told)
+    if hasattr(returned, "reopened"):  # of hpcdl.torch.from_dataset
+        return {"reopened": returned.reopened}
     if isinstance(returned, np.ndarray):
         returned = {"x": returned}
     elif isinstance(returned, tuple | list) and len(returned) in (2, 4):
@@ -173,10 +193,10 @@ def called(spec: str, seed: int, from_file: bool = False) -> dict[str, Any]:
 def from_called(spec: str, returned: dict[str, Any], **how: Any) -> Data:
     """The data of what such a function has returned; how: as `from_arrays` takes it."""
     told = f"--data {spec}"
-    if "y" not in returned:
+    if "y" not in returned and "reopened" not in returned:
         raise UsageError(f"{told}: it returns x alone; to train and to score, y is needed, too")
     with blamed_on_own(told):
-        data = from_arrays(**returned, **how)
+        data: Data = returned["reopened"](**how) if "reopened" in returned else from_arrays(**returned, **how)
     data.source = spec
     return data
 
@@ -188,7 +208,7 @@ def from_function(spec: str, comm: Comm, options: DataOptions, from_file: bool =
     once. UsageError, too, where the ranks do not get the same.
     """
     how = {name: getattr(options, name) for name in HOW}
-    data = agreed(comm, lambda: from_called(spec, called(spec, options.seed, from_file), **how))
+    data = agreed(comm, lambda: from_called(spec, called(spec, options.drawn_by, from_file), **how))
     digests = [data.digest] if comm is None else comm.allgather(data.digest)
     for rank, each in enumerate(digests):
         if each != digests[0]:

@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from hpcdl.chunks import chunks
+from hpcdl.csr import CSR
 from hpcdl.kernels.device import CPU, Array, Device
 
 
@@ -13,13 +15,13 @@ from hpcdl.kernels.device import CPU, Array, Device
 class Batch:
     """One rank's share of a batch; it may have no rows.
 
-    x      (rows, features) in the model's type, C-contiguous, scaled
+    x      (rows, features) in the model's type, C-contiguous, scaled; of sparse data a CSR (hpcdl/csr.py)
     y      (rows,) int64 class numbers, or values to predict, (rows,) or (rows, outputs) in the model's type
     total  examples of the whole batch, all ranks together
     epoch, step (in the epoch), index (rows,): row numbers in the training set
     """
 
-    x: Array
+    x: Any
     y: Array
     total: int
     epoch: int
@@ -37,7 +39,8 @@ class Batch:
 class Buffers:
     """So many pairs of arrays (x, y), used in turn, so that an epoch allocates nothing after its first batches.
 
-    empty(shape, dtype) allocates them: where, is its own affair.
+    empty(shape, dtype) allocates them: where, is its own affair. sparse: x is a CSR, whose views share their elements,
+    so that those that `gather` makes room for stay.
     """
 
     def __init__(
@@ -48,17 +51,21 @@ class Buffers:
         y_dtype: np.dtype,
         empty: Callable[..., Array] = CPU.empty,
         outputs: tuple[int, ...] = (),
+        sparse: bool = False,
     ):
-        self.empty = empty
-        self.turn, self.pairs = 0, [(empty((0, width), dtype), empty((0, *outputs), y_dtype)) for _ in range(count)]
+        self.empty, self.sparse = empty, sparse
+        self.turn, self.pairs = 0, [self._pair(0, width, dtype, outputs, y_dtype) for _ in range(count)]
 
-    def next(self, rows: int) -> tuple[Array, Array]:
+    def _pair(self, rows: int, width: int, dtype: np.dtype, outputs: tuple[int, ...], y_dtype: np.dtype) -> tuple:
+        x = CSR.empty(rows, width, dtype, empty=self.empty) if self.sparse else self.empty((rows, width), dtype)
+        return x, self.empty((rows, *outputs), y_dtype)
+
+    def next(self, rows: int) -> tuple[Any, Array]:
         """The first rows of the next pair; it is the one that was used longest ago."""
         self.turn = (self.turn + 1) % len(self.pairs)
         x, y = self.pairs[self.turn]
         if len(y) < rows:
-            x, y = self.empty((rows, x.shape[1]), x.dtype), self.empty((rows, *y.shape[1:]), y.dtype)
-            self.pairs[self.turn] = x, y
+            x, y = self.pairs[self.turn] = self._pair(rows, x.shape[1], x.dtype, y.shape[1:], y.dtype)
         return x[:rows], y[:rows]
 
 
@@ -76,15 +83,19 @@ class DeviceBuffers:
         dtype: np.dtype,
         y_dtype: np.dtype,
         outputs: tuple[int, ...] = (),
+        sparse: bool = False,
     ):
-        self.device, self.host = device, Buffers(count, width, dtype, y_dtype, device.pinned, outputs)
-        self.copies = None if device is CPU else Buffers(2, width, dtype, y_dtype, device.empty, outputs)
+        self.device, self.host = device, Buffers(count, width, dtype, y_dtype, device.pinned, outputs, sparse)
+        self.copies = None if device is CPU else Buffers(2, width, dtype, y_dtype, device.empty, outputs, sparse)
 
     def hand_out(self, batch: Batch) -> Batch:
         """The batch on the device: itself, or with x and y copied into the next pair there."""
         if self.copies is None:
             return batch
         x, y = self.copies.next(len(batch.y))
-        self.device.copy_in(x, batch.x)
+        if isinstance(x, CSR):
+            x.copy_in(batch.x, self.device)
+        else:
+            self.device.copy_in(x, batch.x)
         self.device.copy_in(y, batch.y)
         return dataclasses.replace(batch, x=x, y=y)

@@ -21,7 +21,7 @@ Standardize = bool | str | dict[str, np.ndarray]  # whether, or "auto", or by wh
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
-    """How to open a data set; `dtype` is the model's."""
+    """How to open a data set; `dtype` is the model's. keep, data_seed: as `open_data` is told."""
 
     partition: str
     dtype: np.dtype
@@ -30,9 +30,26 @@ class DataOptions:
     augment: str
     standardize: Standardize
     parts: tuple[list[int], int] | None = None
+    keep: bool = False
+    data_seed: int | None = None
 
-    def check_fit(self, classes: int, features: tuple[int, ...], rows: int, scale: float, text: bool = False) -> None:
+    @property
+    def drawn_by(self) -> int:
+        """The seed of what is drawn of the data themselves."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+    def check_fit(
+        self,
+        classes: int,
+        features: tuple[int, ...],
+        rows: int,
+        scale: float,
+        text: bool = False,
+        sparse: bool = False,
+    ) -> None:
         """UsageError if something makes no sense for such data, of so many training rows."""
+        if sparse and (self.augment or self.standardize not in (False, "auto")):
+            raise UsageError("the zeros of sparse rows stay zero: they cannot be standardized, nor moved as images are")
         if text and self.standardize not in (False, "auto"):
             raise UsageError("tokens of a text are names, not quantities: they cannot be standardized")
         if self.dtype not in (np.float32, np.float64):
@@ -84,16 +101,19 @@ def refuse_coarse(statistics: dict[str, np.ndarray], dtype: np.dtype, meaning: M
 
 
 def model_type(dtype: DTypeLike) -> np.dtype:
-    """The type that a model is to have; UsageError for what is none."""
+    """The type that a model's parameters are to have; UsageError for what is none.
+
+    Who computes in bfloat16 (hpcdl/torch/model.py) holds float32.
+    """
     try:
-        return np.dtype(dtype)
+        return np.dtype("float32" if dtype == "bfloat16" else dtype)
     except TypeError:
         raise UsageError(f"dtype must be float32 or float64, not {dtype!r}") from None
 
 
 def held_out_rows(labels: np.ndarray, classes: int, options: DataOptions) -> np.ndarray:
     """The rows (sorted) that validation holds out; empty without."""
-    rows = hold_out(labels, classes, options.validation, Random(options.seed)("validation"))
+    rows = hold_out(labels, classes, options.validation, Random(options.drawn_by)("validation"))
     if options.validation and not 0 < len(rows) < len(labels):
         raise UsageError(f"validation={options.validation} would hold out {len(rows)} of {len(labels)} training rows")
     return rows

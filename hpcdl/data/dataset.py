@@ -1,10 +1,12 @@
 """A data set as a training run sees it: shared batches for training, plain rows for scoring."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hpcdl.csr import CSR
 from hpcdl.data.batch import Batch, DeviceBuffers
 from hpcdl.data.cursor import Cursor
 from hpcdl.data.meaning import Meaning
@@ -25,16 +27,20 @@ class Split:
         self.source, self.numbers, self.dtype = source, numbers, dtype
         self.examples = len(source) if numbers is None else len(numbers)
 
-    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows start to stop: new arrays x (rows, features), scaled and in the model's type, and y (rows,)."""
+    def rows(self, start: int, stop: int) -> tuple[Any, np.ndarray]:
+        """Rows start to stop: new arrays x (rows, features), scaled and in the model's type, and y (rows,).
+
+        Of sparse data, x is a CSR (hpcdl/csr.py).
+        """
         return self.take(np.arange(start, stop))
 
-    def take(self, index: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    def take(self, index: ArrayLike) -> tuple[Any, np.ndarray]:
         """The rows with these numbers, as `rows`; IndexError if one does not exist."""
         index = np.array(index, np.int64)
         if len(index) and (index.min() < 0 or index.max() >= self.examples):
             raise IndexError(f"row numbers go from 0 to {self.examples - 1}, not {index.min()} to {index.max()}")
-        x = np.empty((len(index), self.source.width), self.dtype)
+        shape = len(index), self.source.width
+        x: Any = CSR.empty(*shape, self.dtype) if self.source.sparse else np.empty(shape, self.dtype)
         y = np.empty((len(index), *self.source.outputs), self.source.y_kind)
         if len(index):
             self.source.gather(index if self.numbers is None else self.numbers[index], x, y)
@@ -44,12 +50,13 @@ class Split:
 class Data:
     """A data set: what `open_data` and `from_arrays` return.
 
-    name, features (shape of one example), classes (0: regression), outputs (shape of what is to be predicted for a row:
-    () or (k,)), dtype, examples (training rows, all ranks), train, test, validation (Split, or None where there is
-    none), statistics (mean and deviation by name (features,), float64, where rows are standardized), meaning (names of
-    classes, scale and more: meaning.py), vocabulary (of a text: `encode` and `decode`; else None), digest (of all that
-    a model sees; computed when it is asked for, see digest.py), order (of the rows of an epoch: see order.named),
-    source (by what `open_data` finds them again; empty where they are arrays of a program)
+    name, features (shape of one example), sparse (whether x of batches is a CSR), classes (0: regression), outputs
+    (shape of what is to be predicted for a row: () or (k,)), dtype, examples (training rows, all ranks), train, test,
+    validation (Split, or None where there is none), statistics (mean and deviation by name (features,), float64, where
+    rows are standardized), meaning (names of classes, scale and more: meaning.py), vocabulary (of a text: `encode` and
+    `decode`; else None), digest (of all that a model sees; computed when it is asked for, see digest.py), order (of the
+    rows of an epoch: see order.named), source (by what `open_data` finds them again; empty where they are arrays of a
+    program)
     """
 
     source = ""
@@ -82,7 +89,7 @@ class Data:
         self._free: list[DeviceBuffers] = []
         self.order, self._make_digest = order, digest
         self._digest: str | None = None
-        self.outputs = train.source.outputs
+        self.outputs, self.sparse = train.source.outputs, train.source.sparse
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -178,6 +185,40 @@ class Data:
         yield from map(buffers.hand_out, self._in_memory.visit(order, batch_size, buffers.host))
         self._free = [buffers]
 
+    def in_place(self, epoch: int, share: tuple[int, int] = (0, 1)) -> tuple[MemoryRows, np.ndarray, np.ndarray]:
+        """This rank's examples of an epoch where they lie, for kernels that read them there: (rows, source, index).
+
+        source: the rows of `rows` in the order of the epoch; index: their numbers in the training set. Of the partition
+        iid, whose epochs are in one order for all ranks, this rank's is the part `chunk(examples, size, rank)` of it.
+        `rows` has x as it is held, not scaled: see `MemoryRows.gather`. UsageError where no rows are in memory.
+        """
+        self._check_in_memory(share)
+        return self._in_memory.rows, *self._in_memory.in_order(epoch, share)
+
+    def part_in_place(
+        self, epoch: int, step: int, batch_size: int, share: tuple[int, int] = (0, 1)
+    ) -> tuple[MemoryRows, np.ndarray, np.ndarray, int]:
+        """The examples of this rank's share of a batch where they lie: (rows, source, index, examples of all ranks).
+
+        They are those that `batches` gives; the rest as in `in_place`.
+        """
+        self._check_in_memory(share)
+        return self._in_memory.rows, *self._in_memory.part_in_order(epoch, step, batch_size, share)
+
+    @property
+    def rows_in_memory(self) -> MemoryRows:
+        """The rows that `in_place` speaks of; UsageError where there are none."""
+        self._check_in_memory()
+        return self._in_memory.rows
+
+    def _check_in_memory(self, share: tuple[int, int] | None = None) -> None:
+        if not isinstance(getattr(self, "_reader", None), MemoryReader):
+            raise UsageError(
+                "this needs its training rows in memory: --placement shared or partitioned, no data servers"
+            )
+        if share is not None:
+            self._check(share)
+
     def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
         """No batch of this share has more rows."""
         self.steps_per_epoch(batch_size)
@@ -198,7 +239,7 @@ class Data:
 
     def _buffers(self, count: int) -> DeviceBuffers:
         rows = self.train.source
-        return DeviceBuffers(self.device, count, rows.width, self.dtype, rows.y_kind, rows.outputs)
+        return DeviceBuffers(self.device, count, rows.width, self.dtype, rows.y_kind, rows.outputs, self.sparse)
 
     def _batches(self, epoch: int, batch_size: int, share: tuple[int, int], steps: range) -> Iterator[Batch]:
         # One pair of arrays for the batch in use, one for the batch before it; with a thread, one for the batch ahead.

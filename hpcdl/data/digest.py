@@ -3,6 +3,7 @@
     digest of a data set     BLAKE2 over features, classes, scale, vocabulary and the digests of its columns
     digest of a column       BLAKE2 over its elements in the order of rows, little-endian; with its type and shape
     columns                  train/x, train/y, test/x, test/y, rows/x; whole numbers of train, as a partition reads them
+                             (of sparse data x is three: x/data, x/indices, x/indptr)
 
 So name, compression and chunks do not count, nor other attributes. Labels count as int64, values to predict as float64.
 
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 import h5py
 import numpy as np
 
+from hpcdl.csr import CSR
 from hpcdl.data.format import Info, dataset, open_file, slabs_of
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import blamed_on
@@ -88,9 +90,17 @@ def of_rows(features: tuple[int, ...], classes: int, scale: float, groups: "dict
     digest = Digest()
     for group, rows in groups.items():
         if rows is not None:
-            digest.add(f"{group}/x", rows.x.reshape(-1, *features))
+            for name, part in columns_of(rows.x, features).items():
+                digest.add(f"{group}/{name}", part)
             digest.add(f"{group}/y", rows.y, labels=True)
     return digest.finish(features, classes, scale)
+
+
+def columns_of(x: "CSR | np.ndarray", features: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """The columns that rows are, by name."""
+    if isinstance(x, CSR):
+        return {f"x/{name}": getattr(x, name)[: x.nnz] for name in ("data", "indices")} | {"x/indptr": x.indptr}
+    return {"x": x.reshape(-1, *features)}
 
 
 def of_file(info: Info) -> str:
@@ -112,14 +122,17 @@ def at_a_glance(path: str) -> str:
 def computed(info: Info) -> str:
     """The digest of a data file, from one pass over it."""
     from hpcdl.data.placement import columns
+    from hpcdl.data.sparse_file import PARTS, TYPES
 
     digest = Digest()
     with open_file(info.path) as file:
-        names = [f"{group}/{each}" for group in info.kinds for each in ("x", "y") if (group, each) != ("rows", "y")]
+        xs = [f"x/{part}" for part in PARTS] if info.sparse else ["x"]
+        names = [f"{group}/{each}" for group in info.kinds for each in (*xs, "y") if (group, each) != ("rows", "y")]
         for name in (*names, *(f"train/{each}" for each in (columns(file) if "train" in info.kinds else ()))):
             found = dataset(file, name)
+            kind = TYPES.get(name.partition("/x/")[2], found.dtype)
             for slab in slabs_of(found):
-                digest.add(name, found[slab], labels=not name.endswith("/x"))
+                digest.add(name, found[slab].astype(kind, copy=False), labels=name.split("/")[1] != "x")
     return digest.finish(info.features, info.classes, info.scale, info.vocabulary)
 
 

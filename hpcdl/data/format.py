@@ -5,6 +5,7 @@
          or  (n, outputs)       floats to predict        classes  0 for regression (default: from y)
     test/x, test/y              the same                 labels   names of the classes (default: their numbers)
     rows/x                      rows without labels      table    how a table became numbers (recipe.py)
+    .../x/data, indices, indptr  sparse rows              base     number of the first feature in a text of them
                                                          name     for reports (default: the file's name)
 
 One of the groups at least is there; a file to train on has `train`.
@@ -39,8 +40,6 @@ from hpcdl.memory import available
 
 FilePath: TypeAlias = str | os.PathLike[str]
 KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
-TABLE = "table"  # the attribute that says how a table became numbers
-GROUPS = ("train", "test", "rows")
 SLAB_BYTES = 8 << 20  # what is read or written at a time
 MOST_CLASSES = 1 << 24  # more are a mistake: a model has an output for each, and so have counts of labels
 MOST_LINKS = 8  # soft links that are followed one after the other; a loop has more
@@ -56,7 +55,7 @@ class Info:
     `kinds`, element types of x, of those that are.
 
     outputs: shape of what is to be predicted for a row: (), or (k,) of a regression with several outputs. meaning: of
-    the rows (meaning.py).
+    the rows (meaning.py). elements: of sparse rows, how many there are by group; of others there is none.
     """
 
     path: str
@@ -68,6 +67,12 @@ class Info:
     kinds: dict[str, np.dtype]
     outputs: tuple[int, ...] = ()
     meaning: Meaning = dataclasses.field(default_factory=Meaning)
+    elements: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the rows are sparse (sparse_file.py)."""
+        return bool(self.elements)
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -119,7 +124,7 @@ def open_file(path: FilePath) -> Iterator[h5py.File]:
                 said = os.strerror(error.errno or errno.EACCES)
                 raise UsageError(f"data file {path} cannot be read: {said}") from None
             if not h5py.is_hdf5(path):
-                said = "prepare_data makes one from idx, npz, tables and text"
+                said = "prepare_data makes one from idx, npz, tables, libsvm and text"
                 raise UsageError(f"{path} is not an HDF5 file; {said}") from None
             raise UsageError(f"data file {path} is damaged: {reason(error)}") from None
 
@@ -130,7 +135,7 @@ def dataset(file: h5py.File, name: str) -> h5py.Dataset:
     UsageError where there is none, or its elements do not lie in the file itself: a data file, which may come from
     anywhere, would make the bytes of other files features.
     """
-    found = _linked(file, name)
+    found = linked(file, name)
     if not isinstance(found, h5py.Dataset):
         what = "a data file holds x and y in train and in test"
         raise UsageError(f"{file.filename} has no data set {name}; {what}")
@@ -142,7 +147,7 @@ def dataset(file: h5py.File, name: str) -> h5py.Dataset:
     return found
 
 
-def _linked(file: h5py.File, name: str) -> Any:
+def linked(file: h5py.File, name: str) -> Any:
     """What a path in the file leads to, if anything; soft links are followed by hand, for they may lead out of it."""
     parts, links = name.split("/"), 0
     at: Any = file
@@ -177,6 +182,10 @@ def read_info(path: FilePath) -> Info:
         for group, (x, _) in groups.items():
             if x.shape[1:] != features:
                 raise UsageError(f"{path}: rows have shape {features} in {there[0]}/x, but {x.shape[1:]} in {group}/x")
+        elements = {group: x.elements for group, (x, _) in groups.items() if hasattr(x, "elements")}
+        if elements and len(elements) < len(groups):
+            dense = next(group for group in groups if group not in elements)
+            raise UsageError(f"{path}: the rows of {next(iter(elements))} are sparse, but those of {dense} are not")
         labels = [y for _, y in groups.values() if y is not None]
         classes, scale = _classes(path, file, labels), _scale(path, file)
         outputs = {y.shape[1:] for y in labels} or {()}
@@ -195,7 +204,8 @@ def read_info(path: FilePath) -> Info:
             rows={group: len(groups[group][0]) if group in groups else 0 for group in GROUPS},
             kinds={group: x.dtype for group, (x, _) in groups.items()},
             outputs=outputs.pop(),
-            meaning=Meaning(scale, _labels(path, file, classes), vocabulary, _recipe(path, file)),
+            meaning=Meaning(scale, _labels(path, file, classes), vocabulary, _recipe(path, file), _base(path, file)),
+            elements=elements,
         )
 
 
@@ -204,11 +214,16 @@ def vocabulary_of(name_or_path: str) -> Vocabulary | None:
     return read_info(find(name_or_path)).vocabulary
 
 
-def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[h5py.Dataset, h5py.Dataset | None]:
-    """x and y of a group, if they have the types and shapes that they should; `rows` have no y."""
-    x = dataset(file, f"{group}/x")
+def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py.Dataset | None]:
+    """x and y of a group, if they have the types and shapes that they should; `rows` have no y.
+
+    Sparse x is a SparseSet (sparse_file.py), which has checked itself.
+    """
+    from hpcdl.data.sparse_file import rows_in  # which stands on what is above
+
+    x = rows_in(file, f"{group}/x")
     y = None if group == "rows" else dataset(file, f"{group}/y")
-    both = [(x, "x")] + ([] if y is None else [(y, "y")])
+    both = [(x, "x")] * isinstance(x, h5py.Dataset) + ([] if y is None else [(y, "y")])
     for each, name in both:
         if each.dtype.kind not in "iuf":
             where = f"{path}: {group}/{name}"
@@ -305,6 +320,13 @@ def _recipe(path: FilePath, file: h5py.File) -> dict | None:
     if not isinstance(found, dict):
         raise UsageError(f"{path}: the attribute table is no recipe of a table: no JSON that prepare-data writes")
     return found
+
+
+def _base(path: FilePath, file: h5py.File) -> int | None:
+    value = file.attrs.get("base")  # the number of the first feature in texts of such rows, where the file says it
+    if value is not None and not (isinstance(value, (int, np.integer)) and value in (0, 1)):
+        raise UsageError(f"{path}: the attribute base is {shown(value)}; texts number features from 0 or from 1")
+    return None if value is None else int(value)
 
 
 def _text(path: FilePath, name: str, value: object) -> str:

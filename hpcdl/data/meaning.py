@@ -4,6 +4,7 @@
     labels       names of the classes 0, 1, ...; where there are none, a class is named by its number
     vocabulary   what tokens stand for, of a text (vocabulary.py)
     recipe       of a table: its columns and what was done with them, as recipe.py describes it
+    base         of sparse rows: the number, 0 or 1, that libsvm's text gives to their first feature
 
 A data file says it in attributes, and a checkpoint keeps what it was trained on, so that new rows can be read in the
 same way, and predictions be given by name.
@@ -30,6 +31,7 @@ class Meaning:
     labels: tuple[str, ...] | None = None
     vocabulary: Vocabulary | None = None
     recipe: dict | None = None
+    base: int | None = None
 
     def describe(self) -> dict:
         """In JSON's terms."""
@@ -38,7 +40,7 @@ class Meaning:
             "labels": self.labels and list(self.labels),
             "vocabulary": self.vocabulary and self.vocabulary.characters,
             "recipe": self.recipe,
-        }
+        } | ({} if self.base is None else {"base": self.base})
 
     @classmethod
     def read(cls, found: Any, where: str) -> "Meaning":
@@ -49,12 +51,14 @@ class Meaning:
             fits &= labels is None or (isinstance(labels, list) and all(isinstance(each, str) for each in labels))
             fits &= recipe is None or isinstance(recipe, dict)
             fits &= characters is None or isinstance(characters, str | list)
-        except (TypeError, LookupError):
+            base = found.get("base")  # older versions had none
+            fits &= base is None or (type(base) is int and base in (0, 1))
+        except (TypeError, LookupError, AttributeError):
             fits = False
         if not fits:
             raise UsageError(f"{where} should say scale, labels, vocabulary and recipe of its data")
         vocabulary = None if characters is None else Vocabulary(characters)
-        return cls(float(scale), None if labels is None else tuple(labels), vocabulary, recipe)
+        return cls(float(scale), None if labels is None else tuple(labels), vocabulary, recipe, base)
 
     def names(self, classes: int) -> list[str]:
         """The names of so many classes."""

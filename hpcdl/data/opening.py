@@ -1,6 +1,5 @@
 """Open a data set: from an HDF5 file under one of three placements, or from a function of one's own."""
 
-import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from hpcdl.data import kept
 from hpcdl.data.arrays import from_function, in_memory
 from hpcdl.data.augment import make_augment
 from hpcdl.data.data_options import DataOptions, Standardize, held_out_rows, model_type
@@ -23,12 +23,14 @@ from hpcdl.data.placement import (
     FileRows,
     MemoryRows,
     agreed,
+    as_rows,
     check_room,
-    memory_type,
+    elements_of_rows,
     read_owners,
     read_x,
     read_y,
     refuse_other_files,
+    specs,
 )
 from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before
 from hpcdl.data.standard import Standard, file_slabs, measured, without
@@ -49,6 +51,8 @@ def open_data(
     standardize: Standardize = False,
     parts: tuple[list[int], int] | None = None,
     from_file: bool = False,
+    keep: bool = False,
+    data_seed: int | None = None,
 ) -> Data:
     """Open a known data set (`digits`, `text`), an HDF5 file or what a function of one's own returns (arrays.py).
 
@@ -66,12 +70,14 @@ def open_data(
     parts       (numbers, of): under placement partitioned this rank holds the parts with these numbers, of so many,
                 instead of one part per rank: for who serves others
     from_file   the name stands in a file, which may come from anywhere (hpcdl/own.py)
+    keep        of a file under placement shared: its rows stay in memory, for others who open it (kept.py)
+    data_seed   of the held-out rows, and of a function of one's own, where several runs are to share these; None: seed
     A bad file or option is a UsageError, with the same message on every rank.
     """
     placements = {"shared": _open_shared, "partitioned": _open_partitioned, "streamed": _open_streamed}
     if placement not in placements:
         raise unknown("placement", placement, placements)
-    options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize, parts)
+    options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize, parts, keep, data_seed)
     if is_own(str(name)) and not os.path.exists(name):
         if placement != "shared":
             raise UsageError(f"--data {name} is in the memory of each rank: it needs placement shared, not {placement}")
@@ -87,7 +93,8 @@ def open_data(
     if not info.rows["train"]:
         there = " and ".join(group for group, rows in info.rows.items() if rows)
         raise UsageError(f"{info.path} has no rows to train on (group train): it holds {there} alone")
-    options.check_fit(info.classes, info.features, info.rows["train"], info.scale, info.vocabulary is not None)
+    text = info.vocabulary is not None
+    options.check_fit(info.classes, info.features, info.rows["train"], info.scale, text, info.sparse)
     data = placements[placement](info, comm, options)
     data.source = str(name) if str(name) in KNOWN else os.path.abspath(info.path)
     return data
@@ -99,18 +106,20 @@ def _by_one(comm: Comm, work: Callable[[], Any]) -> Any:
     return result if comm is None else comm.bcast(result)
 
 
-def _specs(info: Info, group: str, rows: int, options: DataOptions) -> list[tuple[tuple[int, ...], np.dtype]]:
-    """Shapes and types of x and y of so many rows of a group."""
-    y_kind = np.dtype(np.int64) if info.classes else options.dtype
-    x_kind = memory_type(info.kinds.get(group, info.kinds["train"]), options.dtype)
-    return [((rows, math.prod(info.features)), x_kind), ((rows, *info.outputs), y_kind)]
-
-
-def _fill(info: Info, group: str, options: DataOptions, x: np.ndarray, y: np.ndarray) -> None:
+def _fill(info: Info, group: str, options: DataOptions, arrays: list[np.ndarray]) -> None:
     """Read a group, where it is there, into arrays."""
+    x, y = _empty(info, arrays)
     if info.rows[group]:
         y[...] = read_y(info, group, options.dtype)
         read_x(info, group, x, options.dtype)
+
+
+def _empty(info: Info, arrays: list[np.ndarray]) -> tuple[Any, np.ndarray]:
+    """x and y that are to be filled; sparse ones begin at 0."""
+    x, y = as_rows(info, arrays)
+    if info.sparse:
+        x.indptr[:] = 0
+    return x, y
 
 
 def _filled(comm: Comm, arena: Arena, fill: Callable[..., None]) -> list[np.ndarray]:
@@ -124,11 +133,16 @@ def _filled(comm: Comm, arena: Arena, fill: Callable[..., None]) -> list[np.ndar
     return arena.arrays
 
 
-def _held_out_of(info: Info, comm: Comm, options: DataOptions) -> np.ndarray:
-    """The rows of train that validation holds out, drawn by one rank."""
+def _held_out_of(info: Info, comm: Comm, options: DataOptions, there: kept.Kept | None = None) -> np.ndarray:
+    """The rows of train that validation holds out, drawn by one rank; there: where it remembers them."""
     if not options.validation:
         return np.empty(0, np.int64)
-    return _by_one(comm, lambda: held_out_rows(read_y(info, "train", options.dtype), info.classes, options))
+
+    def draw() -> np.ndarray:
+        return held_out_rows(read_y(info, "train", options.dtype), info.classes, options)
+
+    key = "held out", options.drawn_by, options.validation
+    return _by_one(comm, draw if there is None else lambda: there.remember(key, draw))
 
 
 def _owners_of(info: Info, options: DataOptions, held_out: np.ndarray) -> np.ndarray | None:
@@ -136,34 +150,50 @@ def _owners_of(info: Info, options: DataOptions, held_out: np.ndarray) -> np.nda
     return np.delete(read_owners(info, options.column), held_out) if options.column else None
 
 
-def _standard_of(info: Info, comm: Comm, options: DataOptions, held_out: np.ndarray) -> Standard | None:
-    """What standardizes the rows of a file; measured by one rank."""
+def _standard_of(
+    info: Info, comm: Comm, options: DataOptions, held_out: np.ndarray, there: kept.Kept | None = None
+) -> Standard | None:
+    """What standardizes the rows of a file; measured by one rank; there: where it remembers that."""
+    if info.sparse:
+        return None
 
     def work() -> dict[str, np.ndarray]:
         y = None if info.classes else read_y(info, "train", np.dtype(np.float64))
         return measured(without(file_slabs(info), held_out), info.scale, y, held_out)
 
-    return options.standard(lambda: _by_one(comm, work), info.meaning)
+    key = "statistics", options.drawn_by, options.validation
+    measure = work if there is None else lambda: there.remember(key, work)
+    return options.standard(lambda: _by_one(comm, measure), info.meaning)
 
 
 def _open_shared(info: Info, comm: Comm, options: DataOptions) -> Data:
-    """Train and test in memory, once per node."""
-    held_out = _held_out_of(info, comm, options)
-    standard = _standard_of(info, comm, options, held_out)
+    """Train and test in memory, once per node; where they are kept there, those."""
+    there = kept.find(info.path, options.dtype, comm)
+    held_out = _held_out_of(info, comm, options, there)
+    standard = _standard_of(info, comm, options, held_out, there)
     owners = _by_one(comm, lambda: _owners_of(info, options, held_out))
-    specs = [_specs(info, group, info.rows[group], options) for group in ("train", "test")]
-    arena = Arena(comm, specs[0] + specs[1])
+    forms = [specs(info, group, info.rows[group], options.dtype) for group in ("train", "test")]
+    half = len(forms[0])
 
     def fill(*arrays: np.ndarray) -> None:
-        for group, (x, y) in {"train": arrays[:2], "test": arrays[2:]}.items():
-            _fill(info, group, options, x, y)
+        _fill(info, "train", options, list(arrays[:half]))
+        _fill(info, "test", options, list(arrays[half:]))
 
-    x, y, x_test, y_test = _filled(comm, arena, fill)
+    if there is None:
+        arena = Arena(comm, forms[0] + forms[1])
+        arrays, resources = _filled(comm, arena, fill), [arena]
+        if options.keep:
+            there, resources = kept.keep(info.path, options.dtype, arena), []
+    else:
+        arrays, resources = there.arrays, []
+    (x, y), (x_test, y_test) = as_rows(info, arrays[:half]), as_rows(info, arrays[half:])
     augment = make_augment(options.augment, info.features, options.seed)
     train = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
     test = MemoryRows(x_test, y_test, info.scale, options.dtype, None, standard) if info.rows["test"] else None
     about, digest = (info.name, info.features, info.classes, options), partial(of_file, info)
-    return in_memory(*about, train, test, held_out, [arena], digest, owners, meaning=info.meaning)
+    if there is not None:
+        digest = partial(there.remember, "digest", digest)
+    return in_memory(*about, train, test, held_out, resources, digest, owners, meaning=info.meaning)
 
 
 def _open_partitioned(info: Info, comm: Comm, options: DataOptions) -> Data:
@@ -189,17 +219,30 @@ def _open_partitioned(info: Info, comm: Comm, options: DataOptions) -> Data:
     shares = [(number, of) for number in numbers]
     local = [LocalExamples(examples, np.searchsorted(mine, examples), before) for examples in own]
 
-    arena = Arena(
-        comm, _specs(info, "test", info.rows["test"], options) + _specs(info, "train", len(held_out), options)
-    )
+    elements = _by_one(comm, lambda: elements_of_rows(info, "train", held_out))
+    forms = [
+        specs(info, "test", info.rows["test"], options.dtype),
+        specs(info, "train", len(held_out), options.dtype, elements),
+    ]
+    arena, half = Arena(comm, forms[0] + forms[1]), len(forms[0])
 
-    def fill(x_test: np.ndarray, y_test: np.ndarray, x_held_out: np.ndarray, y_held_out: np.ndarray) -> None:
-        _fill(info, "test", options, x_test, y_test)
-        y_held_out[...] = read_y(info, "train", options.dtype)[held_out]
-        read_x(info, "train", x_held_out, options.dtype, held_out)
+    def fill(*arrays: np.ndarray) -> None:
+        _fill(info, "test", options, list(arrays[:half]))
+        x, y = _empty(info, list(arrays[half:]))
+        y[...] = read_y(info, "train", options.dtype)[held_out]
+        read_x(info, "train", x, options.dtype, held_out)
 
-    x_test, y_test, x_held_out, y_held_out = _filled(comm, arena, fill)
-    x, y = (np.empty(*spec) for spec in _specs(info, "train", len(mine), options))
+    arrays = _filled(comm, arena, fill)
+
+    def own_arrays() -> list[np.ndarray]:
+        form = specs(info, "train", len(mine), options.dtype, elements_of_rows(info, "train", kept[mine]))
+        return [np.empty(*spec) for spec in form]
+
+    try:
+        x, y = _empty(info, agreed(comm, own_arrays))
+    except UsageError:
+        arena.close()
+        raise
 
     def fill_own() -> None:
         y[...] = read_y(info, "train", options.dtype)[kept[mine]]
@@ -214,7 +257,7 @@ def _open_partitioned(info: Info, comm: Comm, options: DataOptions) -> Data:
     rows = MemoryRows(x, y, info.scale, options.dtype, augment, standard)
     test, validation = (
         MemoryRows(*part, info.scale, options.dtype, None, standard)
-        for part in ((x_test, y_test), (x_held_out, y_held_out))
+        for part in (as_rows(info, arrays[:half]), as_rows(info, arrays[half:]))
     )
     whole = agreed(comm, lambda: FileRows(info, "train", options.dtype, standard))
     return Data(

@@ -22,6 +22,7 @@ import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.data.partition import parse_partition
+from hpcdl.kernels.shuffle import permutation
 from hpcdl.random import Random
 
 
@@ -54,7 +55,7 @@ def steps_per_epoch(examples: int, batch_size: int) -> int:
 
 def global_order(seed: int, examples: int, epoch: int) -> np.ndarray:
     """The permutation (examples,) in which an epoch visits all examples."""
-    return Random(seed)("order", epoch).permutation(examples)
+    return permutation(Random(seed)("order", epoch), examples)
 
 
 def global_share(examples: int, batch_size: int, step: int, rank: int, size: int) -> Share:
@@ -67,7 +68,7 @@ def global_share(examples: int, batch_size: int, step: int, rank: int, size: int
 
 def local_order(seed: int, examples: int, epoch: int, rank: int) -> np.ndarray:
     """The permutation (examples,) in which a rank visits its own rows."""
-    return Random(seed)("local order", epoch, rank).permutation(examples)
+    return permutation(Random(seed)("local order", epoch, rank), examples)
 
 
 def local_share(before: int, through: int, examples: int, steps: int, step: int) -> Share:
@@ -92,7 +93,7 @@ class BlockOrder:
 
     def rows(self, block: int) -> np.ndarray:
         """The permutation (counts[block],) in which the rows of this block are visited."""
-        return self.random("block", self.epoch, block).permutation(self.counts[block])
+        return permutation(self.random("block", self.epoch, block), int(self.counts[block]))
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """What order[start:stop] is made of: (block, first, last) stands for rows(block)[first:last]."""

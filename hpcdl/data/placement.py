@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.digest import at_a_glance
 from hpcdl.data.format import NOTES, Info, check_memory, check_x, check_y, dataset, most_of, open_file, slabs_of
+from hpcdl.data.sparse_file import largest_of, read_sparse, rows_in
 from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.kernels.gather import gather, gather_images
+from hpcdl.kernels.sparse import gather_sparse
 from hpcdl.shared_memory import share
 
 if TYPE_CHECKING:
@@ -41,29 +44,37 @@ def memory_type(kind: np.dtype, dtype: np.dtype) -> np.dtype:
 
 
 class MemoryRows:
-    """Rows in memory: x (rows, features), y (rows,) or (rows, outputs). The views it keeps are read only."""
+    """Rows in memory: x (rows, features), y (rows,) or (rows, outputs). The views it keeps are read only.
+
+    x may be sparse: then so are the x that `gather` writes, from where the first row of them begins.
+    """
 
     def __init__(
         self,
-        x: np.ndarray,
+        x: Any,
         y: np.ndarray,
         scale: float,
         dtype: np.dtype,
         augment: Augment | None = None,
         standard: Standard | None = None,
     ):
-        self.x, self.y, self.scale, self.standard = x.view(), y, scale, standard
-        self.x.flags.writeable = False
+        self.sparse = isinstance(x, CSR)
+        self.x, self.y, self.scale, self.standard = locked(x), y, scale, standard
         self.width, self.y_kind, self.outputs = x.shape[1], y.dtype, y.shape[1:]
         self.augment, self.image = augment, augment.image if augment else ()
         self.plain, self.moved = gather[dtype.name], gather_images[dtype.name]
+        self.picked = gather_sparse[dtype.name]
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray, moves: Moves | None = None) -> None:
+    def gather(self, index: np.ndarray, x: Any, y: np.ndarray, moves: Moves | None = None) -> None:
         """x[:] = scale * rows[index], moved, then standardized; y[:] = labels[index]. The index (int64) is trusted."""
-        if moves is None:
+        if self.sparse:
+            lengths = self.x.indptr[index + 1] - self.x.indptr[index]
+            x.reserve(int(x.indptr[0] + lengths.sum()))
+            self.picked(self.x.data, self.x.indices, self.x.indptr, index, self.scale, x.data, x.indices, x.indptr)
+        elif moves is None:
             self.plain(self.x, index, self.scale, x)
         else:
             self.moved(self.x, index, self.scale, *self.image, *moves, x)
@@ -73,9 +84,22 @@ class MemoryRows:
         if self.standard is not None:
             self.standard.apply_target(y)
 
+    def longest(self, rows: int) -> int:
+        """No so many rows have more elements, all together; sparse rows only."""
+        return int(largest_of(np.diff(self.x.indptr), rows).sum())
+
     def close(self) -> None:
         """Let the arrays go: what uses them afterwards gets an error instead of memory that is no longer there."""
         self.x = self.y = None  # type: ignore[assignment]
+
+
+def locked(x: Any) -> Any:
+    """A view of rows that nobody writes to."""
+    if isinstance(x, CSR):
+        return CSR(locked(x.data), locked(x.indices), locked(x.indptr), x.shape)
+    view = x.view()
+    view.flags.writeable = False
+    return view
 
 
 class FileRows:
@@ -84,18 +108,23 @@ class FileRows:
     def __init__(self, info: Info, group: str, dtype: np.dtype, standard: Standard | None = None):
         self.open = contextlib.ExitStack()
         file = self.open.enter_context(open_file(info.path))
-        self.x = dataset(file, f"{group}/x")
+        self.x = rows_in(file, f"{group}/x")
         self.y = None if group == "rows" else dataset(file, f"{group}/y")
         self.columns = notes(file, group, len(self.x))
         self.where, self.scale, self.dtype = f"{info.path}: {group}/x", info.scale, dtype
-        self.standard, self.vocabulary = standard, info.vocabulary
+        self.standard, self.vocabulary, self.sparse = standard, info.vocabulary, info.sparse
         self.kind = memory_type(info.kinds[group], dtype)
         self.width, self.y_kind = math.prod(info.features), np.dtype(np.int64) if info.classes else dtype
         self.outputs = info.outputs
         self.most = most_of(info.scale, dtype)
         # A block is a whole number of HDF5 chunks, and the same for every rank: the order of an epoch depends on it.
-        self.block = next(iter(slabs_of(self.x))).stop
-        check_memory(2 * self.block * self.width * self.kind.itemsize, f"{self.where}: two blocks of {self.block} rows")
+        if self.sparse:
+            row = self.kind.itemsize + COLUMN.itemsize
+            self.block, elements = self.x.block(row)
+        else:
+            self.block, row, elements = next(iter(slabs_of(self.x))).stop, self.width * self.kind.itemsize, 0
+        needed = 2 * row * (elements if self.sparse else self.block)
+        check_memory(needed, f"{self.where}: two blocks of {self.block} rows")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -106,39 +135,60 @@ class FileRows:
         x, y = into or self.buffers(rows)
         x, y = x[:rows], y[:rows]
         with blamed_on(f"{self.where} is damaged"):
-            self.x.read_direct(x.reshape(rows, *self.x.shape[1:]), np.s_[start:stop])
+            if self.sparse:
+                self.x.read(start, stop, x, self.most)
+            else:
+                self.x.read_direct(x.reshape(rows, *self.x.shape[1:]), np.s_[start:stop])
             if self.y is not None:
                 self.y.read_direct(y, np.s_[start:stop])
-        check_x(x, self.where, range(start, stop), self.vocabulary, self.most)
+        if not self.sparse:
+            check_x(x, self.where, range(start, stop), self.vocabulary, self.most)
         return MemoryRows(x, y, self.scale, self.dtype, augment, self.standard)
 
-    def buffers(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Arrays for x and y of so many rows."""
-        return np.empty((rows, self.width), self.kind), np.zeros((rows, *self.outputs), self.y_kind)
+    def buffers(self, rows: int) -> tuple[Any, np.ndarray]:
+        """Arrays for x and y of so many rows; of sparse x, room is made as it is read."""
+        x: Any = np.empty((rows, self.width), self.kind) if not self.sparse else CSR.empty(rows, self.width, self.kind)
+        return x, np.zeros((rows, *self.outputs), self.y_kind)
 
-    def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+    def gather(self, index: np.ndarray, x: Any, y: np.ndarray) -> None:
         """x[:] = scale * rows[index], standardized; y[:] = labels[index]; each block that is touched is read once."""
-        by = np.argsort(index, kind="stable")
+        by, parts = np.argsort(index, kind="stable"), []
         blocks, starts = np.unique(index[by] // self.block, return_index=True)
         for block, where in zip(blocks, np.split(by, starts[1:]), strict=True):
             first = int(index[where[0]])
             rows = self.read(first, min(int(index[where[-1]]) + 1, (int(block) + 1) * self.block))
-            part_x, part_y = np.empty((len(where), x.shape[1]), x.dtype), np.empty((len(where), *y.shape[1:]), y.dtype)
+            shape = len(where), x.shape[1]
+            part_x: Any = CSR.empty(*shape, x.dtype) if self.sparse else np.empty(shape, x.dtype)
+            part_y = np.empty((len(where), *y.shape[1:]), y.dtype)
             rows.gather(index[where] - first, part_x, part_y)
-            x[where], y[where] = part_x, part_y
+            y[where] = part_y
+            if self.sparse:
+                parts.append(part_x)
+            else:
+                x[where] = part_x
+        if parts:
+            x.put(CSR.joined(parts).take(np.argsort(by, kind="stable")))
+
+    def longest(self, rows: int) -> int:
+        """No so many rows have more elements, all together; sparse rows only."""
+        return self.x.longest(rows)
 
     def close(self) -> None:
         """Close the file."""
         self.open.close()
 
 
-def read_x(info: Info, group: str, x: np.ndarray, dtype: np.dtype, rows: np.ndarray | None = None) -> None:
+def read_x(info: Info, group: str, x: Any, dtype: np.dtype, rows: np.ndarray | None = None) -> None:
     """Read group/x of a file slab by slab into x (n, features), all rows or the sorted `rows`.
 
+    x may be a CSR, whose first row begins at 0, and which has room for all of them.
     UsageError for what is not finite in the model's dtype, or a token outside the vocabulary.
     """
     most = most_of(info.scale, dtype)
     with open_file(info.path) as file:
+        if info.sparse:
+            read_sparse(rows_in(file, f"{group}/x"), x, rows, most)
+            return
         source = dataset(file, f"{group}/x")
         slab_x = None
         for slab in slabs_of(source):
@@ -211,10 +261,47 @@ def refuse_other_files(comm: "Comm", path: str) -> None:
             raise UsageError(f"data file {path} is another one on rank {rank} ({other}) than on rank 0 ({seen[0]})")
 
 
+def elements_of_rows(info: Info, group: str, rows: np.ndarray) -> int:
+    """How many elements these rows, sorted, of a sparse group have; of a group that is not sparse 0."""
+    if not info.sparse:
+        return 0
+    with open_file(info.path) as file:
+        return int(rows_in(file, f"{group}/x").lengths(rows).sum())
+
+
+def specs(
+    info: Info, group: str, rows: int, dtype: np.dtype, elements: int | None = None
+) -> list[tuple[tuple[int, ...], np.dtype]]:
+    """Shapes and types of the arrays that hold x and y of so many rows of a group: see `as_rows`.
+
+    elements: that these rows have, where they are sparse (None: as many as there are in the group).
+    """
+    y_kind = np.dtype(np.int64) if info.classes else dtype
+    x_kind = memory_type(info.kinds.get(group, next(iter(info.kinds.values()))), dtype)
+    y = [((rows, *info.outputs), y_kind)]
+    if not info.sparse:
+        return [((rows, math.prod(info.features)), x_kind), *y]
+    elements = info.elements.get(group, 0) if elements is None else elements
+    return [((elements,), x_kind), ((elements,), COLUMN), ((rows + 1,), START), *y]
+
+
+def as_rows(info: Info, arrays: list[np.ndarray]) -> tuple[Any, np.ndarray]:
+    """x and y of some rows, as they lie in arrays of these `specs`; sparse ones not filled yet begin at 0."""
+    if not info.sparse:
+        return arrays[0], arrays[1]
+    data, columns, starts, y = arrays
+    return CSR(data, columns, starts, (len(y), math.prod(info.features))), y
+
+
 def check_room(info: Info, placement: str, dtype: np.dtype, ranks: int) -> None:
     """UsageError where this machine has no memory for what a rank holds of a file, which may say any shape."""
-    row = math.prod(info.features) * max(memory_type(kind, dtype).itemsize for kind in info.kinds.values())
     train, test = info.rows["train"], info.rows["test"]
+    itemsize = max(memory_type(kind, dtype).itemsize for kind in info.kinds.values())
+    if info.sparse:
+        elements = sum(info.elements.get(group, 0) for group in ("train", "test"))
+        row = START.itemsize + -(-elements * (itemsize + COLUMN.itemsize) // max(1, train + test))  # on the mean
+    else:
+        row = math.prod(info.features) * itemsize
     held = {"shared": train + test, "partitioned": train // ranks + test, "streamed": 0}[placement] * row
     # Beside the rows the labels of all of them, and the order of an epoch.
     what = f"{info.path}: {train} training and {test} test rows of {row} bytes under placement {placement}"

@@ -6,6 +6,8 @@
     csv    a table             split off by class                          once, slab by slab, through a temporary file
     table  the same, or Parquet or Arrow
     text   plain text          the last part is test                       at once, bytes slab by slab
+    libsvm sparse rows         a file of its own, or split off by class    once, block by block, through temporary files
+    synthetic  a spec          both are made                               block by block
 
 What is not given is inferred. Whole numbers in 0..255 are pixels: they become bytes with scale 1/255 (scale 1 if none
 is above 1). Other numbers keep their type, with scale 1. Whole numbers or texts as labels are classes, other numbers
@@ -16,24 +18,41 @@ Texts become tokens, of which nothing is inferred (prepare_text.py).
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from hpcdl.csr import CSR
 from hpcdl.data.digest import Digest, settle, write
-from hpcdl.data.format import NOTES, TABLE, FilePath, Info, check_x, check_y, new_file, read_info, shown, slabs
+from hpcdl.data.format import (
+    NOTES,
+    TABLE,
+    FilePath,
+    Info,
+    NewFile,
+    check_x,
+    check_y,
+    new_file,
+    read_info,
+    shown,
+    slabs,
+)
 from hpcdl.data.partition import hold_out
+from hpcdl.data.sparse_file import SparseWriter, check_elements
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import probe
 from hpcdl.random import Random
 
 CHUNK_BYTES = 256 << 10  # of a compressed data set
+GZIP = {"compression": "gzip", "compression_opts": 9, "shuffle": True}
 MOST_NAMES = 4000  # HDF5 keeps attributes below 64 KiB
-# "train", "test", "rows": shape of x, slabs of x in order, y (None: no labels), other columns.
-Group: TypeAlias = tuple[tuple[int, ...], Iterable[np.ndarray], np.ndarray | None, dict[str, np.ndarray]]
+# "train", "test", "rows": shape of x, slabs of x in order (CSR: sparse rows), y (None: no labels; a function: it is
+# known once the slabs are through), other columns.
+Labels: TypeAlias = np.ndarray | Callable[[], np.ndarray] | None
+Group: TypeAlias = tuple[tuple[int, ...], Iterable[Any], Labels, dict[str, np.ndarray]]
 Groups: TypeAlias = dict[str, Group]
 
 
@@ -82,8 +101,12 @@ class Output:
         classes: int,
         vocabulary: Vocabulary | None = None,
         table: str | None = None,
+        base: int | None = None,
+        sparse: bool = False,
     ) -> Info:
-        """Write the file. names: of the classes, if they have any; table: what is kept of a table (recipe.py)."""
+        """Write the file. names: of the classes, if they have any; table: what is kept of a table (recipe.py); base:
+        the number of the first feature in a text of sparse rows, whose slabs are CSR.
+        """
         for label in names or ():
             check_text(label, "a label")
         digest, scale = Digest(), scale if self.scale is None else self.scale
@@ -91,22 +114,15 @@ class Output:
             for group, (shape, parts, y, columns) in groups.items():
                 if 0 in shape:
                     raise UsageError(f"there would be no row in {group}; another test fraction may help")
-                if y is not None:
-                    check_y(y, classes, f"{group}/y")
-                    file[f"{group}/y"] = y.astype(np.min_scalar_type(classes - 1)) if classes else y
-                    digest.add(f"{group}/y", y, labels=True)
+                if y is not None and not callable(y):
+                    self._write_y(file, digest, group, y, classes)
                 for name, column in columns.items():
                     file[f"{group}/{name}"] = column
                     if group == "train" and name not in NOTES:  # as a partition reads it
                         digest.add(f"{group}/{name}", column, labels=True)
-                x = file.create_dataset(f"{group}/x", shape, kind, **self._layout(shape, kind))
-                at = 0
-                for part in parts:
-                    check_x(part, f"{group}/x", range(at, at + len(part)))
-                    x[at : at + len(part)] = part
-                    digest.add(f"{group}/x", part.astype(kind, copy=False))
-                    at += len(part)
-                    file.check()
+                (self._write_sparse if sparse else self._write_x)(file, digest, group, shape, kind, parts)
+                if callable(y):
+                    self._write_y(file, digest, group, y(), classes)
             file.attrs["name"], file.attrs["classes"] = self.name, classes
             file.attrs["scale"] = scale
             if names is not None:
@@ -115,12 +131,46 @@ class Output:
                 file.attrs["vocabulary"] = vocabulary.characters
             if table is not None:
                 file.attrs[TABLE] = table
+            if base is not None:
+                file.attrs["base"] = base
             if self.origin:
                 file.attrs["source"] = self.origin
             features = next(iter(groups.values()))[0][1:]
             seconds = write(file, digest.finish(features, classes, scale, vocabulary))
         settle(self.path, seconds)
         return read_info(self.path)
+
+    def _write_y(self, file: NewFile, digest: Digest, group: str, y: np.ndarray, classes: int) -> None:
+        check_y(y, classes, f"{group}/y")
+        file[f"{group}/y"] = y.astype(np.min_scalar_type(classes - 1)) if classes else y
+        digest.add(f"{group}/y", y, labels=True)
+
+    def _write_x(
+        self,
+        file: NewFile,
+        digest: Digest,
+        group: str,
+        shape: tuple[int, ...],
+        kind: np.dtype,
+        parts: Iterable[np.ndarray],
+    ) -> None:
+        x, at = file.create_dataset(f"{group}/x", shape, kind, **self._layout(shape, kind)), 0
+        for part in parts:
+            check_x(part, f"{group}/x", range(at, at + len(part)))
+            x[at : at + len(part)] = part
+            digest.add(f"{group}/x", part.astype(kind, copy=False))
+            at += len(part)
+            file.check()
+
+    def _write_sparse(
+        self, file: NewFile, digest: Digest, group: str, shape: tuple[int, ...], kind: np.dtype, parts: Iterable[CSR]
+    ) -> None:
+        writer = SparseWriter(file, f"{group}/x", shape[1], kind, GZIP if self.compress else {})
+        for part in parts:
+            check_elements(part.data[part.indptr[0] : part.indptr[-1]], part.indptr - part.indptr[0], f"{group}/x")
+            for name, added in writer.append(part).items():
+                digest.add(f"{group}/x/{name}", added)
+            file.check()
 
     def blamed(self) -> contextlib.AbstractContextManager:
         """What goes wrong in the body went wrong with the file that is written; who reads a source blames that."""
@@ -130,7 +180,7 @@ class Output:
         if not self.compress:
             return {}
         rows = min(shape[0], max(1, CHUNK_BYTES // (math.prod(shape[1:]) * kind.itemsize)))
-        return {"chunks": (rows, *shape[1:]), "compression": "gzip", "compression_opts": 9, "shuffle": True}
+        return {"chunks": (rows, *shape[1:]), **GZIP}
 
 
 def pixels(low: float, high: float, whole: bool, kind: np.dtype) -> tuple[np.dtype, float]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from hpcdl.chunks import chunk
 from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.batch import Batch, Buffers
 from hpcdl.data.order import (
@@ -24,6 +25,7 @@ from hpcdl.data.order import (
 from hpcdl.data.partition import partition
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
+from hpcdl.kernels.shuffle import ready
 
 
 class LocalExamples(NamedTuple):
@@ -60,6 +62,7 @@ class MemoryReader:
         self.local = local or {}
         for some in self.local.values():
             self.examples = int(some.before[-1])
+        ready(self.examples)
         # Whose order was drawn last, and the order: those who come later share it.
         self.drawn: tuple[Any, Any] = None, None
 
@@ -97,6 +100,20 @@ class MemoryReader:
             return index, source, partial(global_share, self.examples, batch_size, rank=rank, size=size)
         before, through = self._bounds(share)
         return index, source, partial(local_share, before, through, self.examples, self._steps(batch_size))
+
+    def in_order(self, epoch: int, share: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """This rank's rows of an epoch in its order: numbers in `rows`, and in the training set."""
+        index, source, _ = self._plan(epoch, 1, share)
+        part = chunk(self.examples, share[1], share[0]) if self.whole else slice(None)
+        return source[part], index[part]
+
+    def part_in_order(
+        self, epoch: int, step: int, batch_size: int, share: tuple[int, int]
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """This rank's rows of the batch of a step: numbers in `rows`, in the training set, and all ranks' examples."""
+        index, source, share_at = self._plan(epoch, batch_size, share)
+        first, last, _, total = share_at(step=step)
+        return source[first:last], index[first:last], total
 
     def _whole_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         index = global_order(self.seed, self.examples, epoch)

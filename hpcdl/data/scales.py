@@ -19,7 +19,7 @@ def scales(data: Any) -> tuple[float, float, float] | None:
 
     None where nothing is to be said: of images and tokens, and where rows are standardized.
     """
-    if len(data.features) != 1 or data.vocabulary is not None or data.statistics:
+    if data.sparse or len(data.features) != 1 or data.vocabulary is not None or data.statistics:
         return None
     x, y = (each.astype(np.float64) for each in data.train.rows(0, min(ROWS, data.train.examples)))
     deviation, square = x.std(axis=0), np.sqrt(np.square(x).mean(axis=0))

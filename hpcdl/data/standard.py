@@ -22,6 +22,7 @@ from hpcdl.data.format import Info, check_x, open_file, slabs, slabs_of
 from hpcdl.kernels.gather import standardize
 
 TARGET = ("target_mean", "target_deviation")  # names of the statistics of values to predict
+LEFT_OUT = float(np.finfo(np.float64).max)  # the deviation of a feature that is to be 0 in all rows (redrawn.py)
 
 
 class Standard:
@@ -32,7 +33,8 @@ class Standard:
 
     def __init__(self, statistics: dict[str, np.ndarray], dtype: np.dtype):
         self.statistics = statistics
-        self.mean, self.factor = statistics["mean"].astype(dtype), (1 / statistics["deviation"]).astype(dtype)
+        factor = np.where(statistics["deviation"] >= LEFT_OUT, 0.0, 1 / statistics["deviation"])
+        self.mean, self.factor = statistics["mean"].astype(dtype), factor.astype(dtype)
         self.target = tuple(statistics[name] for name in TARGET) if TARGET[0] in statistics else None
 
     def apply_target(self, y: np.ndarray) -> None:

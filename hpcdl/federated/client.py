@@ -69,12 +69,12 @@ class ClientUpdate:
         local, gradient, optimizer, rows = self.local, self.gradient, self.optimizer, self.rows[client]
         local[:] = w
         optimizer.step = 0
-        for vector in optimizer.state.values():
-            vector[:] = 0
+        optimizer.reset()
         loss, rate = 0.0, optimizer.schedule(turn)
         for epoch in range(self.epochs):
             order = rows[self.random("local order", client, turn, epoch).permutation(len(rows))]
             for batch in self.data.visit(order, self.batch or len(rows)):
+                batch.epoch = turn * self.epochs + epoch  # which dropout follows
                 gradient[:] = 0
                 loss += self.model.loss_and_gradient(local, batch, gradient)
                 if self.penalty:

@@ -1,5 +1,6 @@
 """The versions of the packages on which the numbers of a run depend."""
 
+import functools
 from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = ("hpcdl", "numpy", "numba", "mpi4py", "h5py")
@@ -10,6 +11,7 @@ def versions() -> dict[str, str]:
     return {name: version_of(name) for name in PACKAGES}
 
 
+@functools.cache  # reading it takes a millisecond, and a job may hold hundreds of runs
 def version_of(name: str) -> str:
     try:
         return version(name)

@@ -3,20 +3,25 @@
     spec                                        model                                        data
     linear                                      x w + b, half the squared error              regression
     logistic                                    logistic regression                          2 classes
+    svm                                         support vector machine, linear               2 classes
     softmax                                     softmax regression                           2 classes or more
     mlp  mlp:256,128  mlp:64,activation=tanh    multi-layer perceptron (128 relu units)      2 classes or more,
                       mlp:64,activation=gelu                                                 or regression
     gpt  gpt:layers=4,width=128,heads=4,         transformer (these are what it has      text
          context=64,head=tied                    by itself), head: tied or own
 
+All but the gpt take sparse data (hpcdl/csr.py), too.
+
 A model of one's own works under any strategy when it has four members, `layout`, `initialize`, `loss_and_gradient` and
 `predict`, as hpcdl.models.layered.Layered has them; with an `evaluate` it is scored in one forward pass. One that
-computes on a GPU has a member `device`, and is given batches there. The spec package.module:Class names its class,
-package.module:Class,width=3 with arguments (hpcdl/own.py); those called features, classes, outputs, dtype, device and
-loss it is given.
+computes on a GPU has a member `device`, and is given batches there; one that takes sparse batches has `sparse = True`.
+The spec package.module:Class names its class, package.module:Class,width=3 with arguments (hpcdl/own.py); those called
+features, classes, outputs, dtype, device and loss it is given. torch:package.module:function names a function that
+makes a module of PyTorch's (hpcdl/torch/making.py).
 """
 
 import contextlib
+import importlib
 import math
 from typing import Any
 
@@ -33,11 +38,14 @@ from hpcdl.models.layout import Layout
 from hpcdl.models.linear import LinearRegression
 from hpcdl.models.logistic import LogisticRegression
 from hpcdl.models.mlp import MLP, Regression
-from hpcdl.own import is_own, made, own
+from hpcdl.models.svm import SVM
+from hpcdl.own import is_own, made, of_torch, own
 
-SETTINGS: dict[str, dict[str, Any]] = {"linear": {}, "logistic": {}, "softmax": {}, "mlp": {"activation": "relu"}}
+SETTINGS: dict[str, dict[str, Any]] = {"linear": {}, "logistic": {}, "svm": {}, "softmax": {}}
+SETTINGS["mlp"] = {"activation": "relu"}
 SETTINGS["gpt"] = {"layers": 4, "width": 128, "heads": 4, "context": 64, "head": "tied"}
 DTYPES = ("float32", "float64")
+HALF = "bfloat16"  # in which a module of PyTorch's computes, with parameters of float32
 MEMBERS = ("initialize", "loss_and_gradient", "predict")  # beside the layout
 LAYER = 10_000  # bytes that a layer takes, about, whatever its width
 
@@ -52,25 +60,39 @@ def make_model(
     outputs: tuple[int, ...] = (),
     loss: str = "squared",
     text: bool = False,
+    sparse: bool = False,
     from_file: bool = False,
 ) -> Any:
     """The model that `spec` names, for examples of shape `features` with `classes` classes (0: regression).
 
     device: where it computes, and where its parameters, gradients and batches lie (hpcdl.kernels.device). outputs: of a
     regression, the shape of what is predicted for a row. loss: of a regression, squared or huber:delta=1. text: the
-    examples are tokens. from_file: the spec stands in a file, which may come from anywhere (hpcdl/own.py).
-    Raises UsageError for an unknown name or setting, a width that is not positive, a type other than float32 and
-    float64, and a model that does not fit the data.
+    examples are tokens. sparse: they are sparse rows. from_file: the spec stands in a file, which may come from
+    anywhere (hpcdl/own.py). Raises UsageError for an unknown name or setting, a width that is not positive, a type
+    other than float32 and float64 (and bfloat16, of torch:...), and a model that does not fit the data.
     """
     kind = str(dtype)
     with contextlib.suppress(TypeError):
         kind = np.dtype(dtype).name
-    if kind not in DTYPES:
+    if kind == HALF and not of_torch(spec):
+        raise UsageError(f"--dtype {HALF} is for a module of PyTorch's (--model torch:...); take float32 or float64")
+    if kind not in (*DTYPES, HALF):
         raise unknown("dtype", kind, DTYPES)
-    if is_own(spec) and spec.partition(":")[0] not in SETTINGS:
+    if of_torch(spec):
+        offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
+        if sparse or text:
+            raise UsageError(f"--model {spec}: a module takes dense rows of numbers, and the data are others")
+        # By its name, for the room lies above this one, and PyTorch is imported by nobody who does not ask for it.
+        model = importlib.import_module("hpcdl.torch.making").make_torch_model(spec, offered, from_file)
+    elif is_own(spec) and spec.partition(":")[0] not in SETTINGS:
         offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
         model = own_model(spec, offered | {"loss": loss}, kind, from_file)
+        if sparse and not getattr(model, "sparse", False):
+            told = "a model that takes batches with data, indices and indptr says so by a member sparse = True"
+            raise UsageError(f"--model {spec}: the data are sparse, and {told}; or make them dense")
     else:
+        if sparse and spec.partition(":")[0] == "gpt":
+            raise UsageError("model 'gpt' reads sequences of tokens, and the data are sparse rows; take softmax or mlp")
         model = known_model(spec, features, classes, kind, device, outputs, loss, text)
     with contextlib.suppress(AttributeError):  # one's own class may have no room for it
         model.spec = spec
@@ -80,8 +102,8 @@ def make_model(
 def for_data(
     spec: str, data: Any, dtype: DTypeLike, device: Device = CPU, loss: str = "squared", from_file: bool = False
 ) -> Any:
-    """The model that `spec` names for a data set (`features`, `classes`, `outputs`, `vocabulary`)."""
-    shape: dict[str, Any] = {"outputs": data.outputs, "text": data.vocabulary is not None}
+    """The model that `spec` names for a data set (`features`, `classes`, `outputs`, `vocabulary`, `sparse`)."""
+    shape: dict[str, Any] = {"outputs": data.outputs, "text": data.vocabulary is not None, "sparse": data.sparse}
     return make_model(spec, data.features, data.classes, dtype, device, loss=loss, from_file=from_file, **shape)
 
 
@@ -112,10 +134,10 @@ def known_model(
         )
     if name == "linear":
         raise UsageError(f"model 'linear' is for regression, the data has {classes} classes; use softmax or mlp")
-    if name == "logistic":
+    if name in ("logistic", "svm"):
         if classes != 2:
-            raise UsageError(f"model 'logistic' is for 2 classes, the data has {classes}; use softmax or mlp")
-        return LogisticRegression(size, dtype, device)
+            raise UsageError(f"model {name!r} is for 2 classes, the data has {classes}; use softmax or mlp")
+        return (LogisticRegression if name == "logistic" else SVM)(size, dtype, device)
     if classes < 2:
         raise UsageError(f"model {name!r} needs data with at least 2 classes, not {classes}")
     if name == "gpt":

@@ -74,7 +74,7 @@ def measured_costs(model: Layered, batch: Any) -> list[float]:
         seconds = []
         for _ in range(REPEATS):
             begun = time.perf_counter()
-            y, kept = part.forward(weights, x, layers, part.targets(batch))
+            y, kept = part.forward(weights, x, layers, part.targets(batch), batch=batch)
             dy = None
             if i + 1 < last:
                 dy = model.pool.take(*y.shape)

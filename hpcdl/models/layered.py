@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
+from hpcdl.csr import CSR
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.models.group import Group, IdentityGroup
@@ -122,8 +123,8 @@ class Layered:
         """Add the gradient of the batch's losses, summed over its rows, to `gradient`; return the sum of the losses.
 
         parameters, gradient: (size,) in the model's type. batch: x (rows, features) in the model's type, y (rows,) or,
-        of several outputs, (rows, outputs); zero rows are allowed. on_ready(slice): called as soon as that slice of the
-        gradient is final, last layer first.
+        of several outputs, (rows, outputs); zero rows are allowed; x may be sparse (hpcdl/csr.py) where the first
+        layer is `Dense`. on_ready(slice): called as soon as that slice of the gradient is final, last layer first.
         Raises UsageError where an array does not fit the model or a label is not a class.
         """
         self.check_arrays(batch.x, batch.y, parameters, gradient)
@@ -147,29 +148,38 @@ class Layered:
     def forward_backward(self, weights: Weights, batch: Any) -> float:
         """Forward and backward through all layers; returns the sum of losses."""
         layers = range(len(self.layers))
-        (loss, _), kept = self.forward(weights, batch.x, layers, self.targets(batch))
+        (loss, _), kept = self.forward(weights, batch.x, layers, self.targets(batch), batch=batch)
         self.backward(weights, kept, None, layers)
         return loss
 
     def score(self, weights: Weights, batch: Any) -> tuple[float, float]:
         """(sum of losses, score), in one pass forward that keeps nothing."""
-        result, kept = self.forward(weights, batch.x, range(len(self.layers)), self.targets(batch), keep=False)
+        layers = range(len(self.layers))
+        result, kept = self.forward(weights, batch.x, layers, self.targets(batch), keep=False, batch=batch)
         self.release(kept)
         return result
 
     def forward(
-        self, weights: Weights, x: Any, layers: range, targets: Array | None = None, keep: bool = True
+        self,
+        weights: Weights,
+        x: Any,
+        layers: range,
+        targets: Array | None = None,
+        keep: bool = True,
+        batch: Any = None,
     ) -> tuple[Any, list[tuple[Any, Any]]]:
         """What the last of `layers` makes of x, and what the layers have kept for backward, as (layer, saved).
 
         Where the loss is among them, that is (sum of losses, score). keep: without it all is released but what the
-        result lies in.
+        result lies in. batch: what x is made from, for layers that are `told`.
         """
         kept: list[tuple[Any, Any]] = []
         for i in layers:
             layer = self.layers[i]
             w = weights.open(i, i + 1 if i + 1 < layers.stop else None)
-            more = (targets,) if isinstance(layer, Loss) else ()
+            more: tuple = (targets,) if isinstance(layer, Loss) else ()
+            if getattr(layer, "told", False):
+                more += batch, keep
             x, saved = layer.forward(w, x, self.group, *more)
             weights.close(i)
             if not keep:
@@ -210,9 +220,11 @@ class Layered:
         """Raise UsageError where an array does not fit the model: compiled loops would read past its end."""
         device = self.device
         for name, array in (("x", x), ("y", y), *(("a vector", vector) for vector in vectors)):
+            array = array.data if isinstance(array, CSR) else array
             if array is not None and not device.holds(array):
                 raise UsageError(f"{name} lies on {device_of(array)}; this model computes on {device}")
-        if x.ndim != 2 or x.shape[1] != self.features or x.dtype != self.dtype or not x.flags.c_contiguous:
+        whole = isinstance(x, CSR) or x.flags.c_contiguous
+        if x.ndim != 2 or x.shape[1] != self.features or x.dtype != self.dtype or not whole:
             wanted = f"a C-contiguous {self.dtype} array of shape (rows, {self.features})"
             raise UsageError(f"x is a {x.dtype} array of shape {x.shape}; this model wants {wanted}")
         if y is not None and (y.shape != (len(x), *self.outputs) or y.dtype != self.target or not device.writable(y)):

@@ -25,8 +25,10 @@ from typing import Any, Self
 import numpy as np
 
 from hpcdl.chunks import chunk
+from hpcdl.csr import CSR
 from hpcdl.errors import UsageError
 from hpcdl.kernels import activation as kernels
+from hpcdl.kernels import sparse
 from hpcdl.kernels.device import Array
 from hpcdl.models.group import Group
 from hpcdl.models.pool import Pool
@@ -120,6 +122,7 @@ class Layer:
     tied: Mapping[str, tuple[int, ...]] = {}
     part, parts = 0, 1
     divided = False
+    told = False  # whether forward also takes the batch that x is made from, and whether a backward may follow
 
     def __init__(self, name: str, pool: Pool, whole: dict[str, tuple[int, ...]]):
         self.name, self.pool, self.whole, self.shapes = name, pool, whole, dict(whole)
@@ -161,8 +164,9 @@ def check_width(name: str, width: int, parts: int) -> None:
 class Dense(Layer):
     """A fully connected layer, y = activation(x W + b), with W (inputs, outputs) and b (outputs,).
 
-    The `first` layer of a model computes no gradient by its input: its dx is None. by: "columns" or "rows", along
-    which W is cut where ranks share the layer; columns make a part of the outputs, rows take a part of the inputs.
+    The `first` layer of a model computes no gradient by its input: its dx is None; x may be sparse there (CSR). by:
+    "columns" or "rows", along which W is cut where ranks share the layer; columns make a part of the outputs, rows take
+    a part of the inputs.
     """
 
     def __init__(
@@ -198,7 +202,11 @@ class Dense(Layer):
     def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
         """y and what backward needs."""
         weight, bias = w
-        y = self.matmul(x, weight, out=self.pool.take(x.shape[0], weight.shape[1]))
+        y = self.pool.take(x.shape[0], weight.shape[1])
+        if isinstance(x, CSR):
+            sparse.sparse_dot(x.data, x.indices, x.indptr, weight, y)
+        else:
+            self.matmul(x, weight, out=y)
         if not self.divided:
             y = group.g(y, self.pool)
         y, kept = self.activation.forward(y, bias, self.pool)
@@ -208,7 +216,10 @@ class Dense(Layer):
         """dx; the gradients by W and b are added to g."""
         (weight, bias), (x, _, kept), (weight_gradient, bias_gradient) = w, saved, g
         dz = self.activation.backward(kept, bias, dy, bias_gradient)
-        self.add_product(x.T, dz, weight_gradient)
+        if isinstance(x, CSR):
+            sparse.scatter_add(x.data, x.indices, x.indptr, dz, weight_gradient)
+        else:
+            self.add_product(x.T, dz, weight_gradient)
         dx = None
         if not self.first:
             dx = self.matmul(dz, weight.T, out=self.pool.take(*x.shape))

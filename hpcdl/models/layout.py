@@ -104,11 +104,13 @@ class Layout:
         -> its shape, for which there is room where this is the first of `layers` that uses it.
         """
         tensors, offset = {}, 0
+        layers = list(layers)
+        owned = {f"{layer.name}.{name}" for layer in layers for name in layer.shapes}
         for layer in layers:
             own = {f"{layer.name}.{name}": shape for name, shape in layer.shapes.items()}
-            for name, shape in (
-                own | {tied: shape for tied, shape in getattr(layer, "tied", {}).items() if tied not in tensors}
-            ).items():
+            tied = getattr(layer, "tied", {}).items()
+            copies = {name: shape for name, shape in tied if name not in tensors and name not in owned}
+            for name, shape in (own | copies).items():
                 tensors[name] = Tensor(name, shape, offset, layer.name)
                 offset += math.prod(shape)
         return cls(tensors.values(), dtype)

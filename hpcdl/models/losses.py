@@ -6,6 +6,7 @@
                            outputs z          targets y                  loss of a row                score
     SoftmaxCrossEntropy    (rows, classes)    0 .. classes - 1, int64    log(sum_j exp z_j) - z_y     number correct
     Logistic               (rows, 1)          0 or 1, int64              log(1 + exp(-(2y - 1) z))    number correct
+    Hinge                  (rows, 1)          0 or 1, int64              max(0, 1 - (2y - 1) z)       number correct
     Squared                (rows, outputs)    real                       sum of (z - y)^2 / 2         sum of (z - y)^2
     Huber                  (rows, outputs)    real                       sum of e^2 / 2 up to delta   sum of (z - y)^2
 
@@ -128,6 +129,16 @@ class Logistic(Loss):
         """1 / (1 + exp(-z)), without overflow."""
         with np.errstate(invalid="ignore"):
             return self.xp.exp(-self.xp.logaddexp(0, -z[:, 0]))
+
+
+class Hinge(Loss):
+    """The hinge loss of a support vector machine; predicts 1 or 0 (rows,), the class, for it knows no probabilities."""
+
+    kernel = kernels.hinge
+
+    def predict(self, z: Array) -> Array:
+        """1 where z > 0."""
+        return (z[:, 0] > 0).astype(z.dtype)
 
 
 class Squared(Loss):

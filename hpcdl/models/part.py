@@ -9,7 +9,9 @@ model, and `initialize` gives the values that the whole model has there, of whic
 time. Tied weights of a part that lacks the layer where they lie are a copy, which has to be kept equal (`copies`).
 """
 
+import contextlib
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,7 +53,8 @@ class Part(Layered):
                 raise UsageError("sequence parallelism shares the tokens of sequences: it needs a model gpt")
             if model.features % share[1]:
                 raise UsageError(f"{share[1]} ranks cannot share sequences of {model.features} tokens evenly")
-        super().__init__(model.features, layers, model.pool, group)
+        width = model.features if isinstance(model.features, int) else math.prod(model.features)
+        super().__init__(width, layers, model.pool, group)
         self.numbers, start = [], 0
         for each in chunks:  # of this part's layers
             self.numbers.append(range(start, start + len(each)))
@@ -65,9 +68,13 @@ class Part(Layered):
 
     def initial(self, random: Random) -> Iterator[tuple[slice, np.ndarray]]:
         """The values that the whole model's parameters have at the start, tensor by tensor: (slice, flat values)."""
+        at_once = getattr(self.model, "initial_values", None)  # of a model that draws all of its values together
+        drawn = None if at_once is None else at_once(random)
         for layer in self.model.layers:
-            if any(f"{layer.name}.{name}" in self.layout.tensors for name in layer.whole):
-                for name, values in initial(layer, random, self.dtype).items():
+            names = [f"{layer.name}.{name}" for name in layer.whole]
+            if any(name in self.layout.tensors for name in names):
+                made = {name: drawn[name] for name in names} if drawn else initial(layer, random, self.dtype)
+                for name, values in made.items():
                     if name in self.layout.tensors:
                         tensor, axis = self.layout.tensors[name], self.axes[name]
                         if axis is not None:
@@ -80,6 +87,21 @@ class Part(Layered):
         for where, values in self.initial(random):
             parameters[where] = values
         return self.device.array(parameters)
+
+    @property
+    def extra(self) -> list[str]:
+        """The names of what these layers hold beside their tensors (`extra` of the model)."""
+        return [name for layer in self.layers for name in getattr(layer, "extra", ())]
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """What is computed inside leaves what layers hold beside their tensors as it was."""
+        state = [layer.state for layer in self.layers if hasattr(layer, "state")]
+        before = [[array.copy() for array in each()] for each in state]
+        yield
+        for each, arrays in zip(state, before, strict=True):
+            for array, old in zip(each(), arrays, strict=True):
+                array[...] = old
 
     def pieces(self) -> list[tuple[Piece, bool]]:
         """Where each tensor of this part lies in the vector of the whole model, and whether this part speaks for it.
@@ -116,10 +138,10 @@ class Part(Layered):
         """The tensors that each of the ranks that share the layers has whole, as slices of this part's vector."""
         return [tensor.slice for name, tensor in self.layout.tensors.items() if self.axes[name] is None]
 
-    def tied(self) -> list[slice]:
-        """The tensors here that layers of other parts may use, too, as slices of this part's vector."""
+    def tied(self) -> dict[str, slice]:
+        """The tensors here that layers of other parts may use, too, by name, as slices of this part's vector."""
         tied = {name for layer in self.model.layers for name in layer.tied}
-        return [tensor.slice for name, tensor in self.layout.tensors.items() if name in tied]
+        return {name: tensor.slice for name, tensor in self.layout.tensors.items() if name in tied}
 
     def input_shape(self, chunk: int, rows: int) -> tuple[int, int]:
         """The shape of what the layers of a chunk are given for so many examples: what the layer before them makes."""
@@ -140,5 +162,6 @@ def require_layers(model: Any) -> None:
     if not hasattr(model, "layers"):
         raise UsageError(
             "this strategy cuts the model by its layers: it needs one that is made of them, as "
-            "hpcdl.models.layered.Layered is; train-allreduce takes any model"
+            "hpcdl.models.layered.Layered is, or a module of PyTorch's that is an nn.Sequential, or has a method "
+            "stages() that lists its parts; train-allreduce takes any model"
         )

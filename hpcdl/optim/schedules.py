@@ -4,11 +4,14 @@ With a = lr, W = warm-up steps, E = steps of an epoch, T = steps of the whole ru
 
     constant                    a
     step:every=10,factor=0.1    a factor^floor(step / (every E))                                 every: epochs
-    cosine:floor=0              a (floor + (1 - floor) (1 + cos(pi x)) / 2),  x = (step - W) / (T - W), at most 1
+    cosine:floor=0,cycles=1     a (floor + (1 - floor) (1 + cos(pi x)) / 2),  x = (step - W) / (T - W), at most 1;
+                                of several cycles, each of L = ceil((T - W) / cycles) steps: x = ((step - W) mod L) / L
     1/t:decay=0.01              a / (1 + decay (step - W))
+    polynomial:b=1,gamma=0.55   a (b + step - W)^-gamma
 
-Cosine: Loshchilov and Hutter, "SGDR", ICLR 2017; its floor is a fraction of the rate. 1/t: Robbins and Monro, 1951. Two
-settings go with each of them:
+Cosine: Loshchilov and Hutter, "SGDR", ICLR 2017; its floor is a fraction of the rate; its cycles, each of which begins
+anew at the full rate, are those of snapshot ensembles (Huang et al., ICLR 2017). 1/t: Robbins and Monro, 1951;
+polynomial: Welling and Teh, ICML 2011. Two settings go with each of them:
 
     warmup=5                    epochs of warm-up, W = warmup E: there the rate is a (step + 1) / W
     reference-batch=256         a = lr batch_size / 256: the rate is meant for batches of 256 and grows with the batch
@@ -25,10 +28,12 @@ COMMON: dict[str, float] = {"warmup": 0.0, "reference-batch": 0}
 SETTINGS: dict[str, dict[str, float]] = {
     "constant": COMMON,
     "step": {"every": 10.0, "factor": 0.1, **COMMON},
-    "cosine": {"floor": 0.0, **COMMON},
+    "cosine": {"floor": 0.0, "cycles": 1, **COMMON},
     "1/t": {"decay": 0.01, **COMMON},
+    "polynomial": {"b": 1.0, "gamma": 0.55, **COMMON},
 }
 LARGEST = {"floor": 1.0}
+POSITIVE = ("every", "factor", "b", "cycles")
 
 
 def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_size: int) -> Callable[[int], float]:
@@ -40,11 +45,13 @@ def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_
     name, settings = parse_spec("schedule", spec, SETTINGS)
     check_range("learning rate", lr, positive=True)
     for key, value in settings.items():
-        check_range(f"schedule's {key}", value, positive=key in ("every", "factor"), largest=LARGEST.get(key, math.inf))
+        check_range(f"schedule's {key}", value, key in POSITIVE, LARGEST.get(key, math.inf))
     reference = settings["reference-batch"]
     peak = lr * batch_size / reference if reference else lr
     check_range("learning rate for batches of this size", peak, positive=True)
+    cycles = int(settings.get("cycles", 1))
     warmup, every = (whole_steps(settings.get(name, 0) * steps_per_epoch) for name in ("warmup", "every"))
+    length = cycle(steps - warmup, cycles)
 
     def rate(step: int) -> float:
         if step < warmup:
@@ -53,12 +60,21 @@ def make_schedule(spec: str, lr: float, steps: int, steps_per_epoch: int, batch_
             return peak * power(settings["factor"], step // max(1, every))
         if name == "cosine":
             x = min(1, (step - warmup) / max(1, steps - warmup))
+            if cycles > 1:
+                x = (step - warmup) % length / length
             return peak * (settings["floor"] + (1 - settings["floor"]) * (1 + math.cos(math.pi * x)) / 2)
         if name == "1/t":
             return peak / (1 + settings["decay"] * (step - warmup))
+        if name == "polynomial":
+            return peak * (settings["b"] + step - warmup) ** -settings["gamma"]
         return peak
 
     return rate
+
+
+def cycle(steps: int, cycles: int) -> int:
+    """The steps of a cycle, where so many are in so many cycles; the last one may have less."""
+    return max(1, -(-steps // cycles))
 
 
 def whole_steps(steps: float) -> int:

@@ -19,6 +19,8 @@ from hpcdl.optim.optimizer import Optimizer, check_decay_rate
 class SGD(Optimizer):
     """Gradient descent."""
 
+    rests = True
+
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
         """w <- w - rate d."""
         updates.sgd(w, g, rate, scale, self.weight_decay)

@@ -23,15 +23,25 @@ from hpcdl.memory import Memory
 from hpcdl.models.layered import Weights
 from hpcdl.models.layout import Piece
 from hpcdl.models.part import Part
+from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.zero import Shards
 from hpcdl.runs.accumulated import accumulation
+from hpcdl.runs.averaging import exchange
 from hpcdl.runs.cut_vector import CutVector
 from hpcdl.runs.evaluation import summed_scores
+from hpcdl.runs.extra import average, broadcast, extra_of
 from hpcdl.runs.held import Held, fingerprint
 from hpcdl.runs.options import Options
 from hpcdl.runs.state import Tracked
 from hpcdl.runs.straggler import stretched
+from hpcdl.runs.wrapped import plain
+
+
+def same_start(comm: Communicator, model: Any) -> None:
+    """A model whose initial values are its process's own, and not the seed's, begins with rank 0's; collective."""
+    for array in getattr(plain(model), "starting", list)():
+        broadcast(comm, array)
 
 
 def check_same_rows(options: Options, sharing: int) -> None:
@@ -111,6 +121,8 @@ class CutModel(Held):
         ]
         self.summed = [(group, found) for group, found in views if found]
         self.spoken_for = shards.gradients_spoken_for()
+        if hasattr(plain(model), "let_go"):  # it has been made whole
+            plain(model).let_go()
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -176,6 +188,29 @@ class CutModel(Held):
             found[f"optimizer/{name}"] = CutVector(self.peers, vector, shards.pieces, size)
         return found
 
+    def refresh(self) -> None:
+        """What layers hold beside their tensors: the mean over the ranks that have them, known on all others, too."""
+        arrays = extra_of(self.model)
+        if not arrays:
+            return
+        average(self.model, self.shards.group)
+        own = set(self.part.extra)
+        with activity.inside("say who holds what beside", self.peers):
+            holders = self.peers.mpi.allgather(own)
+        for name, array in arrays.items():
+            having = [rank for rank, names in enumerate(holders) if name in names]
+            if 0 < len(having) < self.peers.size:
+                values = array.copy()
+                broadcast(self.peers, values, having[0])
+                if name not in own:
+                    array[...] = values
+
+    def show_average(self) -> None:
+        for w, at in zip(self.shards.owned_parameters, self.shards.units.in_shard, strict=True):
+            exchange(w, self.optimizer.state[AVERAGE][at])
+        with self.comm.traffic.uncounted():
+            self.all_gather()
+
     def evaluate(self, split: Any, classes: int) -> np.ndarray:
         """[losses, right answers or squared errors, examples] of a split, summed over the peers; collective."""
 
@@ -210,6 +245,8 @@ class CutModel(Held):
 
     def warm_up(self, few: Batch) -> None:
         """A step's computing, so that everything is compiled; collective."""
+        if hasattr(self.model, "extra"):  # which a step would change
+            return
         self.computing.warm_up(few)
         self.weights.finish()
         self.zero_gradient()

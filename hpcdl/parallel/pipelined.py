@@ -6,6 +6,7 @@
                 data        add up gradients; the stages of ZeRO                             copies of this stage
                 tensor      work on each layer together (None: each layer is on one rank)    this stage's ranks
                 ends        add up gradients of weights that both ends use (tied)            first and last stage
+                            and of those that other stages share, in groups made here
 
 The groups are those of a grid (hpcdl/comm/grid.py), or of one `OnePipeline` of all ranks.
 """
@@ -17,12 +18,13 @@ import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.grid import Grid, two_ends
+from hpcdl.comm.progress import activity
 from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.data import Batch, Data
 from hpcdl.models.balance import cut_layers, measured_costs
 from hpcdl.models.part import Part
 from hpcdl.optim import Optimizer
-from hpcdl.parallel.cut_model import CutModel
+from hpcdl.parallel.cut_model import CutModel, same_start
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import Stage
 from hpcdl.parallel.zero import Shards
@@ -63,12 +65,13 @@ def pipelined(
     chunks, balance: see `place_layers`. recompute: see stage.py. sequence: sequence parallelism within `groups.tensor`.
     zero: the stage of ZeRO along `groups.data`. ahead: steps that are under way when one is done.
     """
+    same_start(run.bookkeeping, model)
     layers = place_layers(run, model, data, groups.pipeline, chunks, balance)
     tensor = None if groups.tensor is None else TensorGroup(groups.tensor, sequence)
     share = (0, 1) if tensor is None else (tensor.rank, tensor.size)
     part = Part(plain(model), layers, share, tensor)
     summed = [(groups.tensor, part.replicated())] if sequence else []
-    summed.append((groups.ends, part.tied()))
+    summed += tied_groups(run, part, groups)
     shards = Shards(run, part, optimizer, groups.data, zero)
     stage = Stage(groups.pipeline, part, weights_of(shards), model, recompute)
     reports_loss = groups.pipeline.rank == groups.pipeline.size - 1 and share[0] == 0
@@ -96,3 +99,27 @@ def place_layers(
     names = [[layer.name for layer in model.layers[each.start : each.stop]] for each in ranges]
     run.report(layers_of_stages=[list(itertools.chain(*names[s :: comm.size])) for s in range(comm.size)])
     return ranges[comm.rank :: comm.size]
+
+
+def tied_groups(run: Run, part: Part, groups: Grid | OnePipeline) -> list[tuple[Communicator | None, list[slice]]]:
+    """(group, slices of the part's vector) of tensors that layers on several stages use; collective.
+
+    The group is that of these stages; None on the others.
+    """
+    if not any(layer.tied for layer in part.model.layers):
+        return []
+    pipeline, own, found = groups.pipeline, part.tied(), []
+    with activity.inside("say which tied tensors are where", pipeline):
+        stages = pipeline.mpi.allgather(list(own))
+    users: dict[str, list[int]] = {}
+    for stage, names in enumerate(stages):
+        for name in names:
+            users.setdefault(name, []).append(stage)
+    for where in dict.fromkeys(map(tuple, users.values())):
+        shared = [at for name, at in own.items() if tuple(users[name]) == where]
+        if where == (0, pipeline.size - 1):
+            found.append((groups.ends, shared))
+        elif len(where) > 1:
+            color = 0 if pipeline.rank in where else None
+            found.append((run.until_end(pipeline.split(color, name="tied")), shared))
+    return found

@@ -90,9 +90,15 @@ class ShardedWeights:
     def close(self, i: int) -> None:
         """Free what was gathered of layer i."""
         if self.w is None:
+            self._unbind(i)
             buffer, _ = self.gathered.pop(i)
             if buffer is not None:
                 self.free["parameters"].append(buffer)
+
+    def _unbind(self, i: int) -> None:
+        """Let a layer go that holds on to where its tensors were."""
+        if unbind := getattr(self.shards.part.layers[i], "unbind", None):
+            unbind()
 
     def gradient(self, i: int) -> tuple:
         """Room for the gradient of layer i, zeros."""

@@ -145,7 +145,8 @@ class Stage:
         self._sweep()
         with self._computing(Action("B", number, chunk), 2 / 3 + (1 / 3 if kept is None else 0)):
             if kept is None:
-                _, kept = self._forward(weights, x, chunk, batch)
+                with self.part.unchanged():
+                    _, kept = self._forward(weights, x, chunk, batch)
             dx: Any = self.part.backward(weights, kept, dy, self.part.numbers[chunk])
         if not self._first(chunk):
             self.pool.give(x)
@@ -222,7 +223,7 @@ class Stage:
         self, weights: Weights, x: Array, chunk: int, batch: Batch, keep: bool = True
     ) -> tuple[Any, list[tuple[Any, Any]]]:
         targets = self.part.targets(batch) if self._last(chunk) else None
-        return self.part.forward(weights, x, self.part.numbers[chunk], targets, keep)
+        return self.part.forward(weights, x, self.part.numbers[chunk], targets, keep, batch)
 
     def _tag(self, kind: str, number: int, chunk: int) -> int:
         """Of a message to this chunk of the stage that receives it."""

@@ -21,6 +21,7 @@ import numpy as np
 from hpcdl.errors import UsageError, blamed_on, unknown
 from hpcdl.reports.found import below
 from hpcdl.reports.lines import Lines, is_evaluation
+from hpcdl.services.trial_rows import read
 from hpcdl.words import counted
 
 METRICS = "metrics.jsonl"
@@ -58,6 +59,17 @@ def load(folder: Folder | Iterable[Folder], what: Literal["steps", "evaluations"
     if len(folders) > 1 or [*runs.values()] != [Path(folders[0])]:
         columns = {"run": np.repeat(np.array(names, object), counts)} | columns
     return columns
+
+
+def trials(folder: Folder) -> list[dict[str, Any]]:
+    """The trials of a search, a dictionary each, by number: pandas.DataFrame(hpcdl.reports.trials("search")).
+
+    `values` are a dictionary by parameter, `score` is None for one that has failed (`failed` says why) or not ended;
+    `amount` is in epochs, 0 for a whole training, `seconds` are of all its pieces and seeds. What the trials' runs have
+    recorded on their way is what `load` gives of the same folder. Raises UsageError where there is no search.
+    """
+    names = ("trial", "status", "score", "spread", "scores", "rung", "amount", "seconds", "steps", "failed", "folder")
+    return [{name: getattr(row, name) for name in names} | {"values": row.values} for row in read(Path(folder)).rows()]
 
 
 def broken(lines: Lines) -> str:

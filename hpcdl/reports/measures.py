@@ -33,6 +33,7 @@ class Measure(NamedTuple):
 MEASURES = (
     Measure("test_accuracy", "test accuracy", ".2%", better="more"),
     Measure("test_rmse", "test rmse", ".4g"),
+    Measure("test_return", "test return", ".4g", better="more"),
     Measure("test_loss", "test loss"),
     Measure("validation_accuracy", "validation accuracy", ".2%", better="more"),
     Measure("validation_rmse", "validation rmse", ".4g"),
@@ -55,7 +56,16 @@ MEASURES = (
     Measure("steps_to_target", "steps to the target", ",.0f"),
 )
 BY_NAME = {measure.name: measure for measure in MEASURES}
-USUAL = ["test_accuracy", "test_rmse", "test_loss", "train_loss", "steps", "seconds", "examples_per_second"]
+USUAL = [
+    "test_accuracy",
+    "test_return",
+    "test_rmse",
+    "test_loss",
+    "train_loss",
+    "steps",
+    "seconds",
+    "examples_per_second",
+]
 USUAL += ["bytes_per_rank", "messages_per_rank", "idle", "memory"]
 USUAL += ["seconds_to_target", "bytes_to_target", "steps_to_target"]
 

@@ -1,6 +1,6 @@
-"""A report of runs and comparisons: what is found is read and drawn on all cores, and put together as one page.
+"""A report of runs, comparisons and searches: what is found is read and drawn on all cores, and becomes one page.
 
-    find the folders -> read, thin and draw each run, on all cores -> overview, comparisons, runs: one page
+    find the folders -> read, thin and draw each run, on all cores -> overview, comparisons, searches, runs: one page
 
 Memory goes with what is drawn. A page shows the pictures of so many runs each, and of all others a row and a curve.
 """
@@ -26,14 +26,17 @@ from hpcdl.reports.found import below, find
 from hpcdl.reports.page import Cell, Drawn
 from hpcdl.reports.recorded import Recorded, record
 from hpcdl.reports.run_pictures import described, pictures_of
+from hpcdl.reports.search_pictures import pictures_of as pictures_of_search
+from hpcdl.reports.search_section import searched
 from hpcdl.reports.thinned import number
 from hpcdl.runs.closing_table import ROWS, said_of
+from hpcdl.services.trial_rows import Trials, read
 from hpcdl.words import counted
 
 MOST = 40  # runs whose own pictures are shown
 FEW = 4  # runs for which other processes are worth their start
 COLUMNS = 6  # measures of a table of a comparison
-PICTURE = re.compile(r"(run|comparison)-\d+-[\w.-]*\.(png|svg)|overview-[\w-]+\.(png|svg)")
+PICTURE = re.compile(r"(run|comparison|search)-\d+-[\w.-]*\.(png|svg)|overview-[\w-]+\.(png|svg)")
 
 
 class Job(NamedTuple):
@@ -53,10 +56,11 @@ class Done(NamedTuple):
 
 @dataclass
 class Made:
-    """What was put into a page: how many runs, comparisons and pictures, and what is missing."""
+    """What was put into a page: how many runs, comparisons, searches and pictures, and what is missing."""
 
     runs: int = 0
     comparisons: int = 0
+    searches: int = 0
     pictures: int = 0
     missing: list[str] = field(default_factory=list)
 
@@ -68,7 +72,7 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
     """
     check_library()
     if not folders:
-        raise UsageError("name a folder: of a run, of a comparison, or one above them")
+        raise UsageError("name a folder: of a run, of a comparison or a search, or one above them")
     found = find(folders)
     check_out(out, force)
     files = None
@@ -81,6 +85,7 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
             known = {os.path.realpath(run) for run in found.runs}
             more = below(comparison.folder, within=True).runs
             found.runs.extend(run for run in more if os.path.realpath(run) not in known)
+    searches = [(folder, read(folder)) for folder in found.searches]
     lines = [Line(name_of(folder, found.runs), index) for index, folder in enumerate(found.runs)]
     jobs = [
         Job(folder, index, index < MOST, f"run-{index + 1}-{slug(folder.name)}", files)
@@ -102,8 +107,8 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
     done = list(in_parallel(work, jobs))
     for line, each in zip(owners, done, strict=True):
         line.records.append(each.recorded)
-    made = Made(runs=len(jobs), comparisons=len(comparisons))
-    parts = sections(lines, comparisons, owners, done, files, made)
+    made = Made(runs=len(jobs), comparisons=len(comparisons), searches=len(searches))
+    parts = sections(lines, comparisons, searches, owners, done, files, made)
     title = title_of(made, lines, comparisons)
     html = page.page(
         title, [page.paragraph(f"Made by hpcdl report, version {versions()['hpcdl']}.", soft=True), *parts]
@@ -111,6 +116,7 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
     with blamed_on(f"--out {out} cannot be written"), atomic_write(out) as file:
         file.write(html.encode())
     said = [(comparison.folder, each) for comparison in comparisons for each in comparison.missing]
+    said += [(folder, each) for folder, trials in searches for each in trials.missing]
     said += [(each.recorded.folder, what) for each in done for what in each.recorded.missing]
     for what in dict.fromkeys(what for _, what in said):
         of = [folder for folder, other in said if other == what]
@@ -121,12 +127,13 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
 def sections(
     lines: list[Line],
     comparisons: list[Comparison],
+    searches: list[tuple[Path, Trials]],
     owners: list[Line],
     done: list[Done],
     files: tuple[Path, str] | None,
     made: Made,
 ) -> list[str]:
-    """The overview, the comparisons with a run of each line, and the runs that belong to none."""
+    """The overview, the comparisons with a run of each line, the searches, and the runs that belong to none."""
     parts, entries = [], []
     for number_, comparison in enumerate(comparisons, 1):
         anchor, title = f"c{number_}", f"Comparison {named(comparison.folder)}"
@@ -144,6 +151,12 @@ def sections(
                     made.pictures += len(each.drawn)
                     note = f"One run of this line, with its first seed: {each.recorded.folder}"
                     parts.append(page.section(name, where, [page.paragraph(note, soft=True), *one(each)]))
+    for number_, (folder, trials) in enumerate(searches, 1):
+        anchor, title = f"s{number_}", f"Search {named(folder)}"
+        entries.append((anchor, title))
+        drawn = draw(pictures_of_search(trials), f"search-{number_}", anchor, files)
+        made.pictures += len(drawn)
+        parts.append(page.section(title, anchor, searched(trials, drawn)))
     if len(lines) > 1:
         drawn = draw(together(lines, 1, "run"), "overview", "o", files)
         made.pictures += len(drawn)
@@ -265,6 +278,7 @@ OVERVIEW = (  # name, entry of the summary, format, unit
     ("test loss", "test_loss", ".4f", 1),
     ("test accuracy", "test_accuracy", ".2%", 1),
     ("test RMSE", "test_rmse", ".4g", 1),
+    ("test return", "test_return", ".4g", 1),
     ("seconds", "seconds", ",.2f", 1),
     ("examples/s", "examples_per_second", ",.0f", 1),
     ("sent, MB in all", "bytes_sent_per_rank", ",.2f", 1e6),
@@ -393,9 +407,9 @@ def slug(name: str) -> str:
 
 
 def title_of(made: Made, lines: list[Line], comparisons: list[Comparison]) -> str:
-    if not comparisons and len(lines) == 1:
+    if not comparisons and not made.searches and len(lines) == 1:
         return f"Run {lines[0].name}"
-    if len(comparisons) == 1 and not lines:
+    if len(comparisons) == 1 and not lines and not made.searches:
         return f"Comparison of {counted(len(comparisons[0].lines), 'line')}"
-    said = [counted(made.comparisons, "comparison")] if comparisons else []
-    return "Report of " + " and ".join([*said, *([counted(len(lines), "run")] if lines else [])])
+    counts = (made.comparisons, "comparison"), (made.searches, "search"), (len(lines), "run")
+    return "Report of " + " and ".join(counted(number, noun) for number, noun in counts if number)

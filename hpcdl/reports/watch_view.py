@@ -1,42 +1,25 @@
 """What `hpcdl watch` shows of a run: some lines, and curves that plotext draws with characters."""
 
+import contextlib
 import importlib.util
-import time
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from hpcdl.errors import printable
+from hpcdl.errors import UsageError, printable
 from hpcdl.reports.watching import Watched, Watching, number
 from hpcdl.runs.stopping import Budget
-from hpcdl.words import counted
+from hpcdl.services.trial_rows import Row, Trials, best, is_search, read, score_text, values_text
+from hpcdl.words import clock, counted, duration
 
 NEWS = 60.0  # seconds without any after which that is said
 LEAST, MOST = 7, 16  # lines of a curve
+BEST = 5  # trials of a search
 BESIDE = 100  # columns of a terminal in which two curves stand beside each other
 GET_PLOTEXT = "curves need plotext: pip install 'hpcdl[report]'"
-
-
-def duration(seconds: float) -> str:
-    """45 s, 12 min, 2 h 05 min, 3 days 4 h"""
-    seconds = max(0.0, seconds)
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes:02d} min"
-    return f"{hours // 24} days {hours % 24} h"
-
-
-def clock(at: float, now: float) -> str:
-    """The time of day; with the day where that is another one."""
-    there = time.localtime(at)
-    return time.strftime("%H:%M" if time.localtime(now)[:3] == there[:3] else "%a %d %b %H:%M", there)
 
 
 def measure(name: str, value: float) -> str:
@@ -127,16 +110,46 @@ def remarks(watching: Watching, run: Watched) -> list[str]:
     return [*said, run.problem] if run.problem else said
 
 
+def searches(watching: Watching, count: int) -> list[str]:
+    """Of each folder that is a search how far that is, and so many of its best trials."""
+    said = []
+    for folder in map(Path, watching.folders):
+        if not is_search(folder):
+            continue
+        with contextlib.suppress(UsageError):
+            found = read(folder)
+            rows = found.rows()
+            ended, failed = (sum(row.status == each for row in rows) for each in ("ended", "failed"))
+            of = f" of {found.asked}" if found.asked is not None else ""
+            said.append(f"{named(folder)}: {ended}{of} trials ended" + (f", {failed} failed" if failed else ""))
+            said += [f"  {best_text(found, row)}" for row in best(rows, count)]
+    return said
+
+
+def best_text(found: Trials, row: Row) -> str:
+    """A trial of a search in a line."""
+    epochs = f", {counted(row.amount, 'epoch', 'g')}" if row.amount else ""
+    score = f"{found.objective.replace('_', ' ')} {score_text(found, row.score, row.spread)}"
+    return f"trial {row.trial}{epochs}: {score}, {values_text(row)}"
+
+
+def named(folder: Path) -> str:
+    """The folder's name, of "." too."""
+    return folder.name or folder.absolute().name
+
+
 def facts(watching: Watching, run: Watched) -> list[str]:
     """The state in lines."""
     found = [title(watching.name, run), progress(run), quality(run), speed(run), *outlook(run)]
-    return [printable(line, kept="") for line in [*found, *remarks(watching, run)] if line]
+    found += [*remarks(watching, run), *searches(watching, BEST)]
+    return [printable(line, kept="") for line in found if line]
 
 
 def news(watching: Watching, run: Watched) -> str:
     """The state in one line."""
     rates = speed(run).split(" lately")[0]
     found = [f"{watching.name}: {progress(run)}", quality(run), rates, "; ".join(outlook(run)), *remarks(watching, run)]
+    found += searches(watching, 0)
     return printable("  ".join(filter(None, found)), kept="")
 
 

@@ -35,7 +35,15 @@ LOCAL = re.compile(
     "bcachefs|btrfs|ext[234]|f2fs|jfs|overlay|ramfs|reiserfs|tmpfs|xfs|zfs"
 )  # file systems of one machine
 ENDED = re.compile(rb"ended after step (\d+): (.+)")  # in the log of rank 0
-SCORES = ("validation_accuracy", "test_accuracy", "validation_rmse", "test_rmse", "validation_loss", "test_loss")
+SCORES = (
+    "validation_accuracy",
+    "test_accuracy",
+    "test_return",
+    "validation_rmse",
+    "test_rmse",
+    "validation_loss",
+    "test_loss",
+)
 
 
 class Curve:

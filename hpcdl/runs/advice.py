@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from hpcdl.data.scales import unlike
+from hpcdl.errors import TrainingError
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -11,3 +12,9 @@ if TYPE_CHECKING:
 def advice(run: "Run") -> str:
     """What may help: first what the data suggest, then what the options do."""
     return "; ".join(filter(None, (unlike(run.data.scales), run.options.advice)))
+
+
+def not_finite(run: "Run", step: int, rank: int) -> TrainingError:
+    """The error for a loss that is not a finite number; rank: in `run.comm`, which follows the ranks that serve it."""
+    what = f"the loss of step {step} is not finite on rank {rank + run.everyone.size - run.comm.size}"
+    return TrainingError(f"{what}; {run.folder.kept()}; {advice(run)}")

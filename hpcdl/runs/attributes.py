@@ -96,6 +96,7 @@ ATTRIBUTES: dict[str, Kind | dict[str, Kind]] = {
 NEWER: dict[str, Kind | dict[str, Kind]] = {  # which checkpoints of older versions do not have
     "legs": (are_legs, "a list of what the run's legs have cost"),
     "sent": {"bytes": MAYBE, "messages": MAYBE},
+    "environment": {"name": TEXT, "options": MAPPING, "shape": SHAPE, "dtype": TEXT, "actions": COUNT},
 }
 
 

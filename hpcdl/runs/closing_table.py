@@ -92,6 +92,26 @@ def local_steps(value: int, of: dict) -> str:
     return f"{value:,} in each of {of['synchronizations']:,} rounds{begun}"
 
 
+def samples(value: int, of: dict) -> str:
+    return f"{value:,} of {counted(of['chains'], 'chain')}"
+
+
+def threads(value: int, of: dict) -> str | None:
+    """How many work on a vector, and what an update locks; of other strategies' threads nothing is said here."""
+    if "update_batch" not in of:
+        return None
+    where = f" of each rank on {counted(of['vectors'], 'vector')}" if of["ranks"] > 1 else " on one vector"
+    return f"{value}{where}, locking {of['locking']}" + ("" if of["repeatable"] else ", not repeatable")
+
+
+def collisions(value: float | None, of: dict) -> str | None:
+    """Of what one update in some has touched; and by how many of the others' updates it was late."""
+    if value is None or of["repeatable"]:
+        return None
+    stale = of["update_staleness"]
+    return f"{value:.2%} of coordinates, {stale['mean']:.2f} updates late on average, {stale['max']:,} at most"
+
+
 def outer(value: str, of: dict) -> str | None:
     return None if value == "average" else f"{value}, learning rate {of['outer_lr']:g}"
 
@@ -119,6 +139,8 @@ def sharded(stage: int, of: dict) -> str | None:
 
 
 def rounds(value: int, of: dict) -> str:
+    if "clients" not in of:
+        return f"{value:,} of {counted(of['local_steps'], 'pass', 'g')} over a rank's examples"
     return f"{value:,} of {of['clients_per_round']:,} of {counted(of['clients'], 'client', ',')}"
 
 
@@ -128,6 +150,18 @@ def rounds_to_accuracy(value: int, of: dict) -> str | None:
 
 def abandoned(value: int, of: dict) -> str | None:
     return f"{value:,}, with too few answers for secure sums" if value else None
+
+
+def gap(value: float, of: dict) -> str:
+    """What is certified: at most so far from the best that there is."""
+    return f"{value:.3g} (primal {of['primal']:.6g}, dual {of['dual']:.6g})"
+
+
+def locking(value: str, of: dict) -> str | None:
+    if "drift" not in of:
+        return None
+    drifted = f", drift {of['drift']:.2g}" if value == "none" else ""
+    return f"{value}, of {of['threads']} threads{drifted}"
 
 
 def all_reduce(value: str, of: dict) -> str:
@@ -147,6 +181,9 @@ def replicas_agree(value: bool, of: dict) -> str | None:
 def steps(value: int, of: dict) -> str | None:
     if "rounds" in of:
         return None
+    if "environment_steps_per_step" in of:
+        every = counted(of["environment_steps_per_step"], "environment step", ",")
+        return f"{value:,} of {every}, with {counted(of['updates'], 'update', ',')} of {of['batch_size']:,} transitions"
     return f"{value:,} of {counted(of['batch_size'], 'example')}, {counted(of['epochs'], 'epoch', 'g')}"
 
 
@@ -155,13 +192,28 @@ def legs(value: list, of: dict) -> str | None:
     return f"{len(value)}, of {count} steps" if len(value) > 1 else None
 
 
+def episodes(value: int, of: dict) -> str | None:
+    if "return_mean" not in of:
+        return None
+    return f"{value:,}, mean return of the last ones {of['return_mean']:.4g}"
+
+
+def replay(value: int, of: dict) -> str:
+    return f"{counted(value, 'transition', ',')}, each environment step learned from {of['replay_ratio']:.1f} times"
+
+
+def test_return(value: float, of: dict) -> str:
+    return f"{value:.4g} ({of['test_return_min']:g} to {of['test_return_max']:g})"
+
+
 def memory(values: list, of: dict) -> str | None:
     return span(values, ",.2f", MIB, " MiB") if any(values) else None
 
 
 ROWS: list[tuple[str, str, Show]] = [
     ("model", "model", model),
-    ("data", "data", lambda value, of: printable(value)),
+    ("data", "data", lambda value, of: None if "env" in of else printable(value)),
+    ("environment", "env", lambda value, of: printable(value)),
     ("device", "device_per_rank", devices),
     ("messages from there", "exchange", formatted("")),
     ("servers", "servers", servers),
@@ -173,7 +225,12 @@ ROWS: list[tuple[str, str, Show]] = [
     ("spectral gap", "spectral_gap", formatted(".3g")),
     ("batches of a phase", "phase", lambda value, of: str(value) if value > 1 else None),
     ("local steps", "sync_every", local_steps),
+    ("gradients per example", "gradients_per_example", formatted(",.1f")),
+    ("samples", "samples", samples),
+    ("R-hat", "r_hat_max", lambda value, of: f"{of['r_hat_median']:.3f} (median), {value:.3f} at its largest"),
     ("outer optimizer", "outer", outer),
+    ("threads", "threads", threads),
+    ("collisions", "collisions", collisions),
     ("grid", "grid", lambda value, of: ", ".join(f"{axis} {ranks}" for axis, ranks in value.items())),
     ("stages", "layers_of_stages", pipelined(lambda value, of: str(len(value)))),
     ("schedule", "schedule", pipelined(schedule)),
@@ -189,12 +246,17 @@ ROWS: list[tuple[str, str, Show]] = [
     ("privacy", "epsilon", lambda value, of: f"epsilon {value:.3g} at delta {of['delta']:g}"),
     ("steps", "steps", steps),
     ("legs", "legs", legs),
+    ("locking", "locking", locking),
+    ("duality gap", "duality_gap", gap),
     ("train loss", "train_loss", formatted(".4f")),
     ("validation loss", "validation_loss", formatted(".4f")),
     ("validation accuracy", "validation_accuracy", formatted(".2%")),
     ("test loss", "test_loss", formatted(".4f")),
     ("test accuracy", "test_accuracy", formatted(".2%")),
     ("test rmse", "test_rmse", formatted(".4f")),
+    ("training episodes", "episodes", episodes),
+    ("replay memory", "replay_size", replay),
+    ("test return", "test_return", test_return),
     ("seconds", "seconds", lambda value, of: f"{value:.2f} ({of['examples_per_second']:,.0f} examples/s)"),
     ("all-reduce", "allreduce", all_reduce),
     ("messages in", "compress", lambda value, of: None if value == "none" else value),

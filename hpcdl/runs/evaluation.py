@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.chunks import chunk, chunks
+from hpcdl.csr import on
 from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU, Array, Device
 
@@ -61,7 +62,7 @@ def summed_scores(
     for part in chunks(rows.stop - rows.start, -(-(most.stop - most.start) // rows_at_once)):
         start, stop = rows.start + part.start, rows.start + part.stop
         x, y = split.rows(start, stop)
-        batch = Batch(device.array(x), device.array(y), stop - start, epoch=0, step=0, index=np.arange(start, stop))
+        batch = Batch(on(device, x), device.array(y), stop - start, epoch=0, step=0, index=np.arange(start, stop))
         sums += *score(batch), stop - start
     return sums
 

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -52,6 +52,12 @@ def written_in_parts(path: Path) -> Iterator[Written]:
         yield Written(file, path)
         with blamed_on(f"{path} cannot be written", LoneError):
             stack.close()  # it gets its name
+
+
+def named(model: Any, parameters: np.ndarray) -> dict[str, np.ndarray]:
+    """The model's tensors by name; of a module of PyTorch's, all that its state_dict holds."""
+    own = getattr(model, "named", None)
+    return model.layout.views(parameters) if own is None else own(parameters)  # type: ignore[no-any-return]
 
 
 def export(tensors: dict[str, np.ndarray], path: Path) -> None:

@@ -39,12 +39,12 @@ from hpcdl.words import counted
 log = logging.getLogger("hpcdl")
 MODULE = ("hpcdl", "__main__.py")  # of python -m hpcdl
 UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, not of the run
-WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|(started|summary|trace)\.json|(checkpoint|best)\.h5"
+WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|(started|summary|trace)\.json|(checkpoint|best|samples)\.h5"
 OURS = re.compile(rf"{WHOLE}|{OLDER.pattern}")
 LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
 # Temporary names (hpcdl/files.py) of what a run writes.
 LEFTOVER = re.compile(
-    rf"\.+(checkpoint(-\d+)?\.h5|best\.h5|\w+\.(json|jsonl|yaml)|metrics\.csv|{EVENTS_NAME.pattern})(\.\d+\.part)+"
+    rf"\.+(checkpoint(-\d+)?\.h5|(best|samples)\.h5|\w+\.(json|jsonl|yaml)|metrics\.csv|{EVENTS_NAME.pattern})(\.\d+\.part)+"
 )
 
 
@@ -136,9 +136,10 @@ class Folder:
         self.path, self.left = None, self.path
         self._release()
 
-    def claim(self) -> None:
+    def claim(self, together: bool = False) -> None:
         """Let no other job write to this folder until this process closes it, or ends however it may (rank 0).
 
+        together: but those that claim it so, too.
         Raises UsageError where another job has it. Where a file system knows no locks, nobody is kept out.
         """
         if self.path is None or self.lock is not None:
@@ -146,7 +147,7 @@ class Folder:
         with blamed_on(f"{self.path} cannot be written"):
             self.lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.lock, (fcntl.LOCK_SH if together else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             self._release()
             raise UsageError(f"another job is writing to {self.path}; wait for its end or give another --out") from None

@@ -7,7 +7,8 @@
 
 A run asks what a checkpoint is to hold (`tracked`), for parameters that can be scored and saved (`refresh`), for their
 scores (`evaluate`), whether ranks that must agree do (`agree`), for a step's computing before any clock runs
-(`warm_up`), and to which step it goes on when it is told to stop (`horizon`).
+(`warm_up`), and to which step it goes on when it is told to stop (`horizon`). It says when parameters are to be the
+mean of the iterates (`show_average`), where one is kept (averaging.py), and when these again (`hide_average`).
 """
 
 import hashlib
@@ -20,10 +21,14 @@ import numpy as np
 from hpcdl.comm import Communicator
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.trace import Traffic
+from hpcdl.csr import on
 from hpcdl.data import Batch
 from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.memory import Memory
+from hpcdl.optim.optimizer import AVERAGE
+from hpcdl.runs.averaging import exchange
 from hpcdl.runs.evaluation import evaluate, scores
+from hpcdl.runs.extra import average, extra_of, share, tracked
 from hpcdl.runs.state import Same, Tracked
 from hpcdl.runs.wrapped import plain
 
@@ -38,6 +43,7 @@ class Held:
     `peers` are the ranks that meet at boundaries, once `join` has been called.
     """
 
+    average_shown = False  # whether parameters are the mean of the iterates now
     peers: Communicator
     parameters: Any  # Array | None: a strategy knows which
 
@@ -48,6 +54,7 @@ class Held:
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         """The run begins: `bookkeeping` are all ranks, `memory` counts what is held. A collective call."""
         self.peers = bookkeeping
+        share(self.model, bookkeeping)
         self.weigh(memory)
 
     def weigh(self, memory: Memory) -> None:
@@ -65,8 +72,32 @@ class Held:
         """What a checkpoint holds of it, by name."""
         raise NotImplementedError
 
+    def saved(self) -> dict[str, Tracked]:
+        """That, and what the model holds beside its parameters (extra.py)."""
+        return (tracked(extra_of(self.model)) if self.peers is not None else {}) | self.tracked()
+
     def refresh(self) -> None:
-        """Bring `parameters` up to date, before they are scored or saved; collective over the peers."""
+        """Bring `parameters` up to date, and what the model holds beside them, before they are scored or saved.
+
+        Collective over the peers.
+        """
+        average(self.model, self.peers)
+
+    def resumed(self, everyone: Communicator) -> None:
+        """The peers have loaded the state of the run that they go on with; collective."""
+
+    @property
+    def iterate(self) -> Array:
+        """The parameters that this rank trains, of which its optimizer keeps the mean."""
+        return self.parameters
+
+    def show_average(self) -> None:
+        """Let the iterates and their mean change places, before a refresh; collective over the peers."""
+        exchange(self.iterate, self.optimizer.state[AVERAGE])
+
+    def hide_average(self) -> None:
+        """Let them change back, also when they have been loaded; collective over the peers."""
+        self.show_average()
 
     def evaluate(self, split: Any, classes: int) -> np.ndarray:
         """[losses, right answers or squared errors, examples] of a split, summed over the peers; collective."""
@@ -94,6 +125,10 @@ class Held:
         """Scores that only the last evaluation has, beside those; collective over the peers."""
         return {}
 
+    def judged(self, found: dict, train_loss: float) -> float:
+        """Of an evaluation's scores, what is to become smaller; train_loss: where there is none."""
+        return found.get("validation_loss", found.get("test_loss", train_loss))
+
     def agree(self, everyone: Communicator) -> bool | None:
         """Whether all ranks that hold whole parameters hold the same, to the bit; None: they need not. Collective."""
         low, high = np.array([np.iinfo(np.int64).max]), np.array([0])
@@ -105,7 +140,7 @@ class Held:
 
     def warm_up(self, few: Batch) -> None:
         """A step's computing with the examples at hand, one or none: it compiles, or loads from the cache."""
-        if self.parameters is not None:
+        if self.parameters is not None and not hasattr(self.model, "extra"):  # which a step would change
             gradient = self.device.zeros(self.parameters.size, self.model.layout.dtype)
             plain(self.model).loss_and_gradient(self.parameters, few, gradient)
 
@@ -133,10 +168,12 @@ def warm_up(
     device, dtype = held.device, held.model.layout.dtype
     least = 0 if device is CPU else 1  # a launch of nothing compiles nothing
     if held.parameters is not None:
-        x, y = (device.array(each[:least]) for each in data.train.rows(0, 1))
+        x, y = (on(device, each[:least]) for each in data.train.rows(0, 1))
         with uncounted:
             held.warm_up(Batch(x, y, 1, epoch=0, step=0, index=np.arange(least)))
-    make_optimizer(held.model, data, least).update(device.zeros(least, dtype), device.zeros(least, dtype))
+    optimizer = make_optimizer(held.model, data, least)
+    optimizer.step = optimizer.average_from or 0
+    optimizer.update(device.zeros(least, dtype), device.zeros(least, dtype))
     SUM(np.empty(0, dtype), np.empty(0, dtype))
 
 

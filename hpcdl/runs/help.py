@@ -111,6 +111,8 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
             how["metavar"] = "{" + ",".join(map(str, get_args(kind))) + "}"
         if get_origin(kind) is list:
             how["nargs"] = "+" if field.default_factory is dataclasses.MISSING else "*"
+        if name in getattr(options_class, "unused", ()):  # what means nothing here is refused, not explained
+            how["help"] = argparse.SUPPRESS
         if "bare" in field.metadata:
             how |= {"nargs": "?", "const": field.metadata["bare"]}
         option = name if field.default is dataclasses.MISSING else "--" + dashed(name)

@@ -5,17 +5,19 @@ from collections.abc import Callable
 
 from hpcdl.runs.agreement import Step
 from hpcdl.runs.folder import Folder
+from hpcdl.runs.options import Options
 from hpcdl.runs.progress import Display
 
 
 class Metrics:
     """scores: of the last evaluation, by name. train_loss: the mean of the last step that had examples.
 
-    rounds: steps are rounds, as in federated learning. learning_rate: the schedule, from updates done to the rate.
+    rounds: steps are rounds, as in federated learning. per_step: environment steps of a step, where a run acts; else 0.
+    learning_rate: the schedule, from updates done to the rate.
     """
 
-    def __init__(self, display: Display, rounds: bool):
-        self.display, self.rounds = display, rounds
+    def __init__(self, display: Display, options: Options):
+        self.display, self.rounds, self.per_step = display, hasattr(options, "rounds"), options.per_step
         self.folder = Folder(None, 0)
         self.per_epoch = 1
         self.learning_rate: Callable[[int], float] = lambda step: math.nan
@@ -34,6 +36,7 @@ class Metrics:
     def where(self, step: int) -> dict:
         """How a line says where the run is."""
         where = {"step": step, "epoch": step / self.per_epoch}
+        where |= {"environment_steps": step * self.per_step} if self.per_step else {}
         return where | {"round": step} if self.rounds else where
 
     def record(self, first: int, done: list[Step], steps: int, rate: float) -> None:
@@ -62,7 +65,9 @@ class Metrics:
         line = self.where(step) | scores | {"train_loss": self.known_loss, "seconds": round(seconds, 6)} | sent
         self.folder.record([line])
         at = "round" if self.rounds else f"epoch {line['epoch']:g}  step"
-        at += f" {step}/{steps}  loss {self.train_loss:.4f}"
+        unit = self.per_step or 1
+        at = "environment step" if self.per_step else at
+        at += f" {unit * step}/{unit * steps}  loss {self.train_loss:.4f}"
         self.display.line(f"{at}  {self.score()}  {rate:,.0f} examples/s")
         self.display.update(step, steps, line["epoch"], self.train_loss, self.score(), rate)
 
@@ -71,4 +76,6 @@ class Metrics:
         for name in ("validation_accuracy", "test_accuracy"):
             if name in self.scores:
                 return f"{name.replace('_', ' ')} {self.scores[name]:.2%}"
+        if "test_return" in self.scores:
+            return f"test return {self.scores['test_return']:.4g}"
         return f"test rmse {self.scores['test_rmse']:.4g}" if "test_rmse" in self.scores else ""

@@ -2,7 +2,8 @@
 
     a data file (HDF5)       rows of its group test, train or rows; its classes are matched by name
     csv, Parquet, Arrow      by the recipe of the training data; without one, each column is a feature
-    npz                      the array x, or x_test, x_train
+    npz                      the array x, or x_test, x_train; or a sparse matrix of scipy's
+    libsvm                   sparse rows as text, whose features are numbered as in the training data
     idx                      one file of MNIST's format, gzipped or not
     package.module:function  what it returns: x alone, or as --data has it
 
@@ -21,21 +22,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data.arrays import called, from_called
 from hpcdl.data.dataset import Split
 from hpcdl.data.format import KNOWN, SLAB_BYTES, check_x, check_y, find, most_of, read_info, shown
+from hpcdl.data.libsvm import Parser, Text
+from hpcdl.data.libsvm import blocks as texts
 from hpcdl.data.meaning import Meaning
 from hpcdl.data.placement import FileRows, MemoryRows, memory_type
 from hpcdl.data.prepare_idx import idx_header, idx_slabs
-from hpcdl.data.prepare_npz import load_npz
+from hpcdl.data.prepare_libsvm import looks_like
+from hpcdl.data.prepare_npz import SPARSE, load_npz, sparse_of
 from hpcdl.data.recipe import Column, Recipe
+from hpcdl.data.sparse_file import check_elements, sparse_rows
 from hpcdl.data.table_rows import TableRows
 from hpcdl.data.table_source import is_number, open_table
 from hpcdl.errors import UsageError, blamed_on
+from hpcdl.kernels import libsvm
 from hpcdl.own import is_own
 from hpcdl.runs.trained import Trained
 
 ROWS = 8192  # of a block, at most
+OTHERS = (b"PAR1", b"ARROW1", b"FEA1", b"\0\0")  # what Parquet, Arrow, Feather and idx files begin with
 
 
 class Block(NamedTuple):
@@ -43,7 +51,7 @@ class Block(NamedTuple):
     the model or as values; names: their ids. dropped, filled, unseen: as table_rows.py has them.
     """
 
-    x: np.ndarray
+    x: Any
     numbers: np.ndarray
     y: np.ndarray | None = None
     ids: list[str] | None = None
@@ -56,7 +64,7 @@ class Block(NamedTuple):
         """How many there are, as a split says it."""
         return len(self.x)
 
-    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    def rows(self, start: int, stop: int) -> tuple[Any, np.ndarray]:
         """x and y of some of them, as a split gives them."""
         assert self.y is not None
         return self.x[start:stop], self.y[start:stop]
@@ -91,8 +99,10 @@ def new_rows(
         return of_file(source, trained, group, ranks)
     if is_own(source) and not os.path.exists(source):
         returned = called(source, trained.about["seed"], from_file)
-        if "y" not in returned and not group:
-            return of_array(np.asarray(returned["x"]), source, trained, ranks)
+        if "x" in returned and "y" not in returned and not group:
+            x = returned["x"]
+            sparse = isinstance(x, CSR) or hasattr(x, "tocsr")
+            return of_array(sparse_rows(x) if sparse else np.asarray(x), source, trained, ranks)
         data = from_called(source, returned, dtype=trained.dtype, standardize=trained.of_features or False)
         split: Any = {"": data.test or data.train, "test": data.test, "train": data.train}.get(group)
         if split is None:
@@ -108,6 +118,9 @@ def new_rows(
         raise UsageError(f"{source}: the model was trained on a text; make a data file of it by prepare-data text")
     if start.startswith(b"PK"):
         return of_npz(source, trained, ranks)
+    other = source.lower().endswith((".csv", ".tsv")) or start.startswith(OTHERS)
+    if looks_like(source) or (trained.meaning.base is not None and not other):
+        return of_libsvm(source, trained)
     if start.startswith((b"\0\0", b"\x1f\x8b")):
         return of_idx(source, trained)
     return of_table(source, trained, delimiter)
@@ -119,7 +132,7 @@ def beginning(source: str) -> bytes:
         mode = os.stat(source).st_mode
         if not stat.S_ISREG(mode):
             what = "a folder" if stat.S_ISDIR(mode) else "no file that can be read twice"
-            raise UsageError(f"{source} is {what}; give a file: csv, Parquet, Arrow, npz, idx or HDF5")
+            raise UsageError(f"{source} is {what}; give a file: csv, Parquet, Arrow, npz, idx, libsvm or HDF5")
         with open(source, "rb") as file:
             return file.read(8)
 
@@ -165,7 +178,11 @@ def of_split(
             raise UsageError(f"{name} has {kinds[0]}; the model was trained on {kinds[1]}")
         if classes:
             numbers = trained.meaning.numbers_of(meaning, trained.classes, classes, name)
-    columns = getattr(split.source, "columns", {})
+    columns, row = getattr(split.source, "columns", {}), 0.0
+    if getattr(split.source, "sparse", False):
+        if trained.standard() is not None:
+            raise UsageError(f"{name} has sparse rows, but the model was trained on standardized ones: give dense ones")
+        row = START.itemsize + 16 * split.source.x.nnz / max(1, len(split.source))
 
     def load(start: int, stop: int) -> Block:
         x, y = split.rows(start, stop)
@@ -178,7 +195,7 @@ def of_split(
         return Block(x, said.get("row", np.arange(start, stop)), y if labelled else None, ids)
 
     def blocks() -> Iterator[Callable[[], Block]]:
-        most = at_once(trained, split.examples, ranks)
+        most = at_once(trained, split.examples, ranks, row)
         for start in range(0, split.examples, most):
             yield partial(load, start, min(start + most, split.examples))
 
@@ -229,6 +246,8 @@ def plain_recipe(source: str, trained: Trained, delimiter: str) -> Recipe:
 def of_npz(source: str, trained: Trained, ranks: int) -> NewRows:
     """The rows of an npz archive."""
     arrays = load_npz(source)
+    if set(arrays) >= SPARSE:
+        return of_array(sparse_of(source, arrays), source, trained, ranks)
     name = next((each for each in ("x", "x_test", "x_train") if each in arrays), None)
     if name is None:
         others = ", ".join(sorted(map(shown, arrays))) or "none"
@@ -236,7 +255,7 @@ def of_npz(source: str, trained: Trained, ranks: int) -> NewRows:
     return of_array(arrays[name], f"{source}: {name}", trained, ranks)
 
 
-def of_array(x: np.ndarray, name: str, trained: Trained, ranks: int) -> NewRows:
+def of_array(x: Any, name: str, trained: Trained, ranks: int) -> NewRows:
     """The rows of an array."""
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         raise UsageError(f"{name} is {x.dtype} of shape {x.shape}; it must hold numbers (rows, features...)")
@@ -245,10 +264,12 @@ def of_array(x: np.ndarray, name: str, trained: Trained, ranks: int) -> NewRows:
 
     def load(part: slice) -> Block:
         numbers = np.arange(part.start, part.stop)
-        return Block(seen(x[part], trained, name, numbers), numbers)
+        rows = x[part].copy() if isinstance(x, CSR) else x[part]
+        return Block(seen(rows, trained, name, numbers), numbers)
 
     def blocks() -> Iterator[Callable[[], Block]]:
-        most = at_once(trained, len(x), ranks)
+        row = START.itemsize + 16 * x.nnz / len(x) if isinstance(x, CSR) else 0.0
+        most = at_once(trained, len(x), ranks, row)
         for start in range(0, len(x), most):
             yield partial(load, slice(start, min(start + most, len(x))))
 
@@ -280,18 +301,57 @@ def of_idx(source: str, trained: Trained) -> NewRows:
     return NewRows(source, blocks)
 
 
-def at_once(trained: Trained, rows: int, ranks: int) -> int:
-    """How many rows to take at a time, of so many."""
-    return max(1, min(ROWS, SLAB_BYTES // (8 * math.prod(trained.features)), -(-rows // ranks)))
+def of_libsvm(source: str, trained: Trained) -> NewRows:
+    """The rows of libsvm's text; their labels, which may stand for nothing, are not looked at."""
+    base, width = trained.meaning.base, math.prod(trained.features)
+    if base is None:
+        hint = "make a data file of it by prepare-data libsvm with --zero-based and --features"
+        raise UsageError(f"{source}: the training data do not say whether indices count from 0 or from 1; {hint}")
+
+    def load(text: Text, first: int) -> Block:
+        rows, _ = Parser(base, width, f"{trained.name} was trained on").rows(text)
+        numbers = np.arange(first, first + len(rows))
+        columns = rows.indices - COLUMN.type(base)
+        x = CSR(rows.data, columns, rows.indptr, (len(rows), width))
+        return Block(seen(x, trained, source, numbers), numbers)
+
+    def blocks() -> Iterator[Callable[[], Block]]:
+        first = 0
+        for text in texts(source):
+            yield partial(load, text, first)
+            first += libsvm.count(text.content, len(text.content))[1]
+
+    return NewRows(source, blocks)
 
 
-def seen(x: np.ndarray, trained: Trained, where: str, numbers: np.ndarray) -> np.ndarray:
+def at_once(trained: Trained, rows: int, ranks: int, row: float = 0) -> int:
+    """How many rows to take at a time, of so many. row: bytes of one, where they are sparse."""
+    return max(1, min(ROWS, int(SLAB_BYTES / (row or 8 * math.prod(trained.features))), -(-rows // ranks)))
+
+
+def seen(x: Any, trained: Trained, where: str, numbers: np.ndarray) -> Any:
     """Raw rows as the model sees them: scaled and standardized by the very code that made the batches."""
     kind = memory_type(x.dtype, trained.dtype)
+    if isinstance(x, CSR):
+        return seen_sparse(x, trained, where, numbers, kind)
     with np.errstate(over="ignore"):
         raw = np.require(x.reshape(len(x), -1), kind, ["C", "A"])
     check_x(raw, where, numbers, most=most_of(trained.meaning.scale, trained.dtype))
     rows = MemoryRows(raw, np.zeros(len(raw), np.int64), trained.meaning.scale, trained.dtype, None, trained.standard())
     into = np.empty(raw.shape, trained.dtype)
+    rows.gather(np.arange(len(raw)), into, np.empty(len(raw), np.int64))
+    return into
+
+
+def seen_sparse(x: CSR, trained: Trained, where: str, numbers: np.ndarray, kind: np.dtype) -> CSR:
+    """The same of sparse rows. UsageError where the model was trained on standardized ones, of which no zero is one."""
+    if trained.standard() is not None:
+        raise UsageError(f"{where} has sparse rows, but the model was trained on standardized ones: give dense ones")
+    with np.errstate(over="ignore"):
+        raw = CSR(np.require(x.data, kind, ["C", "A"]), x.indices, x.indptr, x.shape)
+    most = most_of(trained.meaning.scale, trained.dtype)
+    check_elements(raw.data[: raw.nnz], raw.indptr, where, int(numbers[0]) if len(numbers) else 0, most)
+    rows = MemoryRows(raw, np.zeros(len(raw), np.int64), trained.meaning.scale, trained.dtype)
+    into = CSR.empty(*raw.shape, trained.dtype, raw.nnz)
     rows.gather(np.arange(len(raw)), into, np.empty(len(raw), np.int64))
     return into

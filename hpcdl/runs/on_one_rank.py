@@ -15,6 +15,7 @@ from hpcdl.comm.trace import Traffic
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import Array
 from hpcdl.memory import Memory
+from hpcdl.runs.extra import share
 from hpcdl.runs.held import Held
 from hpcdl.runs.state import Same, Tracked
 
@@ -39,6 +40,7 @@ class OnOneRank(Held):
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         self.leads = bookkeeping.rank == 0
+        share(self.model, bookkeeping)
         self.peers = bookkeeping.split(0 if self.leads else None, name="leader")  # type: ignore[assignment]  # others: None
         self.weigh(memory)
 
@@ -70,6 +72,9 @@ class OnOneRank(Held):
     def gather_costs(self, run: "Run") -> None:
         super().gather_costs(run)
         run.legs.sent = self.sent(run.comm.traffic)
+
+    def resumed(self, everyone: Communicator) -> None:
+        share(self.model, everyone)
 
     def tracked(self) -> dict[str, Tracked]:
         """What rank 0 knows the whole of; a strategy adds the optimizer's vectors."""

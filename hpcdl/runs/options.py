@@ -8,21 +8,22 @@ import contextlib
 import dataclasses
 import math
 import os
-import reprlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
 import yaml
 
-from hpcdl.errors import UsageError, blamed_on, finite, line, nearest, refuse_beyond, whole
+from hpcdl.errors import UsageError, blamed_on, line, refuse_beyond, whole
 from hpcdl.memory import available
+from hpcdl.runs.averaging import first_update
 from hpcdl.runs.help import dashed, parser
 from hpcdl.runs.metric_logs import forms
 from hpcdl.runs.stopping import Budget
 from hpcdl.runs.takeover import predecessor, taken
+from hpcdl.runs.values import value_of, values_of
 from hpcdl.words import counted
 
 if TYPE_CHECKING:
@@ -30,10 +31,7 @@ if TYPE_CHECKING:
 
 LONGEST = 1e9  # seconds, or milliseconds: no clock of the system waits for ever so long
 LARGEST = 1_000_000  # bytes of a file of options
-INSTEAD = {
-    "epochs": "steps",
-    "batch_size": "batch_per_rank",
-}  # the second, where it is not 0, holds instead of the first
+INSTEAD = {"epochs": "steps", "batch_size": "batch_per_rank"}  # the second, where not 0, holds instead of the first
 
 
 def option(default: Any, text: str, group: str = "", bare: str = "") -> Any:
@@ -57,13 +55,15 @@ def option(default: Any, text: str, group: str = "", bare: str = "") -> Any:
 class Options:
     """The options common to all strategies. Raises UsageError where a value makes no sense.
 
-    before: the program and the step of the run that this one goes on with, where it is of another strategy. told: what
-    was given on the command line, where there is one; given: what was, there or in a file.
+    before: program and step of the run that this one goes on with, if of another strategy. told: what the command line
+    gives, where there is one; given: what that or a file does. pause: the epoch after which this leg ends, 0: the
+    last. heir: whether it goes on from one that had other options. per_step: environment steps of a step, of a run
+    that acts in one: its options count these. data_seed, prepare: of services/training.py.
     """
 
     unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program
-    before = ""  # without a type it is no field, and so no option
-    told = given = None  # type: Any
+    before, pause, heir, per_step = "", 0.0, False, 0  # without a type it is no field, and so no option
+    told = given = data_seed = prepare = None  # type: Any
 
     data: str = option(
         "digits",
@@ -94,13 +94,19 @@ class Options:
     )
     model: str = option(
         "mlp",
-        "linear, logistic, softmax, mlp:256,128 (widths of the hidden layers), gpt:layers=4,width=128, or your "
-        "package.module:Class,width=3",
+        "linear, logistic, svm, softmax, mlp:256,128 (widths of the hidden layers), gpt:layers=4,width=128, or your "
+        "package.module:Class,width=3, or torch:package.module:function, which makes a module of PyTorch's",
+        group="model",
+    )
+    initial: str = option(
+        "",
+        "initial values by name instead of drawn ones: a file NAME.safetensors, .npz, .pt or .pth (of a state_dict), "
+        "or a run's folder or checkpoint",
         group="model",
     )
     loss: str = option("squared", "of a regression: squared, or huber:delta=1, which outliers move less", group="model")
-    dtype: Literal["float32", "float64"] = option(
-        "float32", "type of parameters, gradients and messages", group="model"
+    dtype: Literal["float32", "float64", "bfloat16"] = option(
+        "float32", "type of parameters, gradients, messages; bfloat16 (torch:...): float32, computed so", group="model"
     )
     device: Literal["cpu", "cuda"] = option(
         "cpu", "where gradients are computed: cuda takes a GPU for each rank", group="model"
@@ -113,13 +119,22 @@ class Options:
     batch_per_rank: int = option(0, "examples per update and rank, instead of --batch-size", group="optimization")
     lr: float = option(0.05, "learning rate (step size)", group="optimization")
     optimizer: str = option(
-        "momentum", "sgd, momentum, nesterov, adam or adamw; settings as in momentum:beta=0.9", group="optimization"
+        "momentum",
+        "sgd, momentum, nesterov, adam, adamw, adagrad, as in momentum:beta=0.9; or a rule of torch.optim, as "
+        "torch:AdamW,betas=(0.9,0.95)",
+        group="optimization",
     )
     schedule: str = option(
-        "cosine", "constant, step, cosine or 1/t; settings as in cosine:warmup=2", group="optimization"
+        "cosine", "constant, step, cosine, 1/t or polynomial; settings as in cosine:warmup=2", group="optimization"
     )
     weight_decay: float = option(
         0.0, "L2 penalty per parameter (adamw: decoupled from the gradient)", group="optimization"
+    )
+    average: str = option(
+        "",
+        "score and save the mean of the parameters after each update from an epoch on (Polyak and Ruppert), as from=5",
+        group="optimization",
+        bare="from=0",
     )
     clip_norm: float = option(0.0, "largest allowed 2-norm of the mean gradient; 0: any", group="optimization")
     accumulate: int = option(
@@ -184,6 +199,7 @@ class Options:
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
         self.allowance = Budget.read(self.budget)
+        first_update(self.average)
         if self.patience and not self.validation:
             raise UsageError("--patience looks at the validation loss; add --validation FRACTION")
 
@@ -237,10 +253,9 @@ class Options:
         if size is None:
             self.refuse_too_large(model, 1)
             size = model.layout.size
-        device = getattr(model, "device", CPU)
-        return make_optimizer(
-            self.optimizer, size, model.layout.dtype, schedule, self.weight_decay, self.clip_norm, device
-        )
+        how = schedule, self.weight_decay, self.clip_norm, getattr(model, "device", CPU)
+        average_from = first_update(self.average, per_epoch, steps)
+        return make_optimizer(self.optimizer, size, model.layout.dtype, *how, average_from)
 
     def refuse_too_large(self, model: Any, ranks: int) -> None:
         """Raise UsageError where so many ranks cannot hold the model: parameters, a gradient, the optimizer's vectors.
@@ -249,7 +264,7 @@ class Options:
         """
         from hpcdl.optim import vectors_of
 
-        vectors = 2 + len(vectors_of(self.optimizer)) if self.device == "cpu" else 1
+        vectors = 2 + len(vectors_of(self.optimizer)) + bool(self.average) if self.device == "cpu" else 1
         needed = vectors * model.layout.size * model.layout.dtype.itemsize // ranks
         refuse_beyond(
             f"--model {self.model}, of {counted(model.layout.size, 'parameter', ',')}, on each rank",
@@ -353,55 +368,6 @@ def resumed(folder: str, kinds: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{told}: there is no run {where} (config.yaml is missing)")
     texts, _ = taken(read_file(config, f"{told}: config.yaml"), kinds, COMMON)
     return values_of(texts, kinds, config) | {"out": folder}
-
-
-def values_of(texts: dict[str, Any], kinds: dict[str, Any], path: str | Path) -> dict[str, Any]:
-    """The values that a file holds as texts."""
-    return {name: value_of(kinds[name], text, f"{name} in {path}") for name, text in texts.items()}
-
-
-def value_of(kind: Any, text: Any, where: str) -> Any:
-    """The text as a value of this type: str, int, float, bool, a Literal, or the first that fits of a union.
-
-    Of a list, a list of them. Raises UsageError, which begins with `where`.
-    """
-    if get_origin(kind) is list:
-        return [value_of(get_args(kind)[0], each, where) for each in (text if isinstance(text, list) else [text])]
-    for each in [kind] if kind in READ or get_origin(kind) is Literal else get_args(kind):
-        choices = {str(value): value for value in get_args(each)}  # of a Literal
-        if {"yes", "no"} <= set(choices):  # as YAML has them, and older files
-            choices |= {name: "yes" if value else "no" for name, value in yaml.SafeLoader.bool_values.items()}
-            text = text.lower() if isinstance(text, str) else text
-        read: Callable[[str], Any] = choices.__getitem__ if choices else READ[each][0]
-        with contextlib.suppress(ValueError, KeyError):
-            if isinstance(text, str):
-                return read(text)
-    wanted = READ[kind][1] if kind in READ else "one of " + ", ".join(map(repr, get_args(kind)))
-    if READ.get(kind) == READ[int] and isinstance(text, str) and text.lstrip("+-").isdecimal():
-        wanted += " of 64 bits"
-    said = text if isinstance(text, str) else reprlib.repr(text)  # of lists in lists in lists, the beginning
-    near = nearest(said, map(str, get_args(kind))) if get_origin(kind) is Literal else ""
-    raise UsageError(f"{where}: expected {wanted}, not {' '.join(said.split())}{near}")
-
-
-def without_zeros(text: str) -> str:
-    """A text in which no character is 0, which a file's name cannot hold."""
-    if "\0" in text:
-        raise ValueError
-    return text
-
-
-def boolean(text: str) -> bool:
-    """YAML's true and false, yes and no, on and off."""
-    return yaml.SafeLoader.bool_values[text.lower()]
-
-
-READ: dict[Any, tuple[Callable[[str], Any], str]] = {
-    str: (without_zeros, "a text"),
-    int: (whole, "a whole number"),
-    float: (finite, "a number"),
-    bool: (boolean, "true or false"),
-}
 
 
 def kinds_of(options_class: type) -> dict[str, Any]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
-ALIKE = ("optimizer", "seed", "batch")
+ALIKE = ("optimizer", "average", "seed", "batch")
+CHANGES = ("optimizer", "batch")  # of them what an heir may have of its own; the optimizer's vectors must fit
 
 
 def position(run: "Run") -> dict:
@@ -35,6 +36,7 @@ def position(run: "Run") -> dict:
         "strategy": run.strategy,
         "model": name_of(plain(run.model)),
         "loss": run.options.loss,
+        **computing(run.model),
         "source": run.data.source,
         "meaning": run.data.meaning.describe(),
         "launched_in": os.getcwd(),
@@ -44,11 +46,14 @@ def position(run: "Run") -> dict:
             "features": list(run.data.features),
             "classes": run.data.classes,
             **({"outputs": list(run.data.outputs)} if run.data.outputs else {}),
+            **({"sparse": True} if run.data.sparse else {}),
             "rows": run.data.examples,
             "digest": run.data.digest if run.comm.rank == 0 else None,
         },
+        **({"environment": run.data.environment} if hasattr(run.data, "environment") else {}),
         "order": order(run),
         "optimizer": run.options.optimizer,
+        "average": run.options.average or "none",
         "seed": run.options.seed,
         "batch": run.batch,
         "step": run.step,
@@ -63,6 +68,12 @@ def position(run: "Run") -> dict:
         "fixed": run.fixed,
         **run.legs.attributes(run),
     }
+
+
+def computing(model: Any) -> dict:
+    """In which type a model computes, where that is not the type of its parameters."""
+    kind = getattr(plain(model), "computing", None)
+    return {} if kind is None else {"computing": kind}
 
 
 def order(run: "Run") -> str | None:
@@ -80,8 +91,9 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
     others never. What a checkpoint of an older version does not say is taken for the same.
     """
     check_attributes(found.attributes, f"--resume {run.options.resume}")
-    mine, theirs = position(run), copy.deepcopy(found.attributes)
+    mine, theirs = position(run), {"average": "none"} | copy.deepcopy(found.attributes)
     refusal = f"--resume {run.options.resume}: that run's"
+    refuse_another_environment(mine, theirs, run.options.resume)
     if mine["layout"] != theirs["layout"]:
         sizes = [
             f"{sum(math.prod(tensor['shape']) for tensor in each['layout'])} parameters of "
@@ -100,7 +112,7 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
         name = mine["data"]["name"]
         raise UsageError(f"{refusal} data are other ones: {name} has the same name and shape, but other contents")
     refuse_other_names(mine, theirs, refusal)
-    for name in ALIKE:
+    for name in [each for each in ALIKE if not (run.options.heir and each in CHANGES)]:
         if mine[name] != theirs[name]:
             raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
     for name, value in mine["fixed"].items():
@@ -116,6 +128,17 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
     run.state.check_vectors(found, run.comm.size, refusal)
 
 
+def refuse_another_environment(mine: dict, theirs: dict, where: str) -> None:
+    """Raise UsageError where one has learned to act, and the other from data; or both to act, but elsewhere."""
+    places = [each.get("environment", {}).get("name") for each in (theirs, mine)]
+    if places[0] != places[1]:
+        said = [
+            f"environment {name}" if name else f"data {each['data']['name']}"
+            for name, each in zip(places, (theirs, mine), strict=True)
+        ]
+        raise UsageError(f"--resume {where}: that run learns from the {said[0]}, not from the {said[1]}")
+
+
 def refuse_other_names(mine: dict, theirs: dict, refusal: str) -> None:
     """Raise UsageError where numbers stand for other classes or columns than in the run that is gone on with."""
     if "meaning" not in theirs:  # an older version's
@@ -128,7 +151,10 @@ def refuse_other_names(mine: dict, theirs: dict, refusal: str) -> None:
 
 
 def go_on_from(run: "Run", attributes: dict) -> None:
-    """Let the run be as far as these attributes say."""
+    """Let the run be as far as these attributes say; in epochs, where the steps of an heir are others."""
+    if run.options.heir and attributes["batch"] != run.batch:
+        before, attributes["step"] = attributes["step"], round(attributes["epoch"] * run.per_epoch)
+        attributes["updates"] = round(attributes["updates"] * attributes["step"] / max(1, before))
     run.step, run.examples, run.optimizer.step = attributes["step"], attributes["examples"], attributes["updates"]
     run.metrics.scores = attributes["scores"]
     run.metrics.train_loss = math.nan if attributes["train_loss"] is None else attributes["train_loss"]
@@ -136,7 +162,7 @@ def go_on_from(run: "Run", attributes: dict) -> None:
     run.legs.go_on_from(attributes)
     run.stopping.best = math.inf if attributes["best"] is None else attributes["best"]
     run.stopping.evaluations_since_best = attributes["waited"]
-    run.stopping.reach(run.scores.get("test_accuracy"))
+    run.stopping.reach(run.scores.get("test_accuracy"), run.scores.get("duality_gap"))
     run.stopping.used(run.step, run.seconds, run.legs.bytes, run.examples)
 
 
@@ -171,6 +197,7 @@ def open_folder(run: "Run") -> Folder:
             with activity.inside("broadcast", run.bookkeeping):
                 attributes = run.bookkeeping.mpi.bcast(found.attributes if found else None)
             run.state.load(run.held.peers, found)
+            run.held.resumed(run.bookkeeping)
             go_on_from(run, attributes)
             run.saved = run.step if same else None
         with refuse_together(run.bookkeeping.mpi):
@@ -195,7 +222,8 @@ def open_folder(run: "Run") -> Folder:
 
 def used(run: "Run") -> dict:
     """Of the options, what the run has really used: a program may hand it a model and data of its own."""
-    return {"data": run.data.source or run.data.name, "model": name_of(plain(run.model))}
+    of = {} if hasattr(run.data, "environment") else {"data": run.data.source or run.data.name}
+    return of | {"model": name_of(plain(run.model))}
 
 
 def save_last(run: "Run") -> None:

@@ -57,7 +57,7 @@ class Form:
             f"{kind} {name}".strip() if len(self.outputs) > 1 else kind for kind in kinds for name in self.outputs
         ]
 
-    def arrays(self, block: Block, outputs: np.ndarray) -> dict[str, np.ndarray]:
+    def arrays(self, block: Block, outputs: Any) -> dict[str, np.ndarray]:
         """A block as the arrays of an npz."""
         found: dict[str, Any] = {"row": block.numbers, "output": outputs}
         if self.trained.classes:
@@ -71,8 +71,12 @@ class Form:
             found["id"] = np.array(block.ids, str)
         return found
 
-    def lines(self, block: Block, outputs: np.ndarray) -> bytes:
+    def lines(self, block: Block, outputs: Any) -> bytes:
         """A block as lines of a csv."""
+        return lines_of(zip(*self.columns(block, outputs), strict=True))
+
+    def columns(self, block: Block, outputs: Any) -> list[Any]:
+        """The columns of a csv for a block."""
         columns: list[Any] = [block.numbers.tolist()]
         if block.ids is not None:
             columns.append(block.ids)
@@ -86,7 +90,7 @@ class Form:
         else:
             values = [block.y, outputs] if block.y is not None else [outputs]
             columns += [self.texts(each) for both in values for each in both.reshape(len(block.numbers), -1).T]
-        return lines_of(zip(*columns, strict=True))
+        return columns
 
     def texts(self, numbers: np.ndarray) -> list[str]:
         """Numbers as texts."""
@@ -123,7 +127,7 @@ class Lines:
         if into is not None:
             self.write(lines_of([form.header()]))
 
-    def pack(self, block: Block, outputs: np.ndarray) -> bytes:
+    def pack(self, block: Block, outputs: Any) -> bytes:
         """A block as it travels."""
         return self.form.lines(block, outputs)
 
@@ -148,7 +152,7 @@ class Arrays:
         self.form, self.path = form, path
         self.parts: list[dict[str, np.ndarray]] = []
 
-    def pack(self, block: Block, outputs: np.ndarray) -> bytes:
+    def pack(self, block: Block, outputs: Any) -> bytes:
         """A block as it travels."""
         into = io.BytesIO()
         np.savez(into, **self.form.arrays(block, outputs))  # type: ignore[arg-type]

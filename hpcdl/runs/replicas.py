@@ -17,6 +17,7 @@ from hpcdl.kernels.device import Array, device_of
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.memory import Memory
 from hpcdl.runs.evaluation import evaluate, scores
+from hpcdl.runs.extra import average
 from hpcdl.runs.held import Held
 from hpcdl.runs.state import PerRank, Same, Tracked
 
@@ -50,6 +51,11 @@ class Replicas(Held):
         """parameters <- the mean of the replicas, the same bits on all ranks; collective."""
         self.parameters[:] = self.replica
         self.everyone.all_reduce(self.parameters, op="mean")
+        average(self.model, self.everyone)
+
+    @property
+    def iterate(self) -> Array:
+        return self.replica
 
     def scores(self, data: Any) -> dict:
         return super().scores(data) | {"consensus_distance": self.distance()}

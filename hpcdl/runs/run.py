@@ -31,10 +31,11 @@ from hpcdl.machine.threads import threads
 from hpcdl.memory import Memory
 from hpcdl.optim import Optimizer
 from hpcdl.random import Random
-from hpcdl.runs import signals, stopwatch
+from hpcdl.runs import extra, signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
-from hpcdl.runs.advice import advice
+from hpcdl.runs.advice import advice, not_finite
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
+from hpcdl.runs.averaging import averaged
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.held import Held, warm_up
 from hpcdl.runs.legs import Legs
@@ -73,14 +74,13 @@ class Run:
         self.random, self.display = Random(self.options.seed), Display(self.options.progress, comm.rank)
         self.stopwatch, self.memory = stopwatch.Stopwatch(comm.traffic, comm.timeline), Memory()
         self.stopping, self.state = Stopping(self.options.patience, self.options.allowance), State()
-        self.folder, self.metrics = Folder(None, comm.rank), Metrics(self.display, hasattr(self.options, "rounds"))
+        self.folder, self.metrics = Folder(None, comm.rank), Metrics(self.display, self.options)
         self.strategy, self.model, self.optimizer, self.data = "", None, None, None  # type: str, Any, Any, Any
         self.step = self.examples = 0
         self.signalled = False  # whether a rank that does not meet the others has had a signal
         self.saved: int | None = None  # the step of the checkpoint that this run has written last
         self.legs = Legs(self.everyone)
-        self.reported: dict = {}  # what a strategy adds to the summary
-        self.groups, self.observers = [], []  # type: list[Any], list[Callable]
+        self.reported, self.groups, self.observers = {}, [], []  # type: dict, list[Any], list[Callable]
         self.summary, self.agree = None, None  # type: dict | None, bool | None
 
     # -- before the loop ---------------------------------------------------------------------------------------------
@@ -130,15 +130,19 @@ class Run:
         self.fixed = {name: self.reported[name] for name in fixed}
         refuse_another_accumulation(held.model, self.options.accumulate)
         data.to(self.device)
-        self.batch, self.per_epoch, self.stopping.steps = self.plan(data)
+        self.batch, self.per_epoch, steps = self.plan(data)
+        self.stopping.plan(steps, self.per_epoch, self.options.pause)
+        extra.follow(held.model, self.random)
         held.join(self.bookkeeping, self.memory)
         self.legs.begin(self.bookkeeping)
         if held.peers is not None:
             for name, vector in data.statistics.items():
                 self.state.track(f"data/{name}", Same(vector))
-        for name, tracked in held.tracked().items():
+        for name, tracked in held.saved().items():
             self.state.track(name, tracked)
         self.folder = open_folder(self)
+        if self.optimizer.averaged:  # loaded as it was shown
+            held.hide_average()
         self.metrics.open(self.folder, self.per_epoch, self.optimizer.schedule)
         self.agreement = Agreement(held.peers, self.step)
         with self.memory.paused():
@@ -216,14 +220,13 @@ class Run:
     def record(self, loss: float, total: int) -> None:
         """Note this rank's sum of losses of a step of `total` examples, all ranks together; local."""
         self.agreement.steps_done.append(Step(float(loss), total, self.stopwatch.now()))
-        self.step += 1
-        self.examples += total
+        self.step, self.examples = self.step + 1, self.examples + total
         for observer in self.observers:
             observer(self, loss, total)
 
     def boundary(self) -> None:
         """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop."""
-        every, ends = self.options.checkpoint_every, self.step >= self.steps
+        every, ends = self.options.checkpoint_every // (self.options.per_step or 1), self.step >= self.steps
         epoch_ends, saving = self.step % self.per_epoch == 0, bool(every) and self.step % every == 0
         if not (epoch_ends or saving or ends or self.agreement.due(self.step)):
             return
@@ -236,35 +239,34 @@ class Run:
 
     def _agree(self) -> None:
         """Share losses, signals and the time limit; write and show them."""
-        first, told = self.agreement.step + 1, len(signals.received) + self.signalled
+        first, told = self.agreement.step + 1, signals.told() + self.signalled
         try:
             agreed = self.agreement.meet(told, self.options.time_limit, self.held.sent(self.comm.traffic))
         except NotFinite as found:
-            raise self.not_finite(found.step, found.rank) from None
+            raise not_finite(self, found.step, found.rank) from None
         self.legs.sent = agreed.sent
         self.metrics.record(first, agreed.steps, self.steps, self.rate)
         self.stopping.told(self.step, agreed.signalled, agreed.late)
         self.stopping.used(self.step, agreed.seconds, self.legs.bytes, self.examples)
 
-    def not_finite(self, step: int, rank: int) -> TrainingError:
-        """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
-        what = f"the loss of step {step} is not finite on rank {rank + self.everyone.size - self.comm.size}"
-        return TrainingError(f"{what}; {self.folder.kept()}; {advice(self)}")
-
     def _evaluate_and_save(self, epoch_ends: bool, saving: bool, ends: bool) -> None:
         """What of it is due."""
-        due = epoch_ends and self.step // self.per_epoch % self.options.evaluate_every == 0
-        if due or ends or self.stopped in ("time limit", "budget"):
-            self.held.refresh()
-            with self.comm.timeline.span("evaluate"), self.comm.traffic.uncounted():
-                self._evaluate()
-            if self.stopping.improved:
-                save_best(self)
-            self.stopping.extend(self.step, self.held.horizon(self.step))
-        if saving or ends or self.stopped is not None:
-            self.held.refresh()
-            with self.comm.timeline.span("checkpoint"):
-                save_last(self)
+        epochs = 1 if self.options.per_step else self.options.evaluate_every  # who acts has an epoch between two
+        due = epoch_ends and self.step // self.per_epoch % epochs == 0
+        if not (due or ends or saving or self.stopped is not None):
+            return
+        with averaged(self):
+            if due or ends or self.stopped in ("time limit", "budget"):
+                self.held.refresh()
+                with self.comm.timeline.span("evaluate"), self.comm.traffic.uncounted():
+                    self._evaluate()
+                if self.stopping.improved:
+                    save_best(self)
+                self.stopping.extend(self.step, self.held.horizon(self.step))
+            if saving or ends or self.stopped is not None:
+                self.held.refresh()
+                with self.comm.timeline.span("checkpoint"):
+                    save_last(self)
 
     def _evaluate(self) -> None:
         """Score the model on the test part and the validation part, all ranks together."""
@@ -273,8 +275,8 @@ class Run:
             if not math.isfinite(value):  # on all ranks alike: the sums are the same
                 what = f"the {name.replace('_', ' ')} after step {self.step} is not finite"
                 raise TrainingError(f"{what}; {self.folder.kept()}; {advice(self)}")
-        judged = found.get("validation_loss", found.get("test_loss", self.metrics.train_loss))
-        self.stopping.judge(judged, found.get("test_accuracy"))
+        judged = self.held.judged(found, self.metrics.train_loss)
+        self.stopping.judge(judged, found.get("test_accuracy"), found.get("duality_gap"))
         self.metrics.scores = found | (self.held.last_scores(self.data) if self.over else {})
         self.metrics.evaluated(self.step, self.steps, found, self.seconds, self.rate, self.legs.sent_so_far)
 
@@ -293,8 +295,6 @@ class Run:
             finish(self)
         else:
             self.folder.close()
-        if kind is None or issubclass(
-            kind, TrainingError | AgreedError
-        ):  # all ranks know; to free is a collective call
-            for group in [*self.groups, self.bookkeeping]:
-                group.free()
+        known = kind is None or issubclass(kind, TrainingError | AgreedError)  # on all ranks; to free is collective
+        for group in [*self.groups, self.bookkeeping] if known else []:
+            group.free()

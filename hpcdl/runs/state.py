@@ -2,8 +2,10 @@
 
     Same         the same on all ranks                       stored as it is on rank 0
     PerRank      each rank's own, of one length on all       ranks/NAME, a row for each rank: the number of ranks stays
+    Summed       of each rank a summand of one vector        the sum, which rank 0 has when the run goes on, others 0
     CutVector    of each rank a part (cut_vector.py)         the whole vector, for any number of ranks and any cut
     Elsewhere    on other ranks that rank 0 can ask          the whole vector
+    Loose        on rank 0, of any length, or not there      as it is
 
 Each of them has a name, a shape and a type in the file, `gather` and `scatter`: the state neither knows nor asks which
 it has.
@@ -90,6 +92,27 @@ class PerRank:
             comm.push(whole[rank], rank)
 
 
+class Summed:
+    """`array` is this rank's summand of one vector; to which rank a part of the sum belongs does not matter."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+    def stored(self, name: str) -> str:
+        return name
+
+    def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
+        return self.array.shape, self.array.dtype
+
+    def gather(self, comm: Communicator) -> np.ndarray | None:
+        total = self.array.copy()
+        comm.reduce(total)
+        return total if comm.rank == 0 else None
+
+    def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
+        self.array[...] = 0 if whole is None else whole
+
+
 class Elsewhere:
     """A vector that lies in parts elsewhere: read() -> vector, write(vector). Tracked by rank 0 alone.
 
@@ -113,6 +136,34 @@ class Elsewhere:
         self.write(whole)
 
 
+def may_be_infinite(vector: Tracked) -> bool:
+    """Whether it may hold what is no finite number (extra.py)."""
+    return getattr(vector, "may_be_infinite", False)
+
+
+class Loose:
+    """An array of any form that rank 0 has, or none: read() -> array or None, write(array).
+
+    A checkpoint without it is gone on with, too, and write is not called then.
+    """
+
+    def __init__(self, read: Callable[[], np.ndarray | None], write: Callable[[np.ndarray], None]):
+        self.read, self.write = read, write
+
+    def stored(self, name: str) -> str:
+        return name
+
+    def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
+        raise NotImplementedError
+
+    def gather(self, comm: Communicator) -> np.ndarray | None:
+        return self.read() if comm.rank == 0 else None
+
+    def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
+        if whole is not None:
+            self.write(whole)
+
+
 def described(shape: tuple[int, ...], dtype: np.dtype) -> str:
     """A vector's form, for people."""
     return f"{' x '.join(map(str, shape)) or 'one'} of {dtype}"
@@ -130,17 +181,19 @@ class State:
 
     def check_vectors(self, found: Checkpoint, ranks: int, refusal: str) -> None:
         """Raise UsageError where the vectors of a checkpoint are others, or of another form or number of ranks."""
-        wanted = {vector.stored(name) for name, vector in self.tracked.items()}
-        if set(found.vectors) != wanted:
+        wanted = {vector.stored(name) for name, vector in self.tracked.items() if not isinstance(vector, Loose)}
+        if set(found.vectors) - self._loose != wanted:
             raise UsageError(f"{refusal} state is {', '.join(sorted(found.vectors))}, not {', '.join(sorted(wanted))}")
         for name, vector in self.tracked.items():
+            if vector.stored(name) in self._loose:
+                continue
             whole, form = found.vectors[vector.stored(name)], vector.form(ranks)
             if isinstance(vector, PerRank) and whole.ndim == 2 and len(whole) != ranks:
                 before = len(whole)
                 raise UsageError(f"{refusal} {name} belongs to its {before} ranks; start {before}, not {ranks}")
             if (whole.shape, whole.dtype) != form:
                 raise UsageError(f"{refusal} {name} is {described(whole.shape, whole.dtype)}, not {described(*form)}")
-            if not np.isfinite(whole).all():
+            if not (may_be_infinite(vector) or np.isfinite(whole).all()):
                 raise UsageError(f"{refusal} {name} is not finite, which no run saves")
 
     def gather(self, comm: Communicator) -> dict[str, np.ndarray]:
@@ -160,7 +213,8 @@ class State:
         """
         vectors, problem, failed = self.gather(comm), "", np.zeros(1)
         if comm.rank == 0:
-            if not all(np.isfinite(vector).all() for vector in vectors.values()):
+            free = {each.stored(name) for name, each in self.tracked.items() if may_be_infinite(each)}
+            if not all(np.isfinite(vector).all() for name, vector in vectors.items() if name not in free):
                 problem = NOT_FINITE
             else:
                 try:
@@ -175,4 +229,9 @@ class State:
         """Give all ranks what is theirs of the checkpoint that rank 0 has read; collective."""
         for name in sorted(self.tracked):
             vector = self.tracked[name]
-            vector.scatter(comm, found.vectors[vector.stored(name)] if found else None)
+            vector.scatter(comm, found.vectors.get(vector.stored(name)) if found else None)
+
+    @property
+    def _loose(self) -> set[str]:
+        """The names of what a checkpoint may have in any form, or not at all."""
+        return {vector.stored(name) for name, vector in self.tracked.items() if isinstance(vector, Loose)}

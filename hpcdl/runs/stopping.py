@@ -5,7 +5,9 @@
     time limit     so many seconds have passed
     patience       so many evaluations have brought nothing better
     accuracy       the goal is reached
+    tolerance      the duality gap is small enough
     budget         so many seconds of training, bytes or examples have been used
+    paused         as far as this leg is to go, of a run that is to be gone on with: a rung of a search
 
 Pure: it is told what all ranks know alike, so all ranks decide alike.
 
@@ -59,14 +61,24 @@ NONE = Budget()
 
 class Stopping:
     """steps: the last step. patience: evaluations without a better loss that end the run; 0: none do. goal: the test
-    accuracy that ends it; 0: none does. budget: what may be used. `reason` is why the run ended, None while it goes on.
+    accuracy that ends it; 0: none does. tolerance: the duality gap that does; 0: none. budget: what may be used.
+    `reason` is why the run ended, None while it goes on.
     """
 
     def __init__(self, patience: int = 0, budget: Budget = NONE):
-        self.steps, self.patience, self.goal, self.budget = 0, patience, 0.0, budget
+        self.steps, self.patience, self.goal, self.tolerance, self.budget = 0, patience, 0.0, 0.0, budget
+        self.pauses = False  # whether the last step is not that of the whole run
         self.reason: str | None = None
         self.pending: str | None = None  # the reason for which the run ends at its horizon
         self.best, self.evaluations_since_best, self.improved = math.inf, 0, False
+
+    def plan(self, steps: int, per_epoch: int, pause: float) -> None:
+        """The whole run has so many steps, of which this leg does those of the first `pause` epochs; 0: all of them.
+
+        What depends on the number of steps, as the schedule of a rate, is made for the whole run.
+        """
+        last = max(1, round(pause * per_epoch)) if pause else steps
+        self.steps, self.pauses = min(steps, last), last < steps
 
     def over(self, step: int) -> bool:
         """Whether no step is to follow the first `step` steps."""
@@ -88,20 +100,23 @@ class Stopping:
         if self.reason is not None and step < horizon:
             self.pending, self.reason, self.steps = self.reason, None, horizon
 
-    def judge(self, loss: float, accuracy: float | None) -> None:
-        """An evaluation: the loss that is to become smaller, the accuracy on the test part where there is one."""
+    def judge(self, loss: float, accuracy: float | None, gap: float | None = None) -> None:
+        """An evaluation: the loss that is to become smaller, the accuracy on the test part and the gap where known."""
         self.improved = loss < self.best
         self.best = loss if self.improved else self.best
         self.evaluations_since_best = 0 if self.improved else self.evaluations_since_best + 1
         if self.patience and self.evaluations_since_best >= self.patience and self.reason is None:
             self.reason = "patience"
-        self.reach(accuracy)
+        self.reach(accuracy, gap)
 
-    def reach(self, accuracy: float | None) -> None:
-        """End where the goal is reached."""
+    def reach(self, accuracy: float | None, gap: float | None = None) -> None:
+        """End where the goal is reached, or the gap as small as it is to be."""
         if self.goal and (accuracy or 0) >= self.goal and self.reason is None:
             self.reason = "accuracy"
+        if self.tolerance and gap is not None and gap <= self.tolerance and self.reason is None:
+            self.reason = "tolerance"
 
     def end(self, examples: int = 0) -> None:
         """The loop has ended after so many examples: the steps may have been planned to be as many as may be used."""
-        self.reason = self.reason or self.pending or ("budget" if examples >= self.budget.examples else "finished")
+        ended = "paused" if self.pauses else "budget" if examples >= self.budget.examples else "finished"
+        self.reason = self.reason or self.pending or ended

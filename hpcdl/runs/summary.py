@@ -76,7 +76,8 @@ def finish(run: "Run") -> None:
         run.summary = summarize(run, ranks, legs, run.agree)
         with activity.known():
             run.folder.write("summary.json", run.summary)
-        run.display.console.print(as_table(run.summary))
+        if not run.display.console.quiet:
+            run.display.console.print(as_table(run.summary))
     log.info("ended after step %d: %s", run.step, run.stopped)
     run.folder.close()
     if run.agree is False:

@@ -25,7 +25,10 @@ from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import device_of
 from hpcdl.memory import Memory
+from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.runs import signals
+from hpcdl.runs.advice import not_finite
+from hpcdl.runs.averaging import exchange
 from hpcdl.runs.on_one_rank import OnOneRank
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.run import Run
@@ -75,6 +78,12 @@ class Tally(OnOneRank):
         state = {f"optimizer/{name}": Same(vector) for name, vector in self.average_state.items()}
         return super().tracked() | (state if self.leads else {})
 
+    def show_average(self) -> None:
+        """The means of both are made anew at each meeting, and change places there (`refresh`)."""
+
+    def hide_average(self) -> None:
+        """So nothing has to change back."""
+
     def scores(self, data: Any) -> dict:
         return super().scores(data) | {"consensus_distance": self.consensus_distance}
 
@@ -92,6 +101,8 @@ class Tally(OnOneRank):
         """The run has begun: every rank starts from the average that it goes on from, and is heard; collective."""
         run, replicas = self.run, self.replicas
         if run.options.resume:
+            if self.leads and self.optimizer.averaged:  # they change back
+                exchange(self.parameters, self.average_state[AVERAGE])
             run.bookkeeping.broadcast(self.parameters)
             replicas.replica[:] = self.parameters
             for name, vector in self.average_state.items():
@@ -143,6 +154,7 @@ class Leader(Tally):
         super().__init__(run, replicas, exchange)
         self.loss, self.examples = 0.0, 0  # of the step of the run that is under way
         self.met = False  # since the last step of the run
+        self.changed = False  # whether the means of iterates and of averages have changed places since the last meeting
 
     def add(self, loss: float, examples: int) -> None:
         self._count(0, loss, examples)
@@ -161,7 +173,7 @@ class Leader(Tally):
         """A step of a rank is done; what it has too many for a step of the run is of the next one."""
         run = self.run
         if not math.isfinite(loss):
-            self._fail(run.not_finite(run.step + 1, rank))
+            self._fail(not_finite(run, run.step + 1, rank))
             return
         while examples and not self.over:
             total = min(run.batch, run.data.examples - run.step % run.per_epoch * run.batch)
@@ -200,9 +212,13 @@ class Leader(Tally):
             self.met = True
             self._tell_all(MEET)
             self.meet()
+            self.changed = False
             for rank, spent in enumerate(self.run.legs.table[1:], 1):
                 self.note_sent(rank, spent["bytes_sent_per_rank"], spent["messages_per_rank"])
             self.optimizer.step = self.run.step  # as it is saved
+        if self.changed != self.average_shown:
+            self.changed = self.average_shown
+            exchange(self.parameters, self.average_state[AVERAGE])
 
     def last_scores(self, data: Any) -> dict:
         self._tell_all(SCORE)
@@ -248,6 +264,8 @@ class Follower(Tally):
                 what, step = self._hear()
         self.over = what == END
         self.go_on(step)
+        if self.over and self.optimizer.averaged:
+            exchange(self.parameters, self.average_state[AVERAGE])
 
     def _hear(self) -> tuple[int, int]:
         """What rank 0 tells, and the run's step."""

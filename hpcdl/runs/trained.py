@@ -19,6 +19,7 @@ from hpcdl.errors import UsageError
 from hpcdl.models import for_data
 from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.extra import PREFIX, load
 
 
 class Trained:
@@ -27,14 +28,20 @@ class Trained:
     `name` is how messages call it.
     """
 
+    sparse = False  # whether rows are shows when they come
+
     def __init__(self, run: str):
         """run: a run's folder, or a checkpoint file. UsageError where it is none, or its training diverged."""
         found = Checkpoint.read(Path(run))
         self.name, self.about = run, found.attributes
         self.parameters = parameters_of(found, run)
+        if "environment" in self.about:
+            name = self.about["environment"]["name"]
+            raise UsageError(f"{run} has learned to act in {name}: hpcdl evaluate {run} --episodes 100 lets it act")
         self.dtype, data = self.parameters.dtype, self.about["data"]
         self.features, self.classes = tuple(data["features"]), int(data["classes"])
-        self.outputs = tuple(data.get("outputs", ()))
+        self.outputs, self.sparse = tuple(data.get("outputs", ())), bool(data.get("sparse"))
+        self.extra = {name: each for name, each in found.vectors.items() if name.startswith(PREFIX)}
         self.statistics = {
             name: found.vectors[f"data/{name}"] for name in (*STATISTICS, *TARGET) if f"data/{name}" in found.vectors
         }
@@ -74,7 +81,8 @@ class Trained:
         """The model; spec: of the checkpoint, or, where that is one's own, as it is called now. UsageError."""
         name = spec or self.about["model"]
         try:
-            model = for_data(name, self, self.dtype, loss=self.about.get("loss", "squared"), from_file=not spec)
+            kind = self.about.get("computing", self.dtype)
+            model = for_data(name, self, kind, loss=self.about.get("loss", "squared"), from_file=not spec)
         except UsageError as error:
             at = self.about.get("launched_in")
             where = f"; its run was started in {at}" if at and "No module named" in str(error) else ""
@@ -85,6 +93,7 @@ class Trained:
                 f"--model {spec} is another one than {was}" if spec else f"{was} is not one that this program can build"
             )
             raise UsageError(f"{self.name}: {what}")
+        load(model, self.extra, self.name)
         return model
 
     @property

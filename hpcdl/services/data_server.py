@@ -9,7 +9,8 @@ makes the batch that follows in the order while it has nothing else to do. So a 
 transfer, and not even that where the network moves data while it computes. Who sees which example when is decided by
 the readers of hpcdl/data on the server, which makes the batches that the worker would have made itself.
 
-A server sends rows * (features * itemsize + label + 8) bytes a batch, a worker one line of 64 bytes. The idea: the
+A server sends rows * (features * itemsize + label + 8) bytes a batch, of sparse rows elements * (itemsize + 4) + rows *
+(label + 16), and a worker one line of 64 bytes. The idea: the
 reader processes of Dean et al. ("Large scale distributed deep networks", NIPS 2012), tf.data's service (Audibert et
 al., "tf.data service", SoCC 2023).
 """
@@ -91,6 +92,7 @@ def describe(data: Data) -> np.ndarray:
         "examples": {name: split.examples for name in SPLITS if (split := getattr(data, name)) is not None},
         "statistics": {name: vector.tolist() for name, vector in data.statistics.items()},
         "outputs": data.outputs,
+        "sparse": data.sparse,
         "meaning": data.meaning.describe(),
         "source": data.source,
         "scales": data.scales,
@@ -103,8 +105,9 @@ class Server:
 
     def __init__(self, everyone: Communicator, data: Data, clients: Sequence[int]):
         self.comm, self.data, self.inbox = everyone, data, Inbox(everyone, REQUEST, clients, WORDS, np.int64)
-        self.form = Form(data.train.source.width, data.dtype, data.train.source.y_kind, data.outputs)
+        self.form = Form(data.train.source.width, data.dtype, data.train.source.y_kind, data.outputs, data.sparse)
         self.lines: dict[tuple[int, int, int, int], Line] = {}  # by (client, batch size, rank, size)
+        self.longest: dict[int, int] = {}  # elements that so many rows have at most, where they are sparse
         self.sent: dict[int, Request] = {}  # the last answer by client, on its way
         self.replies: dict[int, Callable[..., np.ndarray]] = {
             MOST_ROWS: self._most_rows,
@@ -135,6 +138,8 @@ class Server:
             self.sent[client].wait()  # its memory may be what the next batch is made in
         message = self.replies[operation](client, *arguments)
         message[:HEADER].view(np.int64)[SIGNAL] = self._signal()
+        if self.data.sparse and operation in (ROWS, TAKE):
+            self.comm.ipush(message[:HEADER], client, ANSWER).wait()  # how much is to come
         self.sent[client] = self.comm.ipush(message, client, ANSWER)
 
     def _signal(self) -> int:
@@ -146,7 +151,12 @@ class Server:
         return signal.Signals[signals.received[0]].value if settled else 0
 
     def _most_rows(self, client: int, batch_size: int, rank: int, size: int, *_: int) -> np.ndarray:
-        return number(self.data.most_rows(batch_size, (rank, size)))
+        rows = self.data.most_rows(batch_size, (rank, size))
+        if not self.data.sparse:
+            return number(rows)
+        if rows not in self.longest:
+            self.longest[rows] = self.data.train.source.longest(rows)
+        return number(rows, self.longest[rows])
 
     def _digest(self, client: int, *_: int) -> np.ndarray:
         return words_of(self.data.digest)
@@ -168,6 +178,11 @@ class Server:
         return self._taken(split, index)
 
     def _taken(self, split: int, index: np.ndarray) -> np.ndarray:
+        if self.data.sparse:
+            x, y = getattr(self.data, SPLITS[split]).take(index)
+            message, answer = self.form.packed(x, y, index)
+            answer.header[: SIGNAL + 1] = len(index), 0, 0, 0, 0
+            return message
         message = self.form.empty(len(index))
         answer = self.form.parts(message, len(index))
         answer.x[:], answer.y[:] = getattr(self.data, SPLITS[split]).take(index)

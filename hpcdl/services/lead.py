@@ -7,6 +7,7 @@
         done(loss, total)       <---      a step is complete: all of its pushes are applied
         signalled()             <---      a client has had a signal
         sent(rank, ...)         <---      so much has this rank sent in all
+        told(rank, numbers)     <---      what a client's push carries beside its values, `beside` numbers
 
 A training counts, scores and saves in `done`; until it returns, nobody is answered.
 """
@@ -38,6 +39,7 @@ class Lead:
     `done`.
     """
 
+    beside = 0  # how many numbers each push carries to the lead beside its values (ParameterStore)
     steps: float = math.inf
     limit: float = math.inf
     apart_seconds: float = 0.0
@@ -56,3 +58,6 @@ class Lead:
 
     def sent(self, rank: int, bytes: float, messages: float) -> None:
         """A rank has told what it has sent in all: a client with each request, a server when its slice is gathered."""
+
+    def told(self, rank: int, numbers: np.ndarray) -> None:
+        """A client's push has carried these numbers, float64."""

@@ -24,6 +24,8 @@ way and one to ask; a server gets W K / S and sends W K / S. With S = 1 the serv
 servers relieve until S = W. On workers (`on_workers`) each of N ranks is client and server: it sends and gets
 2 (N-1)/N K values, as in a ring.
 
+With `rows`, clients exchange only the rows that they need, by their keys (keys.py).
+
 The parts: what is said (store_messages.py), the clients (store_client.py), the servers (slice_server.py), who may go on
 (consistency.py, clocks.py), and who leads (lead.py).
 
@@ -44,6 +46,7 @@ from hpcdl.memory import Memory
 from hpcdl.runs import signals
 from hpcdl.services.clocks import Clocks
 from hpcdl.services.consistency import BSP, Consistency
+from hpcdl.services.keys import Rows
 from hpcdl.services.lead import Lead
 from hpcdl.services.roles import divide
 from hpcdl.services.slice_server import SliceServer
@@ -63,10 +66,12 @@ class ParameterStore:
     is a client, too. consistency: how far clients may run ahead. update(values, pushed, push): applies what was pushed
     to a server's slice, in place (see `store_messages.Push`; with rounds it is the sum of all pushes of a clock); where
     it has a member `state`, these are vectors as long as the slice. initial: the whole vector, given on rank 0. block:
-    slices are cut at multiples of it only. broadcast_every: servers send their slices to all clients after so many
+    slices are cut at multiples of it only. rows: clients exchange rows of the vector by their keys (keys.py), and
+    slices are cut between rows. broadcast_every: servers send their slices to all clients after so many
     clocks (async: versions), without being asked; 0: never. delay: values are applied so many versions late. lead:
     on rank 0, who decides about steps (lead.py). start: the first clock. memory: counts what a rank holds for
-    it.
+    it. beside: the numbers, float64, that each push carries to the lead beside its values (`Lead.beside` of them); the
+    lead's own do not travel.
 
     `server` is what this rank serves by, `client` what it pulls and pushes by; None where it does not.
 
@@ -89,19 +94,24 @@ class ParameterStore:
         update: Callable = add,
         initial: np.ndarray | None = None,
         block: int = 1,
+        rows: Rows | None = None,
         broadcast_every: int = 0,
         delay: int = 0,
         lead: Lead | None = None,
         start: int = 0,
         memory: Memory | None = None,
+        beside: Callable[[], np.ndarray] | None = None,
     ):
+        block = rows.width if rows is not None else block
         check_settings(comm.size, size // block, servers, on_workers, consistency, broadcast_every, delay)
+        if rows is not None and broadcast_every:
+            raise UsageError("servers that send without being asked send all: leave out keys, or let them be asked")
+        self.rows = rows
         self.comm, self.consistency = comm.split(0, name="store", allreduce="tree"), consistency
         holders = comm.size if on_workers else servers
         self.clients = range(comm.size) if on_workers else range(servers, comm.size)
         self.serves, self.works = comm.rank < holders, comm.rank in self.clients
-        self.slices = [slice(cut.start * block, cut.stop * block) for cut in chunks(size // block, holders)]
-        self.slices[-1] = slice(self.slices[-1].start, size)
+        self.slices = cut_slices(size, holders, block)
         given, self.led = self.comm.mpi.bcast((initial is not None, lead is not None))
         self.server = None  # type: ignore[assignment]  # where this rank does not serve
         self.client = None  # type: ignore[assignment]  # where it does not work
@@ -110,9 +120,10 @@ class ParameterStore:
             values = CPU.zeros(held.stop - held.start, np.dtype(dtype))
             clocks, gathered = Clocks(self.clients, consistency, start, lead), self.led and comm.rank > 0
             how = delay, max(1, broadcast_every), gathered, memory
-            self.server = SliceServer(self.comm, values, clocks, update, *how)
+            self.server = SliceServer(self.comm, values, clocks, update, *how, rows, held)
         if self.works:
             self.client = self._make_client(np.dtype(dtype), bool(broadcast_every), start, memory or Memory())
+            self.client.beside = beside
         if given:
             self.scatter(initial)
         if lead is not None:
@@ -128,7 +139,7 @@ class ParameterStore:
         attend = self.server.attend if self.serves else None
         settings = self.comm, connections, dtype, self.consistency, attend, start
         if not subscribed:
-            return Asking(*settings)
+            return Asking(*settings, rows=self.rows)
         return Subscribed(*settings, counter=connect(0, slice(0, 0), 0), memory=memory)
 
     # -- what a client does ------------------------------------------------------------------------------------------
@@ -166,6 +177,28 @@ class ParameterStore:
         count, total, loss, norm: for the update and whoever leads (see `store_messages.Push`).
         """
         self.client.push(values, part, count=count, total=total, loss=loss, norm=norm)
+
+    def draw(self) -> int | None:
+        """The next step that nobody has, without values; None where none is left. For async with keys."""
+        return self._asking.draw()
+
+    def pull_at(self, into: np.ndarray, keys: np.ndarray) -> int | None:
+        """As `pull`, of the rows with these keys (int64, sorted, each once) and of what is no row's.
+
+        Under async it gives out no step: that comes from `draw`.
+        """
+        return self._asking.pull_at(into, keys)
+
+    def push_at(
+        self, values: np.ndarray, count: float = 1.0, total: float = 1.0, loss: float = 0.0, norm: float = 0.0
+    ) -> None:
+        """As `push`, of the elements that were pulled last; there `values`, the whole vector, becomes zero."""
+        self._asking.push_at(values, count=count, total=total, loss=loss, norm=norm)
+
+    @property
+    def _asking(self) -> Asking:
+        assert isinstance(self.client, Asking)  # `rows` and `broadcast_every` exclude each other
+        return self.client
 
     def close(self, into: np.ndarray | None = None) -> None:
         """No more pushes of this client. Returns when all clients have closed; into <- the final values."""
@@ -235,6 +268,12 @@ class ParameterStore:
     def free(self) -> None:
         """Give back the communicator; a collective call, after `close` and `serve`."""
         self.comm.free()
+
+
+def cut_slices(size: int, holders: int, block: int = 1) -> list[slice]:
+    """The slices of so many holders of a vector, cut at multiples of `block`."""
+    slices = [slice(cut.start * block, cut.stop * block) for cut in chunks(size // block, holders)]
+    return [*slices[:-1], slice(slices[-1].start, size)]
 
 
 def check_settings(

@@ -26,6 +26,7 @@ from hpcdl.services.data_messages import (
     BATCH,
     CLOSE,
     DIGEST,
+    ELEMENTS,
     HEADER,
     INDEX,
     MOST_ROWS,
@@ -61,9 +62,9 @@ class RemoteData(Data):
         self.name, self.features, self.classes = about["name"], tuple(about["features"]), about["classes"]
         self.order, self._digest = about["order"], None
         self.dtype, self.device = np.dtype(about["dtype"]), CPU
-        self.outputs, self.source = tuple(about["outputs"]), about["source"]
+        self.outputs, self.source, self.sparse = tuple(about["outputs"]), about["source"], about["sparse"]
         self.meaning, self._scales = Meaning.read(about["meaning"], "a data server"), about["scales"]
-        self.form = Form(int(np.prod(self.features)), self.dtype, about["y_dtype"], self.outputs)
+        self.form = Form(int(np.prod(self.features)), self.dtype, about["y_dtype"], self.outputs, self.sparse)
         self.statistics = {name: np.array(vector) for name, vector in about["statistics"].items()}
         splits = {name: RemoteSplit(self, k, about["examples"].get(name)) for k, name in enumerate(SPLITS)}
         self.train, self.test, self.validation = (
@@ -98,9 +99,13 @@ class RemoteData(Data):
 
     def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
         """No batch of this share has more rows."""
+        return self.most(batch_size, share)[0]
+
+    def most(self, batch_size: int, share: tuple[int, int]) -> tuple[int, int]:
+        """No batch of this share has more rows, nor, where they are sparse, more elements."""
         header = np.empty(WORDS, np.int64)
         self.ask(header, MOST_ROWS, batch_size, *share).wait()
-        return int(header[0])
+        return int(header[0]), int(header[ELEMENTS])
 
     def cursor(  # type: ignore[override]  # the server has the buffers
         self, batch_size: int, share: tuple[int, int] = (0, 1), ahead: bool = True
@@ -148,12 +153,12 @@ class RemoteSplit:
         self.data, self.number = data, number
         self.examples: Any = examples  # None: the server has no such split
 
-    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows start to stop: new arrays x (rows, features) in the model's type, and y (rows,)."""
+    def rows(self, start: int, stop: int) -> tuple[Any, np.ndarray]:
+        """Rows start to stop: new arrays x (rows, features) in the model's type, or a CSR, and y (rows,)."""
         self._check(start, stop - 1)
         return self._receive(max(0, stop - start), ROWS, self.number, start, stop)
 
-    def take(self, index: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    def take(self, index: ArrayLike) -> tuple[Any, np.ndarray]:
         """The rows with these numbers, as `rows`; IndexError if one does not exist."""
         index = np.array(index, np.int64)
         if len(index):
@@ -167,11 +172,19 @@ class RemoteSplit:
         if first <= last and (first < 0 or last >= self.examples):
             raise IndexError(f"row numbers go from 0 to {self.examples - 1}, not {first} to {last}")
 
-    def _receive(self, rows: int, *request: int) -> tuple[np.ndarray, np.ndarray]:
+    def _receive(self, rows: int, *request: int) -> tuple[Any, np.ndarray]:
         form = self.data.form
-        message = form.empty(rows)
-        self.data.ask(message, *request).wait()
-        answer = form.parts(message, rows)
+        elements = 0
+        if form.sparse:
+            header = np.empty(WORDS, np.int64)
+            self.data.ask(header, *request).wait()
+            elements = int(header[ELEMENTS])
+        message = form.empty(rows, elements=elements)
+        if form.sparse:
+            self.data.comm.wait(message, self.data.server, ANSWER)
+        else:
+            self.data.ask(message, *request).wait()
+        answer = form.parts(message, rows, elements)
         self.data.heed(int(answer.header[SIGNAL]))
         return answer.x, answer.y
 
@@ -187,9 +200,10 @@ class RemoteCursor:
 
     def __init__(self, data: RemoteData, steps: int, batch_size: int, share: tuple[int, int], ahead: bool):
         self.data, self.steps, self.what, self.ahead = data, steps, (batch_size, *share), ahead
-        rows = data.most_rows(batch_size, share)
-        self.messages = [data.form.empty(rows, data.device) for _ in range(2 + ahead)]
-        self.buffers = DeviceBuffers(data.device, 0, data.form.width, data.dtype, data.form.y_dtype, data.outputs)
+        (rows, elements), form = data.most(batch_size, share), data.form
+        self.messages = [form.empty(rows, data.device, elements) for _ in range(2 + ahead)]
+        about = data.device, 0, form.width, data.dtype, form.y_dtype
+        self.buffers = DeviceBuffers(*about, data.outputs, data.sparse)
         self.asked = self.coming = None  # what is on its way: (epoch, step), and the request to wait for
 
     def take(self, epoch: int, step: int) -> Batch:
@@ -203,7 +217,8 @@ class RemoteCursor:
             self.coming.wait(doze=True)
         self.asked = self.coming = None
         message = self.messages[0]
-        answer = self.data.form.parts(message, int(message[:HEADER].view(np.int64)[0]))
+        header = message[:HEADER].view(np.int64)
+        answer = self.data.form.parts(message, int(header[0]), int(header[ELEMENTS]) * self.data.sparse)
         _, total, _, _, sign = map(int, answer.header[: SIGNAL + 1])
         self.data.heed(sign)
         if self.ahead:

@@ -24,6 +24,7 @@ from hpcdl.kernels.device import CPU
 from hpcdl.memory import Memory
 from hpcdl.runs import signals
 from hpcdl.services.clocks import Clocks, Delay
+from hpcdl.services.keys import KEY, Rows, Touched, added
 from hpcdl.services.store_messages import (
     ANSWER_HEADER,
     NO_STEP,
@@ -67,7 +68,7 @@ class SliceServer:
     update(values, pushed, push): applies the pushed values to the part of the slice, in place. delay: how many versions
     late values are applied. broadcast_every: clocks (async: versions) after which subscribers are sent the slice.
     gathered: the lead, on rank 0, may ask until it says that it is over. memory: counts the slice, its copies and what
-    is received.
+    is received. rows: how clients' keys name elements of the slice, which is `held` of the vector (keys.py).
     """
 
     update: Any  # a function, which may have a member `state`
@@ -82,7 +83,11 @@ class SliceServer:
         broadcast_every: int = 1,
         gathered: bool = False,
         memory: Memory | None = None,
+        rows: Rows | None = None,
+        held: slice | None = None,
     ):
+        self.rows, self.held = rows, held or slice(0, values.size)
+        self.touched: dict[int, Touched] = {}  # what each client has asked for by its last keys
         self.comm, self.values, self.clocks, self.lead, self.update = comm, values, clocks, clocks.lead, update
         self.memory = memory or Memory()
         self.memory.hold("parameters", values)
@@ -120,7 +125,7 @@ class SliceServer:
         return busy
 
     def handle(self, asked: Asked, buffer: np.ndarray | None = None) -> None:
-        """One request, and all that it makes possible; buffer: begins with the values of a push."""
+        """One request, and all that it makes possible; buffer: begins with the values of a push, or is the keys."""
         if asked.header["signal"]:
             self.lead.signalled()
         if asked.client != self.comm.rank:
@@ -138,10 +143,17 @@ class SliceServer:
     def _receive(self, client: int) -> tuple[Asked, np.ndarray | None]:
         """The request of this client that has arrived, with the values where it is a push."""
         request, buffer = as_request(self.inbox.take(client)), None
-        if request["operation"] == Operation.PUSH:
+        count = int(request["stop"] - request["start"])
+        if request["operation"] in (Operation.PUSH, Operation.PUSH_AT):
             buffer = self.buffer()
-            values = buffer[: int(request["stop"] - request["start"])]
-            self.comm.iwait(values, client, Tag.VALUES).wait(doze=True)
+            self.comm.iwait(buffer[:count], client, Tag.VALUES).wait(doze=True)
+            if self.lead.beside:
+                numbers = np.empty(self.lead.beside)
+                self.comm.iwait(numbers, client, Tag.BESIDE).wait(doze=True)
+                self.lead.told(client, numbers)
+        elif request["operation"] == Operation.KEYS:
+            buffer = np.empty(count, KEY)
+            self.comm.iwait(buffer, client, Tag.VALUES).wait(doze=True)
         return Asked(request, client), buffer
 
     def buffer(self) -> np.ndarray:
@@ -156,6 +168,9 @@ class SliceServer:
         if operation == Operation.PUSH:
             assert buffer is not None
             self._take_in(Push.read(asked.header, client), buffer)
+        elif operation == Operation.PUSH_AT:
+            assert buffer is not None
+            self._take_in(Push.read(asked.header, client)._replace(part=self.touched[client]), buffer)
         elif operation == Operation.SUBSCRIBE:
             self.subscriptions[client] = Subscription(asked)
             self._send_unasked(self.subscriptions[client])
@@ -166,6 +181,9 @@ class SliceServer:
         elif operation == Operation.OVER:
             self.gathered = False
         else:
+            if operation == Operation.KEYS:
+                assert buffer is not None and self.rows is not None
+                self.touched[client] = Touched(buffer, self.rows.elements(buffer, self.held))
             self.waiting.append(asked)
 
     def _end_steps(self) -> None:
@@ -207,20 +225,25 @@ class SliceServer:
         if self.clocks.consistency.in_rounds:
             self.round[push.client] = buffer, push
         else:
-            self._apply(buffer[: push.part.stop - push.part.start], push, [push])
+            self._apply(buffer[: push.size], push, [push])
             self.buffers.append(buffer)
 
     def _apply_round(self) -> None:
         """Apply the sum of the round's pushes, added in the order of the clients: the same bits in every run."""
         buffers, pushes = zip(*(self.round.pop(client) for client in sorted(self.round)), strict=True)
-        whole, total = slice(0, self.values.size), buffers[0]
-        if all(push.part == whole for push in pushes):
+        whole: Any = slice(0, self.values.size)
+        total = buffers[0]
+        if all(isinstance(push.part, Touched) for push in pushes):
+            values = [buffer[: push.size] for buffer, push in zip(buffers, pushes, strict=True)]
+            assert self.rows is not None
+            whole, total = added(self.rows, self.held, [push.part for push in pushes], values)
+        elif all(push.part == whole for push in pushes):
             for buffer in buffers[1:]:
                 SUM(total, buffer)
         else:
             total = self._for_now("gradients", CPU.zeros(self.values.size, self.values.dtype))
             for buffer, push in zip(buffers, pushes, strict=True):
-                total[push.part] += buffer[: push.part.stop - push.part.start]
+                total[push.part] += buffer[: push.size]
         count = sum(push.count for push in pushes)
         self._apply(total, pushes[0]._replace(part=whole, count=count, total=count), pushes)
         self.buffers += buffers
@@ -238,7 +261,11 @@ class SliceServer:
             self._update(*due)
 
     def _update(self, values: np.ndarray, push: Push, of: Iterable[Push]) -> None:
-        self.update(self.values[push.part], values, self.clocks.described(push))
+        which = push.part.elements if isinstance(push.part, Touched) else push.part
+        part = self.values[which]  # of numbers of elements a copy
+        self.update(part, values, self.clocks.described(push))
+        if isinstance(push.part, Touched):
+            self.values[which] = part
         self.clocks.applied(of)
         self.snapshot = None
 
@@ -248,6 +275,8 @@ class SliceServer:
         """What the answer says of the step; None while the request has to wait."""
         if asked.header["reply"] == Tag.GATHERED:
             return NO_STEP if self.clocks.of_store >= asked.header["needs"] else None
+        if asked.header["operation"] == Operation.KEYS and not self.clocks.consistency.clocked:
+            return NO_STEP
         return self.clocks.grant(int(asked.header["clock"]))
 
     def _answer(self, asked: Asked, step: int, last: bool = False) -> Request | None:
@@ -257,6 +286,10 @@ class SliceServer:
         answer, tag, which = self._header(step=step, last=last), int(request["reply"]), int(request["which"])
         if request["operation"] == Operation.DRAW:
             return self._send(asked, tag, answer)
+        if request["operation"] == Operation.KEYS:
+            return self._send(
+                asked, tag, answer, self._for_now("parameters", self.values[self.touched[asked.client].elements])
+            )
         values = self._snapshot() if which == 0 else self.vector(which).copy()
         return self._send(asked, tag, answer, values[int(request["start"]) : int(request["stop"])])
 

@@ -22,6 +22,7 @@ from hpcdl.kernels.device import CPU, device_of
 from hpcdl.memory import Memory
 from hpcdl.runs import signals
 from hpcdl.services.consistency import Consistency
+from hpcdl.services.keys import Rows
 from hpcdl.services.slice_server import Asked, SliceServer
 from hpcdl.services.store_messages import (
     ANSWER_HEADER,
@@ -73,9 +74,11 @@ class Connection:
         """The step that the answer gives; None where none is left."""
         return None if self.answer["step"] == ENDED else int(self.answer["step"])
 
-    def ask(self, request: np.ndarray) -> None:
-        """Send a request."""
-        self.comm.ipush(as_message(tell_sent(request, self.comm.traffic)), self.rank, Tag.REQUEST)
+    def ask(self, request: np.ndarray, keys: np.ndarray | None = None) -> None:
+        """Send a request, and keys with it."""
+        self.comm.ipush(as_message(tell_sent(request, self.comm.traffic, keys)), self.rank, Tag.REQUEST)
+        if keys is not None:
+            self.comm.ipush(keys, self.rank, Tag.VALUES)
 
     def push(self, request: np.ndarray, values: np.ndarray) -> list[Request]:
         """Send values; returns what is on its way."""
@@ -100,8 +103,8 @@ class LocalConnection(Connection):
     def arrived(self) -> bool:
         return self.delivered
 
-    def ask(self, request: np.ndarray) -> None:
-        self.server.handle(Asked(request, self.rank, self._deliver))
+    def ask(self, request: np.ndarray, keys: np.ndarray | None = None) -> None:
+        self.server.handle(Asked(request, self.rank, self._deliver), keys)
 
     def push(self, request: np.ndarray, values: np.ndarray) -> list[Request]:
         buffer = self.server.buffer()
@@ -133,6 +136,7 @@ class Client:
         self.size, self.attend, self.clock = connections[-1].slice.stop, attend, start
         # A server on this rank comes last, for its lead may wait for the other servers, and before it that of the lead,
         # who is so told what was sent to the others.
+        self.beside: Callable[[], np.ndarray] | None = None  # what each push carries to the lead, on rank 0
         self.others_first = sorted(connections, key=lambda each: (each.local, each.rank == 0))
 
     def pull(self, into: np.ndarray, part: slice | None) -> int | None:
@@ -150,6 +154,8 @@ class Client:
             common = overlap(connection.slice, part)
             request = self.request(Operation.PUSH, connection, common, **amounts)
             sent += connection.push(request, within(values, part, common))
+            if self.beside is not None and connection.rank == 0 and not connection.local:
+                sent.append(self.comm.ipush(self.beside(), 0, Tag.BESIDE))
         self.wait_until(lambda: all(request.done for request in sent))
         self.clock += 1
 
@@ -203,10 +209,53 @@ class Client:
 
 
 class Asking(Client):
-    """Asks for what it needs, when it needs it."""
+    """Asks for what it needs, when it needs it. rows: how keys name elements; None: there are no keys."""
+
+    def __init__(self, *arguments: Any, rows: Rows | None = None, **options: Any):
+        super().__init__(*arguments, **options)
+        self.rows = rows
+        self.touched: list[tuple[Connection, np.ndarray]] = []  # of the last keys: the elements of each server
 
     def pull(self, into: np.ndarray, part: slice | None) -> int | None:
         return self.fetch(Operation.PULL, into, part)
+
+    def draw(self) -> int | None:
+        """The next step that nobody has; None where none is left."""
+        first = self.connections[0]
+        first.expect(None)
+        first.ask(self.request(Operation.DRAW, first))
+        self.wait_until(lambda: first.arrived)
+        first.read()
+        return first.step
+
+    def pull_at(self, into: np.ndarray, keys: np.ndarray) -> int | None:
+        """As `pull`, of the elements that these keys name, sorted and each once; what else is in `into` stays there."""
+        assert self.rows is not None
+        self.checked(into, None)
+        own = [self.rows.within(keys, each.slice) for each in self.others_first]
+        self.touched = [(c, self.rows.elements(k, c.slice)) for c, k in zip(self.others_first, own, strict=True)]
+        for connection, elements in self.touched:
+            connection.expect(np.empty(len(elements), self.dtype))
+        for connection, each in zip(self.others_first, own, strict=True):
+            connection.ask(self.request(Operation.KEYS, connection, start=0, stop=len(each)), each)
+        self.wait_until(lambda: all(connection.arrived for connection in self.connections))
+        for connection, elements in self.touched:
+            connection.read()
+            into[connection.slice][elements] = connection.values
+        return self.connections[0].step
+
+    def push_at(self, values: np.ndarray, **amounts: float) -> None:
+        """Send each server its elements of the last keys, and set them to zero in `values`, as a gradient begins."""
+        self.checked(values, None)
+        sent: list[Request] = []
+        for connection, elements in self.touched:
+            own = values[connection.slice]
+            leaving = own[elements]
+            own[elements] = 0
+            request = self.request(Operation.PUSH_AT, connection, None, start=0, stop=len(elements), **amounts)
+            sent += connection.push(request, leaving)
+        self.wait_until(lambda: all(request.done for request in sent))
+        self.clock += 1
 
 
 class Subscribed(Client):

@@ -1,6 +1,6 @@
 """What clients and servers of a parameter store say to each other: typed buffers, each begun by a header of numbers.
 
-request   the header, and for PUSH the values
+request   the header, and for PUSH the values, for KEYS the keys
 
     PULL        the elements `start` to `stop` of the slice; the answer waits until the consistency allows it
     PUSH        apply the values that follow to these elements
@@ -9,12 +9,14 @@ request   the header, and for PUSH the values
     LAST        this client pushes no more; as PULL, when all clients have said so
     FINISH      as PULL, but what is delayed is applied before
     OVER        the lead gathers no more
+    KEYS        as PULL, but of the elements that these keys name (keys.py); under async it gives out no step
+    PUSH_AT     as PUSH, to the elements of this client's last keys
 
 answer    the header, and, but for DRAW, the values in a second message, whose tag is the header's + 1
 """
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,14 +26,15 @@ from hpcdl.comm.trace import Traffic
 class Operation(IntEnum):
     """What a request is for."""
 
-    PULL, PUSH, DRAW, SUBSCRIBE, LAST, FINISH, OVER = range(7)
+    PULL, PUSH, DRAW, SUBSCRIBE, LAST, FINISH, OVER, KEYS, PUSH_AT = range(9)
 
 
 class Tag(IntEnum):
-    """Whose message it is: of a request, of a push's values, or the header of an answer."""
+    """Whose message it is: of a request, of what comes with it, or the header of an answer."""
 
     REQUEST, VALUES = 1, 2
     ANSWER, GATHERED, UNASKED = 3, 5, 7  # to a client, to the lead, to a subscriber
+    BESIDE = 9  # what a client's pushes carry to the lead beside their values
 
 
 def numbers(*names: str) -> np.dtype:
@@ -42,9 +45,9 @@ def numbers(*names: str) -> np.dtype:
 ENDED, NO_STEP = -1, -2  # in the place of a step: none is left; none is meant
 
 # reply: the tag of the answer. clock, seen, version, count, total, loss, norm: see `Push`. needs: the store's clock
-# that the answer waits for. start, stop: which elements of the slice. which: 0 for the values, 1, 2, ... for a vector
-# of the update's state. signal: whether the sender knows of one. bytes, messages: all that the sender has sent,
-# with this; messages are NaN where a library hides them.
+# that the answer waits for. start, stop: which elements of the slice; with keys, 0 and how many. which: 0 for the
+# values, 1, 2, ... for a vector of the update's state. signal: whether the sender knows of one. bytes, messages: all
+# that the sender has sent, with this; messages are NaN where a library hides them.
 REQUEST_HEADER = numbers(
     *("operation", "reply", "clock", "needs", "start", "stop", "seen", "version"),
     *("count", "total", "loss", "norm", "which", "signal", "bytes", "messages"),
@@ -85,13 +88,14 @@ def as_request(message: np.ndarray) -> np.ndarray:
 class Push(NamedTuple):
     """What `update` is told of the values that it applies.
 
-    step: which step they are for: the clock, under async the version. part: the elements of the slice. count: examples
-    that the values are the sum over. total: examples of the whole step. norm: of the worker's whole vector. staleness:
-    see consistency.py. clock, seen, version: the client's clock, and the store's clock and version when it had pulled.
+    step: which step they are for: the clock, under async the version. part: the elements of the slice; with keys,
+    `Touched` (keys.py). count: examples that the values are the sum over. total: examples of the whole step. norm: of
+    the worker's whole vector. staleness: see consistency.py. clock, seen, version: the client's clock, and the store's
+    clock and version when it had pulled.
     """
 
     client: int
-    part: slice
+    part: Any  # slice | Touched
     clock: int
     seen: int
     version: int
@@ -110,3 +114,8 @@ class Push(NamedTuple):
         )
         count, total, loss, norm = (float(request[name]) for name in ("count", "total", "loss", "norm"))
         return cls(client, slice(start, stop), clock, seen, version, count, total, loss, norm)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has values for."""
+        return self.part.stop - self.part.start if isinstance(self.part, slice) else len(self.part.elements)

@@ -7,6 +7,9 @@ parses the options, divides the ranks into roles, opens the data, makes the mode
 `train(comm, model, data, optimizer, run)` on the ranks that train: workers and parameter servers. Data servers serve.
 A job of several trainings calls `run` for each, on the ranks that it gives to it.
 
+Who trains several models may set two members of their options: `data_seed`, as `open_data` takes it, and
+`prepare(data, options, workers)`, which is called once the data are open, and may change both.
+
 Bad input ends all ranks with one line on rank 0 and status 2; a run that cannot go on with one line and status 1; a
 run that a signal stopped with status 85.
 """
@@ -41,6 +44,7 @@ from hpcdl.models import for_data  # noqa: E402
 from hpcdl.own import is_own  # noqa: E402
 from hpcdl.runs.accumulated import accumulated  # noqa: E402
 from hpcdl.runs.alike import reading  # noqa: E402
+from hpcdl.runs.initial import begin_with  # noqa: E402
 from hpcdl.runs.legs import measured  # noqa: E402
 from hpcdl.runs.options import Options, remark  # noqa: E402
 from hpcdl.runs.program import ended  # noqa: E402
@@ -96,6 +100,8 @@ class Training:
             raise UsageError(
                 f"this strategy runs on {counted(self.ranks, 'rank')}, not on {size}: start it without mpiexec"
             )
+        if {"initial", "resume"} <= set(options.told or ()):
+            raise UsageError("--initial is where a run begins, and --resume goes on with one: give one of them")
         divide(size, getattr(options, "servers", 0), options.data_servers)
         algorithm(options.allreduce)
 
@@ -116,11 +122,16 @@ class Training:
         data = open_for(role, roles, options, everyone)
         if not isinstance(data, RemoteData):
             opened.append(data.close)
+        if options.prepare is not None:
+            with refuse_together(world):
+                options.prepare(data, options, len(roles.workers))
         run = Run(comm, options, everyone, len(roles.workers))
         if world.rank == roles.workers[0] and (coming := unlike(data.scales)):
             log.warning("%s", coming)
         with refuse_together(world):
             model = for_data(options.model, data, options.dtype, device, options.loss, options.from_file("model"))
+            if options.initial and not options.resume:
+                begin_with(model, options.initial)
             if self.check is not None:
                 self.check(options, world.size - options.data_servers, model)
             if self.cut:
@@ -165,6 +176,7 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
                 augment=options.augment,
                 standardize=options.standardized,
                 from_file=options.from_file("data"),
+                data_seed=options.data_seed,
                 **how,
             )
     part.Free()

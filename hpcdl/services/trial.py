@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -26,10 +26,14 @@ from hpcdl.errors import AgreedError, TrainingError, UsageError, line, reason
 from hpcdl.files import atomic_write
 from hpcdl.memory import forget_peak
 from hpcdl.runs.options import Options
-from hpcdl.services.training import Training
+
+if TYPE_CHECKING:
+    from hpcdl.services.training import Training  # which takes over signals
 
 PATIENCE = 5.0  # seconds for which a rank that has failed waits for the others to fail, too
 FAILED = "failed.json"  # in the folder of a run: why it could not go on
+BEGUN = "begun"  # in the folder of a run: how often it was begun, and neither ended nor was stopped in good order
+MOST = 3  # times that it is begun so
 abandoned: list = []  # requests of runs that could not go on
 
 
@@ -45,7 +49,7 @@ class Outcome(NamedTuple):
     speaks: bool = True
 
 
-def attempt(comm: MPI.Intracomm, training: Training, options: Options, folder: Path) -> Outcome:
+def attempt(comm: MPI.Intracomm, training: "Training", options: Options, folder: Path) -> Outcome:
     """Train on the ranks of `comm`, of which this one is; collective. Returns the same on all of them.
 
     A run that could not go on leaves `failed.json` in `folder`: `why`, and the `traceback` of an error that is none
@@ -108,6 +112,26 @@ def failure(folder: Path) -> str | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads((folder / FAILED).read_text())["why"])
     return None
+
+
+def begun(folder: Path) -> int:
+    """How often the run of this folder was begun, and not brought to an end."""
+    try:
+        return int((folder / BEGUN).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def given_up(folder: Path) -> str | None:
+    """Why the run of this folder is not begun again; None where it is."""
+    why = failure(folder)
+    return f"the job has ended in it {MOST} times" if why is None and begun(folder) >= MOST else why
+
+
+def forget(folder: Path) -> None:
+    """Let a run be as if it had not been tried."""
+    for name in (FAILED, BEGUN):
+        (folder / name).unlink(missing_ok=True)
 
 
 def abandon(opened: list) -> None:

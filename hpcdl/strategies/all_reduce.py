@@ -28,6 +28,7 @@ from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
 from hpcdl.data import Data
 from hpcdl.kernels.device import Array
 from hpcdl.optim import Optimizer
+from hpcdl.runs.extra import kept
 from hpcdl.runs.held import Whole
 from hpcdl.runs.run import Run
 from hpcdl.runs.state import PerRank
@@ -82,6 +83,7 @@ def try_out(overlap: Overlap, model: Any, parameters: Array, data: Any, run: Run
             gradient[:] = 0
             model.loss_and_gradient(parameters, first, gradient, on_ready)
 
-        loses = overlap.try_out(backward)
+        with kept(model):
+            loses = overlap.try_out(backward)
     if loses:
         run.display.line(loses)

@@ -47,6 +47,7 @@ from hpcdl.federated.client import ClientUpdate
 from hpcdl.federated.clients import deal, fate
 from hpcdl.federated.codec import Codec
 from hpcdl.optim import Optimizer, make_optimizer
+from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.runs.held import Whole
 from hpcdl.runs.run import Run
 
@@ -86,7 +87,11 @@ def train(
     gradient = comm.device.empty(size, dtype)
     with refuse_together(comm.mpi):
         rows = data.divide(clients)
-        rule = make_optimizer(server, size, dtype, lambda step: server_lr, device=comm.device)
+        rule = make_optimizer(
+            server, size, dtype, lambda step: server_lr, device=comm.device, average_from=optimizer.average_from
+        )
+        optimizer.average_from = None  # the server averages, not its clients
+        optimizer.state.pop(AVERAGE, None)
         if rounds_to and not (data.classes and data.test):
             raise UsageError("--rounds-to is an accuracy on a test part with classes, which these data have not")
         averaging = WeightedAverage(random, rows, fraction)

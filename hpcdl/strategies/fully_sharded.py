@@ -27,7 +27,7 @@ from hpcdl.data import Data
 from hpcdl.kernels.device import Array
 from hpcdl.models.part import Part
 from hpcdl.optim import Optimizer
-from hpcdl.parallel.cut_model import CutModel
+from hpcdl.parallel.cut_model import CutModel, same_start
 from hpcdl.parallel.zero import Shards
 from hpcdl.runs.run import Run
 from hpcdl.runs.wrapped import plain
@@ -43,6 +43,7 @@ def train(
     gather: str = "all-gather",
 ) -> Array:
     """Train on all ranks of `comm`; returns the parameters that this rank holds."""
+    same_start(run.bookkeeping, model)
     shards = Shards(run, Part(plain(model)), optimizer, comm, stage, owners=gather == "broadcast")
     held = CutModel(comm, model, shards)
     run.report(stage=stage, gather=gather)

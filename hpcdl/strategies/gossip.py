@@ -42,6 +42,7 @@ from hpcdl.comm.mixing import (
     acceleration,
     check_mixing,
     exact_factors,
+    matrices,
     mixing,
     mixing_over_period,
     rounds_until,
@@ -78,6 +79,8 @@ def train(
     gradient = comm.empty(like=w)
     with refuse_together(comm.mpi):
         phase = batches_of(method, topology, rule, phase)
+    if optimizer.average_from is not None and method in ("detag", "defacto", "gradient-tracking"):
+        optimizer.average_from //= phase  # which counts updates, one for each phase
     step = METHODS[method](comm, model, run, w, gradient, optimizer, topology, rule, phase)
     run.report(allreduce=None, method=method, topology=topology.spec, mixing=rule, phase=phase)
     run.report(spectral_gap=spectral_gap(mixing_over_period(topology, rule)))
@@ -110,14 +113,6 @@ def batches_of(method: str, topology: Topology, rule: str, phase: int = 0) -> in
     if method == "defacto":
         return phase or max(1, len(exact_factors(topology)))
     return 1
-
-
-def matrices(topology: Topology, rule: str) -> Callable[[int], np.ndarray]:
-    """The function step -> mixing matrix; those of a period are made once."""
-    if topology.period is None:
-        return lambda step: mixing(topology, step, rule)
-    period = [mixing(topology, step, rule) for step in range(topology.period)]
-    return lambda step: period[step % len(period)]
 
 
 class AdaptThenCombine:

@@ -43,6 +43,7 @@ from hpcdl.errors import parse_spec
 from hpcdl.kernels.device import CPU, Device
 from hpcdl.kernels.reduce import add_scaled
 from hpcdl.optim import SETTINGS, Optimizer, make_optimizer
+from hpcdl.own import of_torch
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.run import Run
 from hpcdl.runs.state import Same
@@ -85,8 +86,8 @@ def train(
         if outer_optimizer:
             outer_optimizer.step(w)
         if local_momentum == "average":
-            for vector in optimizer.state.values():
-                comm.all_reduce(vector, op="mean")
+            for name in optimizer.vectors:
+                comm.all_reduce(optimizer.state[name], op="mean")
         elif local_momentum == "reset":
             optimizer.reset()
 
@@ -110,7 +111,7 @@ def train(
 
 def outer_rule(spec: str, lr: float, size: int, dtype: DTypeLike, device: Device = CPU) -> Optimizer | None:
     """The optimizer that `spec` names, with the constant rate `lr`; None for average. Raises UsageError."""
-    name, _ = parse_spec("outer rule", spec, {"average": {}} | SETTINGS)
+    name = spec if of_torch(spec) else parse_spec("outer rule", spec, {"average": {}} | SETTINGS)[0]
     return None if name == "average" else make_optimizer(spec, size, dtype, lambda step: lr, device=device)
 
 

@@ -18,6 +18,8 @@ is sequential SGD. Under ssp a push counts as much of a step as its share of the
 aware: rate / (1 + staleness), so that what is late moves less (Zhang et al., "Staleness-aware async-SGD", IJCAI 2016).
 delay: each update is applied so many versions late, w(t+1) = w(t) - lr g(w(t - delay)): to see where training diverges.
 
+sparse_push: of sparse data, the rows of the first layer's weight travel that a batch touches (hpcdl/services/keys.py).
+
 The run is run by rank 0, the first server: it counts steps, scores, saves, and gives out the steps. Before a checkpoint
 no worker is let past its step, so that what is saved is the state of just those steps.
 
@@ -26,24 +28,27 @@ no worker is let past its step, so that what is saved is the state of just those
 
 import contextlib
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hpcdl.chunks import chunk
 from hpcdl.comm import Communicator
-from hpcdl.data import Data
-from hpcdl.errors import TrainingError
+from hpcdl.comm.failure import refuse_together
+from hpcdl.data import Batch, Data
+from hpcdl.data.cursor import Cursor
+from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.kernels.norm import sum_of_squares
+from hpcdl.models.layered import Layered
+from hpcdl.models.layers import Dense
 from hpcdl.optim import Optimizer
-from hpcdl.runs.on_one_rank import OnOneRank
+from hpcdl.runs.extra import carried
 from hpcdl.runs.run import Run
-from hpcdl.runs.state import Elsewhere, Tracked
+from hpcdl.runs.wrapped import plain
 from hpcdl.services.consistency import BSP, Consistency
-from hpcdl.services.lead import Lead, LedStore
-from hpcdl.services.parameter_store import ParameterStore
+from hpcdl.services.keys import KEY, Rows
+from hpcdl.services.on_servers import Keeper, OnServers, asked
+from hpcdl.services.parameter_store import ParameterStore, cut_slices
 from hpcdl.services.store_messages import Push
 
 
@@ -60,6 +65,7 @@ def train(
     broadcast_every: int = 0,
     aware: bool = False,
     delay: int = 0,
+    sparse_push: bool = False,
 ) -> np.ndarray:
     """Train on all ranks of `comm`: the first `servers` serve, or all do (on_workers); the others work.
 
@@ -67,9 +73,15 @@ def train(
     """
     size, holders = model.layout.size, comm.size if on_workers else servers
     serves, works = comm.rank < holders, on_workers or comm.rank >= servers
+    with refuse_together(comm.mpi):
+        rows = touched_rows(model) if sparse_push else None
+        if rows is not None:
+            check_sparse_push(optimizer, data.sparse or not works)  # a server sees them as it scores them
     group = run.until_end(comm.split(0 if serves else None, name="servers", allreduce="tree"))
-    cut = chunk(size, holders, comm.rank) if serves else slice(0, 0)
+    cut = cut_slices(size, holders, rows.width if rows else 1)[comm.rank] if serves else slice(0, 0)
     optimizer = optimizer.of_size(cut.stop - cut.start)
+    if optimizer.average_from is not None and consistency.clocked and not consistency.in_rounds:
+        optimizer.average_from *= comm.size if on_workers else comm.size - servers  # which counts updates
     whole = CPU.array(model.initialize(run.random)) if comm.rank == 0 else None
     pulled: Any = getattr(model, "device", CPU).empty(size, model.layout.dtype) if works else None
     keeper = Keeper(run) if comm.rank == 0 else None
@@ -86,11 +98,13 @@ def train(
         consistency=consistency,
         update=Updates(optimizer, group, consistency, aware),
         initial=whole,
+        rows=rows,
         broadcast_every=broadcast_every,
         delay=delay,
         lead=keeper,
         start=run.step,
         memory=run.memory,
+        beside=carried(model),
     )
     if run.options.resume:
         for which in range(1, 1 + len(optimizer.state)):
@@ -105,6 +119,8 @@ def train(
         counts = store.server.clocks.staleness
         run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
     run.end()
+    if held.average:
+        held.hand_out(run.bookkeeping, [rank for rank in store.clients if rank > 0])
     store.free()
     held.raise_failure(run.bookkeeping)
     return store.server.values if held.parameters is None else held.parameters
@@ -112,33 +128,68 @@ def train(
 
 def work(comm: Communicator, store: ParameterStore, model: Any, data: Data, parameters: Array, run: Run) -> None:
     """What a worker does: pull, compute, push, until no step is left; at the end `parameters` are the final ones."""
-    clocked, clip = store.consistency.clocked, run.options.clip_norm > 0
+    clocked, clip, keyed = store.consistency.clocked, run.options.clip_norm > 0, store.rows is not None
     share = (store.clients.index(comm.rank), len(store.clients)) if clocked else (0, 1)
-    gradient = device_of(parameters).empty(parameters.size, parameters.dtype)
+    gradient = device_of(parameters).zeros(parameters.size, parameters.dtype)
     batches = data.cursor(run.batch, share, clocked)
     while True:
         with run.stopwatch.step():
-            step = pull(comm, store, parameters, run)
-            if step is None:
+            batch = (pull_touched if keyed else pull_all)(comm, store, parameters, batches, run)
+            if batch is None:
                 break
-            with run.stopwatch.fetching():
-                batch = batches.take(*divmod(step, run.per_epoch))
-            gradient[:] = 0
+            if not keyed:  # else the push has left zeros
+                gradient[:] = 0
             loss = model.loss_and_gradient(parameters, batch, gradient, store.attend if store.serves else None)
             norm = math.sqrt(sum_of_squares(gradient)) if clip else 0.0
-            store.push(gradient, count=len(batch.y), total=batch.total, loss=loss, norm=norm)
+            push = store.push_at if keyed else store.push
+            push(gradient, count=len(batch.y), total=batch.total, loss=loss, norm=norm)
     batches.close()
     with run.stopwatch.step("serve") if comm.rank == 0 else contextlib.nullcontext():  # rank 0's clock is the run's
         store.close(parameters)
 
 
-def pull(comm: Communicator, store: ParameterStore, parameters: Array, run: Run) -> int | None:
-    """The step to compute, on these parameters; None: no step is left."""
-    blocked, apart = comm.traffic.blocked_seconds, store.apart_seconds
-    step = store.pull(parameters)
-    if comm.rank > 0:  # what rank 0 has spent on scores and checkpoints meanwhile is no part of a step
-        run.stopwatch.excuse(min(store.apart_seconds - apart, comm.traffic.blocked_seconds - blocked))
-    return step
+def pull_all(comm: Communicator, store: ParameterStore, parameters: Array, batches: Cursor, run: Run) -> Batch | None:
+    """The batch to compute on these parameters, which are pulled; None: no step is left."""
+    step = asked(comm, store, run, store.pull, parameters)
+    return None if step is None else take(batches, step, run)
+
+
+def pull_touched(
+    comm: Communicator, store: ParameterStore, parameters: Array, batches: Cursor, run: Run
+) -> Batch | None:
+    """Likewise, but the batch comes first, and what it touches of the parameters is pulled."""
+    step = store.clock if store.consistency.clocked else asked(comm, store, run, store.draw)
+    if step is None or step >= run.steps:
+        return None
+    batch = take(batches, step, run)
+    keys = np.unique(batch.x.indices[batch.x.part]).astype(KEY)
+    return None if asked(comm, store, run, store.pull_at, parameters, keys) is None else batch
+
+
+def take(batches: Cursor, step: int, run: Run) -> Batch:
+    """The batch of a step."""
+    with run.stopwatch.fetching():
+        return batches.take(*divmod(step, run.per_epoch))
+
+
+def touched_rows(model: Any) -> Rows:
+    """The rows of the weight of a model's first layer, of which a batch touches some. UsageError where it has none."""
+    model = plain(model)
+    if not (isinstance(model, Layered) and isinstance(model.layers[0], Dense)):
+        raise UsageError("--sparse-push sends rows of the first layer's weight: take a linear model or an mlp")
+    features, width = model.layers[0].whole["weight"]
+    return Rows(width, features * width)
+
+
+def check_sparse_push(optimizer: Optimizer, sparse: bool) -> None:
+    """Raise UsageError where a step moves more than what a batch touches."""
+    if not sparse:
+        raise UsageError("--sparse-push is for sparse data: of dense rows a batch touches all; leave it out")
+    if not optimizer.sparse:
+        raise UsageError(
+            "--sparse-push leaves alone what a batch does not touch, which momentum, moments, weight decay and means "
+            "would move: take --optimizer sgd or adagrad, without --weight-decay and --average"
+        )
 
 
 class Updates:
@@ -154,7 +205,10 @@ class Updates:
         rate = self.optimizer.schedule(push.step) * push.count / push.total
         rate /= 1 + push.staleness if self.aware else 1
         norm = self.norm(gradient, push) if self.optimizer.clip_norm > 0 else None
-        self.optimizer.update(values, gradient, 1 / push.count, norm, rate)
+        if isinstance(push.part, slice):
+            self.optimizer.update(values, gradient, 1 / push.count, norm, rate)
+        else:
+            self.optimizer.update_at(push.part.elements, values, gradient, 1 / push.count, norm, rate)
 
     def norm(self, gradient: np.ndarray, push: Push) -> float:
         """The norm of the whole vector: of one push its worker knows it, of a round's sum the servers find it."""
@@ -164,98 +218,3 @@ class Updates:
         squares[0] = sum_of_squares(gradient)
         self.group.all_reduce(squares)
         return math.sqrt(squares[0])
-
-
-class OnServers(OnOneRank):
-    """The parameters and the optimizer's state lie on the servers, of which rank 0 gathers what is scored and saved.
-
-    loaded: of a run that is gone on with, vectors of the state by number, to be given to the servers.
-    """
-
-    keeper: Any  # Keeper, and None but on rank 0
-
-    def __init__(
-        self, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool, keeper: "Keeper | None"
-    ):
-        super().__init__(model, parameters, optimizer, works)
-        self.keeper = keeper
-        self.loaded: dict[int, np.ndarray] = {}
-
-    def tracked(self) -> dict[str, Tracked]:
-        if not self.leads:
-            return {}
-        state: dict[str, Tracked] = {
-            f"optimizer/{name}": Elsewhere(
-                partial(self._read, which), partial(self.loaded.__setitem__, which), self.parameters
-            )
-            for which, name in enumerate(self.optimizer.state, 1)
-        }
-        return super().tracked() | state
-
-    def _read(self, which: int) -> np.ndarray:
-        """A vector of the optimizer's state, whole."""
-        vector = CPU.empty(self.parameters.size, self.parameters.dtype)
-        self.keeper.gather(vector, which)
-        return vector
-
-    def refresh(self) -> None:
-        self.keeper.gather(self.parameters)
-        run = self.keeper.run
-        run.legs.sent = self.sent(run.comm.traffic)  # the servers have told, too
-
-    def horizon(self, step: int) -> int:
-        return self.keeper.store.granted
-
-
-class Keeper(Lead):
-    """On rank 0: runs the run, and decides which steps may be given out: none beyond the next checkpoint."""
-
-    store: LedStore
-
-    def __init__(self, run: Run):
-        self.run = run
-
-    @property
-    def held(self) -> OnServers:
-        """What the run holds."""
-        return self.run.held  # type: ignore[return-value]
-
-    def begin(self, store: LedStore, step: int) -> None:
-        self.store = store
-        self._decide()
-
-    def _decide(self) -> None:
-        run, every = self.run, self.run.options.checkpoint_every
-        self.steps = run.steps if run.stopped is None else run.step
-        self.limit = min(self.steps, (run.step // every + 1) * every) if every else self.steps
-        self.apart_seconds = run.stopwatch.apart_seconds
-
-    def admit(self, push: Push) -> None:
-        if not math.isfinite(push.loss) and self.held.failure is None:
-            self._fail(self.run.not_finite(push.step + 1, push.client))
-
-    def done(self, loss: float, total: float) -> None:
-        if self.held.failure is not None:
-            return
-        self.run.record(loss, int(total))
-        try:
-            self.run.boundary()
-        except TrainingError as error:
-            self._fail(error)
-        else:
-            self._decide()
-
-    def _fail(self, error: TrainingError) -> None:
-        """The run cannot go on: what has been given out is computed, as after a signal, and nothing comes of it."""
-        self.held.failure = error
-        self.steps = self.limit = self.store.granted
-
-    def signalled(self) -> None:
-        self.run.signalled = True
-
-    def sent(self, rank: int, bytes: float, messages: float) -> None:
-        self.held.note_sent(rank, bytes, messages)
-
-    def gather(self, whole: np.ndarray, which: int = 0) -> None:
-        """whole <- the servers' vectors after the run's step; when it is over, the values with all that is delayed."""
-        self.store.gather(whole, which, self.run.step, finish=which == 0 and self.run.over)

@@ -136,6 +136,23 @@ def test_search_array_with_options_on_two_nodes(submit, mpi, gated, tmp_path):
         assert f"lr: 0.{member}\n" in (folder / "config.yaml").read_text()
 
 
+def test_a_search_as_an_array(submit, tmp_path):
+    """Each member is a trial, and all write one journal."""
+    space = ["--space", "lr=0.1|0.2|0.4", "--method", "grid"]
+    job = submit("search_array.sbatch", *TRAIN, "--allreduce", "ring", *space, sbatch=["--array=0-2"])
+    for member in range(3):
+        job.member(member).ended()
+    folder = tmp_path / "runs" / f"search-{job.name}"
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    ends = {line["trial"]: line["score"] for line in lines if line["event"] == "end"}
+    assert sorted(ends) == [0, 1, 2] and len([line for line in lines if line["event"] == "begin"]) == 3
+    assert {line["ranks"] for line in lines if line["event"] == "leg"} == {2}
+    rows = (folder / "trials.csv").read_text().splitlines()
+    assert len(rows) == 4 and all(row.split(",")[1] == "ended" for row in rows[1:])
+    for trial in ends:
+        assert finished(folder / "trials" / f"{trial:04d}" / "seed-0", 2, 400)["options"]["lr"] == 0.1 * 2**trial
+
+
 @NODES
 def test_bench_allreduce(submit, tmp_path, nodes):
     sbatch = ["--nodes=2", "--ntasks-per-node=2"] if nodes == 2 else []
@@ -185,6 +202,27 @@ def test_compare_on_two_nodes(submit, mpi, gated, never_stopped, tmp_path):
     for run in folders:
         finished(run, 2, 400)
         assert same_bits(run, never_stopped(submit))  # gate is ring, but for its wait
+
+
+def test_search(submit, gated, tmp_path):
+    """It is stopped in a trial, is requeued, and goes on with that one."""
+    environment = gated[1]
+    space = ["--space", "lr=log:0.01..0.5", "--trials", "3", "--ranks-per-trial", "2"]
+    training = [*TRAIN, "--allreduce", "gate:gate", "--validation", "0.1"]
+    job = submit("search.sbatch", *training, *space, sbatch=["--ntasks-per-node=2"], **environment)
+    folder = tmp_path / "runs" / f"search-{job.name}"
+    reach(job, environment)
+    job.signal("USR1")
+    job.again()
+    job.ended()
+    assert job.log.count("stopped by a signal; go on with --resume") == 1
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    ended = [line["trial"] for line in lines if line["event"] == "end"]
+    assert sorted(ended) == [0, 1, 2] and sum(line["event"] == "leg" for line in lines) == 2
+    assert (folder / "best.yaml").exists() and len((folder / "trials.csv").read_text().splitlines()) == 4
+    job = submit("search.sbatch", "train-nothing", "--space", "lr=0.1..1")
+    job.ended(2)
+    assert "unknown program 'train-nothing'" in job.log
 
 
 # -- the time limit, preemption, the loss of a node ------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
@@ -246,3 +247,17 @@ def test_calls_of_all_ranks_take_forward_what_is_in_flight(name, call, world):
     if isinstance(made, Communicator):
         made.free()
     comm.free()
+
+
+def test_what_was_derived_is_given_back_with_it(each_group):
+    def body(bare):
+        comm = Communicator(bare)
+        half, own = comm.split(comm.rank % 2), comm.duplicate("own")
+        inner, freed = half.duplicate("inner"), comm.duplicate("freed")
+        freed.free()
+        comm.free()
+        assert all(each.mpi == MPI.COMM_NULL for each in (comm, half, own, inner, freed))
+        half.free()
+        comm.free()  # nothing is left to give back
+
+    each_group(body)

@@ -40,6 +40,8 @@ CPU = {
     "numba:config.NUMBA_NUM_THREADS": "hpcdl/machine/facts.py",
     "llvmlite.ir:IRBuilder.load_atomic": "kernels/shared.py, load",
     "llvmlite.ir:IRBuilder.store_atomic": "kernels/shared.py, store",
+    "llvmlite.ir:IRBuilder.cmpxchg": "kernels/atomics.py, compare_and_swap",
+    "llvmlite.ir:IRBuilder.atomic_rmw": "kernels/atomics.py, exchange",
     "llvmlite.ir:IRBuilder.inttoptr": "kernels/shared.py, pointer",
     "numba.core.base:BaseContext.get_value_type": "kernels/shared.py, load",
     "numba.core.base:BaseContext.get_dummy_value": "kernels/shared.py, store",

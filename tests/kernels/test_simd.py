@@ -19,10 +19,10 @@ pytestmark = pytest.mark.skipif(
     not TRIPLE.startswith("x86_64"), reason=f"reads x86-64 machine code, not that of {TRIPLE}"
 )
 
-# Packed arithmetic, comparisons and conversions of floating-point numbers, and the shifts and widenings of bfloat16; no
-# moves, which are packed in any copy.
+# Packed arithmetic, comparisons and conversions of floating-point numbers, the shifts and widenings of bfloat16, and
+# products of 64-bit integers; no moves, which are packed in any copy.
 FLOATING = r"v?(?:add|sub|mul|div|sqrt|max|min|cmp\w*?|fn?m(?:add|sub)\d+|cvt\w+2)p[sd]"
-PACKED = re.compile(rf"\b(?:{FLOATING}|v?p(?:sll[dq]|movzx\w+))\b.*%([xyz])mm")
+PACKED = re.compile(rf"\b(?:{FLOATING}|v?p(?:sll[dq]|movzx\w+|mullq|muludq))\b.*%([xyz])mm")
 
 
 def compiled(function, types):

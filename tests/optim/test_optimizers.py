@@ -80,7 +80,23 @@ def adamw(w, mean, decay, **settings):
     return adam(w, mean, decay, decoupled=True, **settings)
 
 
-TEXTBOOK = {"sgd": sgd, "momentum": momentum, "nesterov": nesterov, "adam": adam, "adamw": adamw}
+def adagrad(w, mean, decay, eps=1e-10):
+    s = np.zeros_like(w)
+    for step, g in enumerate(mean):
+        d = g + decay * w
+        s = s + d * d
+        w = w - rate(step) * d / (np.sqrt(s) + eps)
+        yield w
+
+
+TEXTBOOK = {
+    "sgd": sgd,
+    "momentum": momentum,
+    "nesterov": nesterov,
+    "adam": adam,
+    "adamw": adamw,
+    "adagrad": adagrad,
+}
 SPECS = {  # spec -> textbook settings
     "sgd": {},
     "momentum": {},
@@ -92,6 +108,8 @@ SPECS = {  # spec -> textbook settings
     "adam:beta1=0.8,beta2=0.95,eps=1e-3": {"beta1": 0.8, "beta2": 0.95, "eps": 1e-3},
     "adamw": {},
     "adamw:beta1=0": {"beta1": 0},
+    "adagrad": {},
+    "adagrad:eps=1e-2": {"eps": 1e-2},
 }
 
 
@@ -125,6 +143,7 @@ def test_against_torch(name, decay):
         "nesterov": lambda: torch.optim.SGD([w], lr=1, momentum=0.9, nesterov=True, weight_decay=decay),
         "adam": lambda: torch.optim.Adam([w], lr=1, weight_decay=decay),
         "adamw": lambda: torch.optim.AdamW([w], lr=1, weight_decay=decay),
+        "adagrad": lambda: torch.optim.Adagrad([w], lr=1, weight_decay=decay),
     }[name]()
     expected = []
     for step, g in enumerate(SCALE * gradients()):
@@ -219,7 +238,7 @@ def test_gradient_is_left_as_it_is(name):
 
 def test_state_is_all_there_is(name):
     """State and step copied into a fresh optimizer go on to the same bits."""
-    wanted = {"sgd": [], "momentum": ["momentum"], "nesterov": ["momentum"]}
+    wanted = {"sgd": [], "momentum": ["momentum"], "nesterov": ["momentum"], "adagrad": ["sum_of_squares"]}
     old, w = make_optimizer(name, SIZE, "float32", rate), start("float32")
     assert list(old.state) == wanted.get(name, ["first_moment", "second_moment"])
     for g in gradients("float32")[:10]:
@@ -270,6 +289,7 @@ def test_nothing_to_update(name):
         ("adam:beta1=1", {}, "beta1 is at least 0"),
         ("adamw:beta2=1.5", {}, "beta2 is at least 0"),
         ("adam:eps=0", {}, "eps is positive, not 0.0"),
+        ("adagrad:eps=-1", {}, "Adagrad's eps is positive, not -1.0"),
         ("sgd", {"weight_decay": -1.0}, "weight decay is zero or positive, not -1.0"),
         ("sgd", {"weight_decay": float("nan")}, "weight decay is zero or positive, not nan"),
         ("adam", {"clip_norm": -1.0}, "norm to clip at is positive, or zero for no clipping, not -1.0"),

@@ -20,15 +20,20 @@ LR, STEPS, EPOCH, BATCH = 0.4, 200, 20, 64
         ("step:every=2,factor=0.5", {0: 0.4, 39: 0.4, 40: 0.2, 79: 0.2, 80: 0.1, 199: 0.4 / 16}),
         ("step:every=0.5,factor=0.5", {9: 0.4, 10: 0.2, 20: 0.1}),
         ("cosine", {0: 0.4, 50: 0.2 + 0.2 * math.sqrt(0.5), 100: 0.2, 200: 0.0, 500: 0.0}),
+        ("cosine:cycles=4", {0: 0.4, 25: 0.2, 49: 0.2 + 0.2 * math.cos(math.pi * 0.98), 50: 0.4, 150: 0.4, 175: 0.2}),
+        ("cosine:cycles=3", {0: 0.4, 66: 0.2 + 0.2 * math.cos(math.pi * 66 / 67), 67: 0.4, 134: 0.4}),
         ("cosine:floor=0.1", {0: 0.4, 100: 0.22, 200: 0.04, 500: 0.04}),
         ("1/t", {0: 0.4, 1: 0.4 / 1.01, 100: 0.2, 300: 0.1}),
         ("1/t:decay=1", {0: 0.4, 1: 0.2, 3: 0.1}),
         ("1/t:decay=0", {0: 0.4, 300: 0.4}),
+        ("polynomial", {0: 0.4, 1: 0.4 / 2**0.55, 99: 0.4 / 100**0.55}),
+        ("polynomial:b=16,gamma=0.5", {0: 0.1, 9: 0.08, 84: 0.04}),
         # two epochs of warm-up: 40 steps, from 1/40 of the rate to all of it
         ("constant:warmup=2", {0: 0.01, 1: 0.02, 19: 0.2, 39: 0.4, 40: 0.4, 199: 0.4}),
         ("constant:warmup=0.05", {0: 0.4, 1: 0.4}),
         ("step:every=3,factor=0.5,warmup=2", {0: 0.01, 39: 0.4, 40: 0.4, 59: 0.4, 60: 0.2}),
         ("cosine:warmup=2", {0: 0.01, 39: 0.4, 40: 0.4, 120: 0.2, 200: 0.0}),
+        ("polynomial:b=4,gamma=0.5,warmup=2", {0: 0.01, 39: 0.4, 40: 0.2, 45: 0.4 / 3}),
         ("1/t:decay=1,warmup=2", {0: 0.01, 39: 0.4, 40: 0.4, 41: 0.2}),
         # the rate is meant for batches of 16, and these have 64
         ("constant:reference-batch=16", {0: 1.6, 199: 1.6}),
@@ -44,7 +49,7 @@ def test_values(spec, values):
 
 @settings(max_examples=100, deadline=None)
 @given(
-    spec=st.sampled_from(["constant", "step:every=1", "cosine:floor=0.2", "1/t:decay=0.5"]),
+    spec=st.sampled_from(["constant", "step:every=1", "cosine:floor=0.2", "1/t:decay=0.5", "polynomial:b=2"]),
     warmup=st.floats(0, 30),
     lr=st.floats(1e-6, 10),
     steps=st.integers(0, 100),
@@ -62,14 +67,17 @@ def test_rises_during_warm_up_and_never_afterwards(spec, warmup, lr, steps, epoc
 @pytest.mark.parametrize(
     ("spec", "lr", "message"),
     [
-        ("cosin", LR, r"unknown schedule 'cosin' \(did you mean 'cosine'\?\); known: 1/t, constant, cosine, step"),
+        ("cosin", LR, r"unknown schedule 'cosin' \(did you mean 'cosine'\?\); known: 1/t, constant, cosine, poly"),
         ("constant:floor=1", LR, "'constant' has no setting 'floor'"),
         ("step:every=often", LR, "every should be of type float"),
         ("step:every=0", LR, "every is positive, not 0.0"),
         ("step:factor=0", LR, "factor is positive, not 0.0"),
         ("step:factor=-1", LR, "factor is positive, not -1.0"),
         ("cosine:floor=-0.1", LR, "floor is zero or positive, at most 1.0, not -0.1"),
+        ("cosine:cycles=0", LR, "cycles is positive, not 0"),
+        ("cosine:cycles=1.5", LR, "cycles should be of type int, not '1.5'"),
         ("cosine:floor=1.1", LR, "floor is zero or positive, at most 1.0, not 1.1"),
+        ("polynomial:b=0", LR, "b is positive, not 0.0"),
         ("1/t:decay=-1", LR, "decay is zero or positive, not -1.0"),
         ("constant:warmup=-1", LR, "warmup is zero or positive, not -1.0"),
         ("constant:warmup=inf", LR, "warmup is zero or positive, not inf"),

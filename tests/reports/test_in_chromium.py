@@ -12,6 +12,7 @@ import subprocess
 
 import pytest
 from made_runs import write_comparison, write_run, write_trace
+from made_search import SPACE, events_of, write_journal
 
 from hpcdl.reports.report import make
 
@@ -74,7 +75,7 @@ def measured(page, width, folder):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """A page of all that there is: a comparison with long lines, a pipeline, many ranks, a run that lacks most."""
+    """A page of all there is: a comparison with long lines, searches, a pipeline, many ranks, a run without most."""
     folder = tmp_path_factory.mktemp("runs")
     lines = [
         "train-allreduce",
@@ -88,6 +89,15 @@ def page(tmp_path_factory):
     write_run(folder / "many", ranks=1000, steps=30, data="/a/very/long/name" * 20)
     write_run(folder / "one", ranks=1, steps=1, evaluations=1)
     write_run(folder / "seven", ranks=7, steps=200_00, evaluations=20)
+    write_journal(folder / "search", trials=40, rungs=3, method="asha", seeds=2, failing=(3, 7))
+    events = list(events_of(trials=30, space=[*SPACE, "a-" + 30 * "name-", "x=0.001..123456789"]))
+    for trial, event in enumerate(event for event in events if event["event"] == "begin"):
+        event["values"] |= {
+            "model": f"/a/very/long/path/{'x' * 30}:{trial % 7}",
+            "x": 1e7 * trial,
+            f"a-{30 * 'name-'}": trial,
+        }
+    write_journal(folder / "another-search", events)
     (folder / "bare").mkdir()
     (folder / "bare" / "config.yaml").write_text("data: digits\n")
     make([str(folder)], folder / "report.html")

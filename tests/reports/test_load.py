@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from few import write_few
+from made_search import write_journal
 from written_runs import lines_of
 
 from hpcdl import reports
@@ -158,3 +159,16 @@ def test_runs_of_strategies(run_on, tmp_path, program):
 
 def few_steps(program):
     return ["--rounds", "2", "--clients", "3"] if program == "train_federated" else ["--epochs", "2"]
+
+
+def test_the_trials_of_a_search(write_run, tmp_path):
+    folder = write_journal(tmp_path / "found", trials=6, failing=(2,))
+    write_run("found/trials/0004/seed-0", lines_of(8))
+    write_run("found/trials/0005/seed-0", lines_of(8))
+    found = reports.trials(folder)
+    assert [row["trial"] for row in found] == [*range(6)] and found[0]["values"]["lr"] > 0
+    assert [row["score"] is None for row in found] == [row["failed"] is not None for row in found]
+    assert [row["status"] for row in found].count("failed") == 1
+    assert {*reports.load(folder)["run"]} == {"trials/0004/seed-0", "trials/0005/seed-0"}
+    with pytest.raises(UsageError, match=r"journal\.jsonl is missing"):
+        reports.trials(tmp_path)

@@ -2,14 +2,14 @@
 
 import io
 import os
-import time
 
 import pytest
+from made_search import write_journal
 from rich.console import Console
 from written_runs import lines_of
 
 from hpcdl.reports import watch_view, watching
-from hpcdl.reports.watch_view import clock, curve, duration, facts, news, view
+from hpcdl.reports.watch_view import curve, facts, news, view
 from hpcdl.reports.watching import Watching
 
 STARTED = {"program": "train-allreduce", "ranks": 2, "model": "mlp", "data": "digits", "batch_size": 32, "steps": 100}
@@ -32,13 +32,6 @@ def watched(write_run, monkeypatch, tmp_path):
     return look
 
 
-def test_durations_and_times():
-    said = [duration(seconds) for seconds in (-1, 0.4, 45, 99, 100, 3000, 7500, 48 * 3600 - 1, 76 * 3600)]
-    assert said == ["0 s", "0 s", "45 s", "99 s", "2 min", "50 min", "2 h 05 min", "2 days 0 h", "3 days 4 h"]
-    noon = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
-    assert clock(noon + 180, noon) == "12:03" and "23 Nov" in clock(noon + 86400, noon)
-
-
 def test_all_that_is_known(watched):
     ends = {"ends": 2012.0, "time_limit": 1100.0}
     found = facts(*watched(lines_of(50), end='{"b\n', started=STARTED | ends))
@@ -54,6 +47,18 @@ def test_all_that_is_known(watched):
         "--time-limit ends it in 2 min, 88 s to spare",
     ]
     assert found[7].endswith("metrics.jsonl cannot be read") and found[7].startswith("1 line of ")
+
+
+def test_of_a_search_how_far_it_is_and_its_best(write_run, tmp_path):
+    folder = write_journal(tmp_path / "found", trials=9, failing=(2,))
+    write_run("found/trials/0004/seed-0", lines_of(8), started=STARTED)
+    watching = Watching([str(folder)])
+    watching.look()
+    said = facts(watching, watching.run)
+    assert "seed-0: " in said[0]
+    at = said.index("found: 8 of 9 trials ended, 1 failed")
+    assert len(said[at + 1 :]) == 5 and all(line.startswith("  trial ") and "%, lr=" in line for line in said[at + 1 :])
+    assert news(watching, watching.run).endswith("found: 8 of 9 trials ended, 1 failed")
 
 
 def test_little_that_is_known(watched):

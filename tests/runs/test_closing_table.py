@@ -130,6 +130,14 @@ CLIENTS = {"rounds": 7, "clients": 1000, "clients_per_round": 10}
         ({"allreduce": "ring"}, {"all-reduce": "ring"}),
         (CLIENTS, {"rounds": "7 of 10 of 1,000 clients"}),
         (
+            {"rounds": 7, "local_steps": 0.5, "duality_gap": 0.00125, "primal": 0.25, "dual": 0.24875, "locking": None},
+            {"rounds": "7 of 0.5 passes over a rank's examples", "duality gap": "0.00125 (primal 0.25, dual 0.24875)"},
+        ),
+        (
+            {"rounds": 7, "local_steps": 1.0, "locking": "none", "threads": 2, "drift": 0.0123},
+            {"rounds": "7 of 1 pass over a rank's examples", "locking": "none, of 2 threads, drift 0.012"},
+        ),
+        (
             CLIENTS | {"rounds_to_accuracy": None, "epsilon": 1.25, "delta": 1e-4, "rounds_abandoned": 1},
             {
                 "rounds": "7 of 10 of 1,000 clients",

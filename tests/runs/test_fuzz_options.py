@@ -30,10 +30,13 @@ from hpcdl.runs.options import kinds_of
 PROGRAMS = {
     "train_sequential": "Options",
     "train_allreduce": "AllReduceOptions",
+    "train_coordinate_descent": "CoordinateOptions",
     "train_federated": "FederatedOptions",
     "train_pipeline": "PipelineOptions",
     "train_grid": "GridOptions",
     "train_local_sgd": "LocalOptions",
+    "train_svrg": "SvrgOptions",
+    "train_sgld": "SgldOptions",
     "train_gossip": "GossipOptions",
     "train_kmeans": "KMeansOptions",
     "train_parameter_server": "ServerOptions",
@@ -102,6 +105,7 @@ FIELDS = {
     # What these ask for they get: of time, or the job's end.
     "pretend_compute": st.sampled_from(["0", "0.01", "1e10", "1e308", "inf", "-1"]),
     "timeout": st.sampled_from(["0", "1e10", "1e308", "inf", "nan", "-1", "1000000"]),
+    "local_steps": st.sampled_from(["0", "0.5", "3", "-1", "nan", "inf", "1e7", "1e308", "9" * 30]),
     "local_epochs": st.sampled_from(["0", "1", "-1", "nan", "1e20", "9" * 30]),
     "noise": LARGE,
 }
@@ -137,6 +141,8 @@ def starts(draw):
 def folder(tmp_path_factory):
     """Where the programs find two small data sets."""
     path = tmp_path_factory.mktemp("fuzz")
+    write_few(path, 2)
+    (path / "few.h5").rename(path / "two.h5")
     write_few(path)
     (path / "text.txt").write_text("the cat sat on the mat and the dog sat on the cat " * 3)
     prepare_text(str(path / "text.txt"), Output(str(path / "text.h5")), length=4)
@@ -150,8 +156,10 @@ def arguments(folder, program, given, filed, text):
         small |= {"clusters": "2", "rounds": "1"}
     else:
         small |= {"model": "gpt:layers=1,width=8,heads=2" if text else "mlp:4", "progress": "none", "out": "none"}
-        small |= {"time_limit": "0.001", **({"rounds": "1"} if program == "train_federated" else {"steps": "1"})}
+        small |= {"time_limit": "0.001", **({"rounds": "1"} if program in ROUNDS else {"steps": "1"})}
         small |= {"clients": "3"} if program == "train_federated" else {}
+    if program == "train_coordinate_descent" and not text:
+        small |= {"data": str(folder / "two.h5"), "model": "logistic"}
     if program == "train_parameter_server":
         small |= {"servers_on_workers": "true"}
     if "epochs" in given:
@@ -167,6 +175,7 @@ def arguments(folder, program, given, filed, text):
 
 
 SWITCHES = {"servers_on_workers"}
+ROUNDS = {"train_federated", "train_coordinate_descent"}
 
 
 @given(starts())

@@ -77,7 +77,7 @@ def test_a_narrow_terminal_and_no_command():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (["cvs", "a", "b"], "invalid choice: 'cvs' (choose from idx, npz, csv, table, text) (did you mean 'csv'?)"),
+        (["cvs", "a", "b"], "text, libsvm, synthetic) (did you mean 'csv'?)"),
         (["text", "a", "b", "--level", "bytes"], "(did you mean 'byte'?)"),
         (["csv", "a", "b", "--delimeter", ";"], "unrecognized arguments: --delimeter ; (did you mean '--delimiter'?)"),
     ],

@@ -31,6 +31,7 @@ def test_the_first_one_is_noted(monkeypatch, number):
     """Each by the same handler, so that one of them shows what a run does then (test_interrupted.py)."""
     before = [signal.getsignal(each) for each in signals.HANDLED]
     monkeypatch.setattr(signals, "received", [])
+    monkeypatch.setattr(signals, "own", [])
     try:
         signals.install()
         os.kill(os.getpid(), number)

@@ -34,6 +34,27 @@ def test_a_limit_or_a_signal(told, reason):
     assert at_its_end.reason == "finished"
 
 
+@pytest.mark.parametrize(
+    "pause, steps, reason",
+    [(0, 40, "finished"), (2, 8, "paused"), (2.6, 10, "paused"), (0.01, 1, "paused"), (9.99, 40, "finished")],
+)
+def test_a_leg_ends_before_the_whole_run_does(pause, steps, reason):
+    """After so many epochs of 4 steps; what is as good as the end is the end."""
+    run = stopping()
+    run.plan(40, 4, pause)
+    assert run.steps == steps and run.over(steps) and not run.over(steps - 1)
+    run.end()
+    assert run.reason == reason
+
+
+def test_what_ends_a_leg_before_it_pauses_counts():
+    run = stopping(budget=Budget(examples=100))
+    run.plan(40, 4, 2)
+    run.told(4, signalled=True, late=False)
+    run.end()
+    assert run.reason == "signal"
+
+
 def test_steps_under_way_are_ended_first():
     run = stopping()
     run.told(4, signalled=True, late=False)
@@ -138,3 +159,14 @@ def test_steps_of_a_budget_of_examples():
 def test_bad_budgets(text):
     with pytest.raises(UsageError, match="--budget"):
         Budget.read(text)
+
+
+def test_a_gap_that_is_small_enough():
+    run = stopping()
+    run.judge(1.0, None, 0.5)  # no tolerance was asked for
+    run.tolerance = 0.01
+    for gap in (None, 0.02):
+        run.judge(1.0, None, gap)
+        assert run.reason is None
+    run.reach(None, 0.01)
+    assert run.reason == "tolerance" and run.over(1)

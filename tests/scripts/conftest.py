@@ -1,7 +1,13 @@
 """What the tests of programs share."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from few import write_few
+from searched import RANDOM, scores
+
+SEARCH = Path(__file__).parents[2] / "scripts" / "search.py"
 
 
 @pytest.fixture
@@ -31,3 +37,29 @@ def interfere(tmp_path):
         return program
 
     return write
+
+
+@pytest.fixture
+def search(run_on, few):
+    """A function: search on so many ranks, in a folder with few.h5."""
+
+    def run(ranks, *arguments, check=None):
+        return run_on(ranks, SEARCH, *arguments, check=check, cwd=few)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def known_search():
+    """What is found only once."""
+    return {}
+
+
+@pytest.fixture
+def undisturbed(search, few, known_search):
+    """What RANDOM brings on one rank."""
+    if not known_search:
+        search(1, *RANDOM, "--out", "whole", check=0)
+        known_search |= scores(few / "whole")
+        shutil.rmtree(few / "whole")
+    return known_search

@@ -1,6 +1,5 @@
 """The benchmarks measure what they say, print tables and write their numbers; how fast is never tested."""
 
-import json
 import math
 import re
 import sys
@@ -9,38 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarked import rows_of, table
 
-from hpcdl.scripts import bench_training
+from hpcdl.scripts import bench_coordinate_descent, bench_search, bench_search_methods, bench_training
+from hpcdl.services.trial_rows import Ended, Piece
 
 FOLDER = Path(__file__).parents[2] / "scripts"
 
 
-def table(text):
-    """The rows of the first table, as lists of cells."""
-    lines = text[text.index("| ") :].split("\n\n")[0].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def rows_of(path, benchmark):
-    """The rows of the file of --json, which has the form that is the same for all."""
-    found = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert list(found)[:5] == ["schema_version", "benchmark", "command", "environment", "options"]
-    assert (found["schema_version"], found["benchmark"], list(found)[-1]) == (1, benchmark, "rows")
-    assert re.match(r"\d+ ranks?: ", found["command"]) and found["options"]["json"] == path.name
-    assert {"commit", "python", "numpy", "mpi", "machine"} <= set(found["environment"])
-    assert all(isinstance(text, str) for text in found["environment"].values()) and found["rows"]
-    for row in found["rows"]:
-        for key, value in row.items():
-            assert re.fullmatch(r"[a-z][a-z0-9_]*", key)
-            assert isinstance(value, list) == bool(re.search("_per_(rank|turn|evaluation)$", key)) or not value, key
-            each = value if isinstance(value, list) else [value]
-            assert all(cell is None or isinstance(cell, bool | int | float | str) for cell in each), key
-    return found["rows"]
-
-
 def test_the_form_of_every_benchmark_is_looked_at():
     names = {path.stem.replace("_", "-") for path in FOLDER.glob("bench_*.py")}
-    assert names == set(re.findall(r'rows_of\(tmp_path / "\w+.json", "([\w-]+)"\)', Path(__file__).read_text()))
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_bench*.py"))
+    assert names == set(re.findall(r'rows_of\(tmp_path / "\w+.json", "([\w-]+)"\)', tests))
 
 
 def test_bench_allreduce(run_on, tmp_path):
@@ -91,6 +70,59 @@ def test_bench_kernels(run_on, tmp_path):
         assert done.returncode == 2 and words in done.stderr
 
 
+def test_bench_replay(run_on, tmp_path):
+    script = FOLDER / "bench_replay.py"
+    options = ["--capacity", "500", "--batch-size", "30", "--operations", "300", "--turns", "2"]
+    for more, about in ([], "(4,) float32"), (["--frame-stack", "4", "--values", "9"], "(4, 9) uint8"):
+        done = run_on(1, script, *options, *more, "--json", "r.json", check=0)
+        found = rows_of(tmp_path / "r.json", "bench-replay")
+        pairs = [(part, name) for part in ("sum tree", "memory") for name in ("add", "sample", "update")]
+        assert [(row["part"], row["operation"]) for row in found] == pairs
+        rows = table(done.stdout)[2:]
+        assert [row[0] for row in rows] == [
+            ", ".join(pair) for pair in pairs
+        ] and f"500 transitions of {about}" in done.stdout
+        for row, result in zip(rows, found, strict=True):
+            speeds = result["millions_per_second_per_turn"]
+            assert len(speeds) == 2 and min(speeds) > 0
+            assert float(row[1].split(" ")[0]) == pytest.approx(np.median(speeds), abs=0.006)
+            assert ("ratio_median" in result) == (result["part"] == "sum tree") == bool(row[3])
+    for ranks, options, words in [
+        (1, ["--batch-size", "9", "--capacity", "8"], "should be --capacity 8 at most"),
+        (1, ["--turns", "0"], "--turns must be greater than 0"),
+        (1, ["--capacity", "10", "--batch-size", "2"], "--replay 10 should be from 40"),
+        (2, [], "one core"),
+    ]:
+        done = run_on(ranks, script, *options)
+        assert done.returncode == 2 and words in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bench_hogwild(ranks, run_on, tmp_path):
+    options = ["--data", "small:rows=600", "--locking", "none,global", "--exchange-every", "1,50", "--turns", "2"]
+    done = run_on(ranks, FOLDER / "bench_hogwild.py", *options, "--plot", "h.png", "--json", "h.json", check=0)
+    rows = rows_of(tmp_path / "h.json", "bench-hogwild")
+    names = ["1 x none", "2 x none", "1 x global", "2 x global", "2 x none, exchange 1", "2 x none, exchange 50"]
+    names += ["2 ranks x 1 none", "2 ranks, a vector each"] * (ranks == 2)
+    assert [row["name"] for row in rows if row["name"] != "scikit-learn"] == names
+    for row in rows:
+        assert len(row["examples_per_second_per_turn"]) == 2 and min(row["examples_per_second_per_turn"]) > 0
+    assert rows[0]["test_loss_per_evaluation"] == rows[2]["test_loss_per_evaluation"]  # one thread: the same bits
+    assert rows[0]["collisions"] == rows[2]["collisions"] == rows[3]["collisions"] == 0
+    assert [row["exchange_every"] for row in rows[:6]] == [0, 0, 0, 0, 1, 50] and rows[4]["collisions"] is None
+    assert len(rows[0]["test_loss_per_evaluation"]) == 2 and (tmp_path / "h.png").stat().st_size > 0
+    assert len(table(done.stdout)) == 2 + len(rows)
+    for options, words in [
+        (["--locking", "some"], "round-robin"),
+        (["--data", "small:row=9"], "has no setting 'row'"),
+        (["--data", "small:test=0"], "no test rows"),
+        (["--exchange-every", "0"], "--exchange-every"),
+        (["--round-size", "-1"], "--round-size"),
+    ]:
+        done = run_on(ranks, FOLDER / "bench_hogwild.py", *options)
+        assert done.returncode == 2 and words in done.stderr
+
+
 def test_bench_batch_size(run_on, tmp_path):
     options = ["--model", "softmax", "--batches", "100,700", "--epochs", "2", "--seeds", "2", "--reference", "50"]
     done = run_on(2, FOLDER / "bench_batch_size.py", *options, "--json", "b.json", check=0)
@@ -109,6 +141,68 @@ def test_bench_batch_size(run_on, tmp_path):
     assert len(table(done.stdout)) == 2 + 4
     done = run_on(2, FOLDER / "bench_batch_size.py", "--batches", "10,x")
     assert done.returncode == 2 and "--batches" in done.stderr
+
+
+def test_bench_svrg(run_on, tmp_path):
+    options = ["--batch-size", "16", "--gradients", "20", "--lr", "0.2", "--weight-decay", "0.1"]
+    done = run_on(2, FOLDER / "bench_svrg.py", *options, "--json", "s.json", "--plot", "s.png", check=0)
+    rows = rows_of(tmp_path / "s.json", "bench-svrg")
+    last = {row["method"]: row for row in rows}
+    assert [*last] == ["SGD", "SGD, rate 1/t", "SVRG", "SAGA"]
+    assert [row["gradients_per_example"] for row in last.values()] == [20, 20, 20, 20]
+    gaps = {name: row["suboptimality"] for name, row in last.items()}
+    assert gaps["SGD"] > gaps["SGD, rate 1/t"] > 1e-7 > 100 * max(gaps["SVRG"], gaps["SAGA"]), gaps
+    assert len(table(done.stdout)) == 2 + 4 and (tmp_path / "s.png").stat().st_size > 1000
+    done = run_on(2, FOLDER / "bench_svrg.py", "--model", "mlp", check=2)
+    assert "bench-svrg works on the coordinates of linear models" in done.stderr
+
+
+@pytest.mark.parametrize("controller, groups", [("shared", 3), ("own", 2)])
+def test_bench_search(run_on, tmp_path, controller, groups):
+    options = ["--trials", "12", "--seconds", "0.1", "--repeats", "2", "--controller", controller, "--json", "s.json"]
+    done = run_on(3, FOLDER / "bench_search.py", *options, check=0)
+    rows = rows_of(tmp_path / "s.json", "bench-search")
+    assert [(row["seed"], row["groups"], row["trials"]) for row in rows] == [(0, groups, 12), (1, groups, 12)]
+    for row in rows:
+        assert row["bound_seconds"] <= row["best_seconds"] and row["bound_seconds"] <= row["took_seconds"]
+        assert 0 <= row["idle_share_list"] < 1 and 0 <= row["idle_share"] < 1 and row["per_trial_milliseconds"] > 0
+    assert table(done.stdout)[0][:4] == ["took, s", "list, s", "best, s", "bound, s"] and len(table(done.stdout)) == 3
+
+
+def test_bench_search_methods(run_on, tmp_path):
+    options = ["--trials", "4", "--epochs", "2", "--seeds", "2", "--methods", "asha", "--json", "m.json"]
+    done = run_on(2, FOLDER / "bench_search_methods.py", *options, check=0)
+    rows = rows_of(tmp_path / "m.json", "bench-search-methods")
+    assert [(row["method"], row["seed"]) for row in rows] == [
+        (name, seed) for name in ("random", "asha") for seed in (0, 1)
+    ]
+    for row in rows:
+        assert 0 < row["best"] <= 1 and row["steps"] > 0 and (row["reached"] or 0) <= row["steps"]
+    assert all(row["reached"] for row in rows[:2]) and len(table(done.stdout)) == 4
+
+
+def test_how_much_training_a_score_took():
+    def ended(trial, rung, steps, score):
+        return Ended(trial, Piece(rung, more={0: {"steps": steps}}), score, 0)
+
+    pieces = [ended(0, 0, 10, 0.5), ended(1, 0, 20, 0.75), ended(0, 1, 40, 0.8), ended(2, 0, 5, None)]
+    assert bench_search_methods.walked(pieces, 0.75) == (0.8, 65, 30)
+    assert bench_search_methods.walked(pieces, None) == (0.8, 65, 60)
+    assert bench_search_methods.walked(pieces, 0.9) == (0.8, 65, None)
+
+
+def test_schedules():
+    lengths = [2, 3, 4, 6, 2, 2, 1]
+    assert bench_search.scheduled(lengths, 3) == 8 and bench_search.scheduled(sorted(lengths)[::-1], 3) == 7
+    found = bench_search.summary(lengths, 3, 8)
+    assert (found["bound_seconds"], found["idle_share"]) == (20 / 3, 1 - 20 / 24)
+
+
+def test_bench_search_refuses_in_one_line(run_on):
+    done = run_on(1, FOLDER / "bench_search.py", "--controller", "own")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "start mpiexec -n 2" in done.stderr
+    done = run_on(1, FOLDER / "bench_search.py", "--spread", "-1")
+    assert done.returncode == 2 and "--spread" in done.stderr
 
 
 def test_bench_gossip_of_the_optimum(run_on, tmp_path):
@@ -140,31 +234,6 @@ def test_bench_gossip_refuses_in_one_line(run_on, options, words):
     assert done.returncode == 2 and len(ours) == 1 and words in ours[0] and done.stdout == ""
 
 
-def test_bench_training(launch, tmp_path):
-    pytest.importorskip("torch")
-    options = [
-        "--model",
-        "mlp:16",
-        "--epochs",
-        "10",
-        "--lr",
-        "0.1",
-        "--repeats",
-        "1",
-        "--ranks",
-        "2",
-        "--json",
-        "c.json",
-    ]
-    done = launch(1, FOLDER / "bench_training.py", *options, check=0, timeout=120)
-    (row,) = rows_of(tmp_path / "c.json", "bench-training")
-    for name in ("hpcdl", "torch"):
-        assert row[f"{name}_test_accuracy"] > 0.2  # both learn; guessing is 0.1
-    speeds = [row[f"{name}_examples_per_second"] for name in ("hpcdl", "torch")]
-    assert row["examples_per_second_ratio"] == speeds[0] / speeds[1]
-    assert re.search(r"hpcdl / PyTorch: [\d.]+ \([\d.]+ to [\d.]+, 1 pair\)", done.stdout)
-
-
 def test_what_bench_training_writes(tmp_path, monkeypatch, capsys):
     """With runs that are made up, and so without PyTorch."""
     run = {"examples_per_second": 300.0, "test_accuracy": 0.5}
@@ -179,6 +248,29 @@ def test_what_bench_training_writes(tmp_path, monkeypatch, capsys):
         (2, 1, 3.0),
     ]
     assert "hpcdl / PyTorch: 3.00 (3.00 to 3.00, 2 pairs)" in capsys.readouterr().out
+
+
+def test_bench_coordinate_descent(tmp_path, monkeypatch, capsys):
+    """With a LIBLINEAR that is made up, which is as good."""
+    monkeypatch.chdir(tmp_path)
+
+    def liblinear(options, data, form, best):
+        def solve():
+            return {"seconds": 1e9, "certificates": 0.0, "passes": 3, "primal": best}
+
+        solve.name = "scikit-learn"
+        return solve
+
+    monkeypatch.setattr(bench_coordinate_descent, "liblinear", liblinear)
+    small = ["--data", "small:rows=60,test=0,features=40,nonzeros=8", "--weight-decay", "0.05", "--gap", "1e-3"]
+    bench_coordinate_descent.main([*small, "--repeats", "2", "--threads", "2,1", "--json", "d.json"])
+    found = {row["solver"]: row for row in rows_of(tmp_path / "d.json", "bench-coordinate-descent")}
+    assert set(found) == {"1 thread", "2 threads, atomic", "2 threads, none", "scikit-learn"}
+    for name, row in found.items():
+        assert len(row["seconds_per_turn"]) == 2 and row["best"] == found["1 thread"]["best"]
+        assert name == "2 threads, none" or -1e-9 <= row["primal"] / row["best"] - 1 <= 1e-3
+    rows = table(capsys.readouterr().out)
+    assert [row[0] for row in rows[2:]] == list(found) and rows[2][-1] == "1.00"
 
 
 def test_bench_model_parallel(run_on, tmp_path):

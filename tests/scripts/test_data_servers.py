@@ -1,7 +1,15 @@
-"""What a data server cannot answer ends the job in one line, as any bad input."""
+"""What a data server cannot answer ends the job in one line, as any bad input; sparse rows from one, and without."""
+
+from pathlib import Path
 
 import h5py
 import numpy as np
+import pytest
+from sparse_files import make_sparse, write_sparse
+
+from hpcdl.runs.checkpoint import Checkpoint
+
+ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import sys
@@ -37,3 +45,23 @@ def test_a_damaged_block_and_a_share_that_is_not_held(launch, tmp_path):
     ]:
         done = launch(3, "-c", PROGRAM, *arguments, check=2)
         assert words in done.stderr and "Traceback" not in done.stderr
+
+
+LONG = [  # some seconds each
+    pytest.param("train_local_sgd", ["--sync-every", 3], marks=pytest.mark.exhaustive),
+    pytest.param("train_fully_sharded", ["--stage", 3], marks=pytest.mark.exhaustive),
+]
+
+
+@pytest.mark.parametrize(("script", "more"), [("train_allreduce", []), ("train_gossip", ["--topology", "ring"]), *LONG])
+def test_sparse_rows_train_the_same_from_a_server(run_on, tmp_path, script, more):
+    """The parameters of two workers are those without a server, to the bit, under each strategy."""
+    write_sparse(tmp_path / "sparse.h5", *make_sparse(), attributes={"classes": 3})
+    given = ["--data", "sparse.h5", "--model", "mlp:8", "--epochs", 2, "--batch-size", 12, "--progress", "none"]
+    found = []
+    for ranks, servers in ((2, []), (3, ["--data-servers", 1])):
+        options = [*given, *more, *servers, "--out", f"run{ranks}"]
+        run_on(ranks, ROOT / "scripts" / f"{script}.py", *options, check=0)
+        found.append(Checkpoint.read(tmp_path / f"run{ranks}").vectors["parameters"])
+    np.testing.assert_array_equal(*found)
+    assert np.isfinite(found[0]).all()

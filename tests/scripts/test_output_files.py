@@ -14,8 +14,14 @@ from in_process import ends
 
 BENCHMARKS = {
     "bench_allreduce": ["--algorithms", "ring", "--sizes", "4", "--seconds", "0.001"],
+    "bench_coordinate_descent": ["--data", "small:rows=50"],
+    "bench_hogwild": ["--data", "few.h5", "--model", "softmax"],
+    "bench_svrg": ["--data", "few.h5"],
     "bench_batch_size": ["--data", "few.h5", "--model", "softmax", "--batches", "9", "--epochs", "1", "--seeds", "1"],
     "bench_gossip": ["--data", "few.h5", "--model", "softmax", "--repeats", "1", "--at", "2"],
+    "bench_search_methods": ["--trials", "1", "--seeds", "1", "--methods", "grid"],
+    "bench_search": ["--trials", "2", "--seconds", "0.01", "--repeats", "1"],
+    "bench_replay": ["--capacity", "100", "--batch-size", "8", "--operations", "8", "--turns", "1"],
     "bench_kernels": ["--kernels", "scale", "--sizes", "64", "--seconds", "0.001"],
     "bench_model_parallel": ["--data", "few.h5", "--model", "mlp:4,4", "--steps", "1", "--repeats", "1"],
     "doctor": ["--quick"],
@@ -55,7 +61,7 @@ def test_the_numbers_of_a_benchmark(program):
 
 def test_every_benchmark_that_needs_no_other_library_is_here():
     names = {each.stem for each in (Path(__file__).parents[2] / "scripts").glob("bench_*.py")}
-    assert names - {"bench_training"} <= set(BENCHMARKS)
+    assert names - {"bench_training", "bench_torch"} <= set(BENCHMARKS)
 
 
 @pytest.fixture

@@ -216,6 +216,8 @@ def test_refusals_are_one_line_and_leave_nothing(run_on, tmp_path):
         ("--consistency async --placement partitioned", "async draws batches of all rows"),
         ("--consistency async --partition by-label", "async draws batches of all rows"),
         ("--servers-on-workers --device cuda", "use --servers with a GPU"),
+        ("--sparse-push --device cuda", "in the memory of the host: leave out --device"),
+        ("--sparse-push --broadcast-every 1", "leave it out with --sparse-push"),
     ],
 )
 def test_what_makes_no_sense(line, words):

@@ -7,6 +7,7 @@ import weakref
 import h5py
 import numpy as np
 import pytest
+from serving import alone, served
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
@@ -18,8 +19,7 @@ from hpcdl.models import make_model
 from hpcdl.runs import Options, Run, signals
 from hpcdl.services import data_server
 from hpcdl.services.data_messages import Form
-from hpcdl.services.data_server import Line, introduce, serve
-from hpcdl.services.remote_data import RemoteData
+from hpcdl.services.data_server import Line
 from hpcdl.strategies.all_reduce import train
 
 pytestmark = pytest.mark.four
@@ -57,33 +57,6 @@ def path(world, mpi_tmp_path):
     return mpi_tmp_path / "images.h5"
 
 
-def served(comm, servers, path, body, timeout=0, **options):
-    """The first ranks serve; the others run body(data, number, workers, everyone), and return what it returns.
-
-    A server returns its status, the bytes it has sent, and the bytes of the description.
-    """
-    everyone, workers = Communicator(comm, timeout=timeout, trace=1000), comm.size - servers
-    serves = comm.rank < servers
-    part = comm.Split(int(serves), comm.rank)
-    if serves:
-        numbers = list(range(comm.rank, workers, servers))
-        parts = (numbers, workers) if options.get("placement") == "partitioned" else None
-        opened = open_data(path, comm=part, parts=parts, **options)
-        clients = [servers + number for number in numbers]
-        introduce(everyone, opened, clients)
-        status = serve(everyone, opened, clients)
-        result = status, everyone.traffic["push"].bytes, len(data_server.describe(opened))
-        opened.close()
-    else:
-        number = comm.rank - servers
-        data = RemoteData(everyone, number % servers)
-        result = body(data, number, workers, everyone)
-        data.close()
-    part.Free()
-    everyone.free()
-    return result
-
-
 @pytest.fixture
 def each_world(world):
     """A function: run body(world, servers) with 1, 2 and 3 servers, as long as a worker is left."""
@@ -107,11 +80,6 @@ def assert_same(one, two):
         np.testing.assert_array_equal(a, b)
         assert a.dtype == b.dtype and a.shape == b.shape
     assert (one.total, one.epoch, one.step) == (two.total, two.epoch, two.step)
-
-
-def alone(path, number, workers, **options):
-    """The data as this worker has it without servers."""
-    return open_data(path, parts=([number], workers), **options)
 
 
 @pytest.mark.mpi(min_size=2)

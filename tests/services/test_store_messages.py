@@ -50,6 +50,11 @@ def test_a_push_is_read_as_it_was_told():
 
 def test_no_two_kinds_of_messages_share_a_tag():
     """The values of an answer have their header's tag + 1."""
-    tags = [Tag.REQUEST, Tag.VALUES, *(tag + i for tag in (Tag.ANSWER, Tag.GATHERED, Tag.UNASKED) for i in (0, 1))]
+    tags = [
+        Tag.REQUEST,
+        Tag.VALUES,
+        Tag.BESIDE,
+        *(tag + i for tag in (Tag.ANSWER, Tag.GATHERED, Tag.UNASKED) for i in (0, 1)),
+    ]
     assert len(set(tags)) == len(tags) and set(Tag) <= set(tags)
     assert len({ENDED, NO_STEP}) == 2 and max(ENDED, NO_STEP) < 0  # no step has that number

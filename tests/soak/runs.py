@@ -122,6 +122,7 @@ def train(arguments: list[str]) -> int:
         return ended.code
     finally:
         signals.received.clear()
+        signals.own.clear()
     return 0
 
 

@@ -57,6 +57,12 @@ CASES = {  # name: (number of ranks, command)
         "train-federated --clients 20 --rounds 4 --fraction 0.3 --secure --threshold 0.5 --drop-out 0.1",
     ),
     "federated private": ((3,), "train-federated --clients 20 --rounds 4 --fraction 0.5 --clip 1 --noise 1"),
+    "averaged": ((1, 3), "train-allreduce --average from=1"),
+    "hogwild": ((1,), "train-hogwild --model softmax --optimizer adagrad"),
+    "hogwild joined": ((3,), "train-hogwild --model softmax --join gossip --join-every 2"),
+    "svrg": ((1, 3), "train-svrg --model softmax --weight-decay 0.01"),
+    "saga": ((1, 3), "train-svrg --method saga --model softmax --weight-decay 0.01"),
+    "sgld": ((1, 3), "train-sgld --model softmax"),
     "layers": ((3,), "train-model-parallel MLP"),
     "layers gpt": ((4,), "train-model-parallel GPT --accumulate 2"),
     **{

@@ -163,6 +163,12 @@ class ndarray(Base):
     def __sub__(self, other):
         return ndarray(self._ary - plain(other))
 
+    def __gt__(self, other):
+        return ndarray(self._ary > plain(other))
+
+    def astype(self, dtype):
+        return ndarray(self._ary.astype(dtype))
+
     def __truediv__(self, other):
         return ndarray(self._ary / plain(other))
 

@@ -12,6 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
+from hpcdl.csr import CSR, on
 from hpcdl.data import from_arrays
 from hpcdl.kernels.device import CPU, open_device
 from hpcdl.models import make_model
@@ -30,6 +31,7 @@ CASES = [
     {"model": "mlp:4,activation=gelu", "optimizer": "sgd", "schedule": "constant"},
     {"model": "mlp:4,3", "optimizer": "adam", "allreduce": "ring", "own": {"overlap": True, "bucket_mib": 1e-6}},
     {"model": "linear", "optimizer": "sgd", "dtype": "float32"},
+    {"model": "svm", "optimizer": "adagrad", "sparse": True},
 ]
 
 
@@ -50,23 +52,25 @@ class OnDevice(Wrapped):
     """A model that looks where its batches lie."""
 
     def loss_and_gradient(self, parameters, batch, gradient, on_ready=None):
-        assert self.device.holds(batch.x) and self.device.holds(batch.y)
+        assert self.device.holds(batch.x.data if isinstance(batch.x, CSR) else batch.x) and self.device.holds(batch.y)
         return self.model.loss_and_gradient(parameters, batch, gradient, on_ready)
 
 
-def data(model, dtype):
-    """11 examples of 3 classes (2 for logistic, none for linear): batches of 4, the last of 3."""
+def data(model, dtype, sparse):
+    """11 examples of 3 classes (2 for logistic and svm, none for linear): batches of 4, the last of 3."""
     random = np.random.default_rng(4)
-    x, y = random.standard_normal((11, 3)), random.integers(0, 2 if model == "logistic" else 3, 11)
+    x, y = random.standard_normal((11, 3)), random.integers(0, 2 if model in ("logistic", "svm") else 3, 11)
     y = x @ np.array([1.0, -2, 3]) if model == "linear" else y
     x = x if model == "linear" else x + y[:, None]
+    if sparse:
+        x = CSR.of(x * (random.random(x.shape) < 0.5))
     return from_arrays(x, y, x[:5], y[:5], dtype=dtype)
 
 
-def trained(device, model, own=None, **options):
+def trained(device, model, own=None, sparse=False, **options):
     options = Options(model=model, **{"batch_size": 4, "epochs": 2, "dtype": "float64", "progress": "none"} | options)
     comm = Communicator(MPI.COMM_WORLD, options.allreduce, device=device)
-    source = data(model, options.dtype)
+    source = data(model, options.dtype, sparse)
     made = make_model(options.model, source.features, source.classes, options.dtype, device)
     made = accumulated(OnDevice(made), options.accumulate)
     with watched(Run(comm, options)) as run:
@@ -74,7 +78,7 @@ def trained(device, model, own=None, **options):
         parameters = train(comm, made, source, run.make_optimizer(made, source), run, **(own or {}))
     assert device.holds(parameters) and run.agree is True
     x, _ = source.test.rows(0, 5)
-    predicted = device.host(made.predict(parameters, device.array(x)))
+    predicted = device.host(made.predict(parameters, on(device, x)))
     comm.free()
     return run, predicted
 

@@ -12,7 +12,7 @@ from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.data import from_arrays
-from hpcdl.models import make_model
+from hpcdl.models import for_data
 from hpcdl.runs import Options, Replicas, Run
 from hpcdl.runs.accumulated import accumulated
 from hpcdl.strategies import sequential
@@ -72,7 +72,7 @@ def follow():
         )
         comm = Communicator(bare, options.allreduce)
         data = data or examples(options.dtype)
-        made = make_model(model, data.features, data.classes, options.dtype)
+        made = for_data(model, data, options.dtype)
         made = accumulated(made, options.accumulate)
         with watched(Run(comm, options, None, workers)) as running:
             train(comm, made, data, running.make_optimizer(made, data), running, **(own or {}))

@@ -1,0 +1,120 @@
+"""Operations in one step, in which every rank sends to each other straight what is meant for it.
+
+    exchange                  all-gather, gather, scatter and all-to-all: what each rank sends and takes is listed
+    folded_reduce_scatter     each rank takes the part that it completes from all, and folds the rows into one
+    folded_all_reduce         the same with the chunks of one vector, then every rank sends its chunk to all
+
+    with 3 ranks              rank 0                   rank 1                   rank 2
+    holds                     a0 a1 a2                 b0 b1 b2                 c0 c1 c2
+    sends                     a1 -> 1, a2 -> 2         b2 -> 2, b0 -> 0         c0 -> 0, c1 -> 1
+    folds                     S0 = (a0, b0, c0)        S1 = (a1, b1, c1)        S2 = (a2, b2, c2)
+    sends (all-reduce)        S0 to all                S1 to all                S2 to all
+
+    cost, N ranks             messages       values sent                               steps
+    folded_reduce_scatter     N - 1          K - k(r)                                  1
+    folded_all_reduce         2 (N - 1)      K - k(r) + (N - 1) k(r)                   2
+
+A fold sees all values of an element at once, in the order of the ranks: so values of 16 bits are added in float32 and
+rounded once, any operation can be one, and all ranks get the same bits.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.chunks import chunks
+from hpcdl.comm.steps import Step, collective
+from hpcdl.kernels import convert
+from hpcdl.kernels import reduce as kernels
+
+Fold: TypeAlias = Callable[[np.ndarray, np.ndarray], None]  # (rows of all ranks, into): into <- what they make together
+Message: TypeAlias = tuple[np.ndarray, int]  # a flat vector, and the rank that it goes to or comes from
+
+BY_NAME: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "product": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+CODERS = {
+    "float16": (convert.encode_float16, convert.decode_float16, convert.add_float16),
+    "bfloat16": (convert.encode_bfloat16, convert.decode_bfloat16, convert.add_bfloat16),
+}
+
+
+@collective
+def exchange(comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message]) -> Iterator[Step]:
+    """Send and receive these vectors; between two ranks they meet in the order in which they stand."""
+    yield [comm.Irecv(vector, other) for vector, other in receives] + [comm.Isend(vector, to) for vector, to in sends]
+
+
+@collective
+def folded_reduce_scatter(
+    comm: MPI.Intracomm, parts: Sequence[np.ndarray], into: np.ndarray, fold: Fold
+) -> Iterator[Step]:
+    """into <- the fold of what all ranks have for this one; parts: of each rank, what this one has for it."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    others = [(rank + i) % size for i in range(1, size)]
+    rows = np.empty((size, into.size), into.dtype)
+    rows[rank] = parts[rank]
+    yield [comm.Irecv(rows[other], other) for other in others] + [comm.Isend(parts[other], other) for other in others]
+    fold(rows, into)
+
+
+@collective
+def folded_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, fold: Fold) -> Iterator[Step]:
+    """Replace `vector` (flat, contiguous) by the fold of all ranks' vectors, element by element."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    parts = [vector[each] for each in chunks(vector.size, size)]
+    others = [(rank + i) % size for i in range(1, size)]
+    yield from folded_reduce_scatter.steps(comm, parts, parts[rank], fold)
+    yield [comm.Irecv(parts[other], other) for other in others] + [comm.Isend(parts[rank], other) for other in others]
+
+
+@collective
+def folded_reduce(comm: MPI.Intracomm, vector: np.ndarray, fold: Fold, root: int) -> Iterator[Step]:
+    """Replace the `vector` of rank `root` by the fold of all ranks' vectors; the others keep theirs."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    if rank != root:
+        yield [comm.Isend(vector, root)]
+        return
+    rows = np.empty((size, vector.size), vector.dtype)
+    rows[rank] = vector
+    yield [comm.Irecv(rows[other], other) for other in range(size) if other != rank]
+    fold(rows, vector)
+
+
+def folding(name: str, kind: str | None = None) -> Fold:
+    """The fold of that name (BY_NAME); kind: float16 or bfloat16, where the vectors are codes of theirs (uint16)."""
+    function = BY_NAME[name]
+
+    def fold(rows: np.ndarray, into: np.ndarray) -> None:
+        if name == "sum" and rows.dtype in (np.float32, np.float64):
+            np.copyto(into, rows[0])
+            for row in rows[1:]:
+                kernels.add_into(into, row)
+        else:
+            function.reduce(rows, axis=0, out=into)
+
+    if kind is None:
+        return fold
+    encode, decode, add = CODERS[kind]
+
+    def fold_codes(rows: np.ndarray, into: np.ndarray) -> None:
+        total, value = np.empty(into.size, np.float32), np.empty(into.size, np.float32)
+        decode(total, rows[0])
+        for row in rows[1:]:
+            if name == "sum":
+                add(total, row)
+            else:
+                decode(value, row)
+                function(total, value, out=total)
+        value[:] = 0  # no residual: nothing is fed back here
+        encode(total, value, into)
+
+    return fold_codes

@@ -1,0 +1,179 @@
+"""Rows of which most elements are zero: compressed sparse rows (CSR), as data sets hold them and batches bring them.
+
+    row i       its elements that are not zero     data[indptr[i] : indptr[i + 1]]
+                and their columns, in order        indices[indptr[i] : indptr[i + 1]]
+    shape       (rows, features)
+
+    0 5 0 7      data     5 7 1        indptr  0 2 2 3
+    0 0 0 0      indices  1 3 0
+    1 0 0 0
+
+Types are always these: indices int32, indptr int64, data float32 or float64 where a model sees them. `x[a:b]` is a
+view: its indptr is a part of that of x and begins where it begins there, so that data and indices are those of x.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+COLUMN, START = np.dtype(np.int32), np.dtype(np.int64)  # types of indices and indptr
+MOST_FEATURES = 2**31 - 1  # columns are numbered in int32
+
+
+class Elements:
+    """data and indices, which views of the same rows share, and which may be exchanged for larger arrays.
+
+    empty(shape, dtype): allocates these, where the rows are to lie.
+    """
+
+    __slots__ = ("data", "empty", "indices")
+
+    def __init__(self, data: np.ndarray, indices: np.ndarray, empty: Callable = np.empty):
+        self.data, self.indices, self.empty = data, indices, empty
+
+
+class CSR:
+    """Sparse rows (rows, features); see above. It looks like an array as far as batches need it."""
+
+    __slots__ = ("elements", "indptr", "shape")
+    ndim = 2
+
+    def __init__(self, data: Any, indices: Any, indptr: Any, shape: tuple[int, int], elements: Any = None):
+        self.elements = elements or Elements(data, indices)
+        self.indptr, self.shape = indptr, shape
+
+    @classmethod
+    def empty(cls, rows: int, features: int, dtype: DTypeLike, most: int = 0, empty: Callable = np.empty) -> "CSR":
+        """Rows without elements, and room for so many; `gather` fills them and makes more room where it needs it."""
+        elements = Elements(empty(most, np.dtype(dtype)), empty(most, COLUMN), empty)
+        made = cls(None, None, empty(rows + 1, START), (rows, features), elements)
+        made.indptr[:] = 0
+        return made
+
+    @classmethod
+    def of(cls, x: Any) -> "CSR":
+        """From a dense array (rows, features), or a matrix of scipy.sparse, of which double elements are added up."""
+        if isinstance(x, CSR):
+            return x
+        if hasattr(x, "tocsr"):
+            x = x.tocsr()
+            if not (x.has_canonical_format or x.has_sorted_indices) or not x.has_canonical_format:
+                x = x.copy()
+                x.sum_duplicates()
+            return cls(x.data, x.indices.astype(COLUMN, copy=False), x.indptr.astype(START, copy=False), x.shape)
+        x = np.asarray(x)
+        row, column = np.nonzero(x)
+        indptr = np.searchsorted(row, np.arange(len(x) + 1)).astype(START)
+        return cls(x[row, column], column.astype(COLUMN), indptr, (x.shape[0], x.shape[1]))
+
+    @property
+    def data(self) -> Any:
+        """The elements that are not zero, of all rows that share them."""
+        return self.elements.data
+
+    @property
+    def indices(self) -> Any:
+        """Their columns."""
+        return self.elements.indices
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the elements."""
+        return self.elements.data.dtype
+
+    @property
+    def nnz(self) -> int:
+        """Elements of these rows."""
+        return self.part.stop - self.part.start
+
+    @property
+    def part(self) -> slice:
+        """Where the elements of these rows lie in data and indices."""
+        starts = self.indptr.get() if hasattr(self.indptr, "get") else self.indptr  # from a GPU, as CuPy has it
+        return slice(int(starts[0]), int(starts[-1]))
+
+    @property
+    def size(self) -> int:
+        """Elements, those that are zero included, as of a dense array."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these rows."""
+        return self.nnz * (self.dtype.itemsize + COLUMN.itemsize) + self.indptr.nbytes
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, part: slice) -> "CSR":
+        """A view of rows that follow each other."""
+        start, stop, step = part.indices(self.shape[0])
+        if step != 1:
+            raise IndexError("a view of sparse rows takes rows that follow each other")
+        stop = max(start, stop)
+        indptr = self.indptr[start : stop + 1]
+        return CSR(None, None, indptr, (stop - start, self.shape[1]), self.elements)
+
+    def reserve(self, most: int) -> None:
+        """Make room for so many elements in all, for this view and all others of the same rows; what is there stays."""
+        old = self.elements
+        if old.data.size < most:
+            most = max(most, old.data.size * 3 // 2)
+            data, indices = old.empty(most, old.data.dtype), old.empty(most, COLUMN)
+            data[: old.data.size], indices[: old.indices.size] = old.data, old.indices
+            old.data, old.indices = data, indices
+
+    def copy_in(self, host: "CSR", device: Any) -> None:
+        """These rows, on a device (hpcdl.kernels.device), become those of `host`, as many; room is made for them."""
+        part, nnz = host.part, host.nnz
+        self.reserve(nnz)
+        device.copy_in(self.data[:nnz], host.data[part])
+        device.copy_in(self.indices[:nnz], host.indices[part])
+        device.copy_in(self.indptr, host.indptr - part.start)
+
+    def copy(self) -> "CSR":
+        """The same rows in memory of their own."""
+        part = self.part
+        return CSR(self.data[part].copy(), self.indices[part].copy(), self.indptr - part.start, self.shape)
+
+    def take(self, index: np.ndarray) -> "CSR":
+        """The rows with these numbers, in memory of their own."""
+        lengths = self.indptr[index + 1] - self.indptr[index]
+        indptr = np.zeros(len(index) + 1, START)
+        np.cumsum(lengths, out=indptr[1:])
+        which = np.repeat(self.indptr[index] - indptr[:-1], lengths) + np.arange(indptr[-1])
+        return CSR(self.data[which], self.indices[which], indptr, (len(index), self.shape[1]))
+
+    def put(self, rows: "CSR") -> None:
+        """Let these rows be as many others of the same type, from where the first one begins; makes room for them."""
+        begin, end, to = int(rows.indptr[0]), int(rows.indptr[-1]), int(self.indptr[0])
+        self.reserve(to + end - begin)
+        self.data[to : to + end - begin] = rows.data[begin:end]
+        self.indices[to : to + end - begin] = rows.indices[begin:end]
+        self.indptr[1:] = rows.indptr[1:] - begin + to
+
+    @classmethod
+    def joined(cls, parts: "list[CSR]") -> "CSR":
+        """The rows of these, one after the other, in memory of their own; of one part at least."""
+        made = cls.empty(sum(map(len, parts)), parts[0].shape[1], parts[0].dtype, sum(part.nnz for part in parts))
+        at = 0
+        for part in parts:
+            made[at : at + len(part)].put(part)
+            at += len(part)
+        return made
+
+    def dense(self) -> np.ndarray:
+        """A dense array (rows, features) of the same."""
+        out = np.zeros(self.shape, self.dtype)
+        rows = np.repeat(np.arange(len(self)), np.diff(self.indptr))
+        out[rows, self.indices[self.part]] = self.data[self.part]
+        return out
+
+
+def on(device: Any, x: Any) -> Any:
+    """Rows, sparse or not, on a device (hpcdl.kernels.device)."""
+    if not isinstance(x, CSR):
+        return device.array(x)
+    return CSR(device.array(x.data), device.array(x.indices), device.array(x.indptr), x.shape)

@@ -1,0 +1,250 @@
+"""Sparse rows in a data file: x is a group that holds them as CSR (hpcdl/csr.py), not a data set.
+
+    train/x/data      (elements,)   the elements that are not zero, row after row; integers or floats
+    train/x/indices   (elements,)   their columns, from 0, rising within a row; int32 (other integers are read, too)
+    train/x/indptr    (rows + 1,)   where each row begins among them, and where the last one ends; int64
+    train/x, attribute features     the number of columns
+
+What a file says is checked where it is read, slab by slab: that rows begin one after the other, and that the columns
+of each are in order, each once, and exist. A slab is some rows, so many that its elements take about SLAB_BYTES.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
+from hpcdl.data import format as data_format
+from hpcdl.data.format import check_x, dataset, linked, shown
+from hpcdl.errors import UsageError
+
+PARTS = ("data", "indices", "indptr")
+TYPES = {"indices": COLUMN, "indptr": START}  # as they are read, whatever integers the file has
+CHUNK = 1 << 16  # elements of an HDF5 chunk: data, indices and indptr grow while they are written
+
+
+class SparseSet:
+    """Sparse rows in a file, in the place of an h5py data set: dtype (of data), shape (rows, features), elements."""
+
+    def __init__(self, file: h5py.File, name: str):
+        """Checks the structure, not what it holds. UsageError where it is none."""
+        self.where = f"{file.filename}: {name}"
+        self.data, self.indices, self.indptr = (dataset(file, f"{name}/{part}") for part in PARTS)
+        kinds = {"data": "iuf", "indices": "iu", "indptr": "iu"}
+        for part, found in zip(PARTS, (self.data, self.indices, self.indptr), strict=True):
+            if found.dtype.kind not in kinds[part] or len(found.shape or ()) != 1:
+                what = "whole numbers" if kinds[part] == "iu" else "numbers"
+                said = f"{shown(found.dtype)} of shape {found.shape}"
+                raise UsageError(f"{self.where}/{part} is {said}; of sparse rows it holds {what} (elements,)")
+        if not len(self.indptr):
+            raise UsageError(f"{self.where}/indptr has shape (0,); it says where rows begin and end, so 1 at least")
+        self.elements, rows = len(self.data), len(self.indptr) - 1
+        if len(self.indices) != self.elements:
+            lengths = f"{self.elements} elements, but {len(self.indices)} columns in indices"
+            raise UsageError(f"{self.where} has {lengths}; each element has one")
+        for part, found in zip(PARTS, (self.data, self.indices, self.indptr), strict=True):
+            if len(found) and not found.id.get_storage_size():  # a shape costs nothing: it may say anything
+                raise UsageError(f"{self.where}/{part} has shape {found.shape}, but nothing was ever written into it")
+        features = linked(file, name).attrs.get("features")
+        if not isinstance(features, (int, np.integer)) or not 1 <= features <= MOST_FEATURES:
+            said = "is missing" if features is None else f"is {shown(features)}"
+            raise UsageError(f"{self.where}: its attribute features {said}; it is the number of columns, 1 to 2^31 - 1")
+        self.shape, self.dtype = (rows, int(features)), self.data.dtype
+        if (int(self.indptr[0]), int(self.indptr[rows])) != (0, self.elements):
+            raise UsageError(f"{self.where}/indptr should go from 0 to {self.elements}, the number of elements")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nnz(self) -> int:
+        """How many elements there are, as a CSR says it."""
+        return self.elements
+
+    def starts(self, first: int, last: int) -> np.ndarray:
+        """Where rows first to last - 1 begin, and where the last one of them ends, int64; UsageError if nowhere."""
+        starts = np.empty(last - first + 1, START)
+        self.indptr.read_direct(starts, np.s_[first : last + 1])
+        falls = np.diff(starts) < 0
+        if falls.any() or starts[0] < 0 or starts[-1] > self.elements:
+            row = first + int(np.argmax(falls)) if falls.any() else first
+            raise UsageError(f"{self.where}/indptr does not rise from 0 to {self.elements}: look at row {row}")
+        return starts
+
+    def spans(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """All rows, so many at a time that their starts take SLAB_BYTES: (which rows, their `starts`)."""
+        for part in data_format.slabs(len(self), START.itemsize):
+            yield part, self.starts(part.start, part.stop)
+
+    def slabs(self, most: int) -> Iterator[slice]:
+        """Cut all rows into slices of `most` elements at most, or of one row that has more."""
+        for part, starts in self.spans():
+            at = 0
+            while at < part.stop - part.start:
+                end = int(np.searchsorted(starts, starts[at] + most, side="right")) - 1
+                end = min(max(end, at + 1), part.stop - part.start)
+                yield slice(part.start + at, part.start + end)
+                at = end
+
+    def read(self, first: int, last: int, into: CSR, most: float = math.inf) -> None:
+        """Rows first to last - 1 into as many rows of `into`, from where the first of them begins; makes room there.
+
+        UsageError for columns that are out of order or do not exist, NaN, infinity, or a number beyond `most`.
+        """
+        starts = self.starts(first, last)
+        begin, end, to = int(starts[0]), int(starts[-1]), int(into.indptr[0])
+        into.reserve(to + end - begin)
+        into.indptr[1:] = starts[1:] - begin + to
+        part = slice(to, to + end - begin)
+        if begin < end:
+            self.data.read_direct(into.data[part], np.s_[begin:end])
+            self.indices.read_direct(into.indices[part], np.s_[begin:end])
+        check_columns(into.indices[part], starts - begin, self.shape[1], self.where, first)
+        check_elements(into.data[part], starts - begin, self.where, first, most)
+
+    def lengths(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """How many elements each row has, or each of the sorted `rows`."""
+        found = []
+        for part, starts in self.spans():
+            lengths = np.diff(starts)
+            if rows is not None:
+                a, b = np.searchsorted(rows, (part.start, part.stop))
+                lengths = lengths[rows[a:b] - part.start]
+            found.append(lengths)
+        return np.concatenate([np.empty(0, START), *found])
+
+    def longest(self, rows: int) -> int:
+        """No so many rows have more elements, all together."""
+        found = np.empty(0, START)
+        for _, starts in self.spans():
+            found = largest_of(np.concatenate([found, np.diff(starts)]), rows)
+        return int(found.sum())
+
+    def block(self, row_most: int) -> tuple[int, int]:
+        """Rows of a block and the most elements of one, where blocks of so many bytes are read: (rows, elements).
+
+        All blocks but the last have as many rows; fewer than their mean length allows where long rows stand together.
+        """
+        row = max(1, row_most * self.elements // max(1, len(self)))
+        block = max(1, min(len(self), data_format.SLAB_BYTES // row))
+        while True:
+            most = self._most(block)
+            if block == 1 or most * row_most <= 2 * data_format.SLAB_BYTES:
+                return block, most
+            block = max(1, block // 2)
+
+    def _most(self, block: int) -> int:
+        """The most elements of a block of so many rows."""
+        most = 0
+        for part in data_format.slabs(len(self), START.itemsize, block):
+            starts = self.starts(part.start, part.stop)
+            most = max(most, int(np.diff(np.append(starts[:-1:block], starts[-1])).max()))
+        return most
+
+
+def rows_in(file: h5py.File, name: str) -> Any:
+    """The rows of this name, as "train/x": a data set of HDF5, or a SparseSet."""
+    return SparseSet(file, name) if isinstance(linked(file, name), h5py.Group) else dataset(file, name)
+
+
+def largest_of(lengths: np.ndarray, count: int) -> np.ndarray:
+    """The so many largest of these."""
+    return lengths if len(lengths) <= count else np.partition(lengths, len(lengths) - count)[len(lengths) - count :]
+
+
+def check_columns(columns: np.ndarray, starts: np.ndarray, width: int, where: str, first: int = 0) -> None:
+    """UsageError where the columns of rows, which begin at `starts`, are not in order, each once, or do not exist.
+
+    first: the number of the first of these rows.
+    """
+    if len(columns) and (columns.min() < 0 or columns.max() >= width):
+        raise UsageError(f"{where} has a column outside of 0 to {width - 1}")
+    rises = columns[1:] > columns[:-1]
+    inner = starts[(starts > 0) & (starts < len(columns))]
+    rises[inner - 1] = True  # from row to row
+    if not rises.all():
+        row = first + int(np.searchsorted(starts, int(np.argmin(rises)) + 1, side="right")) - 1
+        raise UsageError(f"{where}: the columns of row {row} are not in order, each once")
+
+
+def sparse_rows(x: Any, suffix: str = "") -> CSR:
+    """A CSR that is in order, from one or from a matrix of scipy.sparse; UsageError where it is not."""
+    if x.shape[1] > MOST_FEATURES:
+        raise UsageError(f"x{suffix} has {x.shape[1]} columns; sparse rows have {MOST_FEATURES} at most")
+    rows = CSR.of(x)
+    starts, columns = rows.indptr, rows.indices
+    if len(starts) != len(rows) + 1 or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > len(columns):
+        raise UsageError(f"x{suffix}: indptr does not cut its elements into {len(rows)} rows")
+    check_columns(columns[: starts[-1]], starts, rows.shape[1], f"x{suffix}")
+    return rows
+
+
+class RowOf:
+    """The number of the row that an element belongs to, where rows begin at `starts`."""
+
+    def __init__(self, starts: np.ndarray, first: int = 0):
+        self.starts, self.first = starts, first
+
+    def __getitem__(self, element: Any) -> int:
+        return self.first + int(np.searchsorted(self.starts, element, side="right")) - 1
+
+
+def check_elements(data: np.ndarray, starts: np.ndarray, where: str, first: int = 0, most: float = math.inf) -> None:
+    """UsageError, as by `check_x`, for elements that are not finite, or beyond `most`; `starts`, first: of the rows."""
+    check_x(data[:, None], where, RowOf(starts, first), most=most)  # type: ignore[arg-type]
+
+
+def read_sparse(source: SparseSet, x: CSR, rows: np.ndarray | None, most: float) -> None:
+    """All rows, or the sorted `rows`, slab by slab into x, which has room for them."""
+    part = CSR.empty(0, source.shape[1], x.dtype)
+    for slab in source.slabs(elements_of(x.dtype)):
+        if rows is None:
+            source.read(slab.start, slab.stop, x[slab], most)
+            continue
+        a, b = np.searchsorted(rows, (slab.start, slab.stop))
+        if a < b:
+            count = slab.stop - slab.start
+            part = CSR(None, None, np.zeros(count + 1, START), (count, source.shape[1]), part.elements)
+            source.read(slab.start, slab.stop, part, most)
+            x[a:b].put(part.take(rows[a:b] - slab.start))
+
+
+def elements_of(kind: np.dtype) -> int:
+    """How many elements of this type, with their columns, take SLAB_BYTES."""
+    return max(1, data_format.SLAB_BYTES // (kind.itemsize + COLUMN.itemsize))
+
+
+class SparseWriter:
+    """Writes sparse rows into a new file, part by part, in chunks; they need not be counted before."""
+
+    def __init__(self, file: h5py.File, name: str, features: int, kind: np.dtype, compress: dict[str, Any]):
+        group = file.create_group(name)
+        group.attrs["features"] = features
+        kinds = dict(zip(PARTS, (kind, COLUMN, START), strict=True))
+        self.parts = {
+            part: group.create_dataset(part, (0,), kinds[part], chunks=(CHUNK,), maxshape=(None,), **compress)
+            for part in PARTS
+        }
+        self.rows = 0
+        self._append("indptr", np.zeros(1, START))
+
+    def append(self, rows: CSR) -> dict[str, np.ndarray]:
+        """The next rows; returns what of each data set was added, as a digest is told of it."""
+        part, elements = slice(int(rows.indptr[0]), int(rows.indptr[-1])), len(self.parts["data"])
+        starts = rows.indptr[1:] - rows.indptr[0] + elements
+        kind = self.parts["data"].dtype
+        added = {"data": rows.data[part].astype(kind, copy=False), "indices": rows.indices[part], "indptr": starts}
+        for name, values in added.items():
+            self._append(name, values)
+        added["indptr"] = starts if self.rows else np.append(START.type(0), starts)
+        self.rows += len(rows)
+        return added
+
+    def _append(self, name: str, values: np.ndarray) -> None:
+        into = self.parts[name]
+        at = len(into)
+        into.resize(at + len(values), axis=0)
+        into[at:] = values

@@ -1,0 +1,47 @@
+"""What a linear model is made of, for methods that work on single examples and coordinates instead of on vectors.
+
+    z = x W + b        W (features, outputs) row by row, then b (outputs,): the whole flat vector
+    loss               squared, logistic, hinge, or softmax with a class for each output
+
+The gradient by W of an example is x times the slope of its loss, one number for each output: so a table of slopes is a
+table of gradients (SAGA), a dual variable for each example is enough (SDCA), and an update touches the coordinates
+that are not zero in x (HOGWILD!).
+"""
+
+from typing import Any, NamedTuple
+
+from hpcdl.errors import UsageError
+from hpcdl.kernels.linear import HINGE, LOGISTIC, SOFTMAX, SQUARED
+from hpcdl.models.layered import Layered
+from hpcdl.models.layers import Dense, Identity
+from hpcdl.models.losses import Hinge, Huber, Logistic, SoftmaxCrossEntropy, Squared
+
+LOSSES: dict[type, int] = {Squared: SQUARED, Logistic: LOGISTIC, Hinge: HINGE, SoftmaxCrossEntropy: SOFTMAX}
+
+
+class LinearForm(NamedTuple):
+    """loss: as hpcdl.kernels.linear names it. The weight of feature j for output k is parameter j * outputs + k, the
+    bias of output k parameter features * outputs + k.
+    """
+
+    loss: int
+    features: int
+    outputs: int
+
+
+def linear_form(model: Any, what: str, losses: tuple[int, ...] = (SQUARED, LOGISTIC, HINGE, SOFTMAX)) -> LinearForm:
+    """The form of a linear model of ours with one of these losses; UsageError for another, of which `what` speaks.
+
+    what: who needs it, as in "train-hogwild".
+    """
+    layers = model.layers if isinstance(model, Layered) else []
+    if len(layers) == 2 and isinstance(layers[0], Dense) and layers[0].activation is Identity:
+        kind = LOSSES.get(type(layers[1]))
+        if kind in losses:
+            return LinearForm(int(kind), layers[0].whole["weight"][0], layers[0].whole["weight"][1])
+        if isinstance(layers[1], Huber):
+            raise UsageError(f"{what} knows no Huber loss; take --loss squared")
+    names = {SQUARED: "linear", LOGISTIC: "logistic", HINGE: "svm", SOFTMAX: "softmax"}
+    *others, last = [names[kind] for kind in losses]
+    wanted = f"{', '.join(others)} or {last}" if others else last
+    raise UsageError(f"{what} works on the coordinates of linear models: take --model {wanted}")

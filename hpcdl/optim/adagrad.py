@@ -1,0 +1,35 @@
+"""Adagrad: a learning rate for each coordinate, which falls with the gradients that this coordinate has had.
+
+With d = mean gradient + weight_decay w, at learning rate a:
+
+    s <- s + d^2
+    w <- w - a d / (sqrt(s) + eps)
+
+A coordinate whose feature is rare, as most are in sparse data, keeps a large rate until it has been seen. (Duchi, Hazan
+and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.) The same numbers
+as PyTorch's Adagrad.
+"""
+
+from typing import Any
+
+from hpcdl.errors import UsageError
+from hpcdl.kernels import updates
+from hpcdl.kernels.device import Array
+from hpcdl.optim.optimizer import Optimizer
+
+
+class Adagrad(Optimizer):
+    """Adagrad; state: sum_of_squares."""
+
+    vectors = ("sum_of_squares",)
+    rests = True
+
+    def __init__(self, *args: Any, eps: float = 1e-10, **kwargs: Any):
+        if not eps > 0:
+            raise UsageError(f"Adagrad's eps is positive, not {eps}")
+        super().__init__(*args, **kwargs)
+        self.eps = eps
+
+    def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
+        """s gains d^2, then w moves by d over its root."""
+        updates.adagrad(w, g, self.state["sum_of_squares"], rate, scale, self.weight_decay, self.eps)

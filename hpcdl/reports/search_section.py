@@ -1,0 +1,90 @@
+"""The section of a search in a report: what was searched, its best trials in a table, what each option explains."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from hpcdl.errors import printable
+from hpcdl.reports import page
+from hpcdl.reports.page import Cell, Drawn
+from hpcdl.reports.search_pictures import ordered
+from hpcdl.services.importance import importance
+from hpcdl.services.trial_rows import Axis, Row, Trials, best, number_text, score_text
+from hpcdl.words import counted, spent
+
+BEST = 20  # trials in the table
+COLUMNS = 6  # options with a column of their own
+REASONS = 5  # for which trials failed
+OPTIMISTIC = (
+    "The best of many scores that vary by chance is better than it would be once more: train it with other seeds "
+    "before you tell of it, or search with --seeds."
+)
+
+
+def searched(trials: Trials, drawn: Sequence[Drawn]) -> list[str]:
+    """The parts of the section."""
+    rows, axes = trials.rows(), trials.axes()
+    shares = importance(rows, axes)
+    top = best(rows, BEST)
+    parts = [page.facts(about(trials, rows)), page.missing([*trials.missing, *failures(rows)])]
+    if top:
+        parts.append(table(trials, top, ordered(axes, shares), len(best(rows))))
+        if trials.seeds == 1 and len(rows) > 1:
+            parts.append(page.paragraph(OPTIMISTIC, soft=True))
+    return [*parts, page.figures(drawn), page.folded("What each option explains", explained(shares))]
+
+
+def about(trials: Trials, rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What was searched, and how far it is."""
+    told = trials.settings
+    better = "larger is better" if trials.maximize else "smaller is better"
+    counts = Counter(row.status for row in rows)
+    of = f" of {trials.asked}" if trials.asked is not None else ""
+    said = [f"{counts['ended']}{of} ended", *(f"{counts[each]} {each}" for each in ("failed", "begun") if counts[each])]
+    if trials.asked is not None and trials.asked > len(rows):
+        said.append(f"{trials.asked - len(rows)} not begun")
+    found = [(name, str(told[name])) for name in ("program", "method") if told.get(name)]
+    found += [("score", f"{trials.objective} ({better})" + f", mean of {trials.seeds} seeds" * (trials.seeds > 1))]
+    found += [("trials", ", ".join(said))]
+    space = told.get("space")
+    found += [("space", "; ".join(map(str, space)))] if isinstance(space, list) and space else []
+    ranks = told.get("ranks_per_trial")
+    found += [("groups", f"{trials.groups}" + (f" of {counted(ranks, 'rank')}" if isinstance(ranks, int) else ""))]
+    return found + ([("time", spent(trials.seconds))] if trials.seconds is not None else [])
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """How many trials failed for which reason."""
+    whys = Counter(row.failed for row in rows if row.failed is not None).most_common()
+    said = [f"{counted(count, 'trial')} failed: {why}" for why, count in whys[:REASONS]]
+    left = sum(count for _, count in whys[REASONS:])
+    return said + ([f"{counted(left, 'trial')} failed for other reasons (trials.csv)"] if left else [])
+
+
+def table(trials: Trials, top: Sequence[Row], axes: Sequence[Axis], scored: int) -> str:
+    """The best trials, a row each."""
+    columns, others = axes[:COLUMNS], axes[COLUMNS:]
+    rungs = any(row.amount > 0 for row in top)
+    names = ["trial", trials.objective.replace("_", " "), *(["epochs"] if rungs else []), "time"]
+    rows = []
+    for row in top:
+        rest = [f"{each.name} {number_text(row.values[each.name])}" for each in others if each.name in row.values]
+        cells = [Cell(f"trial {row.trial}", ", ".join([*rest, *(["goes on"] if row.status == "begun" else [])]))]
+        cells.append(Cell(score_text(trials, row.score, row.spread)))
+        cells += [Cell(f"{row.amount:g}" if row.amount else "all")] if rungs else []
+        cells.append(Cell(spent(row.seconds)))
+        rows.append([*cells, *(Cell(number_text(row.values.get(axis.name, "-"))) for axis in columns)])
+    more = f"The best {len(top)} of {scored} trials with a score. " if scored > len(top) else ""
+    note = f"{more}Each is a run in its folder, as {top[0].folder}: a report of that folder shows all of it."
+    return page.table([*names, *(axis.name for axis in columns)], rows) + page.paragraph(note, soft=True)
+
+
+def explained(shares: Sequence[tuple[str, float | None]]) -> str:
+    """The share of each option."""
+    if all(share is None for _, share in shares):
+        return ""
+    rows = [(printable(name, kept=""), "too few trials" if share is None else f"{share:.0%}") for name, share in shares]
+    return page.facts(rows) + page.paragraph(
+        "Of the differences between the first scores of the trials, what an option by itself explains, chance taken "
+        "off. Options that matter only together have little of it.",
+        soft=True,
+    )

@@ -1,0 +1,115 @@
+"""DQN on one rank: act, remember, learn from a sample of what is remembered.
+
+    each step     per_step environment steps, by the network, with probability epsilon at random     -> replay
+                  updates of the network by the gradient of a sample from the replay memory,
+                  each target_every of them: target <- network
+
+With double DQN, n-step returns, a dueling network and prioritized replay these are most of what "Rainbow" combines
+(Hessel et al., AAAI 2018). (Mnih et al., "Human-level control through deep reinforcement learning", Nature 2015.)
+
+What is drawn is keyed by (seed, what for, number), so that a run is the same to the bit each time.
+"""
+
+from typing import Any
+
+from hpcdl.comm import Communicator
+from hpcdl.kernels.device import Array
+from hpcdl.optim import Optimizer
+from hpcdl.rl.agent import Actor, Epsilon, Learner
+from hpcdl.rl.held import Acting
+from hpcdl.rl.q_network import QNetwork
+from hpcdl.rl.task import Task
+from hpcdl.runs.run import Run
+from hpcdl.runs.wrapped import plain
+
+FIXED = ("env", "env_options", "envs", "environment_steps_per_step", "gamma", "n_step", "replay")
+
+
+def train(
+    comm: Communicator, model: Any, task: Task, optimizer: Optimizer, run: Run, environments: Any, replay: Any
+) -> Array:
+    """Learn in `environments`, whose transitions go into `replay`; returns the parameters.
+
+    model: a `QNetwork`, or one that straggles. The options are those of `RLOptions`.
+    """
+    options: Any = run.options
+    network: QNetwork = plain(model)
+    epsilon = Epsilon.read(options.epsilon)
+    parameters = run.initial(network)
+    gradient = comm.empty(network.size, network.dtype)
+    target = parameters.copy() if options.target_every else None
+    actor = Actor(network, environments, run.random, replay.add)
+    learner = Learner(network, target, options.double == "yes")
+
+    def told() -> dict:
+        return described(run, optimizer, replay)
+
+    held = Acting(model, parameters, optimizer, target, actor, replay if options.save_replay else None, told)
+    run.report(**fixed(task, options))
+    run.begin("dqn", held, task, FIXED)
+    held.go_on()
+    enough = max(options.learning_starts, options.batch_size)
+    planned = run.plan(task)[2]
+
+    def ready() -> bool:
+        """Whether there is enough to learn from; of a memory that is full all that it can hold is."""
+        return replay.size >= enough or replay.written >= options.replay
+
+    run.start()
+    while not run.over:
+        with run.stopwatch.step():
+            with run.stopwatch.fetching():
+                for _ in range(options.per_step // options.envs):
+                    actor.act(parameters, epsilon(actor.steps * options.envs))
+            losses, total = 0.0, 0
+            for _ in range(options.updates_per_step if ready() else 0):
+                beta = options.beta + (1 - options.beta) * run.step / planned
+                sample = replay.sample(options.batch_size, beta, run.random("sample", optimizer.step))
+                gradient[:] = 0
+                loss, errors = learner.gradient(parameters, sample, gradient, model, optimizer.step)
+                optimizer.update(parameters, gradient, 1 / options.batch_size, rate=optimizer.schedule(run.step))
+                if options.prioritized:
+                    replay.update(sample.index, sample.serial, errors)
+                if target is not None and optimizer.step % options.target_every == 0:
+                    target[:] = parameters
+                losses, total = losses + loss, total + options.batch_size
+            run.record(losses, total)
+            run.boundary()
+    run.end()
+    run.report(**told(), **costs(run, optimizer, environments))
+    return parameters
+
+
+def fixed(task: Task, options: Any) -> dict:
+    """Of a run's summary, what it is about."""
+    return {
+        "env": task.name,
+        "env_options": task.environment["options"],
+        "envs": options.envs,
+        "environment_steps_per_step": options.per_step,
+        "gamma": options.gamma,
+        "n_step": options.n_step,
+        "replay": options.replay,
+    }
+
+
+def described(run: Run, optimizer: Optimizer, replay: Any) -> dict:
+    """How far it is: environment steps, updates, transitions held, and how often each was learned from."""
+    steps = run.step * run.options.per_step  # type: ignore[attr-defined]
+    return {
+        "environment_steps": steps,
+        "updates": optimizer.step,
+        "replay_size": int(replay.size),
+        "replay_ratio": run.examples / max(1, steps),
+    }
+
+
+def costs(run: Run, optimizer: Optimizer, environments: Any) -> dict:
+    """Rates over all legs, and how often an environment that failed was made anew in this one."""
+    seconds = max(1e-9, run.seconds)
+    steps = run.step * run.options.per_step  # type: ignore[attr-defined]
+    return {
+        "environment_steps_per_second": steps / seconds,
+        "updates_per_second": optimizer.step / seconds,
+        "environment_restarts": int(environments.restarts),
+    }

@@ -1,0 +1,139 @@
+"""What all programs of reinforcement learning can be told: the common options, in the units of environments.
+
+A step of the run is what happens between two updates, of so many environment steps (`per_step`); so a number of
+environment steps is one of the run's, whoever takes them:
+
+    --env-steps 100000 --train-every 4 --envs 2       25,000 steps of 4 environment steps, an update each
+    --env-steps 100000 --train-every 1 --envs 8       12,500 steps of 8 environment steps, 8 updates each
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hpcdl.errors import UsageError
+from hpcdl.own import setting
+from hpcdl.rl.agent import Epsilon
+from hpcdl.rl.q_network import delta_of
+from hpcdl.runs.help import dashed
+from hpcdl.runs.options import LONGEST, Options, option
+
+
+@dataclass
+class RLOptions(Options):
+    """The options that all of them share. Raises UsageError where a value makes no sense."""
+
+    unused = (
+        *("data", "placement", "partition", "validation", "augment", "standardize", "data_servers"),
+        *("epochs", "steps", "batch_per_rank", "accumulate", "patience"),
+    )
+
+    env: str = option(
+        "CartPole-v1", "environment: a name that gymnasium knows, or your package.module:function, which makes one"
+    )
+    env_options: str = option("", "its settings, as sutton_barto_reward=True, several with commas between")
+    env_steps: int = option(60_000, "environment steps, of all copies together")
+    envs: int = option(1, "copies of the environment that act side by side, on each rank that acts")
+    pretend_env: float = option(0.0, "milliseconds that an environment step takes at least; the rest is slept")
+    replay: int = option(100_000, "transitions that the replay memory holds")
+    prioritized: bool = option(False, "draw from it by priorities, the last temporal-difference errors")
+    alpha: float = option(0.6, "with --prioritized: the exponent of priorities")
+    beta: float = option(0.4, "with --prioritized: the exponent of importance weights, which rises to 1 by the end")
+    n_step: int = option(3, "rewards of a return, before the value of a state takes their place")
+    gamma: float = option(0.99, "discount of what comes a step later")
+    double: Literal["yes", "no"] = option(
+        "yes", "double DQN: the target network values the action that the network itself likes best", bare="yes"
+    )
+    target_every: int = option(128, "updates between copies to the target network; 0: there is none")
+    learning_starts: int = option(1000, "transitions in the replay memory before the first update")
+    train_every: int = option(2, "environment steps for each update")
+    epsilon: str = option(
+        "linear:last=0.04,steps=8000",
+        "probability of a random action: a number, or linear:first=1,last=0.04,steps=8000 by environment steps",
+    )
+    episodes: int = option(20, "episodes of an evaluation, of the greedy policy, with the same seeds each time")
+    save_replay: bool = option(False, "keep the replay memory in checkpoints: what is gone on with is as never stopped")
+
+    model: str = option("mlp:64,64,dueling", "mlp:128,128 (widths), with dueling streams or without, or torch:nets:cnn")
+    loss: str = option("huber", "of an error: huber:delta=1, or squared")
+    batch_size: int | str = option(64, "transitions of an update")
+    lr: float = option(2e-3, "learning rate (step size)")
+    clip_norm: float = option(10.0, "largest allowed 2-norm of the mean gradient; 0: any")
+    optimizer: str = option("adam", "sgd, momentum, nesterov, adam, adamw, adagrad; as in adam:beta1=0.9")
+    evaluate_every: int = option(10_000, "environment steps between evaluations")
+    checkpoint_every: int = option(0, "environment steps between checkpoints; 0: only when the run ends")
+
+    def __post_init__(self) -> None:
+        plain = Options()
+        for name in self.unused:
+            if getattr(self, name) != getattr(plain, name):
+                raise UsageError(f"--{dashed(name)}: this program learns in an environment (--env), not from data")
+        super().__post_init__()
+        if isinstance(self.batch_size, str):
+            raise UsageError("--batch-size: a number of transitions")
+        self._check_numbers()
+        Epsilon.read(self.epsilon)
+        delta_of(self.loss)
+        _ = self.settings
+        long, short = max(self.train_every, self.envs), min(self.train_every, self.envs)
+        if long % short:
+            raise UsageError(
+                f"--train-every {self.train_every} and --envs {self.envs}: one must be a multiple of the other, "
+                "for all copies act together"
+            )
+        for name in ("evaluate_every", "checkpoint_every"):
+            if getattr(self, name) % self.per_step:
+                raise UsageError(
+                    f"--{dashed(name)} {getattr(self, name)}: it must be a multiple of {self.per_step} environment "
+                    "steps, the larger one of --train-every and --envs"
+                )
+
+    def _check_numbers(self) -> None:
+        for name in ("env_steps", "envs", "replay", "n_step", "train_every", "episodes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{dashed(name)} must be greater than 0, not {getattr(self, name)}")
+        for name in ("pretend_env", "alpha", "target_every", "learning_starts"):
+            self._refuse_negative(name)
+        if self.pretend_env > LONGEST:
+            raise UsageError(f"--pretend-env is {LONGEST:,.0f} at most, not {self.pretend_env}")
+        for name in ("gamma", "beta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"--{name} is at least 0 and at most 1, not {getattr(self, name)}")
+        if not math.isfinite(self.alpha):
+            raise UsageError(f"--alpha is a number, not {self.alpha}")
+        for name in ("batch_size", "learning_starts"):
+            if self.room < getattr(self, name):
+                raise UsageError(
+                    f"--{dashed(name)} {getattr(self, name):,}: the replay memory never holds more than "
+                    f"{self.room:,} of the --replay {self.replay:,}; give a larger one"
+                )
+
+    @property
+    def room(self) -> int:
+        """Transitions that can be drawn from a full replay memory, where no episode is cut."""
+        return self.replay - self.envs * (self.n_step + 2)
+
+    @property
+    def per_step(self) -> int:  # type: ignore[override]
+        """Environment steps of a step of the run."""
+        return max(self.train_every, self.envs)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Updates of a step of the run."""
+        return max(1, self.envs // self.train_every)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the environment, by name."""
+        told = f"--env-options {self.env_options}"
+        return dict(setting(item, told) for item in filter(None, self.env_options.split(",")))
+
+    @property
+    def advice(self) -> str:
+        return "a smaller --lr or a --clip-norm may help, or rewards that are scaled"
+
+    def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
+        """Transitions of an update, steps between evaluations, steps in all."""
+        batch, steps = int(self.batch_size), math.ceil(self.env_steps / self.per_step)
+        return batch, self.evaluate_every // self.per_step, self.allowance.steps(steps, batch * self.updates_per_step)

@@ -1,0 +1,20 @@
+"""Many trainings in one job: hyper-parameter search, and ensembles.
+
+from hpcdl.search import search        as a library: hpcdl/search/library.py
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcdl.search.library import Found, Trial, search
+
+__all__ = ["Found", "Trial", "search"]
+
+
+def __getattr__(name: str) -> Any:
+    """What starts MPI is imported when it is asked for: programs take over signals before."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hpcdl.search import library
+
+    return getattr(library, name)

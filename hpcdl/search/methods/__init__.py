@@ -1,0 +1,69 @@
+"""Methods of search, by name.
+
+grid              every combination                                                       grid.py
+random            independent points; random:sobol: points that keep apart                random.py, sobol.py
+asha              many short trials, the best of which go on; never waits                 asha.py
+hyperband         the same at several trade-offs of how many and how long                 hyperband.py
+pbt               a population; those who do badly become copies of those who do well     pbt.py
+optuna:SAMPLER    what a sampler of Optuna proposes; tpe: optuna:TPESampler               optuna.py
+"""
+
+from hpcdl.errors import UsageError, parse_spec, unknown
+from hpcdl.search.methods.asha import Asha
+from hpcdl.search.methods.grid import Grid
+from hpcdl.search.methods.hyperband import Hyperband
+from hpcdl.search.methods.optuna import Optuna
+from hpcdl.search.methods.pbt import PopulationBasedTraining
+from hpcdl.search.methods.random import RandomSearch
+from hpcdl.search.space import Space
+from hpcdl.search.tasks import Method
+
+METHODS = ("grid", "random", "random:sobol", "asha", "hyperband", "pbt", "tpe", "optuna:SAMPLER")
+SETTINGS = {"pbt": {"interval": 0.0, "population": 0}}  # of a method, with their defaults
+RUNGS = ("asha", "hyperband", "pbt")  # train a trial piece by piece, in epochs
+
+
+def make_method(
+    text: str, space: Space, trials: int, seed: int, *, least: float, most: float, eta: int, points: int
+) -> Method:
+    """The method that a text names.
+
+    trials: how many points, at most; of pbt the population; 0: all of a grid, one round of hyperband's brackets, else
+    refused. least, most: epochs of the shortest piece of a trial and of a whole one. eta: one of so many goes on.
+    points: of a range in a grid. Raises UsageError, one line.
+    """
+    name, _, rest = text.partition(":")
+    known = {each.partition(":")[0] for each in METHODS}
+    if name not in known:
+        raise unknown("method", name, known)
+    if trials < 0:
+        raise UsageError(f"--trials should be 0 or more, not {trials}")
+    if name in RUNGS:
+        _check_amounts(name, least, most)
+    elif rest and text != "random:sobol" and name != "optuna":
+        raise UsageError(f"there is no method {text!r}; known: {', '.join(METHODS)}")
+    if trials == 0 and name in ("random", "asha", "tpe", "optuna"):
+        raise UsageError(f"--method {name} needs --trials: how many points it may try")
+    if name == "grid":
+        return Grid(space, trials, points)
+    if name == "random":
+        return RandomSearch(space, trials, seed, sobol=rest == "sobol")
+    if name in ("tpe", "optuna"):
+        return Optuna(rest if name == "optuna" else "TPESampler", space, trials, seed)
+    if name == "pbt":
+        _, settings = parse_spec("method", text, SETTINGS)
+        return PopulationBasedTraining(
+            space, settings["population"] or trials, seed, settings["interval"] or least, most
+        )
+    if rest:
+        raise UsageError(f"method {name} has no settings, as {rest!r}; give --eta and the epochs of a rung")
+    if eta < 2:
+        raise UsageError(f"--eta should be 2 or more, for one of so many goes on; not {eta}")
+    return (Asha if name == "asha" else Hyperband)(space, trials, seed, least, most, eta)
+
+
+def _check_amounts(name: str, least: float, most: float) -> None:
+    if not 0 < most < float("inf"):
+        raise UsageError(f"--method {name} needs how many epochs a whole trial has, above 0, not {most:g}")
+    if not 0 < least <= most:
+        raise UsageError(f"the shortest piece of a trial, {least:g} epochs, should lie above 0 and within {most:g}")

@@ -1,0 +1,399 @@
+"""What is searched: the space of values, as text, as points of the unit cube and as options.
+
+    lr=log:0.001..0.5                                     a number, its logarithm uniform
+    dropout=0.1..0.9                                      a number, uniform
+    layers=int:2..8    batch-size=int:16..512:log         integers: each as likely as any; each k as likely as 1/k
+    model=mlp:64|mlp:256,128    optimizer=adam            choices, one or several, each as likely as any
+    momentum:beta=0.8..0.99 if optimizer=momentum         a setting of a choice, which becomes momentum:beta=0.91
+    width=int:8..64 if model=mlp:64                       there only where another parameter has this choice
+
+Every method sees the space as a unit cube of one coordinate u in [0, 1) for each parameter, in the order of the space,
+also of those that a condition leaves out:
+
+    choice, n of them     number floor(n u)
+    float                 low + (high - low) u                      log: exp of the same with their logarithms
+    int                   low + floor((high - low + 1) u)           log: exp(x) rounded, x from log(low - 1/2) to
+                                                                    log(high + 1/2): P(k) ~ log((k+1/2) / (k-1/2))
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import yaml
+
+from hpcdl.errors import UsageError, line, nearest
+from hpcdl.runs.help import dashed
+from hpcdl.search.tasks import Values
+
+LARGEST = 1e308  # of a float: the next power of ten is none
+WHOLE = 2**40  # of an integer: so far, every one comes back from its coordinate
+POINTS = 100_000  # of a grid
+NAME = re.compile(r"[A-Za-z_][\w.-]*|[^\s=|:]+(:[^\s=|:]+)?:[A-Za-z_][\w-]*")
+KEYS = ("low", "high", "log", "int", "choices", "if")  # of a parameter in YAML
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One coordinate of a space.
+
+    kind: choice, float or int. choices: texts, of a choice. low, high: both can be had. condition: the name of a choice
+    and the text that it has to have for this parameter to be there; None: it always is.
+    """
+
+    name: str
+    kind: str
+    choices: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    condition: tuple[str, str] | None = None
+
+    def value(self, u: float) -> str | int | float:
+        """The value at coordinate u in [0, 1)."""
+        if self.kind == "choice":
+            return self.choices[min(int(u * len(self.choices)), len(self.choices) - 1)]
+        if self.kind == "int" and not self.log:
+            return min(int(self.low) + int(u * (self.high - self.low + 1)), int(self.high))
+        low, high = self._ends()
+        at = (1 - u) * low + u * high  # no difference, which may be beyond the largest float
+        return self.bounded(math.exp(at) if self.log else at)
+
+    def unit(self, value: Any) -> float:
+        """The coordinate of a value, in the middle of those that give it; `value` undoes it, floats to rounding."""
+        if self.kind == "choice":
+            return (self.choices.index(value) + 0.5) / len(self.choices)
+        if self.kind == "int" and not self.log:
+            return (value - self.low + 0.5) / (self.high - self.low + 1)
+        low, high = self._ends()
+        at = math.log(value) if self.log else value
+        scale = max(abs(low), abs(high))  # so that no difference overflows
+        return min(max((at / scale - low / scale) / (high / scale - low / scale), 0.0), math.nextafter(1.0, 0.0))
+
+    def grid(self, points: int) -> list[Any]:
+        """At most so many values from one end to the other, evenly apart (log: in ratio); one: the middle.
+
+        Those between have 12 digits. A choice has all of its own.
+        """
+        if self.kind == "choice":
+            return list(self.choices)
+        low, high = (math.log(end) if self.log else end for end in (self.low, self.high))
+        steps = [at / (points - 1) for at in range(points)] if points > 1 else [0.5]
+        inner = (((1 - step) * low + step * high, step) for step in steps)
+        found = (
+            {0.0: self.low, 1.0: self.high}.get(step, float(f"{math.exp(at) if self.log else at:.12g}"))
+            for at, step in inner
+        )
+        return list(dict.fromkeys(map(self.bounded, found)))
+
+    def bounded(self, value: float) -> int | float:
+        """The nearest number within low and high; of an integer's parameter an integer."""
+        value = min(max(value, self.low), self.high)
+        return round(value) if self.kind == "int" else float(value)
+
+    def described(self) -> str:
+        """The parameter as a line that reads back to it."""
+        ends = f"{int(self.low)}..{int(self.high)}" if self.kind == "int" else f"{self.low!r}..{self.high!r}"
+        spec = {
+            "choice": "|".join(self.choices),
+            "float": f"{'log:' if self.log else ''}{ends}",
+            "int": f"int:{ends}{':log' if self.log else ''}",
+        }[self.kind]
+        return f"{self.name}={spec}" + (f" if {self.condition[0]}={self.condition[1]}" if self.condition else "")
+
+    def _ends(self) -> tuple[float, float]:
+        half = 0.5 if self.kind == "int" else 0.0
+        low, high = self.low - half, self.high + half
+        return (math.log(low), math.log(high)) if self.log else (low, high)
+
+
+@dataclass(frozen=True)
+class Space:
+    """The parameters of a search, in the order in which they were given. Raises UsageError where they do not fit."""
+
+    parameters: tuple[Parameter, ...]
+    owners: dict[str, str] = field(init=False, compare=False, repr=False)  # of settings: the choice they belong to
+    order: tuple[Parameter, ...] = field(init=False, compare=False, repr=False)  # what is asked for before who asks
+
+    def __post_init__(self) -> None:
+        if not self.parameters:
+            raise UsageError("the space has no parameter: give one as in lr=log:0.001..0.5")
+        seen: dict[str, str] = {}
+        for each in self.parameters:
+            if dashed(each.name) in seen:
+                raise _refused(each.name, "it is there twice")
+            seen[dashed(each.name)] = each.name
+        owners: dict[str, str] = {}
+        placed = tuple(_placed(each, self.parameters, owners) for each in self.parameters)
+        object.__setattr__(self, "parameters", placed)
+        object.__setattr__(self, "owners", owners)
+        object.__setattr__(self, "order", tuple(_ordered(placed)))
+
+    @classmethod
+    def read(cls, lines: Sequence[str]) -> "Space":
+        """The space of these lines, NAME=SPEC each. Raises UsageError, one line."""
+        return cls(tuple(_read(text) for text in lines))
+
+    @classmethod
+    def from_yaml(cls, given: str | Mapping[str, Any]) -> "Space":
+        """The space of a mapping, or of YAML of one: a name, and its SPEC, its choices in a list, or a mapping of
+        `low`, `high`, `log`, `int`, `choices` and `if`. Raises UsageError, one line."""
+        if isinstance(given, str):
+            try:
+                node = yaml.compose(given, yaml.BaseLoader)
+                names = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+                given = yaml.load(given, yaml.BaseLoader)  # texts, lists and dictionaries, nothing else
+            except Exception as error:  # RecursionError, too
+                raise UsageError(f"the space is no YAML: {' '.join(str(error).split())}") from None
+            for name in {str(name) for name in names if names.count(name) > 1}:
+                raise _refused(name, "it is there twice")
+        if not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
+            raise UsageError("the space should be a mapping, a line of it NAME: SPEC, as in lr: log:0.001..0.5")
+        return cls(tuple(_from_mapping(name, spec) for name, spec in given.items()))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters."""
+        return [each.name for each in self.parameters]
+
+    def parameter(self, name: str) -> Parameter:
+        """The parameter of this name."""
+        return next(each for each in self.parameters if each.name == name)
+
+    def values(self, unit: np.ndarray) -> Values:
+        """The values at a point of the unit cube, of the parameters that are there."""
+        found = {each.name: each.value(float(u)) for each, u in zip(self.parameters, unit, strict=True)}
+        there: Values = {}
+        for each in self.order:
+            if self.active(each, there):
+                there[each.name] = found[each.name]
+        return self.in_order(there)
+
+    def unit(self, values: Values) -> np.ndarray:
+        """The point of the unit cube of these values; 1/2 for a parameter that is not there."""
+        return np.array([each.unit(values[each.name]) if each.name in values else 0.5 for each in self.parameters])
+
+    def active(self, parameter: Parameter, values: Values) -> bool:
+        """Whether a parameter is there where these are the values of what its condition names."""
+        return parameter.condition is None or values.get(parameter.condition[0]) == parameter.condition[1]
+
+    def in_order(self, values: Values) -> Values:
+        """The same values, in the order of the space."""
+        return {each.name: values[each.name] for each in self.parameters if each.name in values}
+
+    def grid(self, points: int) -> list[Values]:
+        """Every combination of the choices and of `points` values of each range, none twice: the last parameter varies
+        fastest. Raises UsageError where there are too many."""
+        if points < 1:
+            raise UsageError(f"a grid cuts a range into 1 point at least, not {points}")
+        found: list[Values] = []
+        for values in self._combined(0, {}, points):
+            if len(found) == POINTS:
+                raise UsageError(
+                    f"the grid has more than {POINTS:,} points: give fewer choices, or fewer points a range"
+                )
+            found.append(self.in_order(values))
+        return found
+
+    def texts(self, values: Values) -> dict[str, str]:
+        """The options that these values are, by name with dashes; a setting stands in its option's text."""
+        texts = {name: _text(value) for name, value in values.items() if name not in self.owners}
+        for name, value in values.items():
+            if name in self.owners and self.owners[name] in texts:
+                head, _, setting = name.rpartition(":")
+                option = texts[self.owners[name]]
+                texts[self.owners[name]] = (
+                    f"{option}{':' if option == head and ':' not in head else ','}{setting}={_text(value)}"
+                )
+        return {dashed(name): text for name, text in texts.items()}
+
+    def described(self) -> list[str]:
+        """Canonical lines, from which `read` makes the same space."""
+        return [each.described() for each in self.parameters]
+
+    def _combined(self, at: int, values: Values, points: int) -> Iterator[Values]:
+        if at == len(self.order):
+            yield dict(values)
+            return
+        here = self.order[at]
+        if not self.active(here, values):
+            yield from self._combined(at + 1, values, points)
+            return
+        for value in here.grid(points):
+            yield from self._combined(at + 1, {**values, here.name: value}, points)
+
+
+def _read(text: str) -> Parameter:
+    """NAME=SPEC, with ` if NAME=CHOICE` behind it or not."""
+    before, equals, spec = text.partition("=")
+    name = before.strip()
+    if not equals:
+        raise UsageError(f"--space {line(text)}: write NAME=SPEC, as in lr=log:0.001..0.5 or optimizer=adam|momentum")
+    spec, if_, wanted = spec.rpartition(" if ") if " if " in spec else (spec, "", "")
+    condition = _condition(name, wanted) if if_ else None
+    return _parameter(name, spec.strip(), condition)
+
+
+def _condition(name: str, text: str) -> tuple[str, str]:
+    other, equals, value = (each.strip() for each in text.partition("="))
+    if not (equals and other and value):
+        raise _refused(name, f"the condition {text.strip()!r} should be NAME=CHOICE, as in if optimizer=momentum")
+    return other, value
+
+
+def _parameter(name: str, spec: str, condition: tuple[str, str] | None) -> Parameter:
+    if "|" not in spec and _is_range(spec):
+        kind, _, rest = spec.partition(":") if spec.startswith(("log:", "int:")) else ("", "", spec)
+        ends, colon, mark = rest.partition(":")
+        if colon and not (kind == "int" and mark == "log"):
+            raise _refused(
+                name, f"{spec!r} is no range: write LOW..HIGH, log:LOW..HIGH, int:LOW..HIGH or int:LOW..HIGH:log"
+            )
+        low, dots, high = ends.partition("..")
+        if not dots:
+            raise _refused(name, f"{spec!r} is no range: write {kind}:LOW..HIGH")
+        return _range(name, low.strip(), high.strip(), kind == "int", "log" in (kind, mark), condition)
+    return _choices(name, [each.strip() for each in spec.split("|")], condition)
+
+
+def _is_range(spec: str) -> bool:
+    """Paths, as ../a.h5, are none."""
+    return spec.startswith(("log:", "int:")) or (".." in spec and "/" not in spec)
+
+
+def _choices(name: str, choices: list[str], condition: tuple[str, str] | None) -> Parameter:
+    _check_name(name)
+    if not choices or not all(choices):
+        raise _refused(name, "a choice is empty: write them as in adam|momentum")
+    for each in choices:
+        low, dots, high = each.partition("..")
+        numbers = dots and NUMBER.fullmatch(low) and NUMBER.fullmatch(high)
+        if numbers or each.startswith(("log:", "int:")) or (len(choices) == 1 and _is_range(each)):
+            raise _refused(name, f"{each!r} is a range, and a parameter has either a range or choices")
+        if "|" in each or " if " in each or line(each) != each or each != each.strip():
+            raise _refused(name, f"{line(repr(each))} can be no choice, for a text of it would not read back")
+        if choices.count(each) > 1:
+            raise _refused(name, f"the choice {each!r} is there twice")
+    return Parameter(name, "choice", tuple(choices), condition=condition)
+
+
+def _range(name: str, low: Any, high: Any, whole: bool, log: bool, condition: tuple[str, str] | None) -> Parameter:
+    _check_name(name)
+    first, last = (_number(name, end, whole) for end in (low, high))
+    if first >= last:
+        said = "is empty" if first > last else "has one value only: leave the parameter out, and give that option"
+        raise _refused(name, f"the range from {low} to {high} {said}")
+    if log and first <= 0:
+        raise _refused(name, f"a logarithmic range begins above 0, not at {low}")
+    return Parameter(name, "int" if whole else "float", (), first, last, log, condition)
+
+
+def _number(name: str, given: Any, whole: bool) -> float:
+    text = str(given)
+    if not NUMBER.fullmatch(text):
+        raise _refused(name, f"{line(repr(text))} is no number: a range is LOW..HIGH, as in 0.1..0.9")
+    value = float(text)
+    if whole and value != round(min(max(value, -LARGEST), LARGEST)):
+        raise _refused(name, f"{text} is no integer, as those of int:LOW..HIGH should be")
+    if abs(value) > (WHOLE if whole else LARGEST):
+        raise _refused(name, f"{text} is too large: at most {WHOLE if whole else LARGEST:,}")
+    return value
+
+
+def _from_mapping(name: str, spec: Any) -> Parameter:
+    """A parameter of a mapping: its text, its choices, or low, high, log, int, choices, if."""
+    _check_name(name)
+    if isinstance(spec, str):
+        return _read(f"{name}={spec}")
+    if not isinstance(spec, Mapping):
+        return _choices(name, [_text(each) for each in spec] if isinstance(spec, list) else [_text(spec)], None)
+    for key in spec:
+        if key not in KEYS:
+            raise _refused(name, f"there is no {line(repr(key))}{nearest(str(key), KEYS)}; known: {', '.join(KEYS)}")
+    wanted = spec.get("if")
+    if isinstance(wanted, Mapping) and len(wanted) == 1:
+        wanted = "=".join(map(_text, *wanted.items()))
+    condition = _condition(name, _text(wanted)) if wanted is not None else None
+    if "choices" in spec:
+        choices = spec["choices"]
+        if not isinstance(choices, list) or set(spec) - {"choices", "if"}:
+            raise _refused(name, "choices are a list, and `if` alone goes with it")
+        return _choices(name, [_text(each) for each in choices], condition)
+    if "low" not in spec or "high" not in spec:
+        raise _refused(name, "give low and high, or choices")
+    whole, log = (_yes(name, key, spec.get(key, False)) for key in ("int", "log"))
+    return _range(name, _text(spec["low"]), _text(spec["high"]), whole, log, condition)
+
+
+def _yes(name: str, key: str, value: Any) -> bool:
+    known = yaml.SafeLoader.bool_values
+    if _text(value).lower() not in known:
+        raise _refused(name, f"{key} should be true or false, not {line(repr(value))}")
+    return known[_text(value).lower()]
+
+
+def _text(value: Any) -> str:
+    """As it stands on a command line; of a float all digits, so that what is trained is what is written."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value
+    return repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        hint = "; leave out the dashes" if name.startswith("-") else ""
+        raise UsageError(f"{line(repr(name))} can be no parameter's name: write lr, batch-size or momentum:beta{hint}")
+
+
+def _placed(each: Parameter, parameters: tuple[Parameter, ...], owners: dict[str, str]) -> Parameter:
+    """The parameter with the name of its condition as the space has it, and a setting with that of its choice."""
+    condition = each.condition
+    if condition:
+        other = next((other for other in parameters if dashed(other.name) == dashed(condition[0])), None)
+        if other is None or other.kind != "choice":
+            what = "has a range, and no choices" if other else "is not in the space"
+            raise _refused(each.name, f"its condition is on {condition[0]!r}, which {what}")
+        if condition[1] not in other.choices:
+            near = nearest(condition[1], other.choices)
+            raise _refused(each.name, f"{other.name} has no choice {condition[1]!r}, so it would never be there{near}")
+        condition = other.name, condition[1]
+    if head := each.name.rpartition(":")[0]:
+        chosen = [
+            (other.name, choice)
+            for other in parameters
+            for choice in other.choices
+            if choice == head or choice.startswith((f"{head}:", f"{head},"))
+        ]
+        if not chosen:
+            raise _refused(each.name, f"it is a setting of {head}, which no parameter has among its choices")
+        if condition is None and len(chosen) > 1:
+            several = " or ".join(f"if {name}={choice}" for name, choice in chosen)
+            raise _refused(each.name, f"write of which choice it is a setting: {several}")
+        if condition is not None and condition not in chosen:
+            raise _refused(each.name, f"it is a setting of {head}, so write if {chosen[0][0]}={chosen[0][1]}")
+        condition = condition or chosen[0]
+        owners[each.name] = condition[0]
+    return Parameter(each.name, each.kind, each.choices, each.low, each.high, each.log, condition)
+
+
+def _ordered(parameters: tuple[Parameter, ...]) -> Iterator[Parameter]:
+    """Each behind what its condition names, else as they are. Raises UsageError for a circle of conditions."""
+    done: set[str] = set()
+    left = list(parameters)
+    while left:
+        ready = next((each for each in left if each.condition is None or each.condition[0] in done), None)
+        if ready is None:
+            raise _refused(left[0].name, "its condition depends on itself")
+        left.remove(ready)
+        done.add(ready.name)
+        yield ready
+
+
+def _refused(name: str, why: str) -> UsageError:
+    return UsageError(f"--space {line(name)}: {why}")

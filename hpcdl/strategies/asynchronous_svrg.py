@@ -1,0 +1,117 @@
+"""Asynchronous SVRG: the threads of one rank take steps of single examples on the same parameters, without locks.
+
+    for s = 0, 1, 2, ...
+        v <- w;  mu <- 1/n * sum over all i of grad f_i(v)
+        for each of the epochs of a round, T threads at the same time, thread r with the examples r, r + T, ... of it:
+            for each example i:
+                w <- w - lr * (grad f_i(w) - grad f_i(v) + mu + decay * w)          coordinate by coordinate
+
+A thread reads parameters that others are writing, and may miss or overwrite what they do. Where examples are sparse
+that is rare; the rate stays linear while delays are small. With one thread it is SVRG with batches of one example.
+(Reddi, Hefny, Sra, Poczos and Smola, "On variance reduction in stochastic gradient descent and its asynchronous
+variants", NeurIPS 2015)
+
+For linear models, whose examples the compiled loops of kernels/svrg.py visit outside of Python's lock. Of sparse rows
+they touch the coordinates that are not zero alone: see there for mu and the decay, which every step has everywhere.
+A step of the run is an epoch: there the threads meet.
+"""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from hpcdl.comm import Communicator, refuse_together
+from hpcdl.csr import CSR
+from hpcdl.data import Data
+from hpcdl.errors import UsageError
+from hpcdl.kernels import svrg as kernels
+from hpcdl.kernels.linear import SOFTMAX
+from hpcdl.models.linear_form import LinearForm, linear_form
+from hpcdl.optim import Optimizer
+from hpcdl.runs.held import Whole
+from hpcdl.runs.run import Run
+from hpcdl.runs.state import Same
+from hpcdl.runs.whole_pass import full_gradient
+from hpcdl.runs.wrapped import plain
+
+ROWS = 256  # that a thread gathers at once
+
+
+def train(
+    comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run, threads: int, inner_epochs: int = 2
+) -> np.ndarray:
+    """Train on the one rank of `comm`; returns the parameters. inner_epochs: between two snapshots.
+
+    UsageError for a model that is not linear, and for rows that are not in memory.
+    """
+    with refuse_together(comm.mpi):
+        form = linear_form(plain(model), "--threads")
+        data.in_place(0)
+    w = run.initial(model)
+    v, mu = np.zeros_like(w), np.zeros_like(w)
+    kernels.compile_for(w.dtype)
+    run.track("snapshot", Same(v))
+    run.track("full_gradient", Same(mu))
+    run.report(method="svrg", threads=threads, inner_epochs=inner_epochs)
+    run.begin("svrg", Whole(model, w, optimizer), data, ("method", "inner_epochs"))
+    workers = [Worker(r, form, (w, v, mu), data.sparse) for r in range(threads)]
+    when, counts = np.zeros(form.features, np.int64), np.zeros((threads, 8), np.int64)
+    run.start()
+    with ThreadPoolExecutor(threads) as pool:
+        while not run.over:
+            with run.stopwatch.step():
+                if run.step % inner_epochs == 0:
+                    v[:] = w
+                    full_gradient(comm, model, data, run, v, mu)
+                rate, decay = optimizer.schedule(optimizer.step), optimizer.weight_decay
+                with refuse_together(comm.mpi):
+                    refuse_too_long(rate, decay)
+                rows, source, _ = data.in_place(run.step)
+                counts[:] = 0
+                done = [pool.submit(worker.run, rows, source, when, counts, rate, decay) for worker in workers]
+                loss = math.fsum(each.result() for each in done)
+                if data.sparse:
+                    kernels.settle(w, mu, when, len(source), rate, decay, form.outputs)
+                optimizer.step += 1
+                run.record(loss, len(source))
+                run.boundary()
+    run.end()
+    rounds = -(-run.step // inner_epochs)
+    run.report(snapshots=rounds, gradients_per_example=2 * run.examples / data.examples + rounds)
+    return w
+
+
+def refuse_too_long(rate: float, decay: float) -> None:
+    """Raise UsageError for a rate with which a step takes all of a parameter away, or more."""
+    if not rate * decay < 1:
+        raise UsageError(f"a rate of {rate:g} with --weight-decay {decay:g} takes more than all of a parameter away")
+
+
+class Worker:
+    """A thread's scratch, and its part of an epoch."""
+
+    def __init__(self, number: int, form: LinearForm, state: tuple[np.ndarray, ...], sparse: bool):
+        self.number, self.form, self.state, kind = number, form, state, state[0].dtype
+        self.x: Any = CSR.empty(ROWS, form.features, kind) if sparse else np.empty((ROWS, form.features), kind)
+        self.z, self.e = np.empty((2, form.outputs), kind)
+
+    def run(
+        self, rows: Any, source: np.ndarray, when: np.ndarray, counts: np.ndarray, rate: float, decay: float
+    ) -> float:
+        """Take this thread's steps of an epoch, whose rows are `source` in its order; returns the sum of losses."""
+        mine, total, form = np.ascontiguousarray(source[self.number :: len(counts)]), 0.0, self.form
+        columns = 1 if form.loss == SOFTMAX else form.outputs
+        for start in range(0, len(mine), ROWS):
+            index = mine[start : start + ROWS]
+            x, y = self.x[: len(index)], np.empty((len(index), *rows.outputs), rows.y_kind)
+            rows.gather(index, x, y)
+            targets = np.ascontiguousarray(y.reshape(len(index), columns), self.z.dtype)
+            more = rate, decay, form.loss, self.z, self.e
+            if isinstance(x, CSR):
+                arrays = x.data, x.indices, x.indptr, targets, *self.state, when
+                total += kernels.sparse(*arrays, counts, self.number, *more)
+            else:
+                total += kernels.dense(x, targets, *self.state, *more)
+        return total

@@ -1,0 +1,325 @@
+"""HOGWILD!: threads that share one vector take steps of SGD on it, all at once, and no thread waits for another.
+
+    w <- initial values, in memory that all threads see
+    each thread, over its part of the examples of a round:
+        read w where its example is not zero; g <- the gradient of the example's loss there
+        w_u <- w_u - lr (g_u + lambda n / d_u w_u)       for these coordinates u, with plain loads and stores
+
+    thread 0   read ... write read ... write read ...
+    thread 1       read ... write    read ... write          what one writes between another's reading and writing
+    thread 2   read ... write read ... write read ...        is a collision: rare, where examples are sparse
+
+lambda is the weight decay, n the number of examples and d_u that of the examples that touch coordinate u: over an epoch
+it adds up to the penalty's own. On dense rows every example touches all coordinates. Of a linear model the gradient is
+the example times one slope for each output, so an update costs a multiple of what is not zero in its example.
+
+One thread is sequential SGD with as many examples to an update. Several are not repeatable: they meet by chance.
+
+locking (kernels/hogwild.py): none; atomic, no update of a coordinate is lost; striped, an update locks what it touches
+(the paper's AIG, which locks the writing alone); global, one lock; round-robin, updates are written in turn (RR).
+
+exchange_every: that many updates long, and no longer than a round, each thread works on a replica of its own, then adds
+what it has changed to the vector, and takes over what others have added: what a thread reads was seldom written last by
+another core. 0: each update is written to the vector at once. One thread in all needs none.
+
+A step of the run is a round, run.batch examples, within which nothing is looked at but a flag to stop. The learning
+rate is that of the round's first update.
+
+shared: all ranks of a node work on one vector, in memory that they share; no message is sent. Several vectors, of nodes
+or of ranks, are joined every join_every rounds:
+
+    join           what happens                                                        sent by a vector's first rank
+    all-reduce     w <- mean of all vectors, as local SGD does                         an all-reduce of K values
+    gossip         w_i <- sum over j of W_ij w_j, W of a graph                         K to each neighbour
+    servers        w <- pull; a round; push w - what was pulled, added as it comes     K to the servers, and K back
+
+With one thread and one batch to a round, all-reduce is local SGD. Adagrad's sums of squares stay with their vector.
+
+(Recht, Re, Wright and Niu, "HOGWILD!: a lock-free approach to parallelizing stochastic gradient descent", NeurIPS 2011;
+exchanges: Zhang, Hsieh and Akella, "HogWild++: a new mechanism for decentralized asynchronous stochastic gradient
+descent", ICDM 2016)
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.chunks import chunks
+from hpcdl.comm import Communicator, refuse_together
+from hpcdl.comm.gossip import Gossip
+from hpcdl.comm.mixing import RULES, check_mixing, matrices, mixing_over_period
+from hpcdl.comm.node import cores, ranks_of_node
+from hpcdl.comm.topology import Topology
+from hpcdl.data import Data
+from hpcdl.errors import UsageError, unknown
+from hpcdl.kernels.device import CPU
+from hpcdl.models.linear_form import LinearForm, linear_form
+from hpcdl.optim import Optimizer
+from hpcdl.parallel.shared_vector import OneVector, Sharing, Tally, Vectors
+from hpcdl.parallel.thread_team import ThreadTeam, check_rule, touched, words_for
+from hpcdl.runs.interrupted import end_here
+from hpcdl.runs.run import Run
+from hpcdl.runs.wrapped import plain
+from hpcdl.services.consistency import Consistency
+from hpcdl.services.on_servers import Keeper, OnServers, asked
+from hpcdl.services.parameter_store import ParameterStore
+from hpcdl.words import counted
+
+log = logging.getLogger("hpcdl")
+JOINS = "all-reduce", "gossip", "servers"
+
+
+def train(
+    comm: Communicator,
+    model: Any,
+    data: Data,
+    optimizer: Optimizer,
+    run: Run,
+    *,
+    threads: int = 1,
+    locking: str = "none",
+    batch: int = 1,
+    exchange_every: int = 0,
+    shared: bool = False,
+    join: str = "all-reduce",
+    join_every: int = 1,
+    topology: Callable[[int], Topology] | None = None,
+    rule: str = RULES[0],
+) -> np.ndarray:
+    """Train on all ranks of `comm`, each with so many threads; returns the vector that this rank works on.
+
+    batch: examples of an update. join: all-reduce or gossip; for servers there is `train_on_servers`. topology, rule:
+    gossip's graph of so many vectors, and the rule of its mixing matrix.
+    """
+    with refuse_together(comm.mpi):
+        form = form_of(model, optimizer)
+    sharing, share = Sharing(comm, run, shared), (comm.rank, comm.size)
+    w, words, state = arrays_of(sharing, comm, model, optimizer, run, threads)
+    one, alone, tally = sharing.vectors == 1, comm.size == 1, Tally(optimizer)
+    held: Any = OneVector(model, w, optimizer, tally) if one else Vectors(model, w, optimizer, tally, sharing)
+    turns, crowded = most_turns(run, data, share, threads, batch), outnumbered(run, threads)
+    with refuse_together(comm.mpi):
+        joined = None if one else Join(run, sharing, w, join, topology, rule)
+        settings: dict[str, Any] = {"threads": threads, "locking": locking, "batch": batch, "words": words}
+        settings["exchange_every"] = exchange_every
+        settings |= {"first": sharing.place * threads, "count": sharing.sharers * threads, "turns": turns}
+        decays = decays_of(run, data, share, optimizer)
+        team = tally.team = ThreadTeam(form, data, w, optimizer, decays, crowded=crowded, **settings)
+    team.weigh(run.memory)
+    run.report(allreduce=comm.allreduce if joined and join == "all-reduce" else None, locking=locking, shared=shared)
+    run.report(threads=threads, vectors=sharing.vectors, update_batch=batch, repeatable=team.count == 1)
+    run.report(join=join if joined else None, join_every=join_every if joined else None, exchange_every=exchange_every)
+    run.begin("hogwild", held, data)
+    kept = [(vector, vector.copy()) for vector in (w, *state)] if alone else []  # as of the last whole round
+    run.start()
+    while not run.over:
+        with run.stopwatch.step():
+            with run.stopwatch.fetching():
+                _, source, _, total = data.part_in_place(*divmod(run.step, run.per_epoch), run.batch, share)
+            for vector, copy in kept:
+                copy[:] = vector
+            loss = team.round(source, optimizer.schedule(run.step), interruptible=alone)
+            if loss is None:  # a signal came
+                for vector, copy in kept:
+                    vector[:] = copy
+                end_here(run)
+                break
+            if joined and (run.step + 1) % join_every == 0:
+                joined.meet((run.step + 1) // join_every - 1)
+            run.record(loss, total)
+            run.boundary()
+    run.end()
+    team.close()
+    tally.gather(run.bookkeeping)
+    run.report(**tally.entries(run.seconds))
+    return w
+
+
+def train_on_servers(
+    comm: Communicator,
+    model: Any,
+    data: Data,
+    optimizer: Optimizer,
+    run: Run,
+    *,
+    servers: int = 1,
+    threads: int = 1,
+    locking: str = "none",
+    batch: int = 1,
+    exchange_every: int = 0,
+) -> np.ndarray:
+    """Train on all ranks of `comm`, of which the first `servers` hold the vector; each round is a worker's.
+
+    Workers share no memory: each pulls the vector, lets its threads work on its copy of it, and pushes what they have
+    changed, which the servers add. Returns the parameters: whole on rank 0 and the workers, on other servers a slice.
+    """
+    works, tally = comm.rank >= servers, Tally(optimizer)
+    with refuse_together(comm.mpi):
+        form = form_of(model, optimizer)
+        if optimizer.state:
+            raise UsageError("--join servers adds up what workers change, who have no state in common: take sgd")
+    whole = model.initialize(run.random) if comm.rank == 0 else None
+    w = np.empty(model.layout.size, model.layout.dtype) if works else None
+    keeper = Keeper(run) if comm.rank == 0 else None
+    held = OnServers(model, w if whole is None else whole, optimizer, works, keeper)
+    crowded = outnumbered(run, threads)
+    with refuse_together(comm.mpi):
+        if w is not None:
+            decays = decays_of(run, data, (0, 1), optimizer)
+            settings: dict[str, Any] = {"threads": threads, "locking": locking, "batch": batch}
+            settings["exchange_every"] = exchange_every
+            words = words_for(threads)
+            tally.team = ThreadTeam(form, data, w, optimizer, decays, words=words, crowded=crowded, **settings)
+    run.report(allreduce=None, threads=threads, locking=locking, shared=False, vectors=comm.size - servers)
+    run.report(update_batch=batch, join="servers", join_every=1, servers=servers, repeatable=False)
+    run.report(exchange_every=exchange_every)
+    run.observe(lambda run, loss, total: count_updates(optimizer, total, threads, batch))
+    run.begin("hogwild", held, data)
+    store = ParameterStore(
+        comm,
+        model.layout.size,
+        model.layout.dtype,
+        servers=servers,
+        consistency=Consistency("async"),
+        initial=whole,
+        lead=keeper,
+        start=run.step,
+        memory=run.memory,
+    )
+    run.start()
+    if w is None or tally.team is None:
+        with run.stopwatch.step("serve"):
+            store.serve()
+    else:
+        work(comm, store, data, w, tally.team, optimizer, run)
+        tally.team.close()
+    run.end()
+    store.free()
+    updates = optimizer.step
+    tally.gather(run.bookkeeping)
+    run.report(**tally.entries(run.seconds))  # samples are of this leg; updates of all
+    run.report(updates=updates, updates_per_second=updates / max(1e-9, run.seconds))
+    held.raise_failure(run.bookkeeping)
+    return store.server.values if held.parameters is None else held.parameters
+
+
+def work(
+    comm: Communicator,
+    store: ParameterStore,
+    data: Data,
+    w: np.ndarray,
+    team: ThreadTeam,
+    optimizer: Optimizer,
+    run: Run,
+) -> None:
+    """What a worker does: pull, let its threads work, push what they have changed, until no round is left."""
+    before = run.memory.hold("parameters", np.empty_like(w))
+    team.weigh(run.memory)
+    while True:
+        with run.stopwatch.step():
+            step = asked(comm, store, run, store.pull, w)
+            if step is None:
+                break
+            with run.stopwatch.fetching():
+                _, source, _, total = data.part_in_place(*divmod(step, run.per_epoch), run.batch)
+            before[:] = w
+            loss = team.round(source, optimizer.schedule(step))
+            w -= before
+            store.push(w, count=total, total=total, loss=loss)
+    store.close(w)
+
+
+def form_of(model: Any, optimizer: Optimizer) -> LinearForm:
+    """What HOGWILD! has to know of a model; UsageError for one that is not linear, and for another rule."""
+    if getattr(model, "device", CPU) is not CPU:
+        raise UsageError("HOGWILD! works on the cores of the processor: leave out --device cuda")
+    check_rule(optimizer)
+    return linear_form(plain(model), "train-hogwild")
+
+
+def arrays_of(
+    sharing: Sharing, comm: Communicator, model: Any, optimizer: Optimizer, run: Run, threads: int
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """The vector with its initial values, the words of its threads, the optimizer's vectors; collective."""
+    vector = model.layout.size, model.layout.dtype
+    count = words_for(threads * sharing.sharers).size, np.dtype(np.int64)
+    w, words, *state = sharing.arrays(comm, [vector, count, *(vector for _ in optimizer.state)])
+    optimizer.state = dict(zip(optimizer.state, state, strict=True))
+    if sharing.place == 0:
+        w[:] = model.initialize(run.random)
+    sharing.meet()
+    return w, words, state
+
+
+def most_turns(run: Run, data: Data, share: tuple[int, int], threads: int, batch: int) -> int:
+    """No thread of any rank has more updates in a round; collective."""
+    most = run.bookkeeping.mpi.allreduce(data.most_rows(run.plan(data)[0], share), op=MPI.MAX)
+    return math.ceil(math.ceil(most / threads) / batch)
+
+
+def outnumbered(run: Run, threads: int) -> bool:
+    """Whether the threads of a node's ranks outnumber its cores, of which rank 0 warns; collective."""
+    node = ranks_of_node(run.bookkeeping.mpi)
+    here, there = node.size * threads, cores(node)
+    node.Free()
+    if run.comm.rank == 0 and threads > 1 and here > there:
+        log.warning("%s on %s take turns: more threads bring no speed", counted(here, "thread"), counted(there, "core"))
+    return here > there
+
+
+def decays_of(run: Run, data: Data, share: tuple[int, int], optimizer: Optimizer) -> np.ndarray | None:
+    """By how much an example pulls each coordinate that it touches, lambda n / d_u; None of dense rows. Collective.
+
+    The bias, which all examples touch, is pulled by lambda.
+    """
+    if not data.sparse or not optimizer.weight_decay:
+        return None
+    rows, source, _ = data.in_place(0, share)
+    counts = touched(rows, source)
+    if share[1] > 1:
+        run.bookkeeping.all_reduce(counts)
+    factors = data.examples / np.maximum(1, np.append(counts, data.examples))
+    return (optimizer.weight_decay * factors).astype(optimizer.dtype)
+
+
+def count_updates(optimizer: Optimizer, total: int, threads: int, batch: int) -> None:
+    """A round of `total` examples is done."""
+    optimizer.step += sum(-(-(part.stop - part.start) // batch) for part in chunks(total, threads))
+
+
+class Join:
+    """How the vectors of a run come together; `meet` is called by all ranks of each."""
+
+    def __init__(
+        self,
+        run: Run,
+        sharing: Sharing,
+        w: np.ndarray,
+        join: str,
+        topology: Callable[[int], Topology] | None,
+        rule: str,
+    ):
+        if join not in JOINS[:2]:
+            raise unknown("join", join, JOINS)
+        self.sharing, self.w, self.gossip = sharing, w, None
+        if join == "gossip":
+            assert topology is not None
+            graph = topology(sharing.vectors)
+            check_mixing(mixing_over_period(graph, rule))
+            self.matrix = matrices(graph, rule)
+            if sharing.owners is not None:
+                self.gossip = Gossip(sharing.owners, w, run.memory)
+            run.report(topology=graph.spec, mixing=rule)
+
+    def meet(self, time: int) -> None:
+        """The vectors meet for that time, from 0 on."""
+        self.sharing.meet()
+        if self.gossip is not None:
+            self.gossip.round(self.matrix(time))
+        elif self.sharing.owners is not None:
+            self.sharing.owners.all_reduce(self.w, op="mean")
+        self.sharing.meet()

@@ -1,0 +1,319 @@
+"""Any map-style Dataset of PyTorch's as a data set: rows are made when a batch asks for them, by `dataset[i]`.
+
+    data = from_dataset(FashionMNIST(..., transform=...), test=FashionMNIST(..., train=False), classes=10)
+
+    hpcdl                                PyTorch
+    the order of an epoch, a share       which i, as of any data set: the same on any number of ranks
+    a row                                dataset[i], its transforms included; then collate_fn (default_collate)
+    x (rows, features)                   flattened, in the model's type; a module sees (rows, *features) again
+
+Before each example the generators of torch, numpy and Python begin with (seed, epoch, i): a random transform does the
+same whoever runs it, on any number of ranks and workers, and another thing in each epoch. Afterwards they are as they
+were. `--data package.module:function` takes what such a function returns, with the seed, the partition and the held-out
+rows of the run; each rank calls it, and holds the data set in its memory.
+"""
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+from torch import Tensor
+from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
+
+from hpcdl.chunks import chunks
+from hpcdl.data.data_options import DataOptions, held_out_rows, model_type
+from hpcdl.data.dataset import Data, Split
+from hpcdl.data.digest import Digest
+from hpcdl.data.meaning import Meaning
+from hpcdl.data.order import named
+from hpcdl.data.readers import MemoryReader
+from hpcdl.data.standard import Standard
+from hpcdl.errors import LoneError, UsageError
+from hpcdl.own import blamed_on_own
+from hpcdl.torch.workers import Workers
+
+LOOKED_AT = 8  # examples that the digest is of, beside the targets
+
+
+class Examples:
+    """What makes rows of a data set: `examples.rows(index, epoch)` -> x (rows, features...), y. It can be pickled."""
+
+    def __init__(self, dataset: Any, collate: Callable | None, seed: int):
+        self.dataset, self.collate, self.seed = dataset, collate or default_collate, seed
+
+    def rows(self, index: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows with these numbers, as an epoch sees them (-1: who scores)."""
+        found = []
+        with generators_kept():
+            for i in index.tolist():
+                self.draw_by(epoch, i)
+                found.append(self.dataset[i])
+            both = self.collate(found)
+        if not (isinstance(both, tuple | list) and len(both) == 2):
+            raise UsageError(f"examples should be (x, y), and are made a {type(both).__name__}: give a collate_fn")
+        x, y = (as_numbers(each) for each in both)
+        for each, what in ((x, "x"), (y, "y")):
+            if each.dtype.kind not in "biuf" or len(each) != len(index):
+                wanted = f"numbers for each of {len(index)} examples"
+                raise UsageError(f"{what} is {each.dtype} of shape {each.shape}, and should be {wanted}")
+        return x, y
+
+    def draw_by(self, epoch: int, i: int) -> None:
+        """What is drawn from now on is drawn for this example."""
+        text = f"{self.seed} example {epoch} {i}"
+        seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002  (transforms may know no other)
+
+
+def as_numbers(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """Whatever is drawn inside, the generators of torch, numpy and Python go on as if it had not been."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        random.setstate(before[2])
+
+
+class Epoch:
+    """In the place of an Augment: which epoch rows are made for goes with them."""
+
+    def moves(self, epoch: int, step: int, total: int, offset: int, rows: int) -> int:
+        return epoch
+
+
+class DatasetRows:
+    """Rows that are made when they are asked for, in the place of `hpcdl.data.placement.MemoryRows`.
+
+    targets: the labels of all rows, where they are known without making them.
+    """
+
+    sparse, scale = False, 1.0
+
+    def __init__(
+        self,
+        examples: Examples,
+        features: tuple[int, ...],
+        classes: int,
+        outputs: tuple[int, ...],
+        targets: np.ndarray | None,
+        options: DataOptions,
+        workers: int,
+        name: str,
+    ):
+        self.examples, self.features, self.classes, self.outputs = examples, features, classes, outputs
+        self.targets, self.partition, self.dtype, self.name = targets, options.partition, options.dtype, name
+        self.width = int(np.prod(features))
+        self.y_kind = np.dtype(np.int64) if classes else options.dtype
+        self.augment: Any = Epoch()
+        self.standard: Standard | None = None
+        self.workers = Workers(examples.rows, workers) if workers else None
+
+    def __len__(self) -> int:
+        return len(self.examples.dataset)
+
+    @property
+    def y(self) -> np.ndarray:
+        """The labels of all rows, for who divides them. UsageError where only making them all would show them."""
+        if self.targets is not None:
+            return self.targets
+        if self.partition != "iid":
+            raise UsageError(f"partition {self.partition!r} goes by the labels: {self.name} needs a member `targets`")
+        return np.zeros(len(self), self.y_kind)
+
+    def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray, moves: int | None = None) -> None:
+        """x[:] = rows[index]; y[:] = labels[index]. moves: the epoch. LoneError where an example cannot be made."""
+        epoch = -1 if moves is None else moves
+        if not len(index):
+            return
+        try:
+            with blamed_on_own(f"an example of {self.name} cannot be made"):
+                if self.workers is None:
+                    made = [(slice(0, len(index)), *self.examples.rows(index, epoch))]
+                else:
+                    parts = [part for part in chunks(len(index), self.workers.count) if part.stop > part.start]
+                    found = self.workers.all((index[part], epoch) for part in parts)
+                    made = [(part, *each) for part, each in zip(parts, found, strict=True)]
+                for part, some, labels in made:
+                    self.check(some, labels)
+                    x[part], y[part] = some.reshape(len(some), -1), labels.reshape(len(some), *self.outputs)
+        except UsageError as error:
+            raise LoneError(str(error)) from error.__cause__
+        if self.standard is not None:
+            self.standard.apply(x)
+            self.standard.apply_target(y)
+
+    def check(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Raise UsageError where rows are not as the first one is, or hold what is no number."""
+        if (x.shape[1:] or (1,)) != self.features:
+            raise UsageError(f"{self.name}: an example has shape {x.shape[1:]}, and the first one {self.features}")
+        if not np.isfinite(x).all():
+            raise UsageError(f"{self.name}: an example holds what is not finite")
+        if self.classes and (y.dtype.kind not in "iub" or y.min() < 0 or y.max() >= self.classes):
+            raise UsageError(f"{self.name}: a label is {y.min()} or {y.max()}, of {self.classes} classes")
+        if not self.classes and not np.isfinite(y).all():
+            raise UsageError(f"{self.name}: a value to predict is not finite")
+
+    def close(self) -> None:
+        """End the workers."""
+        if self.workers is not None:
+            self.workers.close()
+
+
+class DatasetData(Data):
+    """What `from_dataset` returns. `reopened` is the same with other options, as a run's."""
+
+    reopened: Callable[..., Data]
+
+    def _check_in_memory(self, share: tuple[int, int] | None = None) -> None:
+        raise UsageError("this needs its training rows in memory, and a Dataset makes them when they are asked for")
+
+    @property
+    def scales(self) -> None:
+        """Nothing is said: it would take many examples to know."""
+        return None
+
+
+def from_dataset(
+    dataset: Any,
+    test: Any = None,
+    collate_fn: Callable | None = None,
+    workers: int = 0,
+    classes: int | None = None,
+    *,
+    name: str = "",
+    partition: str = "iid",
+    dtype: DTypeLike = "float32",
+    seed: int = 0,
+    validation: float = 0.0,
+    augment: str = "",
+    standardize: Any = False,
+    data_seed: int | None = None,
+) -> Data:
+    """The `Data` (hpcdl.data) whose training rows are the examples (x, y) of a Dataset, and `test`'s the test rows.
+
+    collate_fn: makes x (rows, features...) and y (rows,) or (rows, outputs) of a list of examples. workers: processes
+    of each rank that make them, beside the training; 0: the rank itself, between steps. They pay where an example takes
+    longer than its share of a step, and there are cores for them. They are started anew, so that the data set, its
+    transforms and collate_fn must be such as can be pickled. classes: None takes it from `dataset.targets` or
+    `dataset.classes`; 0: regression, which values y that are floats mean. The other options are those of `open_data`.
+    Raises UsageError, one line, for what is no such data set, and where the first example cannot be made.
+    """
+    options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize, data_seed=data_seed)
+    name = name or type(dataset).__name__
+    for each in (dataset, test):
+        if each is not None and (isinstance(each, IterableDataset) or not hasattr(each, "__getitem__")):
+            raise UsageError(f"{name}: {type(each).__name__} has no examples by number, [i]; take a map-style Dataset")
+        if each is not None and (not hasattr(each, "__len__") or not len(each)):
+            raise UsageError(f"{name}: {type(each).__name__} has no examples, or does not say how many (__len__)")
+    if augment or standardize is True:
+        what = "--augment" if augment else "--standardize"
+        raise UsageError(f"{what}: the examples of a Dataset are changed by its transforms; leave it out")
+    if workers < 0:
+        raise UsageError(f"workers is 0 or more, not {workers}")
+    examples = Examples(dataset, collate_fn, options.seed)
+    with blamed_on_own(f"the first example of {name} cannot be made"):
+        x, y = examples.rows(np.arange(1), -1)
+    features, targets = x.shape[1:] or (1,), targets_of(dataset, y)  # a number is an example of one feature
+    if classes is None:
+        classes = classes_of(dataset, y, targets, name)
+    if targets is not None and classes and (targets.min() < 0 or targets.max() >= classes):
+        raise UsageError(f"{name}: its targets go from {targets.min()} to {targets.max()}, and classes is {classes}")
+    outputs = () if classes else y.shape[1:]
+    options.check_fit(classes, features, len(dataset), 1.0)
+    if options.column or (validation and classes and targets is None):
+        what = f"partition {partition!r} is read from a file" if options.column else "validation goes by the labels"
+        raise UsageError(f"{what}: {name} has none that are known beforehand (a member `targets`)")
+    how = features, classes, outputs
+    train = DatasetRows(examples, *how, targets, options, workers, name)
+    tested = None
+    if test is not None:
+        tested = DatasetRows(Examples(test, collate_fn, options.seed), *how, None, options, workers, f"{name} (test)")
+    held_out = held_out_rows(np.zeros(len(train), np.int64) if targets is None else targets, classes, options)
+    for rows in (train, tested):
+        if rows is not None:
+            rows.check(*rows.examples.rows(np.arange(1), -1))
+            rows.standard = options.standard(dict, Meaning())
+    numbers = np.delete(np.arange(len(train)), held_out) if len(held_out) else None
+    source: Any = train
+    found = DatasetData(
+        name=name,
+        features=features,
+        classes=classes,
+        train=Split(source, numbers, options.dtype),
+        test=None if tested is None else Split(tested, None, options.dtype),  # type: ignore[arg-type]
+        validation=Split(source, held_out, options.dtype) if len(held_out) else None,
+        reader=MemoryReader(source, numbers, classes, options.seed, options.partition),
+        threaded=workers > 0,  # else the thread would draw from the generators that a module draws from
+        resources=[each for each in (train, tested) if each is not None],
+        meaning=Meaning(labels=labels_of(dataset, classes)),
+        order=named("shared", options.partition, classes),
+        digest=partial(digest_of, features, classes, train, tested),
+    )
+    found.reopened = partial(from_dataset, dataset, test, collate_fn, workers, classes, name=name)
+    return found
+
+
+def targets_of(dataset: Any, y: np.ndarray) -> np.ndarray | None:
+    """The labels of all examples, where the data set tells them; y: that of the first example, made, as it is to be."""
+    if isinstance(dataset, Subset):
+        inside = targets_of(dataset.dataset, None)  # type: ignore[arg-type]
+        found: Any = None if inside is None else inside[np.asarray(dataset.indices, np.int64)]
+    elif isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        found = dataset.tensors[1]
+    else:
+        found = getattr(dataset, "targets", None)
+    with contextlib.suppress(ValueError, TypeError):
+        known = None if found is None else as_numbers(found)
+        if known is None or known.ndim != 1 or known.dtype.kind not in "iu" or len(known) != len(dataset):
+            return None
+        if y is None or (y.shape == (1,) and y.dtype.kind in "iu" and known[0] == y[0]):  # no transform changes it
+            return known.astype(np.int64)
+    return None
+
+
+def classes_of(dataset: Any, y: np.ndarray, targets: np.ndarray | None, name: str) -> int:
+    """How many classes there are; 0: values are to be predicted."""
+    if y.dtype.kind == "f" or y.ndim > 1:
+        return 0
+    if targets is not None:
+        return max(2, int(targets.max()) + 1)
+    if isinstance(names := getattr(dataset, "classes", None), list | tuple):
+        return len(names)
+    raise UsageError(f"{name} does not tell how many classes there are: give from_dataset(..., classes=N)")
+
+
+def labels_of(dataset: Any, classes: int) -> tuple[str, ...] | None:
+    """The names of the classes, where the data set has them."""
+    names = getattr(dataset.dataset if isinstance(dataset, Subset) else dataset, "classes", None)
+    if not (classes and isinstance(names, list | tuple) and len(names) == classes):
+        return None
+    told = tuple(map(str, names))
+    return told if len(set(told)) == classes else None
+
+
+def digest_of(features: tuple[int, ...], classes: int, train: DatasetRows, test: DatasetRows | None) -> str:
+    """By what a run knows the data again: their number, their targets, and some examples."""
+    digest = Digest()
+    for group, rows in (("train", train), ("test", test)):
+        if rows is not None:
+            index = np.unique(np.linspace(0, len(rows) - 1, LOOKED_AT).astype(np.int64))
+            x, y = rows.examples.rows(index, -1)
+            digest.add(f"{group}/x", x.astype(np.float64))
+            digest.add(f"{group}/y", y if rows.targets is None else rows.targets, labels=True)
+            digest.add(f"{group}/rows", np.array([len(rows)]))
+    return digest.finish(features, classes, 1.0)

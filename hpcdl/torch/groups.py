@@ -1,0 +1,156 @@
+"""How process groups of torch.distributed are made out of MPI's world, and what is counted on them.
+
+    init_process_group("hpcdl")    all ranks of the world, in MPI's order or in one that the program gives
+    new_group(ranks)               these ranks alone make the call
+    traffic(), write_trace(path)   what all groups have sent together
+
+The communicator of the first kind is kept and serves again where the process group is destroyed and made anew.
+Environment: HPCDL_ALLREDUCE, the algorithm; HPCDL_TRACE, a folder for the program's trace, which is kept only then.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import datetime
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import distributed
+
+from hpcdl.comm import Communicator, failure
+from hpcdl.comm.failure import refuse_together
+from hpcdl.comm.node import cores, ranks_of_node
+from hpcdl.errors import UsageError
+from hpcdl.kernels.device import CPU, Device, open_device
+from hpcdl.machine import world
+from hpcdl.torch.backend import Group
+from hpcdl.torch.work import engine
+
+SPANS = 100_000  # of the trace that are kept
+KEPT: dict[tuple[int, ...], Communicator] = {}  # by the ranks of MPI's world
+
+
+def make(asked: Any, options: Any = None) -> Group:
+    """The process group that torch.distributed asks for. Raises UsageError where the ranks are not MPI's."""
+    ranks, timeout = list(asked.global_ranks_in_group), asked.timeout
+    if not ranks:
+        comm = of_world(asked.group_rank, asked.group_size, asked.store, timeout)
+        return Group(comm, asked.group_id, asked.store, timeout)
+    comm, first = of_ranks(ranks, asked.group_id, timeout), distributed.group.WORLD
+    limit = 0.0 if isinstance(first, Group) and first.timeout == timeout else timeout.total_seconds()
+    return Group(comm, asked.group_id, asked.store, timeout, limit)
+
+
+def of_world(rank: int, size: int, store: Any, timeout: datetime.timedelta) -> Communicator:
+    """The communicator of the default group; collective over its ranks."""
+    if MPI.COMM_WORLD.size > 1:
+        failure.install()
+    world.one_world(MPI.COMM_WORLD)
+    if size > MPI.COMM_WORLD.size:
+        raise UsageError(
+            f"the process group is to have {size} ranks, and MPI's world has {MPI.COMM_WORLD.size}; start the program "
+            f"with mpiexec -n {size} or srun, and leave out rank and world_size"
+        )
+    if size == MPI.COMM_WORLD.size:
+        places = MPI.COMM_WORLD.allgather(rank)
+        ranks = [places.index(each) for each in range(size)] if set(places) == set(range(size)) else []
+    else:  # some ranks of the world: they find each other as they have found the store
+        store.set(f"hpcdl/{rank}", str(MPI.COMM_WORLD.rank))
+        ranks = [int(store.get(f"hpcdl/{each}")) for each in range(size)]
+    if not ranks or MPI.COMM_WORLD.rank not in ranks:
+        raise UsageError(f"rank {rank} of the process group is there twice; leave out rank and world_size: MPI knows")
+    key = tuple(ranks)
+    if key not in KEPT:
+        KEPT[key] = opened(ranks, timeout)
+    comm = KEPT[key]
+    if comm.watchdog is not None:
+        comm.watchdog.timeout = timeout.total_seconds()
+    return comm
+
+
+def opened(ranks: Sequence[int], timeout: datetime.timedelta) -> Communicator:
+    """A communicator of these ranks of MPI's world, which make the call together."""
+    bare: Any = MPI.COMM_WORLD
+    if list(ranks) != list(range(bare.size)):
+        everyone = bare.Get_group()
+        bare = bare.Create_group(everyone.Incl(list(ranks)), 1)
+    node = ranks_of_node(bare)
+    engine.spare = cores(node) > node.size * torch.get_num_threads()
+    local = node.rank
+    node.Free()
+    folder = os.environ.get("HPCDL_TRACE")
+    comm = Communicator(
+        bare,
+        os.environ.get("HPCDL_ALLREDUCE", "auto"),
+        timeout=timeout.total_seconds(),
+        trace=SPANS if folder else 0,
+        device=gpu(bare, local),
+    )
+    if folder:
+        with refuse_together(bare):
+            if comm.rank == 0:
+                try:
+                    Path(folder).mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise UsageError(f"HPCDL_TRACE={folder}: {error.strerror}") from None
+        atexit.register(comm.timeline.write, Path(folder) / "trace.json")
+    return comm
+
+
+def gpu(bare: MPI.Intracomm, local: int) -> Device:
+    """The GPU whose arrays the MPI library may take as they are; CPU where CuPy or a GPU is missing on a rank."""
+    found: Device = CPU
+    if torch.cuda.is_available():
+        with contextlib.suppress(UsageError):
+            found = open_device("cuda", local)
+    return found if bare.allreduce(found is not CPU, MPI.LAND) else CPU
+
+
+def of_ranks(ranks: list[int], name: str, timeout: datetime.timedelta) -> Communicator:
+    """The communicator of a subgroup, out of that of the default group where this is ours."""
+    parent: Any = distributed.group.WORLD
+    with engine.mine():
+        if isinstance(parent, Group):
+            return parent.comm.subgroup(ranks, name, zlib.crc32(name.encode()) % 32767)
+        key = tuple(ranks)
+        if key not in KEPT:
+            KEPT[key] = opened(ranks, timeout)
+        return KEPT[key]
+
+
+# -- what was sent -----------------------------------------------------------------------------------------------------
+
+
+def traffic() -> dict[str, dict[str, Any]]:
+    """What this rank has sent through the backend, by operation: calls, bytes, messages, seconds, blocked_seconds.
+
+    messages is None where the library's own all-reduce hides them; in shared memory there are none, and the bytes are
+    those that are copied.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for comm in KEPT.values():
+        for name, counters in comm.traffic.items():
+            row, now = found.setdefault(name, {}), dataclasses.asdict(counters)
+            for key, value in now.items():
+                before = row.get(key, 0)
+                row[key] = None if before is None or value is None else before + value
+    return found
+
+
+def write_trace(path: str | Path) -> None:
+    """Write the last operations of all ranks as a trace.json, on rank 0; all ranks of the default group make the call.
+
+    Raises UsageError where none are kept: HPCDL_TRACE is to name a folder from the start.
+    """
+    group: Any = distributed.group.WORLD
+    if not isinstance(group, Group):
+        raise UsageError('there is no process group of the backend hpcdl; call init_process_group("hpcdl") first')
+    if not group.comm.timeline.limit:
+        raise UsageError("no trace is kept; set HPCDL_TRACE to a folder before init_process_group")
+    with engine.mine():
+        group.comm.timeline.write(path)

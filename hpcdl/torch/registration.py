@@ -1,0 +1,141 @@
+"""What `import hpcdl.torch` tells torch.distributed: the backend's name, and where ranks find each other.
+
+    init_process_group("hpcdl")    rank and size are MPI's; a store of the ranks on a port that MPI tells the others
+
+MPI starts when the first process group is made, not here. Programs that set MASTER_ADDR and MASTER_PORT, RANK and
+WORLD_SIZE work as they are. Where these are missing, or say what MPI says, MPI's word is taken for any backend: gloo
+finds its ranks in the same way.
+"""
+
+import contextlib
+import functools
+import importlib
+import itertools
+import os
+import socket
+import urllib.parse
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+HOW_LONG = timedelta(seconds=10)  # to reach the store at an address
+stores: list[Any] = []  # kept as long as the program runs: rank 0 may leave the process group before others
+
+
+def register() -> None:
+    """Make the backend known; once."""
+    if not distributed.is_available() or "hpcdl" in distributed.Backend.backend_list:
+        return
+    distributed.Backend.register_backend("hpcdl", make, extended_api=True, devices=["cpu", "cuda"])
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # a function bears the same name
+    handlers = rendezvous._rendezvous_handlers
+    theirs = handlers["env"]
+
+    def env(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        if is_ours(url):
+            yield from by_mpi(**options)
+        else:
+            yield from theirs(url, **options)
+
+    handlers["env"] = env
+    rendezvous.register_rendezvous_handler("mpi", lambda url, **options: by_mpi(**options))
+    for module in (distributed, distributed_c10d):
+        module.monitored_barrier = monitored(module.monitored_barrier)  # type: ignore[attr-defined]
+
+
+def monitored(theirs: Callable[..., None]) -> Callable[..., None]:
+    """PyTorch's monitored_barrier, which is for gloo alone, and for a group of ours calls ours."""
+
+    @functools.wraps(theirs)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        if distributed_c10d._rank_not_in_group(group) or distributed.get_backend(group) != "hpcdl":
+            theirs(group, timeout, wait_all_ranks)
+        else:
+            ours: Any = group or distributed.group.WORLD
+            seconds = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+            ours.monitored_barrier(seconds, wait_all_ranks)
+
+    return monitored_barrier
+
+
+def make(asked: Any, options: Any) -> Any:
+    """A process group of ours."""
+    from hpcdl.torch.groups import make
+
+    return make(asked, options)
+
+
+def is_ours(url: str) -> bool:
+    """Whether MPI is to say who is who: something is missing of what the program says, or it says the same."""
+    asked = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))  # rank= and world_size= of the call
+    said = [asked.get("rank", os.environ.get("RANK")), asked.get("world_size", os.environ.get("WORLD_SIZE"))]
+    started = any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_ID"))
+    if None not in said and (started or not all(os.environ.get(name) for name in ADDRESS)):
+        from mpi4py import MPI
+
+        return said == [str(MPI.COMM_WORLD.rank), str(MPI.COMM_WORLD.size)]
+    return None in said or not all(os.environ.get(name) for name in ADDRESS)
+
+
+def by_mpi(timeout: timedelta = distributed_c10d.default_pg_timeout, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """A store that all ranks of MPI's world share, this one's rank, and how many there are; collective."""
+    from hpcdl.machine import world
+
+    world.start()
+    from mpi4py import MPI
+
+    world.one_world(MPI.COMM_WORLD)
+    comm = MPI.COMM_WORLD
+    store: Any = distributed.HashStore() if comm.size == 1 else shared_store(comm, timeout)
+    stores.append(store)
+    yield store, comm.rank, comm.size
+
+
+def shared_store(comm: Any, timeout: timedelta) -> Any:
+    """A store that rank 0 serves, at an address at which all others reach it."""
+    store = None
+    if comm.rank == 0:
+        store = distributed.TCPStore("127.0.0.1", 0, None, True, timeout, wait_for_workers=False)
+    host, port, places = comm.bcast((socket.gethostname(), store.port, addresses()) if store else None)
+    problem = None
+    if store is None:
+        for place in ["127.0.0.1"] if socket.gethostname() == host else places:
+            try:
+                store = distributed.TCPStore(place, port, None, False, HOW_LONG, wait_for_workers=False)
+                store.set_timeout(timeout)
+                break
+            except Exception as error:  # of several kinds
+                problem = str(error).splitlines()[0]
+        else:
+            problem = problem or "it has no address"
+    failed = [each for each in comm.allgather(None if store else problem) if each]
+    if failed:
+        from hpcdl.errors import AgreedError
+
+        raise AgreedError(f"the store on {host} cannot be reached at {', '.join(places)}: {failed[0]}")
+    return store
+
+
+def addresses() -> list[str]:
+    """This host's addresses, those that its name has first, then those of its interfaces."""
+    name = socket.gethostname()
+    found = []
+    with contextlib.suppress(OSError):
+        found += [about[4][0] for about in socket.getaddrinfo(name, None, socket.AF_INET)]
+    found += interface_addresses()
+    return [name, *dict.fromkeys(str(each) for each in found if not str(each).startswith("127."))]
+
+
+def interface_addresses() -> list[str]:
+    """The IPv4 addresses of this host that the kernel's table of routes calls local."""
+    try:
+        with open("/proc/net/fib_trie") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    pairs = itertools.pairwise(lines)
+    return [before.split()[-1] for before, line in pairs if "/32 host LOCAL" in line and "|--" in before]

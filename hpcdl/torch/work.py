@@ -1,0 +1,356 @@
+"""Operations of torch.distributed in flight: who takes them forward, and how their futures come to be complete.
+
+    a blocking call            is complete when it returns (`DONE`); it takes all that is in flight forward meanwhile
+    work.wait()                the same
+    DDP, in the backward pass  each bucket starts as its gradients are there, and takes those before it forward; a
+                               callback of autograd's waits for all at its end, just before DDP asks for their futures
+    anything else              a thread of ours, in naps, from the time that somebody has asked for a future
+
+The thread also works while gradients are computed where the ranks of the node leave a core free; where they do not, it
+would only take time from them. hpcdl.comm is one thread's at a time: whoever calls it here holds `Engine.lock`. As long
+as one thread alone calls the backend, it may block while it holds it; with several, all wait in small steps, for what
+one waits for may need another thread's part on another rank.
+"""
+
+import atexit
+import contextlib
+import datetime
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+from torch.distributed.distributed_c10d import Work
+from torch.futures import Future
+
+from hpcdl.comm.point_to_point import Arrival
+from hpcdl.comm.progress import AWAKE, LONGEST, activity
+from hpcdl.comm.requests import Request
+
+NAP = 50e-6  # seconds between two looks of the thread, at first
+MANY = 1 << 20  # bytes from which the thread helps beside a backward pass
+queue_callback: Any = torch.autograd.Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
+backward_pass: Callable[[], int] = torch._C._current_graph_task_id  # -1: none is under way in this thread
+
+
+class Done(Work):  # type: ignore[misc]
+    """An operation that is complete."""
+
+    def __init__(self, outputs: list[Tensor] | None = None):
+        super().__init__()
+        self.outputs = outputs or []
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+    def result(self) -> list[Tensor]:
+        return self.outputs
+
+    def get_future(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(self.outputs)
+        return future
+
+
+DONE = Done()
+
+
+class Pending(Work):  # type: ignore[misc]
+    """Requests of hpcdl's that are one operation of torch.distributed's. finish(): what is left to do after them.
+
+    limit: seconds that a wait for it lasts before it is given up; 0: any number.
+    """
+
+    def __init__(
+        self,
+        engine: "Engine",
+        requests: list[Request],
+        outputs: list[Tensor],
+        finish: Callable[[], object] | None = None,
+        limit: float = 0.0,
+    ):
+        super().__init__()
+        self.engine, self.requests, self.outputs, self.finish, self.limit = engine, requests, outputs, finish, limit
+        self.left, self.done, self.future = len(requests), not requests, None  # type: int, bool, Awaited | None
+        self.error: BaseException | None = None
+        self.source = -1
+        for each in requests:
+            each.then(self.one_is_done)
+        if not requests:
+            self.complete()
+
+    def one_is_done(self, result: Any) -> Any:
+        """Called as a request is complete, by whoever takes it forward."""
+        if isinstance(result, Arrival):
+            self.source = result.source
+        self.left -= 1
+        if self.left == 0:
+            self.complete()
+        return result
+
+    def complete(self, error: BaseException | None = None) -> None:
+        """All requests are; the future comes later, outside of all locks, for what hangs on it may be anything."""
+        if error is None and self.finish is not None:
+            try:
+                self.finish()
+            except Exception as failed:
+                error = failed
+        self.error, self.done, self.finish = error, True, None
+        self.engine.over(self)
+
+    def advance(self) -> None:
+        """Take it as far as its messages have come."""
+        for request in self.requests:
+            try:
+                request.advance()
+            except Exception as error:
+                if not self.done:
+                    self.complete(error)
+
+    # -- what torch.distributed calls
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        self.engine.wait(self, timeout.total_seconds() if timeout else self.limit)
+        return True
+
+    def is_completed(self) -> bool:
+        return self.engine.test(self)
+
+    def is_success(self) -> bool:
+        return self.done and self.error is None
+
+    def exception(self) -> BaseException | None:
+        return self.error
+
+    def synchronize(self) -> None:
+        self.engine.wait(self, self.limit)
+
+    def result(self) -> list[Tensor]:
+        return self.outputs
+
+    def source_rank(self) -> int:
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        if self.future is None:
+            self.future = Awaited(self)
+            if self.done:
+                self.future.settle()
+            else:
+                self.engine.asked_for(self)
+        return self.future
+
+
+class Awaited(Future[Any]):
+    """The future of an operation; who waits for it in Python takes it forward."""
+
+    def __init__(self, work: Pending):
+        devices = {each.device for each in work.outputs if each.is_cuda}
+        super().__init__(devices=sorted(devices, key=str)) if devices else super().__init__()
+        self.work = work
+        self.settled = False
+
+    def wait(self) -> Any:
+        self.work.engine.wait(self.work)
+        return super().wait()
+
+    def settle(self) -> None:
+        """The operation is complete."""
+        if not self.settled:
+            self.settled = True
+            if self.work.error is None:
+                self.set_result(self.work.outputs)
+            else:
+                self.set_exception(self.work.error)
+
+
+class Engine:
+    """What this process has in flight for torch.distributed. spare: whether a core is free beside the node's ranks."""
+
+    def __init__(self) -> None:
+        self.lock, self.bell = threading.RLock(), threading.Event()
+        self.live: dict[int, Pending] = {}
+        self.finished: deque[Pending] = deque()
+        self.users: set[int] = set()  # threads that call the backend
+        self.thread: threading.Thread | None = None
+        self.spare = False
+        self.ending = False
+        self.pass_of_callback = -1
+        self.process = os.getpid()
+
+    def alone(self) -> bool:
+        """Whether no other thread calls the backend."""
+        self.users.add(threading.get_ident())
+        return len(self.users) == 1
+
+    @contextlib.contextmanager
+    def mine(self) -> Iterator[None]:
+        """`with engine.mine(): ...`, for what calls MPI in another way."""
+        self.alone()
+        with self.lock:
+            yield
+
+    def start(
+        self,
+        make: Callable[[], Iterable[Request]],
+        outputs: list[Tensor],
+        finish: Callable[[], object] | None = None,
+        limit: float = 0.0,
+    ) -> Pending:
+        """An operation begins: make() gives its requests. limit: seconds that who waits for it does, 0: any number."""
+        self.alone()
+        with self.lock:
+            for each in list(self.live.values()):
+                each.advance()
+            work = Pending(self, list(make()), outputs, finish, limit)
+            if not work.done:
+                self.live[id(work)] = work
+        self.settle()
+        if self.spare and not work.done and sum(each.nbytes for each in outputs) >= MANY:
+            self.ring()
+        return work
+
+    def over(self, work: Pending) -> None:
+        """It is complete."""
+        self.live.pop(id(work), None)
+        self.finished.append(work)
+
+    def settle(self) -> None:
+        """Let the futures of what is complete be so, too; holding no lock."""
+        while self.finished:
+            try:
+                work = self.finished.popleft()
+            except IndexError:  # another thread has
+                return
+            if work.future is not None:
+                work.future.settle()
+
+    def wait(self, work: Pending, timeout: float = 0.0) -> None:
+        """Until it is complete. Raises what went wrong in it; RuntimeError after so many seconds, 0: any number."""
+        if not work.done:
+            if self.alone() and not timeout:
+                self._block(work)
+            else:
+                self._poll(work, timeout)
+        self.settle()
+        if work.error is not None:
+            raise work.error
+
+    def _block(self, work: Pending) -> None:
+        with self.lock:
+            for request in work.requests:
+                try:
+                    request.wait()
+                except Exception as error:
+                    if not work.done:
+                        work.complete(error)
+
+    def _poll(self, work: Pending, timeout: float) -> None:
+        begun = time.monotonic()
+        while True:
+            with self.lock:
+                for request in work.requests:
+                    with contextlib.suppress(Exception):  # the request keeps it
+                        request.test()
+                work.advance()
+                for each in list(self.live.values()):
+                    each.advance()
+            self.settle()
+            waited = time.monotonic() - begun
+            if work.done:
+                return
+            if timeout and waited > timeout:
+                name = work.requests[0].name
+                raise RuntimeError(
+                    f"rank {MPI.COMM_WORLD.rank}: timeout after {timeout:g} s: {name} is not complete, for other ranks "
+                    "have not come"
+                )
+            if waited < AWAKE:
+                os.sched_yield()
+            else:
+                time.sleep(min(waited / 8, LONGEST))
+
+    def test(self, work: Pending) -> bool:
+        """Take all forward; whether this one is complete."""
+        if not work.done:
+            self.alone()
+            with self.lock:
+                work.advance()
+                activity.advance()
+            self.settle()
+        return work.done
+
+    # -- without being waited for
+
+    def asked_for(self, work: Pending) -> None:
+        """Its future is to become complete though nobody may ever wait for the operation."""
+        now = backward_pass()
+        if now >= 0:
+            if now != self.pass_of_callback:
+                self.pass_of_callback = now
+                queue_callback(self.end_of_backward)
+        elif MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+            self.wait(work)
+        else:
+            self.ring()
+
+    def end_of_backward(self) -> None:
+        """The gradients are computed: wait for what is awaited of them."""
+        self.pass_of_callback = -1
+        for each in list(self.live.values()):
+            if each.future is not None:
+                self.wait(each)
+
+    def ring(self) -> None:
+        """Let the thread take forward what is in flight."""
+        if self.thread is None and MPI.Query_thread() >= MPI.THREAD_SERIALIZED and not self.ending:
+            self.thread = threading.Thread(target=self._go_on, name="hpcdl-torch", daemon=True)
+            self.thread.start()
+            atexit.register(self.stop)
+        self.bell.set()
+
+    def _go_on(self) -> None:
+        while not self.ending:
+            self.bell.wait()
+            self.bell.clear()
+            nap = NAP
+            while self.live and not self.ending:
+                before = len(self.live)
+                if self.lock.acquire(blocking=False):
+                    try:
+                        for each in list(self.live.values()):
+                            each.advance()
+                    finally:
+                        self.lock.release()
+                    self.settle()
+                nap = NAP if len(self.live) < before else min(1.25 * nap, LONGEST)
+                time.sleep(nap)
+
+    def stop(self) -> None:
+        """The program ends."""
+        self.ending = True
+        self.bell.set()
+        if self.thread is not None and self.process == os.getpid():
+            self.thread.join(1)
+
+
+engine = Engine()

@@ -1,0 +1,301 @@
+"""Dual coordinate ascent over the rows of a linear model: one example's dual variable after the other, where rows lie.
+
+With examples x_i (a last feature that is always 1 included), targets y_i (labels: s_i = -1 or 1), and per example a
+dual variable a_i,
+
+    v = 1/(lambda n) sum of a_i x_i        w_j = sign(v_j) max(|v_j| - t, 0)        t = l1 / lambda, the threshold
+
+a step takes the a_i that, z = w x_i and q = |x_i|^2 / (lambda n), maximizes
+
+    -conjugate(a) - (a - a_i) z - q/2 (a - a_i)^2
+
+              loss of z                 conjugate(a) = phi*(-a)                          the step's a
+    SQUARED   (z - y)^2 / 2             a^2 / 2 - a y                                    a_i + (y - z - a_i) / (1 + q)
+    HINGE     max(0, 1 - s z)           -b, for b = s a in [0, 1]                        s clip(s a_i + (1 - s z) / q)
+    LOGISTIC  log(1 + exp(-s z))        b log b + (1 - b) log(1 - b), b = s a in (0, 1)  s / (1 + exp(u)), below
+
+and adds its change to v. (Shalev-Shwartz and Zhang, "Stochastic dual coordinate ascent methods for regularized loss
+minimization", JMLR 2013; with the threshold "Accelerated proximal stochastic dual coordinate ascent ...", 2014)
+
+For LOGISTIC, where the derivative is zero b = 1 / (1 + exp(u)) with u = s z + q (b - b_i), the margin after the step;
+so u is the root of u - s z + q (b_i - b(u)), which grows with slopes from 1 to 1 + q/4 and crosses zero between s z -
+q b_i and s z + q (1 - b_i). Newton's steps from s z find it; these bounds are halved instead where a step would leave
+them, or is more than half as long as the one before. At the end an error becomes its square, for the second derivative
+is never more than twice the first; and b is found to all its digits, however near to 0 it is.
+
+Several threads may work on one v, each on examples of its own. Without `atomic` they read and write it as if they were
+alone, and what two add to a v_j at once may be lost; with it, every addition counts. (Hsieh, Yu, Dhillon, "PASSCoDe:
+parallel asynchronous stochastic dual coordinate descent", ICML 2015)
+
+These kernels run on the CPU only. Arithmetic is in float64, whatever the type of the rows.
+
+    row of rows          sparse (CSR): scale * data[e] in column indices[e]         dense: factor[j] x[i, j] + shift[j]
+    v, w                 (outputs, features + 1), the bias last
+    dual, target         (own examples, outputs); source[i]: the row of rows where example i lies
+    norms                (own examples,): |x_i|^2
+"""
+
+import math
+
+import numpy as np
+
+from hpcdl.kernels.atomics import atomic_add
+from hpcdl.kernels.bind import exact, function, on_cpu
+from hpcdl.kernels.linear import HINGE, SQUARED
+from hpcdl.kernels.sparse import row_dot
+
+NEAR = 1e-9  # of a Newton step: the error after it is about its square
+MOST = 200  # steps of it, which no number needs: halving alone ends before
+
+
+@exact
+def thresholded(value, threshold):
+    """value, by the threshold nearer to 0."""
+    if value > threshold:
+        return value - threshold
+    if value < -threshold:
+        return value + threshold
+    return 0.0 if value == value else value
+
+
+@exact
+def halves(u):
+    """1 / (1 + exp(u)) and what is missing to 1, each to all its digits."""
+    small = math.exp(-abs(u))
+    large = 1.0 / (1.0 + small)
+    small *= large
+    return (small, large) if u > 0.0 else (large, small)
+
+
+@exact
+def logistic_dual(b, margin, q):
+    """The b that solves the step of LOGISTIC from this one, at the margin s z."""
+    low, high = margin - q * b, margin + q * (1.0 - b)
+    u, apart = margin, np.inf
+    for _ in range(MOST):
+        new, rest = halves(u)
+        error = u - margin + q * (b - new if u > 0.0 else rest - (1.0 - b))
+        if error > 0.0:
+            high = u
+        else:
+            low = u
+        move = error / (1.0 + q * new * rest)
+        if abs(move) <= NEAR * (1.0 + abs(u)):
+            u -= move
+            break
+        next_u = u - move
+        if not (next_u > low and next_u < high and abs(move) <= 0.5 * apart):
+            next_u = 0.5 * (low + high)
+        apart = abs(next_u - u)
+        u = next_u
+    new, rest = halves(u)
+    return new
+
+
+@exact
+def loss_of(kind, z, y):
+    """The loss of an output z; y is what is to be predicted, or -1 or 1."""
+    if kind == SQUARED:
+        return 0.5 * (z - y) * (z - y)
+    margin = y * z
+    if kind == HINGE:
+        return 1.0 - margin if not margin >= 1.0 else 0.0
+    return math.log1p(math.exp(-abs(margin))) + (0.0 if margin > 0.0 else -margin)
+
+
+@exact
+def conjugate(kind, a, y):
+    """phi*(-a)."""
+    if kind == SQUARED:
+        return a * (0.5 * a - y)
+    b = y * a
+    if kind == HINGE:
+        return -b
+    return (b * math.log(b) if b > 0.0 else 0.0) + ((1.0 - b) * math.log1p(-b) if b < 1.0 else 0.0)
+
+
+@exact
+def stepped(kind, a, z, y, q):
+    """The dual variable after its step."""
+    if kind == SQUARED:
+        return a + (y - z - a) / (1.0 + q)
+    if kind == HINGE:
+        b = y * a + (1.0 - y * z) / q
+        return y * (1.0 if b > 1.0 else 0.0 if b < 0.0 else b)
+    return y * logistic_dual(y * a, y * z, q)
+
+
+@exact
+def sparse_output(data, indices, first, last, scale, v, threshold):
+    """w x of a sparse row."""
+    bias = v[v.size - 1]
+    if threshold == 0.0:
+        return scale * row_dot(data, indices, first, last, v, 0.0) + bias
+    total = 0.0
+    for e in range(first, last):
+        total += data[e] * thresholded(v[indices[e]], threshold)
+    return scale * total + thresholded(bias, threshold)
+
+
+@function
+def dense_dot(row, v):
+    """sum of row[j] v[j]; in whatever order vectors of the processor take."""
+    total = 0.0
+    for j in range(row.size):
+        total += row[j] * v[j]
+    return total
+
+
+@exact
+def dense_output(row, v, threshold):
+    """w x of a dense row."""
+    bias = v[v.size - 1]
+    if threshold == 0.0:
+        return dense_dot(row, v) + bias
+    total = 0.0
+    for j in range(row.size):
+        total += row[j] * thresholded(v[j], threshold)
+    return total + thresholded(bias, threshold)
+
+
+@exact
+def fill(row, x, i, factor, shift):
+    """row <- the row i of x, as the model sees it."""
+    for j in range(row.size):
+        row[j] = factor[j] * x[i, j] + shift[j]
+
+
+@exact
+def at(v, k, j):
+    """The address of v[k, j]."""
+    return np.int64(v.ctypes.data) + 8 * (k * np.int64(v.shape[1]) + np.int64(j))
+
+
+@on_cpu
+def sparse_norms(data, indices, indptr, scale, source, norms):
+    """norms[i] = |x_i|^2."""
+    for i in range(source.size):
+        total = 0.0
+        for e in range(indptr[source[i]], indptr[source[i] + 1]):
+            value = scale * data[e]
+            total += value * value
+        norms[i] = total + 1.0
+
+
+@on_cpu
+def dense_norms(x, factor, shift, source, norms):
+    """norms[i] = |x_i|^2."""
+    row = np.empty(x.shape[1])
+    for i in range(source.size):
+        fill(row, x, source[i], factor, shift)
+        norms[i] = dense_dot(row, row) + 1.0
+
+
+@on_cpu
+def sparse_pass(data, indices, indptr, scale, source, target, norms, dual, v, order, kind, step, threshold, atomic):
+    """A step for each example of `order`, on sparse rows; the sum of their losses, each before its own step.
+
+    step: 1/(lambda n), times sigma' where others work on the same problem meanwhile (hpcdl/strategies).
+
+    Bytes moved per element: its own and 4 for the column, twice, and 24 of v; the latency of memory bounds it where v
+    is in no cache.
+    """
+    total, last_column = 0.0, v.shape[1] - 1
+    for at_example in range(order.size):
+        i = order[at_example]
+        first, last = indptr[source[i]], indptr[source[i] + 1]
+        for k in range(v.shape[0]):
+            z = sparse_output(data, indices, first, last, scale, v[k], threshold)
+            total += loss_of(kind, z, target[i, k])
+            new = stepped(kind, dual[i, k], z, target[i, k], step * norms[i])
+            change = step * (new - dual[i, k])
+            dual[i, k] = new
+            if change == 0.0:
+                continue
+            scaled = change * scale
+            if atomic:
+                for e in range(first, last):
+                    atomic_add(at(v, k, indices[e]), scaled * data[e])
+                atomic_add(at(v, k, last_column), change)
+            else:
+                for e in range(first, last):
+                    v[k, indices[e]] += scaled * data[e]
+                v[k, last_column] += change
+    return total
+
+
+@on_cpu
+def dense_pass(x, factor, shift, source, target, norms, dual, v, order, kind, step, threshold, atomic):
+    """The same on dense rows.
+
+    Bytes moved per element: its own and 48 that stay in the caches; arithmetic bounds it.
+    """
+    total, features = 0.0, x.shape[1]
+    row = np.empty(features)
+    for at_example in range(order.size):
+        i = order[at_example]
+        fill(row, x, source[i], factor, shift)
+        for k in range(v.shape[0]):
+            z = dense_output(row, v[k], threshold)
+            total += loss_of(kind, z, target[i, k])
+            new = stepped(kind, dual[i, k], z, target[i, k], step * norms[i])
+            change = step * (new - dual[i, k])
+            dual[i, k] = new
+            if change == 0.0:
+                continue
+            if atomic:
+                for j in range(features):
+                    if row[j] != 0.0:
+                        atomic_add(at(v, k, j), change * row[j])
+                atomic_add(at(v, k, features), change)
+            else:
+                for j in range(features):
+                    v[k, j] += change * row[j]
+                v[k, features] += change
+    return total
+
+
+@on_cpu
+def sparse_certificate(data, indices, indptr, scale, source, target, dual, w, first, last, kind, step, back):
+    """(sum of losses at w, sum of conjugates) over the examples first to last - 1; back += step * sum of a_i x_i.
+
+    step: 1/(lambda n). Bytes moved per element: its own and 4, twice, and 24 of w and back.
+    """
+    losses, conjugates, bias = 0.0, 0.0, w.shape[1] - 1
+    for i in range(first, last):
+        begin, end = indptr[source[i]], indptr[source[i] + 1]
+        for k in range(w.shape[0]):
+            z = sparse_output(data, indices, begin, end, scale, w[k], 0.0)
+            losses += loss_of(kind, z, target[i, k])
+            conjugates += conjugate(kind, dual[i, k], target[i, k])
+            weight = step * dual[i, k]
+            scaled = weight * scale
+            for e in range(begin, end):
+                back[k, indices[e]] += scaled * data[e]
+            back[k, bias] += weight
+    return losses, conjugates
+
+
+@on_cpu
+def dense_certificate(x, factor, shift, source, target, dual, w, first, last, kind, step, back):
+    """The same of dense rows.
+
+    Bytes moved per element: its own and 48 that stay in the caches.
+    """
+    losses, conjugates, features = 0.0, 0.0, x.shape[1]
+    row = np.empty(features)
+    for i in range(first, last):
+        fill(row, x, source[i], factor, shift)
+        for k in range(w.shape[0]):
+            z = dense_output(row, w[k], 0.0)
+            losses += loss_of(kind, z, target[i, k])
+            conjugates += conjugate(kind, dual[i, k], target[i, k])
+            weight = step * dual[i, k]
+            for j in range(features):
+                back[k, j] += weight * row[j]
+            back[k, features] += weight
+    return losses, conjugates
+
+
+SPARSE = sparse_norms, sparse_pass, sparse_certificate
+DENSE = dense_norms, dense_pass, dense_certificate

@@ -1,0 +1,115 @@
+"""CUDA twins of sparse.py: neighbouring threads share a row, and its elements lie beside each other for them.
+
+scatter_add is the one kernel whose sums are added in an order that is left to chance: rows meet at a column, and add to
+it by atomic operations. So its bits differ from call to call, where several rows have a column.
+"""
+
+from hpcdl.kernels import sparse
+from hpcdl.kernels.gpu import THREADS, cuda, cuda_kernel, cuda_rowwise, group_sum, lanes_of
+
+_CSR = "T[::1], int32[::1], int64[::1]"
+
+
+@cuda_rowwise(f"{_CSR}, T[:, ::1], T[:, ::1]", over="z")
+def dots(i, k, data, indices, indptr, w, z):
+    """z[i, k] = sum over e of row i: data[e] w[indices[e], k]"""
+    total = z.dtype.type(0)
+    for e in range(indptr[i], indptr[i + 1]):
+        total += data[e] * w[indices[e], k]
+    z[i, k] = total
+
+
+@cuda_kernel(f"{_CSR}, T[:, ::1], T[:, ::1], int64")
+def dots_with_one(data, indices, indptr, w, z, lanes):
+    """The same for a w of one column: each row belongs to `lanes` neighbouring threads."""
+    thread, rows = cuda.threadIdx.x, z.shape[0]
+    lane, groups = thread % lanes, THREADS // lanes
+    for start in range(cuda.blockIdx.x * groups, rows, cuda.gridDim.x * groups):
+        i, total = start + thread // lanes, 0.0
+        if i < rows:
+            for e in range(indptr[i] + lane, indptr[i + 1], lanes):
+                total += data[e] * w[indices[e], 0]
+        total = group_sum(total, lanes)
+        if i < rows and lane == 0:
+            z[i, 0] = total
+
+
+@cuda_kernel(f"{_CSR}, T[:, ::1], T[:, ::1], int64")
+def add_rows(data, indices, indptr, dz, g, lanes):
+    """Each row belongs to `lanes` neighbouring threads, which take its elements with all columns of dz in turn."""
+    thread, (rows, columns) = cuda.threadIdx.x, dz.shape
+    lane, groups = thread % lanes, THREADS // lanes
+    for i in range(cuda.blockIdx.x * groups + thread // lanes, rows, cuda.gridDim.x * groups):
+        first = indptr[i]
+        for place in range(lane, (indptr[i + 1] - first) * columns, lanes):
+            e, k = first + place // columns, place % columns
+            cuda.atomic.add(g, (indices[e], k), data[e] * dz[i, k])
+
+
+@cuda_kernel("T[::1], int64[::1], int64[::1], int64[::1]")
+def begin_rows(source, indptr, index, starts):
+    """Where each row begins: a sum that one thread makes."""
+    if cuda.grid(1) == 0:
+        to = starts[0]
+        for i in range(index.size):
+            to += indptr[index[i] + 1] - indptr[index[i]]
+            starts[i + 1] = to
+
+
+def copy_rows(source, indices, indptr, index, scale, data, columns, starts, lanes):
+    """Each row belongs to `lanes` neighbouring threads."""
+    thread, factor = cuda.threadIdx.x, data.dtype.type(scale)
+    lane, groups = thread % lanes, THREADS // lanes
+    for i in range(cuda.blockIdx.x * groups + thread // lanes, index.size, cuda.gridDim.x * groups):
+        first, to = indptr[index[i]], starts[i]
+        for e in range(lane, starts[i + 1] - to, lanes):
+            data[to + e] = data.dtype.type(source[first + e]) * factor
+            columns[to + e] = indices[first + e]
+
+
+def lanes_for(elements: int, rows: int) -> int:
+    """Threads that share a row, of rows with so many elements in all, about: two elements for each, at most 32."""
+    return min(32, lanes_of(4 * elements // max(1, rows)))
+
+
+def blocks_for(rows: int, lanes: int) -> int:
+    """The blocks of a grid in which so many threads share a row."""
+    return -(-rows * lanes // THREADS)
+
+
+@sparse.sparse_dot.device(dots, dots_with_one)
+def sparse_dot(data, indices, indptr, w, z):
+    """z <- x w."""
+    if w.shape[1] > 1:
+        dots(data.dtype, -(-z.size // THREADS), data, indices, indptr, w, z)
+        return
+    lanes = lanes_for(data.size, z.shape[0])
+    dots_with_one(data.dtype, blocks_for(z.shape[0], lanes), data, indices, indptr, w, z, lanes)
+
+
+@sparse.scatter_add.device(add_rows)
+def scatter_add(data, indices, indptr, dz, g):
+    """g <- g + x^T dz."""
+    lanes = lanes_for(data.size * dz.shape[1], dz.shape[0])
+    add_rows(data.dtype, blocks_for(dz.shape[0], lanes), data, indices, indptr, dz, g, lanes)
+
+
+def register(kernel, kind: str):
+    """Make the two kernels the CUDA twin of a gather_sparse."""
+    rows = cuda_kernel(
+        f"T[::1], int32[::1], int64[::1], int64[::1], float64, {kind}[::1], int32[::1], int64[::1], int64"
+    )(copy_rows)
+
+    @kernel.device(begin_rows, rows)
+    def launch(source, indices, indptr, index, scale, data, columns, starts):
+        lanes = lanes_for(data.size, index.size)
+        begin_rows(source.dtype, 1, source, indptr, index, starts)
+        rows(
+            source.dtype,
+            blocks_for(index.size, lanes),
+            *(source, indices, indptr, index, scale, data, columns, starts, lanes),
+        )
+
+
+for kind, kernel in sparse.gather_sparse.items():
+    register(kernel, kind)

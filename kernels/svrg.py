@@ -1,0 +1,181 @@
+"""The inner loop of SVRG on single examples, for threads that share the parameters without locks; CPU only.
+
+    for each row x with its y:
+        z <- x W + b,  z' <- x W' + b'               W, b of the parameters, W', b' of the snapshot
+        e <- slope of the loss at z - slope at z'     a number for each output
+        w_j <- w_j - rate * (e x_j + mu_j + decay w_j)              for every coordinate j; x is 1 at the bias
+
+mu is the mean gradient at the snapshot. Of a sparse row, z, z' and e x need the coordinates that are not zero; for the
+rest of the sum, which every step has at every coordinate, a coordinate waits until a row needs it. It then makes up for
+the k steps that it has missed, all at once:
+
+    w_j <- q^k w_j - mu_j (1 - q^k) / decay,   q = 1 - rate * decay          (decay 0: w_j - k * rate * mu_j)
+
+`when[j]` is the number of steps that coordinate j has had. The time is the number of steps that all threads have taken,
+of which each counts its own, and looks at the counts of the others now and then. With one thread the result is that of
+dense steps. With several, two of them may make up for the same steps; mu + decay w, by which that errs, goes to 0 where
+the method converges.
+
+rows                   dense (rows, features), or a sparse row's data, indices and indptr
+y (rows, columns)      values, or labels in the type of the parameters; one column for softmax
+w, snapshot, mean      flat vectors: the weight of feature j for output k is at j * outputs + k, then the biases
+z, e (outputs,)        scratch of the thread
+Each returns the sum of losses at the parameters as they were found.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from hpcdl.kernels.bind import function, numba_types, on_cpu, prepare
+from hpcdl.kernels.linear import SOFTMAX, loss_and_slope
+from hpcdl.kernels.shared import load, store
+from hpcdl.kernels.sparse import row_dot
+
+LOOK = 16  # steps of a thread between two looks at the counts of the others
+
+
+@function
+def slopes(kind, z, y, i, one):
+    """The loss of row i; z, the outputs, become the slopes."""
+    if kind != SOFTMAX:
+        total = one - one
+        for k in range(len(z)):
+            loss, z[k] = loss_and_slope(kind, z[k], y[i, k], one)
+            total += loss
+        return total
+    label, top, total = int(y[i, 0]), z[0], one - one
+    for k in range(1, len(z)):
+        top = max(top, z[k])
+    right = z[label] - top
+    for k in range(len(z)):
+        z[k] = math.exp(z[k] - top)
+        total += z[k]
+    for k in range(len(z)):
+        z[k] /= total
+    z[label] -= one
+    return math.log(total) - right
+
+
+@function
+def difference(kind, z, e, y, i, one):
+    """e, the outputs at the snapshot, becomes the difference of slopes; returns the loss of row i at z."""
+    loss = slopes(kind, z, y, i, one)
+    slopes(kind, e, y, i, one)
+    for k in range(len(z)):
+        e[k] = z[k] - e[k]
+    return loss
+
+
+@function
+def move(w, mean, at, e, rate, decay):
+    """w_j <- w_j - rate (e_k + mu_j + decay w_j) for the coordinates j = at + k; e: times x_j."""
+    for k in range(len(e)):
+        w[at + k] -= rate * (e[k] + mean[at + k] + decay * w[at + k])
+
+
+@function
+def made_up(w, mean, missed, rate, decay, shrink):
+    """A coordinate with value w and mean gradient `mean` after so many steps that have no other part.
+
+    shrink: log(1 - rate * decay).
+    """
+    if decay == 0:
+        return w - missed * (rate * mean)
+    rest = math.expm1(missed * shrink)  # q^k - 1
+    return w + w * rest + mean * (rest / decay)
+
+
+@on_cpu
+def dense(x, y, w, snapshot, mean, rate, decay, kind, z, e):
+    """The loop over dense rows."""
+    one = w.dtype.type(1)
+    rate, decay = w.dtype.type(rate), w.dtype.type(decay)
+    outputs, bias, losses = len(z), x.shape[1] * len(z), 0.0
+    for i in range(x.shape[0]):
+        for k in range(outputs):
+            z[k], e[k] = w[bias + k], snapshot[bias + k]
+        for j in range(x.shape[1]):
+            for k in range(outputs):
+                z[k] += x[i, j] * w[j * outputs + k]
+                e[k] += x[i, j] * snapshot[j * outputs + k]
+        losses += difference(kind, z, e, y, i, one)
+        for j in range(x.shape[1]):
+            for k in range(outputs):
+                p = j * outputs + k
+                w[p] -= rate * (e[k] * x[i, j] + mean[p] + decay * w[p])
+        move(w, mean, bias, e, rate, decay)
+    return losses
+
+
+@on_cpu
+def sparse(data, indices, indptr, y, w, snapshot, mean, when, counts, thread, rate, decay, kind, z, e):
+    """The loop over sparse rows; counts (threads, 8): the steps of each thread so far, in column 0 of a cache line."""
+    mine, others, line = counts[thread, 0], 0, np.int64(counts.ctypes.data)
+    one = w.dtype.type(1)
+    zero, shrink = one - one, w.dtype.type(math.log1p(-rate * decay))
+    rate, decay = w.dtype.type(rate), w.dtype.type(decay)
+    outputs, bias, losses = len(z), len(when) * len(z), 0.0
+    for i in range(len(indptr) - 1):
+        if i % LOOK == 0:
+            others = -mine
+            for r in range(counts.shape[0]):
+                others += load(line + 64 * r)
+        now = mine + others
+        for p in range(indptr[i], indptr[i + 1]):
+            j = indices[p]
+            missed = now - when[j]
+            if missed > 0:
+                when[j] = now
+                for at in range(j * outputs, (j + 1) * outputs):
+                    w[at] = made_up(w[at], mean[at], w.dtype.type(missed), rate, decay, shrink)
+        if outputs == 1:
+            z[0] = w[bias] + row_dot(data, indices, indptr[i], indptr[i + 1], w, zero)
+            e[0] = snapshot[bias] + row_dot(data, indices, indptr[i], indptr[i + 1], snapshot, zero)
+        else:
+            for k in range(outputs):
+                z[k], e[k] = w[bias + k], snapshot[bias + k]
+            for p in range(indptr[i], indptr[i + 1]):
+                for k in range(outputs):
+                    z[k] += data[p] * w[indices[p] * outputs + k]
+                    e[k] += data[p] * snapshot[indices[p] * outputs + k]
+        losses += difference(kind, z, e, y, i, one)
+        for p in range(indptr[i], indptr[i + 1]):
+            j = indices[p]
+            when[j] = max(when[j], now + 1)
+            for k in range(outputs):
+                at = j * outputs + k
+                w[at] -= rate * (e[k] * data[p] + mean[at] + decay * w[at])
+        move(w, mean, bias, e, rate, decay)
+        mine += 1
+        store(line + 64 * thread, mine)
+    return losses
+
+
+@on_cpu
+def settle(w, mean, when, steps, rate, decay, outputs):
+    """The round is over: every coordinate makes up for what it has missed of so many steps; when <- 0."""
+    shrink = w.dtype.type(math.log1p(-rate * decay))
+    rate, decay = w.dtype.type(rate), w.dtype.type(decay)
+    for j in range(len(when)):
+        missed = w.dtype.type(max(0, steps - when[j]))
+        if missed > 0:
+            for at in range(j * outputs, (j + 1) * outputs):
+                w[at] = made_up(w[at], mean[at], missed, rate, decay, shrink)
+        when[j] = 0
+
+
+_STATE = "T[::1], T[::1], T[::1]"
+SIGNATURES: dict[Callable, str] = {
+    dense: f"T[:, ::1], T[:, ::1], {_STATE}, float64, float64, int64, T[::1], T[::1]",
+    sparse: f"T[::1], int32[::1], int64[::1], T[:, ::1], {_STATE}, int64[::1], int64[:, ::1], int64, float64, float64,"
+    " int64, T[::1], T[::1]",
+    settle: "T[::1], T[::1], int64[::1], int64, float64, float64, int64",
+}
+
+
+def compile_for(dtype):
+    """Compile, or load from the cache, the three loops for this element type; before any clock runs."""
+    for loop, signature in SIGNATURES.items():
+        prepare(loop, *numba_types(signature, dtype))

@@ -1,0 +1,167 @@
+"""Seconds of coordinate descent to a duality gap, beside scikit-learn's: python scripts/bench_coordinate_descent.py
+
+Solves one problem, a linear model with an L2 penalty on sparse rows like those of texts, by dual coordinate ascent in
+one thread and in several, and by LIBLINEAR's dual solver (LinearSVC and LogisticRegression of scikit-learn) where that
+is installed; in turn, `--repeats` times each. All are timed until the primal is within `--gap` of the best, relative to
+it. Ours end when the gap certifies that, and what the certificates took is told apart; LIBLINEAR is given, of the
+tolerances 0.1, 0.05, 0.025, ..., the first with which it gets there, which a user would not know.
+"""
+
+import importlib
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.data.synthetic import drawn_or_opened
+from hpcdl.errors import UsageError
+from hpcdl.models import for_data
+from hpcdl.models.linear_form import linear_form
+from hpcdl.runs.alike import reading
+from hpcdl.runs.benchmark_report import check_files, positive, quartiles, report, several, spread
+from hpcdl.runs.options import option
+from hpcdl.runs.program import ended
+from hpcdl.strategies.coordinate_descent import Ascent
+
+FINEST = 2**-20  # of LIBLINEAR's tolerance, times 0.1
+
+
+@dataclass
+class DescentOptions:
+    """The problem, and how often it is solved."""
+
+    model: Literal["svm", "logistic"] = option("svm", "svm or logistic")
+    data: str = option(
+        "rcv1:rows=20242,test=0", "rows of 2 classes: drawn ones, as by prepare-data synthetic, or an HDF5 file"
+    )
+    weight_decay: float = option(1e-4, "L2 penalty, lambda")
+    gap: float = option(1e-4, "how near to the best is near enough, relative to it")
+    threads: str = option("1,2", "threads, with commas between")
+    most: int = option(1000, "passes after which ours give up, as lost additions may make them")
+    repeats: int = option(5, "times that each solves it")
+    json: str = option("", "file for the results")
+
+    def __post_init__(self):
+        several(self, "threads")
+        positive(self, "most", "repeats")
+        for name in ("weight_decay", "gap"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {getattr(self, name)}")
+
+
+def main(arguments=None):
+    world = MPI.COMM_WORLD
+    with ended("bench-coordinate-descent", world.rank):
+        with reading(world) as parse:
+            options = parse(DescentOptions, "bench-coordinate-descent", __doc__, arguments)
+            if world.size > 1:
+                raise UsageError("this benchmark runs on one rank: start it without mpiexec")
+            check_files(options, world.rank)
+        measure(options)
+
+
+def measure(options: DescentOptions) -> None:
+    """Solve in turn, and print the table."""
+    data = drawn_or_opened(options.data, dtype="float64")
+    if not data.sparse or data.classes != 2:
+        raise UsageError(f"--data {options.data}: sparse rows of 2 classes are compared, and these are others")
+    form = linear_form(for_data(options.model, data, "float64"), "the benchmark")
+    best = ours(options, data, form, 1, "atomic", min(1e-7, options.gap / 100))["dual"]
+    ways: dict[str, Any] = {}
+    for threads in options.threads:
+        for locking in ("atomic", "none") if threads > 1 else ("atomic",):
+            name = f"{threads} threads, {locking}" if threads > 1 else "1 thread"
+            ways[name] = lambda threads=threads, locking=locking: ours(
+                options, data, form, threads, locking, options.gap
+            )
+    try:
+        theirs = liblinear(options, data, form, best)
+    except ImportError:
+        print("scikit-learn is not installed: nothing is compared with it")
+    else:
+        ways |= {theirs.name: theirs}
+    found: dict[str, list[dict]] = {name: [] for name in ways}
+    for _ in range(options.repeats):
+        for name, solve in ways.items():
+            found[name].append(solve())
+    rows, records = [], []
+    for name, turns in found.items():
+        last, seconds = turns[-1], [turn["seconds"] for turn in turns]
+        ratios = (
+            [turn["seconds"] / first["seconds"] for turn, first in zip(turns, found["1 thread"], strict=True)]
+            if ("1 thread" in found)
+            else [math.nan]
+        )
+        rows.append(
+            {
+                "solver": name,
+                "s": spread(seconds, ".3f"),
+                "of them certificates": spread([turn["certificates"] for turn in turns], ".3f"),
+                "passes": spread([turn["passes"] for turn in turns], ".0f"),
+                "from the best": spread([turn["primal"] / best - 1 for turn in turns], ".1e"),
+                "times 1 thread": spread(ratios, ".2f"),
+            }
+        )
+        records.append({"solver": name, "best": best} | quartiles("seconds", seconds))
+        records[-1] |= {each: last[each] for each in ("certificates", "passes", "primal")}
+    x = data.train.source.x
+    problem = f"{options.model}, {len(x)} rows, {form.features} features, {np.count_nonzero(x.data)} elements"
+    title = f"{problem}, lambda {options.weight_decay:g}, to {options.gap:g} of the best"
+    report(title, "bench-coordinate-descent", options, rows, records)
+
+
+def ours(options: DescentOptions, data: Any, form: Any, threads: int, locking: str, gap: float) -> dict:
+    """Solve to this relative gap; seconds, those of certificates, passes, primal and dual."""
+    ascent = Ascent(data, form, (0, 1), options.weight_decay, threads=threads, locking=locking)
+    ascent.compile()
+    start, certificates = time.perf_counter(), 0.0
+    for turn in range(options.most):
+        ascent.visit(turn * data.examples, data.examples, 1)
+        asked = time.perf_counter()
+        found = ascent.certificate(ascent.v, ascent.sums(ascent.v))
+        certificates += time.perf_counter() - asked
+        if found["duality_gap"] <= gap * found["dual"]:
+            break
+    seconds = time.perf_counter() - start
+    ascent.close()
+    return found | {"seconds": seconds, "certificates": certificates, "passes": turn + 1}
+
+
+def liblinear(options: DescentOptions, data: Any, form: Any, best: float) -> Any:
+    """A function that solves the same problem with LIBLINEAR, at the first tolerance that brings it near enough."""
+    sparse, models = (importlib.import_module(name) for name in ("scipy.sparse", "sklearn"))
+    svm, linear = (importlib.import_module(f"sklearn.{name}") for name in ("svm", "linear_model"))
+    x, y = data.train.source.x, data.train.source.y
+    matrix = sparse.csr_matrix((x.data, x.indices, x.indptr), shape=x.shape)
+    how = {"C": 1 / (options.weight_decay * data.examples), "dual": True, "intercept_scaling": 1.0, "max_iter": 10**6}
+    judge = Ascent(data, form, (0, 1), options.weight_decay)
+
+    def fitted(tolerance: float) -> dict:
+        if options.model == "svm":
+            made = svm.LinearSVC(loss="hinge", tol=tolerance, random_state=0, **how)
+        else:
+            made = linear.LogisticRegression(solver="liblinear", tol=tolerance, random_state=0, **how)
+        start = time.perf_counter()
+        made.fit(matrix, y)
+        seconds = time.perf_counter() - start
+        w = np.append(made.coef_[0], made.intercept_[0]).reshape(1, -1)
+        primal = judge.certificate(w, judge.sums(w))["primal"]
+        passes = int(np.max(made.n_iter_))
+        return {"seconds": seconds, "certificates": 0.0, "passes": passes, "primal": primal}
+
+    tolerance = 0.1
+    while fitted(tolerance)["primal"] > best * (1 + options.gap) and tolerance > 0.1 * FINEST:
+        tolerance /= 2
+
+    def solve() -> dict:
+        return fitted(tolerance)
+
+    solve.name = f"scikit-learn {models.__version__}, tol {tolerance:.2g}"  # type: ignore[attr-defined]
+    return solve
+
+
+if __name__ == "__main__":
+    main()

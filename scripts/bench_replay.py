@@ -1,0 +1,158 @@
+"""Speed of the replay memory on one core: python scripts/bench_replay.py --json replay.json
+
+Three operations on a memory that is full: add a batch of transitions, draw one by priority (observations, returns
+and weights with it), update the priorities of one that was drawn. First those of the sum tree alone, beside the same in
+plain NumPy (kernels/sum_tree.py), then those of the whole memory. They take turns; a number is millions a second, the
+median of all turns and their spread, a ratio that of two speeds of the same turn.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.comm import refuse_together
+from hpcdl.errors import UsageError
+from hpcdl.kernels.sum_tree import NumpySumTree, SumTree
+from hpcdl.rl.replay import Replay
+from hpcdl.runs.benchmark_report import check_files, positive, quartiles, report, spread
+from hpcdl.runs.options import option, parse
+from hpcdl.runs.program import ended, quiet
+
+OPERATIONS = ("add", "sample", "update")
+EPISODE = 200  # steps
+Calls = dict[str, Callable[[], object]]
+
+
+@dataclass
+class ReplayBenchOptions:
+    """What is measured, and how often."""
+
+    capacity: int = option(1_000_000, "transitions in the memory")
+    batch_size: int = option(512, "transitions of a call")
+    values: int = option(4, "float32 values of an observation")
+    frame_stack: int = option(1, "observations are so many frames of --values bytes each, where it is above 1")
+    streams: int = option(8, "environments whose steps are added in turns")
+    n_step: int = option(3, "steps of a return")
+    operations: int = option(200_000, "transitions of a turn; a tenth of them in plain NumPy")
+    turns: int = option(5, "how often everything is measured, one after the other")
+    seed: int = option(0, "seed of observations, priorities and draws")
+    json: str = option("", "file for the results")
+
+    def __post_init__(self):
+        positive(self, "capacity", "batch_size", "values", "frame_stack", "streams", "n_step", "operations", "turns")
+        if self.batch_size > self.capacity:
+            raise UsageError(f"--batch-size {self.batch_size} should be --capacity {self.capacity} at most")
+
+
+def main(arguments=None):
+    world = MPI.COMM_WORLD
+    with ended("bench-replay", world.rank):
+        with refuse_together(world), quiet(world.rank > 0):
+            options = parse(ReplayBenchOptions, "bench-replay", __doc__, arguments)
+            check_files(options, world.rank)
+            if world.size > 1:
+                raise UsageError("bench-replay measures one core; start it on one rank")
+            memory = full(options)
+        random = np.random.default_rng(options.seed)
+        tree, twin = SumTree(options.capacity), NumpySumTree(options.capacity)
+        for each in (tree, twin):
+            each.assign(np.arange(options.capacity), np.random.default_rng(options.seed).random(options.capacity))
+        parts = {"sum tree": of_tree(tree, options, random), "NumPy": of_tree(twin, options, random)}
+        parts["memory"] = of_memory(memory, options, random)
+        turns = [measure(parts, options) for _ in range(1 + options.turns)]
+        show(options, memory, turns[1:])  # the first turn warms up
+
+
+def full(options: ReplayBenchOptions) -> Replay:
+    """A memory in which every slot has been written to."""
+    stack = options.frame_stack
+    shape, dtype = ((stack, options.values), np.uint8) if stack > 1 else ((options.values,), np.float32)
+    about = {"streams": options.streams, "stack": stack, "n_step": options.n_step, "prioritized": True}
+    memory = Replay(options.capacity, shape, dtype, **about)
+    add = of_memory(memory, options, np.random.default_rng(options.seed))["add"]
+    while memory.written < options.capacity:
+        add()
+    return memory
+
+
+def of_tree(tree: SumTree, options: ReplayBenchOptions, random: np.random.Generator) -> Calls:
+    """The operations of a tree by their names, each a function of one batch."""
+    batch, at, drawn = options.batch_size, 0, tree.draw(random.random(options.batch_size) * tree.total)
+
+    def add():
+        nonlocal at
+        tree.assign(np.arange(at, at + batch) % options.capacity, np.ones(batch))
+        at += batch
+
+    def sample():
+        nonlocal drawn
+        drawn = tree.draw((np.arange(batch) + random.random(batch)) * (tree.total / batch))
+
+    return {"add": add, "sample": sample, "update": lambda: tree.assign(drawn, random.random(batch))}
+
+
+def of_memory(memory: Replay, options: ReplayBenchOptions, random: np.random.Generator) -> Calls:
+    """The same of the memory."""
+    streams = options.streams
+    rows = -(-options.batch_size // streams) * streams
+    frames = random.integers(0, 256, (rows, *memory.frame), np.uint8).astype(memory.dtype)
+    actions, rewards, steps = np.zeros(rows, np.int64), np.ones(rows, np.float32), 0
+    drawn = None
+
+    def add():
+        nonlocal steps
+        flags = np.repeat(np.arange(steps, steps + rows // streams) % EPISODE == EPISODE - 1, streams).astype(np.uint8)
+        memory.add_frames(frames, frames[:0], actions, rewards, flags, 0, streams)
+        steps += rows // streams
+
+    def sample():
+        nonlocal drawn
+        drawn = memory.sample(options.batch_size, 0.4, random)
+
+    def update():
+        memory.update(drawn.index, drawn.serial, random.random(options.batch_size))
+
+    return {"add": add, "sample": sample, "update": update}
+
+
+def measure(parts: dict[str, Calls], options: ReplayBenchOptions) -> dict[tuple[str, str], float]:
+    """Millions a second of each operation of each part, in one turn."""
+    found = {}
+    for name in OPERATIONS:
+        for part, calls in parts.items():
+            batch = options.batch_size
+            if part == "memory" and name == "add":
+                batch = -(-batch // options.streams) * options.streams
+            times = -(-options.operations // batch // (10 if part == "NumPy" else 1))
+            begun = time.perf_counter()
+            for _ in range(max(1, times)):
+                calls[name]()
+            found[part, name] = max(1, times) * batch / (time.perf_counter() - begun) / 1e6
+    return found
+
+
+def show(options: ReplayBenchOptions, memory: Replay, turns: list[dict[tuple[str, str], float]]) -> None:
+    """Print the table, write the numbers."""
+    rows, records = [], []
+    for part in ("sum tree", "memory"):
+        for name in OPERATIONS:
+            speeds = [turn[part, name] for turn in turns]
+            row = {"": f"{part}, {name}", "millions/s": spread(speeds, ".2f"), "NumPy": "", "ratio": ""}
+            record = {"part": part, "operation": name} | quartiles("millions_per_second", speeds)
+            if part == "sum tree":
+                others = [turn["NumPy", name] for turn in turns]
+                ratios = [one / other for one, other in zip(speeds, others, strict=True)]
+                row |= {"NumPy": spread(others, ".3f"), "ratio": f"{statistics.median(ratios):.1f}"}
+                record |= quartiles("numpy_millions_per_second", others) | quartiles("ratio", ratios)
+            rows.append(row)
+            records.append(record)
+    about = f"{options.capacity:,} transitions of {memory.shape} {memory.dtype}, {memory.bytes / 1e6:,.0f} MB"
+    report(f"Replay: {about}, {options.batch_size} to a call", "bench-replay", options, rows, records)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""Search for good options: many trainings in one job, on groups of its ranks:
+mpiexec -n 4 python scripts/search.py train-allreduce --epochs 9 --space lr=log:0.001..0.5 --method asha --trials 27
+
+The program that trains comes first, then its options and those of the search, in any order; an option that both have,
+as train-gossip has --method, stands with the program in quotes: "train-gossip --method adpsgd".
+
+What --out names gets a folder for each trial with its run, the journal, trials.csv and best.yaml, which --config takes.
+A trial that fails is a row that says why; where all do, the status is 1. Stopped or killed, --resume FOLDER goes on.
+"""
+
+from hpcdl.services.commands import Command  # first: it takes over signals before MPI starts
+
+# isort: split
+import contextlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from mpi4py import MPI
+
+from hpcdl.comm import refuse_together
+from hpcdl.data import kept
+from hpcdl.errors import UsageError, blamed_on, line
+from hpcdl.files import atomic_write
+from hpcdl.machine.doctor import warn
+from hpcdl.machine.world import one_world
+from hpcdl.runs import signals
+from hpcdl.runs.alike import reading, refuse_unlike
+from hpcdl.runs.folder import Folder, automatic, check_run_folder, environment
+from hpcdl.runs.help import dashed
+from hpcdl.runs.options import LARGEST, LONGEST, kinds_of, option, parse
+from hpcdl.runs.program import ended
+from hpcdl.search import groups, journal
+from hpcdl.search.alarm import LATE, Alarm
+from hpcdl.search.checks import (
+    epochs_of,
+    larger_is_better,
+    objective_of,
+    opened,
+    probes,
+    read_training,
+    refuse_names,
+    refuse_unmakeable,
+    with_epochs,
+)
+from hpcdl.search.controller import Controller
+from hpcdl.search.methods import make_method
+from hpcdl.search.results import write_tables
+from hpcdl.search.space import Parameter, Space
+from hpcdl.search.training_trial import TrialWork
+from hpcdl.search.view import View
+from hpcdl.services.own_words import divided
+from hpcdl.services.trial import all_come
+from hpcdl.services.trial_rows import read as read_trials
+
+AGAIN = ("out", "resume", "force", "space_file", "progress", "time_limit", "only")  # are those of one start
+WRITTEN = ("config.yaml", "trials.csv", "best.yaml")  # beside the journal, and a folder for each trial
+
+
+@dataclass
+class SearchOptions:
+    line: list[str] = option(list, "the program that trains, and its options")
+    space: str = option(
+        "", "NAME=SPEC, again for each option: lr=log:0.001..0.5, batch-size=int:16..512, model=mlp:64|svm"
+    )
+    space_file: str = option("", "YAML file of the same, NAME: SPEC")
+    method: str = option("random", "grid, random, random:sobol, asha, hyperband, pbt, tpe, optuna:SAMPLER")
+    trials: int = option(0, "how many points are tried; 0: all of a grid, a round of hyperband's")
+    ranks_per_trial: int = option(
+        0, "ranks of a group, which trains one trial at a time; 0: as few as the program takes"
+    )
+    controller: Literal["shared", "own"] = option("shared", "rank 0 hands out and trains, or has that for itself")
+    objective: str = option(
+        "", "what trials are judged by, as test_accuracy, validation_loss; without, the score on rows that are held out"
+    )
+    seeds: int = option(1, "train each point with so many seeds, and judge by the mean")
+    seed: int = option(0, "of the points, and of the first training of each")
+    least: float = option(1.0, "asha, hyperband: epochs after which trials are judged first; pbt: between judgements")
+    most: float = option(0.0, "epochs of a whole trial, instead of the program's --epochs")
+    eta: int = option(3, "asha, hyperband: one of so many goes on")
+    points: int = option(5, "grid: into how many points a range is cut")
+    only: int = option(
+        -1, "grid, random: train this trial alone, as one of many jobs that share --out; -1: all of them"
+    )
+    trial_limit: float = option(0.0, "seconds after which a trial is given up; 0: none")
+    time_limit: float = option(0.0, "seconds after which the search ends in good order, to be gone on with; 0: none")
+    out: str = option("auto", "folder that the search writes; auto: runs/search-TIME")
+    force: bool = option(False, "replace what another search has left in --out")
+    resume: str = option("", "folder of a search to go on with")
+    progress: Literal["auto", "bar", "lines", "none"] = option("auto", "how the search shows how far it is")
+
+    def __post_init__(self) -> None:
+        for name in ("least", "most", "trial_limit", "time_limit"):
+            if not 0 <= getattr(self, name) <= LONGEST:
+                raise UsageError(f"--{dashed(name)} is 0 or more, at most {LONGEST:,.0f}, not {getattr(self, name)}")
+        for name, least in (("seeds", 1), ("trials", 0), ("ranks_per_trial", 0), ("points", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"--{dashed(name)} is {least} or more, not {getattr(self, name)}")
+        if self.only < -1:
+            raise UsageError(f"--only {self.only}: the number of a trial, from 0 on")
+        if self.only >= 0 and (self.force or self.resume or self.out in ("", "auto")):
+            raise UsageError("--only: the jobs of a search share its folder: give --out, neither --force nor --resume")
+        if self.out == "none":
+            raise UsageError("--out none: a search is made of what its trials have written; name a folder")
+
+
+def main(arguments=None):
+    world = MPI.COMM_WORLD
+    with ended("search", world.rank):
+        one_world(world)
+        with reading(world) as read:
+            options = read(SearchOptions, "search", __doc__, words(sys.argv[1:] if arguments is None else arguments))
+            if options.only >= 0:  # nobody else is to have the other ranks
+                options.ranks_per_trial = options.ranks_per_trial or world.size
+            space = read_space(options)
+            command = read_training(" ".join(options.line), options.ranks_per_trial, world.size)
+            division = groups.divided(world.size, command.ranks, options.controller == "own")
+            refuse_names(space, command, options.method)
+            command = with_epochs(command, options.most)
+            tried = probes(space, command, parse)
+            most = epochs_of(command, options.method, tried[0].options)
+        refuse_unlike(world, {"the training": command.text})
+        warn(world)
+        data = opened(world, [each.options for each in tried])
+        lock, trial, controller = Folder(None, world.rank), Folder(None, world.rank), None
+        with contextlib.closing(lock), contextlib.closing(trial):
+            with refuse_together(world):
+                objective, command, said = objective_of(options.objective, command, tried, data)
+                if world.rank == 0:
+                    refuse_unmakeable(command, tried, data)
+                    controller = prepare(lock, trial, options, command, space, objective, most)
+            for each in data.values():
+                each.close()
+            folder = world.bcast(lock.path)
+            status = search(world, options, division, command, space, objective, folder, controller, said)
+            kept.let_go()
+        raise SystemExit(status)
+
+
+def words(arguments: list[str]) -> list[str]:
+    """One's own words as the parser takes them: the line of the training as one, and all of the space as one."""
+    kinds = {name: kind for name, kind in kinds_of(SearchOptions).items() if name not in ("line", "space")}
+    found = divided(arguments, kinds, ("space",))
+    space = "\n".join(found.several["space"])
+    return [*found.own, *([f"--space={space}"] if space else []), *([found.line] if found.line else [])]
+
+
+def read_space(options: SearchOptions) -> Space:
+    """The space of the command line, and of a file before it. Raises UsageError."""
+    parameters: list[Parameter] = []
+    if options.space_file:
+        told = f"--space-file {options.space_file}"
+        with blamed_on(f"{told} cannot be read"), open(options.space_file, encoding="utf-8") as file:
+            text = file.read(LARGEST + 1)
+        if len(text) > LARGEST:
+            raise UsageError(f"{told} has more than {LARGEST:,} bytes, and should be a few lines")
+        parameters += Space.from_yaml(text).parameters
+    if options.space:
+        parameters += Space.read(options.space.splitlines()).parameters
+    if not parameters:
+        raise UsageError("there is nothing to search: give --space lr=log:0.001..0.5, once for each option")
+    return Space(tuple(parameters))
+
+
+# -- its folder ------------------------------------------------------------------------------------------------------
+
+
+def prepare(
+    lock: Folder,
+    trial: Folder,
+    options: SearchOptions,
+    command: Command,
+    space: Space,
+    objective: str,
+    most: float,
+) -> Controller:
+    """Make the folder of the search, or go on with it (rank 0). Raises UsageError where it cannot be.
+
+    lock, trial: claim the folder, and with --only that of the trial.
+    """
+    lock.path = automatic("search") if options.out in ("", "auto") and not options.resume else Path(options.out)
+    settings = settings_of(options, command, space, objective, most)
+    how = {name: settings[name] for name in ("least", "most", "eta", "points")}
+    method: Any = make_method(options.method, space, options.trials, options.seed, **how)
+    if options.only >= 0 and not method.planned:
+        raise UsageError(f"--only: of --method {options.method} a trial follows from others; take grid or random")
+    if options.only >= 0 and options.only >= method.trials:
+        raise UsageError(f"--only {options.only}: the trials of this search are 0 to {method.trials - 1}")
+    with blamed_on(f"--out {lock.path} cannot be written"):
+        if options.only >= 0:
+            opened: journal.Journal = join(lock, trial, options, space, settings)
+        else:
+            begin(lock, options, command, space, objective)
+            opened = journal.Journal.open(lock.path, settings, bool(options.resume), options.force)
+    return Controller(method, options.seeds, settings["maximize"], opened, options.only if options.only >= 0 else None)
+
+
+def begin(lock: Folder, options: SearchOptions, command: Command, space: Space, objective: str) -> None:
+    """The folder of a search is this job's alone, and empty but where it goes on."""
+    folder: Any = lock.path
+    there = (folder / journal.NAME).exists()
+    if there and not options.resume and not options.force:
+        raise UsageError(
+            f"--out {folder} holds another search; give another folder, --force to replace it, or --resume "
+            f"{folder} to go on with it"
+        )
+    if not there:
+        check_run_folder(folder, options.force or bool(options.resume))
+    folder.mkdir(parents=True, exist_ok=True)
+    lock.claim()
+    if not options.resume:
+        TrialWork(command, folder, space, objective).remove()
+        for name in (journal.NAME, *WRITTEN):
+            (folder / name).unlink(missing_ok=True)
+        write_options(folder, options, space)
+
+
+def join(
+    lock: Folder, trial: Folder, options: SearchOptions, space: Space, settings: dict[str, Any]
+) -> journal.SharedJournal:
+    """The folder is shared with jobs that do other trials of the search; whoever comes first begins it."""
+    folder: Any = lock.path
+    folder.mkdir(parents=True, exist_ok=True)
+    lock.claim(together=True)
+    trial.path = folder / "trials" / f"{options.only:04d}"
+    trial.path.mkdir(parents=True, exist_ok=True)
+    trial.claim()  # before the journal is read: what that says of the trial stays so
+
+    def first() -> None:
+        check_run_folder(folder, False)
+        write_options(folder, options, space)
+
+    return journal.SharedJournal.join(folder, settings, first)
+
+
+def settings_of(options: SearchOptions, command: Command, space: Space, objective: str, most: float) -> dict[str, Any]:
+    """What makes a search another one, as the journal's first line has it."""
+    given = {name: getattr(options, name) for name in ("method", "trials", "seeds", "seed", "least", "eta", "points")}
+    about = {"program": command.text, "space": space.described(), "ranks_per_trial": command.ranks}
+    return about | given | {"most": most, "objective": objective, "maximize": larger_is_better(objective)}
+
+
+def write_options(folder: Path, options: SearchOptions, space: Space) -> None:
+    """config.yaml, from which --resume knows what was asked for."""
+    chosen = {name: getattr(options, name) for name in kinds_of(SearchOptions) if name not in AGAIN}
+    chosen |= {"space": "\n".join(space.described())}
+    header = "".join(f"# {name}: {line(value)}\n" for name, value in environment().items())
+    with atomic_write(folder / "config.yaml") as file:
+        file.write((header + yaml.safe_dump(chosen, sort_keys=False)).encode())
+
+
+# -- the trials ------------------------------------------------------------------------------------------------------
+
+
+def search(world, options, division, command, space, objective, folder, controller, said) -> int:
+    """All that is to be done, on all ranks; returns the exit status."""
+    heirs = options.method.partition(":")[0] == "pbt"
+    work = TrialWork(command, folder, space, objective, options.seed, heirs, options.trial_limit)
+    view = View(options.progress, folder, controller.journal.events) if controller is not None else None
+    if view is not None:
+        if division.left or division.first:
+            view.say(str(division))
+        view.say(said)
+        view.start()
+    alarm = Alarm(world, options.time_limit)
+    try:
+        watch = view.watch if view is not None else lambda event: None
+        own = options.controller == "own"
+        stopped = groups.run(world, command.ranks, work, controller, own, alarm.look, watch)
+    finally:
+        if view is not None:
+            view.close()
+    alarm.close()
+    status = 0
+    if controller is not None:
+        status = conclude(view, controller, folder, stopped, alarm.why == LATE)
+    all_come(world)
+    return world.bcast(status)
+
+
+def conclude(view: View, controller: Controller, folder: Path, stopped: bool, late: bool) -> int:
+    """Write the tables and say what came out (rank 0); returns the exit status."""
+    with controller.journal.locked():
+        view.trials = read_trials(folder)  # also what other jobs have ended meanwhile
+        best = write_tables(folder, view.trials)
+    if stopped:
+        why = "its time is over" if late else "stopped by a signal"
+        how = f"--resume {folder}" if controller.only is None else f"the same --only {controller.only}"
+        view.say(f"{why}; go on with {how}")
+        return signals.STATUS
+    view.end()
+    if controller.only is not None:
+        own = controller.judged.get((controller.only, 0))
+        return int(own is None or own.score is None)
+    return int(best is None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Modules that tests cut, as torch:cut_nets:NAME, for the data of tests/strategies/conftest.py."""
+
+import torch
+from torch import nn
+
+
+def cnn(dropout=0.0):
+    """8 layers, as an nn.Sequential: 2 chunks on each of 4 ranks."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Conv2d(4, 4, 1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d((1, 2)),
+        nn.Flatten(),
+        nn.Linear(8, 6),
+        nn.Tanh(),
+        nn.Linear(6, 5),
+        nn.Tanh(),
+        nn.Dropout(dropout),
+        nn.Linear(5, 6),
+        nn.LayerNorm(6),
+        nn.Linear(6, 3),
+    )
+
+
+class Tied(nn.Module):
+    """Layers 0, 2 and 4 share their weight; the first is registered last."""
+
+    def __init__(self):
+        super().__init__()
+        names = "last", "middle", "first"
+        made = [nn.Linear(6, 6) for _ in names]
+        for name, each in zip(names, made, strict=True):
+            each.weight = made[0].weight
+            self.add_module(name, each)
+        self.inner, self.outer, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.bend = nn.Tanh()
+
+    def stages(self):
+        return [self.first, self.bend, self.inner, self.middle, self.bend, self.outer, self.last, self.bend, self.head]
+
+    def forward(self, x):
+        x = self.middle(self.inner(self.bend(self.first(x))))
+        return self.head(self.bend(self.last(self.outer(self.bend(x)))))
+
+
+def tied():
+    """A weight that stages in the middle share."""
+    return Tied()
+
+
+class Block(nn.Module):
+    """A residual block, with an activation that works in place."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.bend, self.conv, self.norm = nn.ReLU(inplace=True), nn.Conv2d(width, width, 1), nn.GroupNorm(2, width)
+
+    def forward(self, x):
+        x = self.bend(x)
+        return x + self.norm(self.conv(x))
+
+
+def residual():
+    """A small ResNet, whose blocks begin with what changes its input in place."""
+    stem = nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 1))
+    blocks = [Block(4) for _ in range(4)]
+    return nn.Sequential(stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+
+class Shift(nn.Module):
+    """Adds a bias to rows that it reshapes: the gradient by its input is that by its output, seen otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return (x + self.bias).view(-1, 2, 3) if x.ndim == 2 else (x + self.bias).view(-1, 6)
+
+
+def shifts():
+    """Stages whose gradients are views of what they are given."""
+    return nn.Sequential(nn.Linear(6, 6), Shift(), Shift(), nn.Linear(6, 6), Shift(), Shift(), nn.Linear(6, 3))
+
+
+class Whole(nn.Module):
+    """No chain, or none that its forward is: as `kind` says."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.one, self.two = kind, nn.Linear(6, 6), nn.Linear(6, 3)
+        if kind != "none":
+            self.stages = getattr(self, f"{kind}_stages")
+
+    def other_stages(self):
+        return [self.one, nn.Tanh(), self.two]
+
+    def few_stages(self):
+        return [self.two]
+
+    def text_stages(self):
+        return ["one", "two"]
+
+    def raising_stages(self):
+        raise KeyError("where")
+
+    def forward(self, x):
+        return self.two(self.one(x).relu())
+
+
+def whole(kind="none"):
+    return Whole(kind)
+
+
+def normed(p=0.0):
+    """Batch norms, whose statistics follow the rows that are together, dropout used twice, and a frozen layer."""
+    drop = nn.Dropout(p)
+    frozen = nn.Linear(6, 6).requires_grad_(False)
+    first = [nn.Linear(6, 8), nn.BatchNorm1d(8), drop, nn.Linear(8, 6), nn.ReLU(), drop, frozen]
+    return nn.Sequential(*first, nn.BatchNorm1d(6, affine=False), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))

@@ -1,0 +1,161 @@
+"""train-dqn as its user starts it: what it writes and prints, how it ends and goes on, what it refuses; evaluate."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from in_process import ends
+
+from hpcdl.runs.checkpoint import Checkpoint
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPT = SCRIPTS / "train_dqn.py"
+CHAINS = (Path(__file__).parents[1] / "chains.py").read_text()
+SMALL = ["--env", "mychains:chain", "--model", "mlp:8,dueling", "--learning-starts", "20", "--batch-size", "8"]
+SMALL += ["--replay", "200", "--episodes", "2", "--evaluate-every", "100", "--seed", "3", "--train-every", "1"]
+SIGNALS = """
+import os, signal
+class Signalling(Chain):
+    count = 0
+    def step(self, action):
+        Signalling.count += 1
+        if Signalling.count == 130 and not os.path.exists("signalled"):
+            open("signalled", "w").close()
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().step(action)
+    def render(self):
+        picture = np.zeros((8, 8 * STATES, 3), np.uint8)
+        picture[:, 8 * min(max(self.at, 0), STATES - 1) :][:, :8] = 255
+        return picture
+def signalling(): return Signalling()
+def wide(): return Wide()
+class Wide(Chain):
+    def shown(self): return np.zeros(7, np.float32)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mychains.py").write_text(CHAINS + SIGNALS)
+    return tmp_path
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_a_run_and_what_it_has_learned(launch, folder):
+    printed = launch(1, SCRIPT, *SMALL, "--env-steps", "200", "--out", "a", check=0).stdout
+    found = summary(folder / "a")
+    assert found["strategy"] == "dqn" and found["env"] == "mychains:chain" and found["steps"] == 200
+    assert "environment step 200/200" in printed and f"test return {found['test_return']:.4g}" in printed
+    assert "training episodes" in printed and "200 of 1 environment step, with" in printed
+    wanted = "environment_steps updates episodes return_mean return_min return_max replay_ratio replay_size"
+    wanted += " environment_steps_per_second updates_per_second environment_restarts test_return_min test_return_max"
+    assert set(wanted.split()) <= found.keys() and found["options"]["n_step"] == 3
+    assert not {"--placement", "--data-servers"} & set(launch(1, SCRIPT, "--help", check=0).stdout.split())
+    lines = [json.loads(line) for line in (folder / "a/metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "test_return" not in line]
+    assert [line["environment_steps"] for line in steps] == list(range(1, 201))
+    assert {line["train_loss"] is None for line in steps[:20]} == {True} and steps[-1]["train_loss"] > 0
+
+    said = launch(1, SCRIPTS / "evaluate.py", "a", "--episodes", "2", "--json", "e.json", check=0).stdout
+    scored = json.loads((folder / "e.json").read_text())
+    assert "2 episodes of mychains:chain" in said and scored["return_mean"] == found["test_return"]
+    assert len(scored["returns"]) == 2 and scored["step"] == 200
+
+
+def test_a_signal_ends_it_in_good_order_and_it_goes_on(launch, folder):
+    long = [*SMALL, "--env-steps", "300", "--save-replay"]
+    launch(1, SCRIPT, *long, "--out", "whole", check=0)
+    (folder / "mychains.py").write_text((folder / "mychains.py").read_text() + "\nchain = signalling\n")
+    stopped = launch(1, SCRIPT, *long, "--out", "r")
+    assert stopped.returncode == 85 and "--resume r" in stopped.stdout, stopped.stderr
+    at = Checkpoint.read(folder / "r").attributes["step"]
+    assert 130 <= at < 300 and (folder / "signalled").exists()
+    launch(1, SCRIPT, "--resume", "r", check=0)
+    whole, gone_on = (Checkpoint.read(folder / name).vectors["parameters"] for name in ("whole", "r"))
+    np.testing.assert_array_equal(gone_on, whole)
+    assert [leg["steps"] for leg in summary(folder / "r")["legs"]] == [at, 300 - at]
+    again = launch(1, SCRIPT, "--resume", "r", check=0).stdout
+    assert "nothing is left to do" in again
+
+    if importlib.util.find_spec("imageio"):
+        assert_seen(launch, folder)
+
+
+def assert_seen(launch, folder):
+    """What was learned is seen to move."""
+    import imageio.v2 as imageio
+
+    said = launch(1, SCRIPTS / "evaluate.py", "r", "--episodes", "1", "--render", "r.gif", check=0).stdout
+    with imageio.get_reader(folder / "r.gif") as file:
+        frames = np.array([np.asarray(frame)[..., :3] for frame in file])
+    assert f"r.gif: return {summary(folder / 'r')['test_return_min']:g}" in said
+    assert frames.shape[1:] == (8, 40, 3) and len(frames) > 1 and (frames[0] != frames[-1]).any()
+    assert not [each for each in os.listdir(folder) if each.endswith(".part") or each.startswith(".r")]
+
+
+def test_a_time_limit(launch, folder):
+    done = launch(1, SCRIPT, *SMALL, "--env-steps", "10000000", "--time-limit", "1", "--out", "t", check=0)
+    assert summary(folder / "t")["stopped"] == "time limit" and "time limit" in done.stdout
+
+
+REFUSED = {
+    "an environment that is not there": (["--env", "nothing:here"], "nothing"),
+    "its option": (["--env-options", "size"], "NAME=VALUE"),
+    "a data set": (["--data", "digits", "--partition", "shards:2"], "--partition: this program learns in an"),
+    "epochs": (["--epochs", "3"], "--epochs: this program learns in an environment"),
+    "a batch that will never be there": (["--batch-size", "300"], "--batch-size 300: the replay memory never holds"),
+    "learning that never starts": (["--learning-starts", "199"], "never holds more"),
+    "copies and updates out of step": (["--envs", "3", "--train-every", "2"], "multiple of the other"),
+    "evaluations between steps": (["--envs", "8", "--evaluate-every", "100"], "multiple of 8"),
+    "a replay memory beyond all": (["--replay", str(10**15)], "replay"),
+    "a model": (["--model", "softmax"], "mlp:128,128,dueling"),
+    "a probability": (["--epsilon", "2"], "--epsilon 2"),
+    "a loss": (["--loss", "hinge"], "hinge"),
+    "a discount": (["--gamma", "1.5"], "--gamma is at least 0"),
+    "no steps": (["--env-steps", "0"], "--env-steps must be greater"),
+    "no return": (["--n-step", "0"], "--n-step must be greater"),
+    "a full batch": (["--batch-size", "full"], "--batch-size: a number"),
+    "double": (["--double", "perhaps"], "yes"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(REFUSED))
+def test_bad_options_are_refused_in_a_line(alone, folder, monkeypatch, what):
+    more, words = REFUSED[what]
+    monkeypatch.chdir(folder)
+    status, said = ends("train_dqn", [*SMALL, *more, "--out", "r"])
+    assert status == 2 and words in said and len(said.splitlines()) == 1, said
+    assert not (folder / "r").exists()
+
+
+def test_two_ranks_are_too_many(run_on, folder):
+    done = run_on(2, SCRIPT, *SMALL, check=2)
+    assert "this strategy runs on 1 rank, not on 2" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_what_does_not_belong_to_it_is_refused(alone, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    unseen = "cannot be shown" if importlib.util.find_spec("imageio") else "imageio"
+    assert ends("train_dqn", [*SMALL, "--env-steps", "40", "--evaluate-every", "40", "--out", "a"])[0] == 0
+    assert ends("train_sequential", ["--epochs", "1", "--model", "softmax", "--out", "d"])[0] == 0
+    for program, given, words in [
+        ("train_dqn", ["--resume", "a", "--env", "mychains:wide"], "learns from the environment mychains:chain"),
+        ("train_dqn", ["--resume", "a", "--n-step", "2"], "n step is 3, not 2"),
+        ("train_dqn", ["--resume", "d"], "this was to go on from a run of train-sequential"),
+        ("train_sequential", ["--resume", "a"], "this was to go on from a run of train-dqn"),
+        ("predict", ["a", "rows.csv", "--out", "p.csv"], "has learned to act in mychains:chain"),
+        ("evaluate", ["a", "--predict", "p.csv"], "--predict: a has learned to act"),
+        ("evaluate", ["d", "--episodes", "3"], "--episodes: d has learned from data"),
+        ("evaluate", ["a", "--render", "a.avi"], ".gif or .mp4"),
+        ("evaluate", ["a", "--render", "a.gif"], unseen),
+    ]:
+        status, said = ends(program, given)
+        lines = [line for line in said.splitlines() if "goes on from a run of" not in line]
+        assert status == 2 and words in said and len(lines) == 1, (given, said)
+    assert not (folder / "p.csv").exists() and not (folder / "a.gif").exists()

@@ -1,0 +1,152 @@
+"""The program as its user starts it: what it draws and writes, what is scored with it, and what it refuses."""
+
+import json
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.data import open_data
+from hpcdl.errors import UsageError
+from hpcdl.models import make_model
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.options import parse
+from hpcdl.scripts.train_sgld import SgldOptions
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPT = SCRIPTS / "train_sgld.py"
+SMALL = ["--data", "digits", "--model", "softmax", "--lr", "0.001", "--epochs", "8", "--seed", "1"]
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_samples_are_drawn_and_scored_together(run_on, tmp_path):
+    printed = run_on(4, SCRIPT, *SMALL, "--chains", "2", "--thin", "9", "--out", "a", check=0).stdout
+    found = summary(tmp_path / "a")
+    assert found["strategy"] == "sgld" and found["replicas_agree"] is True
+    assert (found["chains"], found["burn_in"], found["thin"], found["samples"]) == (2, 225, 9, 2 * 15)
+    assert "30 of 2 chains" in printed and f"{found['r_hat_max']:.3f} at its largest" in printed
+    lines = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if "r_hat_max" in line] == [6, 7, 8]
+    with h5py.File(tmp_path / "a/samples.h5") as file:
+        samples = file["samples"][()]
+        assert samples.shape == (2, 15, 650) and file["steps"][()].tolist() == list(range(234, 361, 9))
+    parameters = Checkpoint.read(tmp_path / "a").vectors["parameters"]
+    assert np.abs(samples.mean(axis=(0, 1), dtype=float) - parameters).max() < 1e-6
+
+    model, test = make_model("softmax", (64,), 10), open_data("digits").test
+    x, y = test.rows(0, test.examples)
+    p = np.mean([model.predict(each, x) for each in samples.reshape(-1, 650)], axis=0, dtype=float)
+    for ranks in (1, 3):
+        said = run_on(ranks, SCRIPTS / "evaluate.py", "a", "--samples", "--json", f"{ranks}.json", check=0).stdout
+        assert "(posterior mean)" in said and "(mean over 30 samples)" in said
+        scored = json.loads((tmp_path / f"{ranks}.json").read_text())
+        assert scored["samples"] == 30
+        assert scored["point_estimate"]["loss"] == pytest.approx(found["test_loss"], rel=1e-4)
+        assert scored["scores"]["loss"] == pytest.approx(-np.log(p[np.arange(len(y)), y]).mean(), rel=1e-5)
+        assert scored["scores"]["accuracy"] == pytest.approx((p.argmax(axis=1) == y).mean())
+        assert {*scored["scores"]} == {*scored["point_estimate"]} == {"loss", "accuracy", "calibration_error"}
+    np.savez(tmp_path / "new.npz", x=16 * x[:5])  # as pixels, before they are scaled
+    run_on(2, SCRIPTS / "predict.py", "a", "new.npz", "--samples", "--out", "p.npz", check=0)
+    with np.load(tmp_path / "p.npz") as file:
+        assert np.abs(file["output"] - p[:5]).max() < 1e-6
+    run_on(2, SCRIPTS / "evaluate.py", "a", "--samples", "--predict", "q.npz", "--export", "w.npz", check=0)
+    with np.load(tmp_path / "q.npz") as file:
+        assert np.abs(file["output"] - p).max() < 1e-6
+
+
+def test_gone_on_with_and_replaced(run_on, tmp_path):
+    options = [*SMALL, "--thin", "10", "--dtype", "float64"]
+    run_on(2, SCRIPT, *options, "--out", "a", check=0)
+    run_on(2, SCRIPT, *options, "--epochs", "6", "--out", "b", check=0)
+    run_on(2, SCRIPT, "--resume", "b", "--epochs", "8", check=0)
+    for name in ("checkpoint.h5", "samples.h5"):
+        vectors = []
+        for folder in ("a", "b"):
+            with h5py.File(tmp_path / folder / name) as file:
+                vectors.append({key: value[()] for key, value in file.items() if isinstance(value, h5py.Dataset)})
+        assert vectors[0].keys() == vectors[1].keys()
+        assert all(np.array_equal(value, vectors[1][key]) for key, value in vectors[0].items())
+    assert summary(tmp_path / "b")["r_hat_max"] == summary(tmp_path / "a")["r_hat_max"]
+    run_on(2, SCRIPT, *options, "--epochs", "1", "--out", "b", "--force", check=0)  # no sample yet
+    with h5py.File(tmp_path / "b/samples.h5") as file:
+        assert file["samples"].shape == (1, 0, 650)
+    done = run_on(1, SCRIPTS / "evaluate.py", "b", "--samples", check=2)
+    assert "b has no samples up to step 45; see --burn-in and --thin" in done.stderr
+    options = ["--model", "softmax", "--epochs", "1", "--out", "b", "--force"]
+    run_on(1, SCRIPTS / "train_sequential.py", *options, check=0)
+    assert (tmp_path / "b/checkpoint.h5").exists() and not (tmp_path / "b/samples.h5").exists()
+
+
+def test_other_runs_have_no_samples(run_on, tmp_path):
+    run_on(1, SCRIPTS / "train_sequential.py", "--model", "softmax", "--epochs", "1", "--out", "a", check=0)
+    done = run_on(2, SCRIPTS / "evaluate.py", "a", "--samples", check=2)
+    assert "only runs of train-sgld have samples" in done.stderr and "Traceback" not in done.stderr
+    done = run_on(1, SCRIPTS / "evaluate.py", "a", "--samples", "--sample", "3", check=2)
+    assert "--sample N writes a text, --samples scores what train-sgld has drawn" in done.stderr
+
+
+def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
+    options = ["--data", "few.h5", "--model", "mlp:3", "--dtype", "float64", "--batch-size", "8", "--epochs", "2"]
+    options += ["--burn-in", "1", "--thin", "1", "--chains", "2"]
+    simulate(2, SCRIPT, *options, "--device", "cuda", "--out", "gpu", check=0, STANDIN_GPUS="2")
+    run_on(2, SCRIPT, *options, "--out", "cpu", check=0)
+    for name in ("checkpoint.h5", "samples.h5"):
+        with h5py.File(few / "gpu" / name) as gpu, h5py.File(few / "cpu" / name) as cpu:
+            found = []
+            cpu.visititems(lambda key, value, found=found: found.append(key) if hasattr(value, "shape") else None)
+            assert len(found) >= 2
+            for key in found:
+                assert np.abs(gpu[key][()] - cpu[key][()]).max() <= 1e-10, key
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--optimizer", "momentum"], "--optimizer momentum: a step of Langevin dynamics is a plain one; take sgd"),
+        (["--weight-decay", "0.1"], "--weight-decay: the prior is --prior-precision"),
+        (["--clip-norm", "1"], "--clip-norm: clipped gradients are those of another posterior"),
+        (["--augment", "flip"], "--augment: examples that change are more than there are"),
+        (["--prior-precision", "-1"], "--prior-precision must not be negative, and is -1.0"),
+        (["--noise-variance", "0"], "--noise-variance must be greater than 0, not 0.0"),
+        (["--burn-in", "-1"], "--burn-in must not be negative, and is -1"),
+        (["--thin", "-1"], "--thin must not be negative, and is -1"),
+        (["--chains", "0"], "--chains must be 1 or more, not 0"),
+        (["--chains", "2", "--partition", "by-label"], "--chains read all rows, each in an order of its own"),
+        (["--chains", "2", "--placement", "partitioned"], "--chains read all rows, each in an order of its own"),
+        (["--schedule", "polynomial:b=0"], "the schedule's b is positive, not 0.0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_refused(options, words):
+    with pytest.raises(UsageError, match="^" + re.escape(words)) as found:
+        made = parse(SgldOptions, "train-sgld", "", options)
+        made.make_optimizer(make_model("softmax", (3,), 3), (1, 1, 1))
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--chains", "3"], "--chains 3: each has a rank at least, and there are 2"),
+        (["--noise-variance", "2"], "--noise-variance is of a regression; classes have none"),
+        (["--thin", "1", "--epochs", "30"], "1125 samples of a chain are too many, 1000 are kept at most: --thin 2 or"),
+    ],
+)
+def test_refused_in_one_line_by_all_ranks(run_on, tmp_path, options, words):
+    done = run_on(2, SCRIPT, *options, "--out", "a", check=2)
+    ours = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert len(ours) == 1 and ours[0].startswith(f"train-sgld: error: {words}") and "Traceback" not in done.stderr
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_loss_that_is_no_likelihood(run_on, tmp_path):
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "two.npz", x_train=random.standard_normal((30, 3)), y_train=np.arange(30) % 2)
+    run_on(1, SCRIPTS / "prepare_data.py", "npz", "two.npz", "two.h5", check=0)
+    done = run_on(2, SCRIPT, "--data", "two.h5", "--model", "svm", check=2)
+    assert "the hinge loss is no log-likelihood: take --model logistic" in done.stderr

@@ -1,0 +1,94 @@
+"""hpcdl/search/ensemble_members.py: who trains what."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hpcdl.data.redrawn import Draw
+from hpcdl.errors import UsageError
+from hpcdl.search import ensemble_members
+from hpcdl.search.ensemble_members import Spec, bags, beside, done, searched, snapshots_of, varied, with_values
+from hpcdl.services.trial import Outcome
+
+
+def test_options_in_turns():
+    assert varied(["a=1|2", "b_c=x"]) == [{"a": "1", "b-c": "x"}, {"a": "2", "b-c": "x"}]
+    assert varied([]) == [{}]
+    with pytest.raises(UsageError, match="say an option once"):
+        varied(["a=1", "a=2"])
+    assert with_values("train-gossip --lr 1", {"data": "a b"}) == "train-gossip --lr 1 --data='a b'"
+
+
+def planned(steps, count):
+    options = SimpleNamespace(plan=lambda workers, data: (4, 10, steps))
+    snapshots_of(count)(None, options, 2)
+    return options
+
+
+def test_a_checkpoint_at_the_end_of_each_cycle():
+    assert planned(30, 3).checkpoint_every == 10 and planned(31, 3).checkpoint_every == 11
+    with pytest.raises(UsageError, match="9 steps are not so many cycles"):
+        planned(9, 4)
+
+
+def test_what_is_done(tmp_path):
+    assert not done(tmp_path)
+    for stopped, ended in (("finished", True), ("time limit", False), ("budget", True)):
+        (tmp_path / "summary.json").write_text(json.dumps({"stopped": stopped}))
+        assert done(tmp_path) == ended
+    (tmp_path / "failed.json").write_text('{"why": "it diverged"}')
+    assert done(tmp_path)
+
+
+def test_out_of_bag_is_what_was_neither_drawn_nor_held_out():
+    draw, held_out = Draw(0, 2, rows=True), np.array([1, 5])
+    own = [SimpleNamespace(member=SimpleNamespace(number=2))]
+    (found,) = bags(SimpleNamespace(own=own), {2: SimpleNamespace(draw=draw)}, held_out, 10).values()
+    kept = np.delete(np.arange(10), held_out)
+    seen = set(kept[draw.examples(8)])
+    assert set(np.flatnonzero(found)) == set(range(10)) - seen - {1, 5} and found.any()
+
+
+def test_a_search_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match=r"--from "):
+        searched(str(tmp_path), 2)
+
+
+def test_the_best_of_a_search(tmp_path):
+    lines: list[dict] = [{"event": "search", "version": 1, "settings": {"program": "train-gossip --topology ring"}}]
+    lines[0]["settings"] |= {"space": ["lr=log:0.1..1.0"], "objective": "test_accuracy", "maximize": True}
+    for trial, (lr, score) in enumerate([(0.125, 0.5), (0.5, 0.75), (0.25, 0.625), (0.75, None)]):
+        what = {"trial": trial, "rung": 0, "seed": 0}
+        lines.append({"event": "begin", **what, "values": {"lr": lr}, "amount": 0, "parent": None, "time": 0})
+        lines.append({"event": "end", **what, "score": score, "failed": None if score else "it diverged", "seconds": 1})
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    program, found = searched(str(tmp_path), 2)
+    assert program == "train-gossip --topology ring" and found == [{"lr": "0.5"}, {"lr": "0.25"}]
+    with pytest.raises(UsageError, match="it has 3 trials with a score"):
+        searched(str(tmp_path), 4)
+    (tmp_path / "journal.jsonl").write_text('{"event": "search", "settings": {"space": 3}}\n')
+    with pytest.raises(UsageError, match="does not say what was searched"):
+        searched(str(tmp_path), 1)
+
+
+def test_members_are_dealt_to_groups(world, tmp_path, monkeypatch):
+    """Member m to group m mod G; what is done is left out; one that is stopped ends its group."""
+    trained = []
+
+    def train_one(comm, spec, folder, seed):
+        trained.append((spec.number, comm.size))
+        return Outcome(stopped="signal" if spec.number == 4 else "finished")
+
+    monkeypatch.setattr(ensemble_members, "train_one", train_one)
+    monkeypatch.setattr(ensemble_members, "done", lambda path: path.name == "0001")
+    specs = [Spec(number, None, number, "", Draw(0, number)) for number in range(6)]
+    for ranks in range(1, world.size + 1):
+        trained.clear()
+        groups = world.size // ranks
+        stopped = beside(world, specs, ranks, tmp_path, 0, lambda: False, lambda spec, ended: None)
+        group = world.rank // ranks
+        mine = [number for number in range(6) if number % groups == group and number != 1] if group < groups else []
+        mine = mine[: mine.index(4) + 1] if 4 in mine else mine
+        assert trained == [(number, ranks) for number in mine] and stopped

@@ -1,0 +1,260 @@
+"""hpcdl/search/groups.py: groups of ranks do all jobs, each once; what goes wrong reaches all ranks."""
+
+import collections
+import os
+import time
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+from searching import Rungs, ends, events
+
+from hpcdl.errors import AgreedError, TrainingError, UsageError
+from hpcdl.search import groups
+from hpcdl.search.controller import Controller
+from hpcdl.search.groups import END, Desk, Division, Said, divided, run
+from hpcdl.search.journal import NAME, Journal
+from hpcdl.search.tasks import Result
+
+
+def started(comm, method=None, folder=None, seeds=1):
+    """A controller on rank 0."""
+    return Controller(method or Rungs(6), seeds, False, Journal.open(folder, {}, True)) if comm.rank == 0 else None
+
+
+class Work:
+    """What the ranks of a group have seen."""
+
+    def __init__(self, fails=()):
+        self.seen, self.comms, self.fails = [], set(), fails
+
+    def __call__(self, job, comm):
+        assert comm.allreduce(job.task.trial) == comm.size * job.task.trial, "all ranks of a group have the same job"
+        self.seen.append(job.key)
+        self.comms.add(comm.size)
+        if job.task.trial in self.fails:
+            comm.isend("late", (comm.rank + 1) % comm.size, 7)  # nobody takes it
+            return Result(failed="no luck")
+        while comm.iprobe(MPI.ANY_SOURCE, 7):
+            raise AssertionError("a message of a job that has failed")
+        return Result(job.task.values["x"])
+
+
+@pytest.fixture
+def shared(mpi_tmpdir):
+    return Path(mpi_tmpdir)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("rungs", [1, 3])
+def test_all_is_done_once(each_group, own, ranks, rungs):
+    def body(comm):
+        if comm.size < ranks + own:
+            with pytest.raises(AgreedError, match="--ranks-per-trial"):
+                run(comm, ranks, Work(), started(comm), own)
+            return
+        controller, work = started(comm, Rungs(8, rungs), seeds=2), Work(fails=(2,))
+        assert run(comm, ranks, work, controller, own) is False
+        division = divided(comm.size, ranks, own)
+        assert work.comms <= {ranks} and (division.group_of(comm.rank) is not None or not work.seen)
+        seen = comm.allgather(work.seen)
+        if comm.rank == 0:
+            assert controller.over and controller.counts.failed == (2 if rungs == 1 else controller.counts.failed)
+            led = collections.Counter(key for leader in division.leaders for key in seen[leader])
+            assert set(led.values()) == {1} and set(led) == {
+                (*task, seed) for task, found in controller.results.items() for seed in found
+            }
+            leg = next(event for event in controller.journal.events if event["event"] == "leg")
+            assert (leg["ranks"], leg["groups"]) == (comm.size, division.groups)
+
+    each_group(body, least=1)
+
+
+def test_nothing_to_do(each_group):
+    each_group(lambda comm: run(comm, 1, Work(), started(comm, Rungs(0))), least=1)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("own", [False, True])
+def test_no_group_waits_for_another(world, shared, own):
+    """Trial 0 ends when all others have been done, by whatever group it is on."""
+    if world.size < 2 + own:
+        return
+
+    def work(job, comm):
+        (shared / str(job.task.trial)).touch()
+        begun = time.monotonic()
+        while job.task.trial == 0 and len([*shared.iterdir()]) < 12:
+            assert time.monotonic() - begun < 30, "the others wait for this one"
+            time.sleep(1e-3)
+        return Result(1.0)
+
+    assert run(world, 1, work, started(world, Rungs(12)), own) is False
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_signal_on_any_rank_ends_it_in_good_order(each_group, own):
+    def body(comm):
+        if comm.size < 1 + own:
+            return
+        for signalled in {0, comm.size - 1}:
+            begun, controller = [], started(comm, Rungs(1000))
+
+            def work(job, group, begun=begun, signalled=signalled):
+                begun.append(job)
+                return Result(1.0)
+
+            def stop(begun=begun, signalled=signalled):
+                return comm.rank == signalled and (len(begun) > 2 or (own and comm.rank == 0))
+
+            assert run(comm, 1, work, controller, own, stop) is True
+            if comm.rank == 0:
+                assert controller.counts.ended < 1000 and controller.counts.running == 0 and not controller.over
+
+    each_group(body, least=1)
+
+
+def test_a_job_that_was_stopped_has_no_end(each_group):
+    def body(comm):
+        controller = started(comm)
+        stopped = []
+
+        def work(job, group):
+            stopped.append(job.task.trial >= 2)
+            return Result(stopped=True) if stopped[-1] else Result(1.0)
+
+        assert run(comm, 1, work, controller) is True
+        if comm.rank == 0:
+            names = collections.Counter(event["event"] for event in controller.journal.events)
+            assert names["begin"] - names["end"] == controller.counts.interrupted > 0
+        assert any(comm.allgather(any(stopped)))
+
+    each_group(body, least=1)
+
+
+class Mistaken(Rungs):
+    def tell(self, task, loss):
+        raise ZeroDivisionError("a mistake of the method")
+
+
+class Refuses(Rungs):
+    def ask(self):
+        raise UsageError("give another space")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_goes_wrong_in_the_controller_reaches_all_ranks(each_group, own, shared, monkeypatch):
+    def body(comm):
+        if comm.size < 1 + own:
+            return
+        with pytest.raises(TrainingError, match=r"the search cannot go on: ZeroDivisionError: a mistake of the method"):
+            run(comm, 1, Work(), started(comm, Mistaken(5)), own)
+        with pytest.raises(AgreedError, match="give another space"):
+            run(comm, 1, Work(), started(comm, Refuses(5)), own)
+
+        def watch(event):
+            raise RuntimeError("no terminal")
+
+        with pytest.raises(TrainingError, match="no terminal"):
+            run(comm, 1, Work(), started(comm), own, watch=watch)
+        controller = started(comm, Rungs(20), shared if comm.rank == 0 else None)
+        synced = []
+
+        def full(file):
+            synced.append(file)
+            if len(synced) == 5:
+                raise OSError(28, os.strerror(28))
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(TrainingError, match=f"{NAME} cannot be written: No space left"):
+            run(comm, 1, Work(), controller, own)
+        monkeypatch.undo()
+        if comm.rank == 0:
+            found = events(shared / NAME)
+            assert len(found) == 6 and len(ends(found)) < 5
+            (shared / NAME).unlink()
+        assert run(comm, 1, Work(), started(comm), own) is False  # and the ranks are as before
+
+    each_group(body, least=1)
+
+
+def test_who_watches_sees_each_job(each_group):
+    def body(comm):
+        seen, controller = [], started(comm)
+        run(comm, 1, Work(fails=(1,)), controller, watch=seen.append)
+        assert (len(seen) == 12) == (comm.rank == 0)
+        for trial in range(6) if seen else ():
+            begin, end = (each for each in seen if each.job.task.trial == trial)
+            assert (begin.kind, end.kind, begin.group) == ("begin", "end", end.group)
+            assert begin.result is None and end.result.seconds > 0 and (end.result.failed is not None) == (trial == 1)
+
+    each_group(body, least=1)
+
+
+def test_communicators_are_given_back():
+    """MPICH has 2048."""
+    for _ in range(2100):
+        run(MPI.COMM_SELF, 1, Work(), started(MPI.COMM_SELF, Rungs(0)))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_library_without_threads_is_refused(world, monkeypatch):
+    monkeypatch.setattr(groups.MPI, "Query_thread", lambda: MPI.THREAD_FUNNELED, raising=False)
+    with pytest.raises(AgreedError, match="give --controller own"):
+        run(world, 1, Work(), started(world))
+    assert run(world, world.size, Work(), started(world)) is False  # one group needs no thread
+    assert run(world, 1, Work(), started(world), own=True) is False
+
+
+@pytest.mark.parametrize(
+    "size, ranks, own, division, text",
+    [
+        (8, 2, False, Division(2, 4, 0, 0), "4 groups of 2 ranks"),
+        (8, 3, False, Division(3, 2, 0, 2), "2 groups of 3 ranks; 2 ranks left over, which nap"),
+        (
+            8,
+            3,
+            True,
+            Division(3, 2, 1, 1),
+            "2 groups of 3 ranks, and a controller of its own on rank 0; 1 rank left over, which naps",
+        ),
+        (1, 1, False, Division(1, 1, 0, 0), "1 group of 1 rank"),
+    ],
+)
+def test_how_ranks_are_divided(size, ranks, own, division, text):
+    assert divided(size, ranks, own) == division and str(division) == text
+    found = collections.Counter(division.group_of(rank) for rank in range(size))
+    assert found.pop(None, 0) == division.left + own and found == dict.fromkeys(range(division.groups), ranks)
+    assert [division.group_of(leader) for leader in division.leaders] == [*range(division.groups)]
+
+
+def test_too_few_ranks_are_told():
+    with pytest.raises(UsageError, match="--ranks-per-trial 3: there are 2 ranks; start mpiexec -n 3 or more"):
+        divided(2, 3)
+    with pytest.raises(UsageError, match="there are 0 ranks beside the one of --controller own; start mpiexec -n 2"):
+        divided(1, 1, own=True)
+    with pytest.raises(UsageError, match="one rank or more"):
+        divided(4, 0)
+
+
+def test_the_desk_is_list_scheduling():
+    """Each job goes to who is free first: with these lengths the groups end when the best list schedule does."""
+    lengths = [5, 3, 8, 1, 4, 9, 2, 6, 7, 3]
+    desk, clock, running = Desk(started(MPI.COMM_SELF, Rungs(10)), 3), 0, {}
+    free, given = [0] * 3, []
+    for group in range(3):
+        desk.told(Said(group))
+    while desk.left:
+        for group, job in desk.answers():
+            if job != END:
+                given.append((job.task.trial, group, clock))
+                running[group] = clock + lengths[job.task.trial], job
+        if running:
+            group = min(running, key=lambda each: (running[each][0], each))
+            clock, job = running.pop(group)
+            desk.told(Said(group, job, Result(1.0)))
+    for trial, group, begin in given:  # as of a list: the next one to who is free first
+        assert begin == min(free) == free[group] and trial == given.index((trial, group, begin))
+        free[group] = begin + lengths[trial]
+    assert clock == max(free)

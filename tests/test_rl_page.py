@@ -1,0 +1,21 @@
+"""docs/rl.md: its commands as printed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from printed import as_printed, commands
+
+PAGE = (Path(__file__).parents[1] / "docs" / "rl.md").read_text()
+
+
+def test_as_printed(environment, tmp_path):
+    for name in ("gymnasium", "imageio", "pygame"):
+        pytest.importorskip(name)
+    shown = commands(PAGE)
+    assert len(shown) == 4
+    as_printed(shown, tmp_path, environment | {"SDL_VIDEODRIVER": "dummy"})
+    summary = json.loads((tmp_path / "runs/pole/summary.json").read_text())
+    assert summary["environment_steps"] == 4000 and len(summary["legs"]) == 2
+    assert len(json.loads((tmp_path / "pole.json").read_text())["returns"]) == 10
+    assert (tmp_path / "pole.gif").stat().st_size > 1000

@@ -1,0 +1,422 @@
+"""The backend of torch.distributed: each collective beside numpy, DDP and FSDP2 beside gloo."""
+
+import copy
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from hpcdl.comm import Communicator  # noqa: E402
+
+pytestmark = [pytest.mark.mpi(min_size=2)]
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+OPERATIONS = {"SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum}
+BITS = {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}
+
+
+def of_rank(rank, kind, length=13):
+    """What a rank contributes: small whole numbers, which all types hold and whose sums and products are exact."""
+    values = np.random.default_rng(rank).integers(1, 4, length)
+    return torch.from_numpy(values).to(kind)
+
+
+def reduced(function, size, kind, length=13):
+    rows = [of_rank(each, torch.int64, length).numpy() for each in range(size)]
+    return torch.from_numpy(function.reduce(rows)).to(kind)
+
+
+def cases():
+    for kind in FLOATS + INTEGERS:
+        for name, function in (OPERATIONS | (BITS if kind in INTEGERS else {})).items():
+            yield kind, getattr(dist.ReduceOp, name), function
+
+
+def test_all_reduce_of_every_type_and_operation(group, rank, size):
+    for kind, op, function in cases():
+        for later in (False, True):
+            tensor = of_rank(rank, kind)
+            work = group.all_reduce(tensor, op, async_op=later)
+            if later:
+                work.wait()
+            assert torch.equal(tensor, reduced(function, size, kind)), (kind, op, later)
+
+
+def test_a_mean(group, rank, size):
+    for kind in FLOATS:
+        tensor = of_rank(rank, kind)
+        group.all_reduce(tensor, dist.ReduceOp.AVG)
+        wanted = reduced(np.add, size, torch.float64) / size
+        torch.testing.assert_close(tensor.double(), wanted, rtol=2**-7 if kind.itemsize == 2 else 1e-6, atol=0)
+    with pytest.raises(ValueError, match="AVG is for floating-point"):
+        group.all_reduce(torch.ones(3, dtype=torch.int32), dist.ReduceOp.AVG)
+
+
+def test_sixteen_bits_are_added_in_float32_and_rounded_once(group, rank, size):
+    """256 + 1/2 + 1/2 is 257 in float32; a sum that is rounded after each addition in bfloat16 stays 256."""
+    tensor = torch.full((5,), 256.0 if rank == 0 else 1.0 / (size - 1) * 2, dtype=torch.bfloat16)
+    group.all_reduce(tensor)
+    exact = 256 + (size - 1) * float(torch.tensor(2.0 / (size - 1), dtype=torch.bfloat16))
+    assert torch.equal(tensor, torch.full((5,), exact).to(torch.bfloat16))
+
+
+def test_bool_and_complex(group, rank, size):
+    tensor = torch.tensor([rank == 0, False, True])
+    group.all_reduce(tensor, dist.ReduceOp.MAX)
+    assert tensor.tolist() == [True, False, True]
+    numbers = torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
+    group.all_reduce(numbers)
+    assert torch.equal(numbers, torch.tensor([1 + 2j, 3 - 1j]) * (size * (size + 1) // 2))
+
+
+def test_a_tensor_that_is_not_contiguous(group, rank, size):
+    whole = torch.arange(24.0).view(4, 6) * (rank + 1)
+    part = whole.t()[1:5]
+    before = whole.clone()
+    group.all_reduce(part)
+    scale = sum(range(1, size + 1)) / (rank + 1)
+    assert torch.allclose(part, before.t()[1:5] * scale)
+    assert torch.equal(whole.t()[0], before.t()[0])
+    group.broadcast(part, 1)
+    assert torch.allclose(whole[:, 1:5].t(), torch.arange(24.0).view(4, 6).t()[1:5] * sum(range(1, size + 1)))
+    with pytest.raises((TypeError, RuntimeError), match="dense"):
+        group.broadcast(torch.eye(3).to_sparse(), 0)
+
+
+def test_reduce_leaves_the_others_their_tensor(group, rank, size):
+    root = size - 1
+    for kind in (torch.float32, torch.bfloat16, torch.int64):
+        for op, function in ((dist.ReduceOp.SUM, np.add), (dist.ReduceOp.PRODUCT, np.multiply)):
+            tensor = of_rank(rank, kind)
+            group.reduce(tensor, root, op)
+            assert torch.equal(tensor, reduced(function, size, kind) if rank == root else of_rank(rank, kind))
+
+
+def test_broadcast(group, rank, size):
+    for kind in [*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.float8_e4m3fn]:
+        tensor = of_rank(rank, kind)
+        group.broadcast(tensor, size - 1)
+        assert torch.equal(tensor.float(), of_rank(size - 1, kind).float())
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_gathering(group, rank, size, later):
+    for kind in (torch.float32, torch.bfloat16, torch.bool):
+        mine = of_rank(rank, kind)
+        rows = [torch.empty_like(mine) for _ in range(size)]
+        wait(group.all_gather(rows, mine, async_op=later))
+        assert all(torch.equal(row, of_rank(each, kind)) for each, row in enumerate(rows))
+        whole = torch.empty(size * 13, dtype=kind)
+        wait(group.all_gather_into_tensor(whole, mine, async_op=later))
+        assert torch.equal(whole, torch.cat(rows))
+        strided = torch.empty(13, size, dtype=kind).t()
+        wait(group.all_gather(list(strided), mine, async_op=later))
+        assert torch.equal(strided, torch.stack(rows))
+        found = [torch.empty_like(mine) for _ in range(size)] if rank == 1 else None
+        wait(group.gather(mine, found, 1, async_op=later))
+        assert found is None or all(map(torch.equal, found, rows))
+
+
+def wait(work):
+    if work is not None:
+        work.wait()
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_scattering(group, rank, size, later):
+    for kind in (torch.float32, torch.float16, torch.int32):
+        mine, root = torch.empty(13, dtype=kind), size - 1
+        parts = [of_rank(each, kind) for each in range(size)] if rank == root else None
+        wait(group.scatter(mine, parts, root, async_op=later))
+        assert torch.equal(mine, of_rank(rank, kind))
+        for op, function in ((dist.ReduceOp.SUM, np.add), (dist.ReduceOp.MAX, np.maximum)):
+            source = of_rank(rank, kind, 4 * size)
+            before = source.clone()
+            wanted = reduced(function, size, kind, 4 * size)[4 * rank : 4 * rank + 4]
+            part = torch.empty(4, dtype=kind)
+            wait(group.reduce_scatter_tensor(part, source, op, async_op=later))
+            assert torch.equal(part, wanted) and torch.equal(source, before)
+            part.zero_()
+            wait(group.reduce_scatter(part, list(source.split(4)), op, async_op=later))
+            assert torch.equal(part, wanted)
+
+
+def test_all_to_all(group, rank, size):
+    pieces = [torch.arange(10 * rank + to, 10 * rank + to + to + 1) for to in range(size)]  # to + 1 elements for `to`
+    found = [torch.empty(rank + 1, dtype=torch.int64) for _ in range(size)]
+    group.all_to_all(found, pieces)
+    wanted = [torch.arange(10 * other + rank, 10 * other + 2 * rank + 1) for other in range(size)]
+    assert all(map(torch.equal, found, wanted))
+    whole = torch.empty(size * (rank + 1), dtype=torch.int64)
+    group.all_to_all_single(whole, torch.cat(pieces), [rank + 1] * size, [to + 1 for to in range(size)])
+    assert torch.equal(whole, torch.cat(wanted))
+    rows = torch.empty(size, 2)
+    group.all_to_all_single(rows, torch.full((size, 2), float(rank)))
+    assert torch.equal(rows[:, 0], torch.arange(float(size)))
+    with pytest.raises(ValueError, match="sizes"):
+        group.all_to_all_single(rows, rows.clone(), [1] * size, [2] * size)
+
+
+def test_two_ranks(group, rank, size):
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for kind in (torch.float32, torch.bfloat16):
+        found = torch.empty(5, dtype=kind)
+        both = [dist.P2POp(dist.isend, torch.full((5,), rank, dtype=kind), right), dist.P2POp(dist.irecv, found, left)]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        assert torch.equal(found, torch.full((5,), left, dtype=kind))
+    if rank == 0:
+        seen = {dist.recv(torch.empty(1)) for _ in range(size - 1)}
+        assert seen == set(range(1, size))
+    else:
+        dist.send(torch.ones(1), 0)
+    first, second = torch.zeros(2), torch.zeros(2)
+    if rank == 0:  # by tags, the second before the first
+        works = [dist.isend(torch.full((2,), float(tag)), 1, tag=tag) for tag in (3, 4)]
+        for work in works:
+            work.wait()
+    if rank == 1:
+        dist.recv(second, 0, tag=4)
+        dist.recv(first, 0, tag=3)
+        assert first[0] == 3 and second[0] == 4
+
+
+def test_long_messages_both_ways_do_not_block_each_other(group, rank, size):
+    if rank < 2:
+        tensor, found = torch.full((1 << 18,), float(rank)), torch.empty(1 << 18)
+        works = [dist.isend(tensor, 1 - rank), dist.irecv(found, 1 - rank)]
+        for work in works:
+            work.wait()
+        assert (found == 1 - rank).all()
+
+
+def test_coalesced(group, rank, size):
+    tensors = [torch.full((3,), float(rank)), torch.ones(2, 2)]
+    with dist._coalescing_manager():
+        for each in tensors:
+            dist.all_reduce(each)
+    assert (tensors[0] == sum(range(size))).all() and (tensors[1] == size).all()
+    parts = [torch.full((2,), float(rank)), torch.full((3,), float(-rank))]
+    wholes = [torch.empty(2 * size), torch.empty(3 * size)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for whole, part in zip(wholes, parts, strict=True):
+            dist.all_gather_into_tensor(whole, part)
+    manager.wait()
+    assert torch.equal(wholes[0], torch.arange(float(size)).repeat_interleave(2))
+    assert torch.equal(wholes[1], -torch.arange(float(size)).repeat_interleave(3))
+
+
+def test_objects(group, rank, size):
+    found = [None] * size
+    dist.all_gather_object(found, {"rank": rank})
+    assert found == [{"rank": each} for each in range(size)]
+    things = ["x" * 1000, {1: 2}] if rank == 1 else [None, None]
+    dist.broadcast_object_list(things, 1)
+    assert things == ["x" * 1000, {1: 2}]
+    mine = [None]
+    dist.scatter_object_list(mine, list(range(size)) if rank == 0 else None, 0)
+    assert mine == [rank]
+
+
+def test_groups(group, rank, size):
+    pair = dist.new_group([size - 1, 0], sort_ranks=False)
+    alone = dist.new_group([1])
+    if rank in (0, size - 1):
+        tensor = torch.tensor([float(rank)])
+        dist.all_reduce(tensor, group=pair)
+        assert tensor == size - 1
+        assert dist.get_group_rank(pair, size - 1) == 0 and dist.get_world_size(pair) == 2
+    if rank == 1:
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=alone)
+        assert (tensor == 1).all()
+    half = group.group.WORLD.split_group([0, 1])
+    assert (half is None) == (rank > 1)
+    if half is not None:
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor, group=half) if half in dist.distributed_c10d._world.pg_map else half.allreduce(
+            [tensor]
+        ).wait()
+        assert (tensor == 2).all()
+
+
+def test_a_mesh(group, rank, size):
+    if size % 2:
+        pytest.skip("an even number of ranks")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("rows", "columns"))
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor, group=mesh.get_group("columns"))
+    row = rank // (size // 2)
+    assert tensor == sum(range(row * size // 2, (row + 1) * size // 2))
+
+
+def test_distributed_tensors(group, rank, size):
+    """Functional collectives reach the group from PyTorch's C++."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (size,))
+    values = torch.arange(float(4 * size * 3)).view(4 * size, 3)
+    cut = distribute_tensor(values, mesh, [Shard(0)])
+    assert cut.to_local().shape == (4, 3)
+    assert torch.equal(cut.full_tensor(), values)
+    assert torch.equal((cut.t() @ cut).redistribute(mesh, [Replicate()]).to_local(), values.t() @ values)
+    assert torch.equal(cut.redistribute(mesh, [Shard(1)]).full_tensor(), values)
+
+
+def test_the_algorithm_is_that_of_the_communicator(group, rank, size):
+    comm = group.group.WORLD.comm
+    before = comm.allreduce
+    for name in ("ring", "tree", "recursive", "mpi", "shared"):
+        comm.use(name)
+        tensor = torch.arange(100.0) + rank
+        group.all_reduce(tensor)
+        assert torch.equal(tensor, size * torch.arange(100.0) + sum(range(size)))
+    comm.use(before)
+    assert isinstance(comm, Communicator)
+
+
+def test_barriers(group, rank, size, world):
+    dist.barrier()
+    dist.barrier(async_op=True).wait()
+    dist.monitored_barrier()
+    with pytest.raises(RuntimeError, match="Rank 1 failed to pass" if rank == 0 else "missing"):
+        if rank == 1:
+            world.Barrier()
+            raise RuntimeError("missing")
+        try:
+            dist.monitored_barrier(timeout=timedelta(seconds=0.2))
+        finally:
+            world.Barrier()
+    group.group.WORLD.barriers = 0  # as after a failure nobody does: rank 1 has not counted it
+
+
+def test_what_does_not_fit_is_said(group, rank, size):
+    with pytest.raises(ValueError, match=f"rank {rank}"):
+        dist.all_gather_into_tensor(torch.empty(2), torch.empty(2))
+    with pytest.raises(ValueError, match="reduced"):
+        dist.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn))
+
+
+# -- DDP and FSDP2 beside gloo -----------------------------------------------------------------------------------------
+
+
+def net(kind=torch.float64):
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(7, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3)).to(kind)
+
+
+def losses(model, rank, steps=5, kind=torch.float64, rule=torch.optim.SGD):
+    optimizer, random = rule(model.parameters(), lr=0.1), np.random.default_rng(rank)
+    found = []
+    for _ in range(steps):
+        x = torch.from_numpy(random.standard_normal((4, 7))).to(kind)
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.0005}, {"find_unused_parameters": True}])
+def test_ddp_is_gloos(group, gloo, rank, options):
+    ddp = nn.parallel.DistributedDataParallel
+    ours, theirs = net(), net()
+    mine = losses(ddp(ours, **options), rank)
+    assert mine == pytest.approx(losses(ddp(theirs, process_group=gloo, **options), rank), rel=1e-13)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
+
+
+def test_ddp_reduces_buckets_while_the_backward_pass_goes_on(group, rank):
+    """The all-reduce of the last layer begins before the gradient of the first is there."""
+    from hpcdl.torch import backend
+
+    began, model = [], net()
+    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.0001)
+    losses(wrapped, rank, steps=2)
+    before = backend.engine.start
+
+    def start(*arguments):
+        began.append("all_reduce")
+        return before(*arguments)
+
+    handle = model[0].weight.register_hook(lambda _: began.append("first layer"))
+    backend.engine.start = start
+    try:
+        losses(wrapped, rank, steps=1)
+    finally:
+        backend.engine.start = before
+        handle.remove()
+    assert began.index("first layer") > 0 and began.count("all_reduce") > 1
+
+
+def test_fsdp_is_gloos(group, rank, size):
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    theirs = dist.new_group(backend="gloo")
+    found = []
+    for pg in (dist.group.WORLD, theirs):
+        model = net()
+        mesh = DeviceMesh.from_group(pg, "cpu")
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        found.append(losses(model, rank))
+    assert found[0] == pytest.approx(found[1], rel=1e-13)
+
+
+def test_the_zero_redundancy_optimizer(group, rank):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    ddp = nn.parallel.DistributedDataParallel
+
+    def cut(parameters, lr):
+        return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=lr)
+
+    assert losses(ddp(net()), rank, rule=cut) == pytest.approx(losses(ddp(net()), rank, rule=torch.optim.Adam))
+
+
+def test_distributed_checkpoints(group, rank, size, mpi_tmp_path):
+    from torch.distributed import checkpoint
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh, values = init_device_mesh("cpu", (size,)), torch.arange(40.0).view(20, 2)
+    state = {"w": distribute_tensor(values, mesh, [Shard(0)]), "step": 3}
+    checkpoint.save(state, checkpoint_id=mpi_tmp_path / "saved")
+    again = {"w": distribute_tensor(torch.zeros(20, 2), mesh, [Shard(0)]), "step": 0}
+    checkpoint.load(again, checkpoint_id=mpi_tmp_path / "saved")
+    assert torch.equal(again["w"].full_tensor(), values) and again["step"] == 3
+
+
+def test_pipelining(group, rank, size):
+    """A stage on each rank; the loss and the gradients are those of the whole model."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    torch.manual_seed(3)
+    layers = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(size)]
+    x, y = torch.randn(8, 6), torch.randn(8, 6)
+    whole = nn.Sequential(*[copy.deepcopy(each) for each in layers])
+    wanted = torch.stack([nn.functional.mse_loss(whole(a), b) for a, b in zip(x.chunk(4), y.chunk(4), strict=True)])
+    wanted.mean().backward()
+    stage = PipelineStage(layers[rank], rank, size, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 4, loss_fn=nn.functional.mse_loss)
+    found = []
+    if rank == 0:
+        schedule.step(x)
+    else:
+        schedule.step(target=y, losses=found) if rank == size - 1 else schedule.step()
+    if rank == size - 1:
+        assert torch.allclose(torch.stack(found), wanted)
+    for one, other in zip(layers[rank].parameters(), whole[rank].parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)

@@ -1,0 +1,63 @@
+"""Which layers a module has; what is no chain is refused in one line."""
+
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hpcdl.errors import UsageError  # noqa: E402
+from hpcdl.models import make_model  # noqa: E402
+from hpcdl.models.balance import cut_layers, parameter_costs  # noqa: E402
+from hpcdl.models.part import Part  # noqa: E402
+from hpcdl.strategies import pipeline, tensor_parallel  # noqa: E402
+
+torch.set_num_threads(1)
+
+CNN = "torch:cut_nets:cnn"
+
+
+def made(spec):
+    return make_model(spec, (6,), 3, "float64")
+
+
+def test_a_stage_without_parameters_goes_with_the_one_before():
+    model = made(CNN)
+    assert [layer.name for layer in model.layers] == ["1", "2", "5", "9", "11", "14", "15", "16", "loss"]
+    assert [layer.output_shape(7, None) for layer in model.layers[:4]] == [(7, 4, 2, 3)] * 2 + [(7, 8), (7, 6)]
+    assert list(Part(model).layout.tensors) == list(model.layout.tensors) == list(model.module.state_dict())
+    assert sum(parameter_costs(model)) == model.size
+    with pytest.raises(UsageError, match=re.escape("9 stages need as many layers, and the model has 8 (1, 2, 5, 9")):
+        cut_layers(model, 9)
+
+
+def test_a_tied_tensor_lies_with_the_layer_that_has_its_name():
+    model = made("torch:cut_nets:tied")
+    shared = "last.weight"
+    layers = {layer.name: layer for layer in model.layers}
+    assert "weight" in layers["last"].whole and shared in layers["first"].tied and shared in layers["middle"].tied
+    part = Part(model, [range(0, 3)])
+    assert [tensor.name for tensor in part.copies] == [shared] and list(part.tied()) == [shared]
+
+
+@pytest.mark.parametrize(
+    "kind, words",
+    [
+        ("none", "module of PyTorch's that is an nn.Sequential, or has a method stages() that lists its parts"),
+        ("other", "its stages, one after the other, do not make what its forward makes"),
+        ("few", "its parameter one.weight is in none of its stages, which are all that is cut"),
+        ("text", "its stages() has a str in it, and should list parts of it"),
+        ("raising", "its stages() raises KeyError: 'where'"),
+    ],
+)
+def test_a_module_that_is_no_chain(kind, words, follow, world):
+    with pytest.raises(UsageError, match=re.escape(words)) as found:
+        follow(world, pipeline.train, model=f"torch:cut_nets:whole,kind={kind}", steps=1)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_tensor_parallelism_is_for_other_models(follow, world):
+    with pytest.raises(UsageError, match="tensor parallelism is hpcdl's own models' alone") as found:
+        follow(world, tensor_parallel.train, None, CNN, steps=1)
+    assert "\n" not in str(found.value)
