@@ -44,6 +44,7 @@ from hpcdl.kernels import device
 STANDIN = Path(__file__).parent / "standin"
 TOGETHER = {"world", "mpi_tmpdir", "mpi_tmp_path", "mpi_file_name"}  # fixtures that all ranks ask for
 BUDGET = 20  # seconds that a file may take on a quiet machine
+MARGIN = 2  # so much slower may a machine be, or busier: its caches are shared, too
 auto.SECONDS = 0.001  # each run measures anew, and any table will do
 
 
@@ -107,7 +108,7 @@ def pytest_collection_finish():
 
 
 class Budget:
-    """How long each file takes: the slowest are printed, and one beyond the budget fails.
+    """How long each file takes: the slowest are printed, with those beyond the budget; one far beyond fails.
 
     What counts is processor time, of this process on all ranks and of the programs that it has started, over all
     cores: no quiet machine of so many cores is faster, however long it takes here, where others may compute, too.
@@ -136,24 +137,26 @@ class Budget:
         self.seconds[report.location[0]] += report.duration
         self.busy[report.location[0]] += dict(report.user_properties).get("busy", 0.0)  # none of a worker that died
 
-    def beyond(self, config):
-        """The files beyond the budget, unless whole grids or a cluster were asked for."""
-        limit = float("inf") if config.getoption("all") else BUDGET * len(os.sched_getaffinity(0))
+    def beyond(self, config, seconds):
+        """The files that took more seconds of all cores than these, unless whole grids or a cluster were asked for."""
+        limit = float("inf") if config.getoption("all") else seconds * len(os.sched_getaffinity(0))
         return [file for file, busy in self.busy.items() if busy > limit and "cluster" not in Path(file).parts]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session):
         if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and MPI.COMM_WORLD.size > 1:
             session.exitstatus = pytest.ExitCode.OK  # one rank has run what there is
-        if self.beyond(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        if self.beyond(session.config, MARGIN * BUDGET) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter, config):
         terminalreporter.section("slowest files")
         for file, busy in self.busy.most_common(10):
             terminalreporter.write_line(f"{busy:5.1f} s of processors in {self.seconds[file]:5.1f} s: {file}")
-        for file in self.beyond(config):
-            terminalreporter.write_line(f"ERROR: {file} takes more than {BUDGET} s on all cores")
+        for file in self.beyond(config, BUDGET):
+            terminalreporter.write_line(f"beyond its {BUDGET} s on all cores: {file}")
+        for file in self.beyond(config, MARGIN * BUDGET):
+            terminalreporter.write_line(f"ERROR: {file} takes more than {MARGIN} times {BUDGET} s on all cores")
 
 
 @pytest.hookimpl(trylast=True)
