@@ -137,6 +137,12 @@ def digits(tmp_path_factory):
     return folder / "run"
 
 
+def assert_alike(table, wanted):
+    """The same cells, but for the last, a probability: some processors' products round by how many rows there are."""
+    assert [line[:-1] for line in table] == [line[:-1] for line in wanted]
+    np.testing.assert_allclose(*(np.array([line[-1] for line in each], float) for each in (table, wanted)), 1e-5)
+
+
 def test_images_from_npz_idx_csv_and_a_function(predict, digits, tmp_path, monkeypatch):
     data = open_data("digits")
     x = np.rint(data.test.rows(0, 40)[0] * 16).astype(np.uint8)
@@ -166,7 +172,7 @@ def test_images_from_npz_idx_csv_and_a_function(predict, digits, tmp_path, monke
         "pictures_of_mine:alone",
     ):
         table = predict(source, of=digits)
-        assert [line[-2:] for line in table[1:]] == wanted, source
+        assert_alike([line[-2:] for line in table[1:]], wanted)
         assert [int(line[0]) for line in table[1:]] == list(range(40))
 
 
@@ -219,13 +225,19 @@ def test_refusals(predict, digits, tmp_path):
 
 def test_several_ranks_write_what_one_does(run_on, predict, digits, tmp_path):
     one = predict("digits", of=digits)
+
+    def assert_as_by_one(table):
+        assert table[0] == one[0]
+        assert_alike(table[1:], one[1:])
+
     program = Path(__file__).parents[2] / "scripts" / "predict.py"
     for ranks in (2, 3):
         done = run_on(ranks, program, digits, "digits", "--out", f"{ranks}.csv", check=0)
         assert "digits: 359 rows -> " in done.stdout
-        assert list(csv.reader((tmp_path / f"{ranks}.csv").open())) == one
+        assert_as_by_one(list(csv.reader((tmp_path / f"{ranks}.csv").open())))
     done = run_on(2, program, digits, "digits", check=0)
-    assert list(csv.reader(done.stdout.splitlines())) == one and "digits: 359 rows" in done.stderr
+    assert_as_by_one(list(csv.reader(done.stdout.splitlines())))
+    assert "digits: 359 rows" in done.stderr
 
 
 @pytest.mark.parametrize(
