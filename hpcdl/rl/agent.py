@@ -95,8 +95,11 @@ class Actor:
             self.observations = self.environments.reset()
             self.begun = True
 
-    def act(self, parameters: Array, epsilon: float) -> None:
-        """A step of each copy: the best action by these parameters, or with probability epsilon any."""
+    def act(self, parameters: Array, epsilon: Any) -> None:
+        """A step of each copy: the best action by these parameters, or with probability epsilon any.
+
+        epsilon: a number, or one for each copy.
+        """
         chance, actions = self.explorer.draw(self.steps)
         if (chance >= epsilon).any():
             best = self.network.values(parameters, self.observations).argmax(axis=1)

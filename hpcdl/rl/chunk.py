@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hpcdl.rl.replay import Replay, Sample, ends
+from hpcdl.rl.replay import NONE, Replay, Sample, ends
 
 HEADER = 4  # int64
 
@@ -151,9 +151,13 @@ class Recorder:
         serials = np.concatenate([np.empty(0, np.int64), *self.completed])
         return self.memory.gather(serials % self.memory.capacity)
 
-    def take(self, errors: np.ndarray) -> Chunk:
-        """The steps since the last chunk, also where they are fewer than one; errors: those of `transitions()`."""
-        if len(errors) != sum(map(len, self.completed)):
+    def take(self, errors: np.ndarray | None) -> Chunk:
+        """The steps since the last chunk, also where they are fewer than one.
+
+        errors: those of `transitions()`; None: the memory knows no priorities, or takes the largest so far.
+        """
+        errors = NONE if errors is None else errors
+        if errors is not NONE and len(errors) != sum(map(len, self.completed)):
             raise ValueError("the errors are not as many as the transitions")
         made = Chunk(
             self.frames[: self.rows].copy(),

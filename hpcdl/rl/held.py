@@ -18,14 +18,53 @@ from hpcdl.kernels.device import Array
 from hpcdl.optim import Optimizer
 from hpcdl.rl.agent import Actor
 from hpcdl.rl.q_network import QBatch, QNetwork
-from hpcdl.runs.held import Whole
+from hpcdl.runs.held import Held, Whole
 from hpcdl.runs.state import Loose, Same, Tracked
 from hpcdl.runs.wrapped import plain
 
 log = logging.getLogger("hpcdl")
 
 
-class Acting(Whole):
+class ByReturn(Held):
+    """What is judged by the returns of episodes, and computes the values of actions."""
+
+    @property
+    def network(self) -> QNetwork:
+        """What computes them."""
+        network: QNetwork = plain(self.model)
+        return network
+
+    def judged(self, found: dict, train_loss: float) -> float:
+        """The return is to become larger."""
+        return -float(found["test_return"])
+
+    def warm_up(self, few: Batch) -> None:
+        """A batch of nothing, and the values of one observation."""
+        shape, network = self.network.shape, self.network
+        nothing = np.zeros(0, network.dtype)
+        batch = QBatch(np.zeros((0, *shape), np.float32), np.zeros(0, np.int64), nothing, nothing, 1)
+        if self.parameters is not None:
+            network.loss_and_gradient(self.parameters, batch, self.device.zeros(network.size, network.dtype))
+            network.values(self.parameters, np.zeros((1, *shape), np.float32))
+
+
+def loose(prefix: str, of: Any, loaded: dict[str, np.ndarray]) -> dict[str, Tracked]:
+    """The vectors of of.state(), of any form, as a checkpoint has them: PREFIX/NAME; `loaded` gets what it had."""
+    return {
+        f"{prefix}/{name}": Loose(
+            lambda name=name: of.state()[name],  # type: ignore[misc]
+            lambda value, name=f"{prefix}/{name}": loaded.__setitem__(name, value),  # type: ignore[misc]
+        )
+        for name in of.state()
+    }
+
+
+def part(prefix: str, loaded: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of what was loaded, what belongs to PREFIX, by the names that `state` has for it."""
+    return {name.removeprefix(f"{prefix}/"): value for name, value in loaded.items() if name.startswith(f"{prefix}/")}
+
+
+class Acting(ByReturn, Whole):
     """One rank that acts and learns. replay: whose state is saved, or None. told: more for an evaluation's line."""
 
     def __init__(
@@ -39,7 +78,6 @@ class Acting(Whole):
         told: Callable[[], dict] = dict,
     ):
         super().__init__(model, parameters, optimizer)
-        self.network: QNetwork = plain(model)
         self.target, self.actor, self.replay, self.told = target, actor, replay, told
         self.loaded: dict[str, np.ndarray] = {}
 
@@ -48,20 +86,13 @@ class Acting(Whole):
         if self.target is not None:
             state["target"] = Same(self.target)
         parts = {"actor": self.actor, "replay": self.replay}
-        for part, of in parts.items():
-            for name in of.state() if of is not None else ():
-                state[f"{part}/{name}"] = Loose(
-                    lambda of=of, name=name: of.state()[name],  # type: ignore[misc]
-                    lambda value, name=f"{part}/{name}": self.loaded.__setitem__(name, value),  # type: ignore[misc]
-                )
+        for name, of in parts.items():
+            state |= loose(name, of, self.loaded) if of is not None else {}
         return state
 
     def go_on(self) -> None:
         """Take what a checkpoint had, where there was one; the environments begin."""
-        actor, replay = (
-            {name.removeprefix(part): value for name, value in self.loaded.items() if name.startswith(part)}
-            for part in ("actor/", "replay/")
-        )
+        actor, replay = part("actor", self.loaded), part("replay", self.loaded)
         self.loaded = {}
         same = not actor or self.actor.load(actor)
         if replay:
@@ -74,15 +105,3 @@ class Acting(Whole):
 
     def scores(self, data: Any) -> dict:
         return data.scores(self.network, self.parameters) | self.actor.scores() | self.told()
-
-    def judged(self, found: dict, train_loss: float) -> float:
-        """The return is to become larger."""
-        return -float(found["test_return"])
-
-    def warm_up(self, few: Batch) -> None:
-        """A batch of nothing, and the values of one observation."""
-        shape, network = self.network.shape, self.network
-        nothing = np.zeros(0, network.dtype)
-        batch = QBatch(np.zeros((0, *shape), np.float32), np.zeros(0, np.int64), nothing, nothing, 1)
-        network.loss_and_gradient(self.parameters, batch, self.device.zeros(network.size, network.dtype))
-        network.values(self.parameters, np.zeros((1, *shape), np.float32))

@@ -15,6 +15,7 @@ from hpcdl.errors import UsageError
 from hpcdl.own import setting
 from hpcdl.rl.agent import Epsilon
 from hpcdl.rl.q_network import delta_of
+from hpcdl.rl.roles import Roles, alone
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import LONGEST, Options, option
 
@@ -81,12 +82,29 @@ class RLOptions(Options):
                 f"--train-every {self.train_every} and --envs {self.envs}: one must be a multiple of the other, "
                 "for all copies act together"
             )
+
+    def roles(self, size: int) -> Roles:
+        """Which of so many ranks do what. Raises UsageError where they, or other options, do not go together so."""
         for name in ("evaluate_every", "checkpoint_every"):
             if getattr(self, name) % self.per_step:
                 raise UsageError(
                     f"--{dashed(name)} {getattr(self, name)}: it must be a multiple of {self.per_step} environment "
                     "steps, the larger one of --train-every and --envs"
                 )
+        return alone(self.envs)
+
+    def check_apart(self, roles: Roles) -> None:
+        """Raise UsageError where the ranks that remember never hold enough, or a step of all is too long."""
+        room = sum(roles.room(each, self.replay) - roles.streams(each) * (self.n_step + 2) for each in roles.memories)
+        for name in ("batch_size", "learning_starts"):
+            if room < getattr(self, name):
+                raise UsageError(
+                    f"--{dashed(name)} {getattr(self, name):,}: the replay memories of {len(roles.memories)} ranks "
+                    f"never hold more than {max(0, room):,} of the --replay {self.replay:,}; give a larger one"
+                )
+        for name in ("evaluate_every", "checkpoint_every"):
+            if 0 < getattr(self, name) < self.per_step:
+                raise UsageError(f"--{dashed(name)} must be at least {self.per_step} environment steps, a step of all")
 
     def _check_numbers(self) -> None:
         for name in ("env_steps", "envs", "replay", "n_step", "train_every", "episodes"):
@@ -136,4 +154,8 @@ class RLOptions(Options):
     def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
         """Transitions of an update, steps between evaluations, steps in all."""
         batch, steps = int(self.batch_size), math.ceil(self.env_steps / self.per_step)
-        return batch, self.evaluate_every // self.per_step, self.allowance.steps(steps, batch * self.updates_per_step)
+        return (
+            batch,
+            max(1, self.evaluate_every // self.per_step),
+            self.allowance.steps(steps, batch * self.updates_per_step),
+        )

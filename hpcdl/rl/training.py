@@ -3,13 +3,16 @@
     TRAINING = Learning("train-dqn", RLOptions, __doc__, train, ranks=1)
     TRAINING.main()
 
-calls `train(comm, model, task, optimizer, run, environments, replay)`.
+calls `train(comm, model, task, optimizer, run, environments, replay)`, and where there are several ranks gives it the
+roles, too (roles.py).
 """
 
 from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,9 +25,12 @@ from hpcdl.rl.environments import Environments
 from hpcdl.rl.options import RLOptions
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.replay import Replay
+from hpcdl.rl.roles import Roles
 from hpcdl.rl.task import Task
+from hpcdl.runs.legs import measured
 from hpcdl.runs.run import Run
 from hpcdl.runs.straggler import slowed
+from hpcdl.runs.summary import conclude
 from hpcdl.services.training import local_rank
 
 SMALL = 1_000_000  # parameters
@@ -42,13 +48,15 @@ def copies(name: str, settings: dict[str, Any], count: int, seed: int, first: in
     return Environments(name, settings, count, seed, first)
 
 
-def made_replay(options: RLOptions, environments: Environments) -> Replay:
-    """The replay memory that the options ask for, for what these environments show."""
+def made_replay(options: RLOptions, environments: Environments, roles: Roles, rank: int) -> Replay | None:
+    """The replay memory of this rank, for what such environments show; None where it has none."""
+    if rank not in roles.memories:
+        return None
     return Replay(
-        options.replay,
+        roles.room(rank, options.replay),
         environments.shape,
         environments.dtype,
-        streams=options.envs,
+        streams=roles.streams(rank),
         stack=environments.stack,
         n_step=options.n_step,
         gamma=options.gamma,
@@ -62,28 +70,43 @@ def few_threads(size: int) -> AbstractContextManager:
     return threadpool_limits(1) if size < SMALL else nullcontext()
 
 
+@dataclass(frozen=True)
 class Learning(Training):
-    """A program that learns by acting."""
+    """A program that learns by acting.
+
+    train: also of (roles), where there are several. assist(comm, network, run, environments, replay, roles): what ranks
+    do that do not learn; then `comm` of train, as that of the run, is of the learners alone, and that of assist of all.
+    """
+
+    assist: Callable | None = None
+
+    def refuse(self, options: Any, size: int) -> None:
+        super().refuse(options, size)
+        options.roles(size)
 
     def run(self, world: MPI.Intracomm, options: Any, opened: list | None = None) -> Run:
         opened = [] if opened is None else opened
         number = local_rank(world)
         with refuse_together(world):
-            device = open_device(options.device, number)
+            roles = options.roles(world.size)
+            learns = world.rank in roles.learners
+            device = open_device(options.device if learns else "cpu", number)
         spans = 0 if options.out == "none" else options.trace
-        comm = Communicator(world, options.allreduce, options.timeout, spans, device)
-        opened.append(comm.free)
+        everyone = Communicator(world, options.allreduce, options.timeout, spans, device)
+        opened.append(everyone.free)
+        comm = everyone if self.assist is None else everyone.split(int(not learns), name="training")
         with refuse_together(world):
             environments = Environments(
                 options.env,
                 options.settings,
-                options.envs,
+                roles.envs if world.rank in roles.actors else 1,
                 options.seed,
-                pretend_ms=options.pretend_env,
+                roles.first_copy(world.rank),
+                options.pretend_env,
                 from_file=options.from_file("env"),
             )
             task = opened_task(options, environments)
-            replay = made_replay(options, environments)
+            replay = made_replay(options, environments, roles, world.rank)
             network = QNetwork(
                 environments.shape,
                 environments.actions,
@@ -94,11 +117,18 @@ class Learning(Training):
                 options.from_file("model"),
             )
             options.refuse_too_large(network, 1)
-        run = Run(comm, options)
+        run = Run(comm, options, everyone, len(roles.learners))
         with refuse_together(world):
             optimizer = run.make_optimizer(network, task)
-            model = slowed(network, options, comm.rank, range(comm.size))
-        with run, few_threads(network.size):
-            self.train(comm, model, task, optimizer, run, environments, replay)
-        comm.free()
+            model = slowed(network, options, everyone.rank, roles.learners)
+        more = () if self.ranks == 1 else (roles,)
+        if self.assist is not None and not learns:
+            with few_threads(network.size):
+                self.assist(everyone, network, run, environments, replay, roles)
+            _, run.stopping.reason = conclude(everyone, measured(run))
+            run.bookkeeping.free()
+        else:
+            with run, few_threads(network.size):
+                self.train(comm, model, task, optimizer, run, environments, replay, *more)
+        everyone.free()
         return run

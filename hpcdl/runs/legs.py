@@ -53,6 +53,7 @@ def measured(run: "Run") -> dict:
         "bookkeeping_seconds_per_rank": stopwatch.apart_seconds,
         "peak_memory_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **gpu,
+        **run.legs.own,
         "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
         "sent_to_per_rank": run.everyone.sent_to,
         "message_sizes_per_rank": traffic.message_sizes,
@@ -66,11 +67,12 @@ class Legs:
 
     everyone: all ranks that the run's summary speaks of. earlier: as a checkpoint has kept them. first: the step that
     this leg began after. sent: bytes and messages of this leg as of the last agreement or checkpoint, of all ranks that
-    met there.
+    met there. own: more of this leg's costs of this rank, as NAME_per_rank, for the summary.
     """
 
     def __init__(self, everyone: Communicator):
         self.everyone, self.first = everyone, 0
+        self.own: dict[str, Any] = {}
         self.earlier: list[dict] = []
         self.hosts: list[str] = []
         self.table: list[dict] = [{}] * everyone.size  # as of the last checkpoint: what each rank spent, where known

@@ -178,6 +178,10 @@ class ParameterStore:
         """
         self.client.push(values, part, count=count, total=total, loss=loss, norm=norm)
 
+    def peek(self, into: np.ndarray) -> None:
+        """into <- all values as they are now: no step is given out for it. For who acts by them."""
+        self._asking.fetch(Operation.PEEK, into)
+
     def draw(self) -> int | None:
         """The next step that nobody has, without values; None where none is left. For async with keys."""
         return self._asking.draw()

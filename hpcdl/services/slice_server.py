@@ -65,10 +65,11 @@ class Subscription:
 class SliceServer:
     """Serves `values`, this server's slice, to the clients of `clocks` (ranks of comm).
 
-    update(values, pushed, push): applies the pushed values to the part of the slice, in place. delay: how many versions
-    late values are applied. broadcast_every: clocks (async: versions) after which subscribers are sent the slice.
-    gathered: the lead, on rank 0, may ask until it says that it is over. memory: counts the slice, its copies and what
-    is received. rows: how clients' keys name elements of the slice, which is `held` of the vector (keys.py).
+    update(values, pushed, push): applies the pushed values to the part of the slice, in place; False: it has not, and
+    there is no new version. delay: how many versions late values are applied. broadcast_every: clocks (async: versions)
+    after which subscribers are sent the slice. gathered: the lead, on rank 0, may ask until it says that it is over.
+    memory: counts the slice, its copies and what is received. rows: how clients' keys name elements of the slice, which
+    is `held` of the vector (keys.py).
     """
 
     update: Any  # a function, which may have a member `state`
@@ -263,7 +264,8 @@ class SliceServer:
     def _update(self, values: np.ndarray, push: Push, of: Iterable[Push]) -> None:
         which = push.part.elements if isinstance(push.part, Touched) else push.part
         part = self.values[which]  # of numbers of elements a copy
-        self.update(part, values, self.clocks.described(push))
+        if self.update(part, values, self.clocks.described(push)) is False:
+            return
         if isinstance(push.part, Touched):
             self.values[which] = part
         self.clocks.applied(of)
@@ -275,7 +277,8 @@ class SliceServer:
         """What the answer says of the step; None while the request has to wait."""
         if asked.header["reply"] == Tag.GATHERED:
             return NO_STEP if self.clocks.of_store >= asked.header["needs"] else None
-        if asked.header["operation"] == Operation.KEYS and not self.clocks.consistency.clocked:
+        operation = asked.header["operation"]
+        if operation == Operation.PEEK or (operation == Operation.KEYS and not self.clocks.consistency.clocked):
             return NO_STEP
         return self.clocks.grant(int(asked.header["clock"]))
 

@@ -11,6 +11,7 @@ request   the header, and for PUSH the values, for KEYS the keys
     OVER        the lead gathers no more
     KEYS        as PULL, but of the elements that these keys name (keys.py); under async it gives out no step
     PUSH_AT     as PUSH, to the elements of this client's last keys
+    PEEK        as PULL, but it gives out no step and waits for nothing
 
 answer    the header, and, but for DRAW, the values in a second message, whose tag is the header's + 1
 """
@@ -26,7 +27,7 @@ from hpcdl.comm.trace import Traffic
 class Operation(IntEnum):
     """What a request is for."""
 
-    PULL, PUSH, DRAW, SUBSCRIBE, LAST, FINISH, OVER, KEYS, PUSH_AT = range(9)
+    PULL, PUSH, DRAW, SUBSCRIBE, LAST, FINISH, OVER, KEYS, PUSH_AT, PEEK = range(10)
 
 
 class Tag(IntEnum):
