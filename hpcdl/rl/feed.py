@@ -24,7 +24,7 @@ from hpcdl.rl.tally import ByKind, Tally
 
 CREDITS = 2
 HEADER = 3  # numbers before those of the tally: bytes of the chunk, its rows, whether the actor has ended
-LEAVE, OVER = 0, 1
+LEAVE, OVER, FAILED = 0, 1, 2  # FAILED: over, for the run cannot go on
 
 
 class Tag(IntEnum):
@@ -34,11 +34,11 @@ class Tag(IntEnum):
 
 
 class Feeder:
-    """The actor's side. to: the rank that remembers. over: whether it takes no more."""
+    """The actor's side. to: the rank that remembers. over: whether it takes no more; failed: as the run cannot go on."""
 
     def __init__(self, comm: Communicator, to: int, tally: Tally, by_kind: ByKind):
         self.comm, self.to, self.tally, self.by_kind = comm, to, tally, by_kind
-        self.credits, self.over = CREDITS, False
+        self.credits, self.over, self.failed = CREDITS, False, False
         self.said = np.empty(2, np.int64)
         self.coming = comm.iwait(self.said, to, Tag.LEAVE)
         self.sending: list[Request] = []
@@ -47,14 +47,14 @@ class Feeder:
         """Whether there is something to do for the actor: it may send, or is to end."""
         while not self.over and self.coming.done:
             self.credits += int(self.said[0])
-            self.over = self.said[1] == OVER
+            self.over, self.failed = self.said[1] != LEAVE, self.said[1] == FAILED
             if not self.over:
                 self.coming = self.comm.iwait(self.said, self.to, Tag.LEAVE)
         return self.over or self.credits > 0
 
     def send(self, chunk: Chunk, meanwhile: Callable[[], bool] | None = None) -> None:
         """Send a chunk as soon as there is leave to; nothing where all is over. meanwhile: what is done in waiting."""
-        self.comm.wait_until(self.heard, meanwhile)
+        self.comm.wait_until(self.heard, meanwhile, patient=True)
         if self.over:
             return
         self.credits -= 1
@@ -137,9 +137,9 @@ class Intake:
         with self.by_kind("control"):
             self.comm.ipush(np.array([credits, what]), actor, Tag.LEAVE)
 
-    def close(self) -> None:
-        """All is over: tell the actors, and wait until each has sent its last."""
+    def close(self, status: int = 0) -> None:
+        """All is over, with this status: tell the actors, and wait until each has sent its last."""
         self.closed = True
         for actor in self.left:
-            self._say(actor, 0, OVER)
-        self.comm.wait_until(lambda: not self.left, self.attend)
+            self._say(actor, 0, FAILED if status else OVER)
+        self.comm.wait_until(lambda: not self.left, self.attend, patient=True)
