@@ -34,7 +34,7 @@ class Tag(IntEnum):
 
 
 class Feeder:
-    """The actor's side. to: the rank that remembers. over: whether it takes no more; failed: as the run cannot go on."""
+    """The actor's side. to: the rank that remembers. over, failed: whether all is over, and as the run cannot go on."""
 
     def __init__(self, comm: Communicator, to: int, tally: Tally, by_kind: ByKind):
         self.comm, self.to, self.tally, self.by_kind = comm, to, tally, by_kind
