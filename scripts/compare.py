@@ -62,7 +62,7 @@ RUNS = "[0-9]*-train-*/seed-*"
 class CompareOptions(Options):
     lines: list[str] = option(list, "programs with their options, each in quotes; -n RANKS: before one takes so many")
     seeds: str = option("3", "how many seeds (3: 0, 1 and 2), or which, with commas between (7,8,9)")
-    target: str = option("", "tell what it takes to reach accuracy=0.95, loss=0.3 or rmse=2, as evaluations see it")
+    target: str = option("", "tell what it takes to reach accuracy=0.95, loss=0.3, rmse=2 or return=475 in evaluations")
     at_once: bool = option(False, "lines that take fewer ranks run beside each other, where there is room")
     columns: str = option("", "of the tables, with commas between, as test_loss,seconds (results.json names all)")
     retry: bool = option(False, "with --resume: try again what has failed")

@@ -13,7 +13,12 @@ from hpcdl.errors import UsageError, finite, nearest
 from hpcdl.reports.lines import Lines
 
 # What --target may name: of an evaluation line, and whether more of it is better.
-TARGETS = {"accuracy": ("test_accuracy", True), "loss": ("test_loss", False), "rmse": ("test_rmse", False)}
+TARGETS = {
+    "accuracy": ("test_accuracy", True),
+    "loss": ("test_loss", False),
+    "rmse": ("test_rmse", False),
+    "return": ("test_return", True),
+}
 
 
 class Measure(NamedTuple):
@@ -54,6 +59,7 @@ MEASURES = (
     Measure("seconds_to_target", "time to the target", ".2f", " s"),
     Measure("bytes_to_target", "sent by all to the target", ",.2f", " MB", 1e-6),
     Measure("steps_to_target", "steps to the target", ",.0f"),
+    Measure("environment_steps_to_target", "environment steps to the target", ",.0f"),
 )
 BY_NAME = {measure.name: measure for measure in MEASURES}
 USUAL = [
@@ -67,7 +73,7 @@ USUAL = [
     "examples_per_second",
 ]
 USUAL += ["bytes_per_rank", "messages_per_rank", "idle", "memory"]
-USUAL += ["seconds_to_target", "bytes_to_target", "steps_to_target"]
+USUAL += ["seconds_to_target", "bytes_to_target", "steps_to_target", "environment_steps_to_target"]
 
 
 def read_target(text: str) -> dict[str, float]:
@@ -77,7 +83,7 @@ def read_target(text: str) -> dict[str, float]:
     name, _, number = text.partition("=")
     if name not in TARGETS:
         said = f"--target {text}: there is no {name!r}{nearest(name, TARGETS)}"
-        raise UsageError(f"{said}; say one of accuracy=0.95, loss=0.3 and rmse=2")
+        raise UsageError(f"{said}; say one of accuracy=0.95, loss=0.3, rmse=2 and return=475")
     try:
         goal = finite(number)
     except ValueError:
@@ -107,7 +113,8 @@ def all_of(folder: Path, summary: dict[str, Any], target: dict[str, float]) -> I
     yield "staleness", mean_of_histogram(summary.get("staleness_histogram"))
     if target:
         reached = to_target(folder / "metrics.jsonl", *next(iter(target.items())))
-        yield from ((f"{name}_to_target", reached.get(name)) for name in ("seconds", "bytes", "steps"))
+        names = ("seconds", "bytes", "steps", "environment_steps")
+        yield from ((f"{name}_to_target", reached.get(name)) for name in names)
 
 
 def of_ranks(of: Callable[[list], float], values: Any) -> float | None:
@@ -142,13 +149,14 @@ def mean_of_histogram(counts: Any) -> float | None:
 
 
 def to_target(metrics: Path, name: str, goal: float) -> dict[str, Any]:
-    """Steps, seconds and bytes of all ranks by the first evaluation that reached the goal; {} where none did."""
+    """What it took by the first evaluation that reached the goal, bytes of all ranks; {} where none did."""
     key, more = TARGETS[name]
     try:
         for line in Lines(metrics):
             score = line.get(key)
             if score is not None and (score >= goal if more else score <= goal):
-                return {"steps": line["step"], "seconds": line.get("seconds"), "bytes": line.get("bytes")}
+                also = {each: line.get(each) for each in ("seconds", "bytes", "environment_steps")}
+                return {"steps": line["step"], **also}
     except OSError:
         pass
     return {}

@@ -30,6 +30,7 @@ from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.comm.failure import refuse_together
 from hpcdl.comm.progress import activity
+from hpcdl.comm.trace import Traffic
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.optim import Optimizer
@@ -44,7 +45,7 @@ from hpcdl.rl.remote_actor import act, made_recorder
 from hpcdl.rl.replay import Sample
 from hpcdl.rl.roles import Roles
 from hpcdl.rl.shards import AHEAD, Form, LocalShard, Memory, RemoteShard, Wanted
-from hpcdl.rl.tally import ByKind, Tally
+from hpcdl.rl.tally import COUNTS, ByKind, Tally
 from hpcdl.rl.task import Task
 from hpcdl.runs.held import Whole
 from hpcdl.runs.run import Run
@@ -278,6 +279,12 @@ class OnLearners(ByReturn, Whole):
         super().resumed(everyone)
         if self.of_actors:
             self.tally.load(part("actor", self.of_actors))
+
+    def sent(self, traffic: Traffic) -> tuple[float, float]:
+        """Of this learner, and on the first one of memories and actors, up to what those have told."""
+        bytes, messages = super().sent(traffic)
+        others = [told[len(COUNTS) :].sum() for rank, told in self.tally.of.items() if rank >= 0]
+        return bytes + float(sum(others)), math.nan if others else messages
 
     def gather_tallies(self) -> None:
         """The first learner knows what the others know; collective."""
