@@ -1,0 +1,96 @@
+"""A cluster in a few numbers: what a message costs within a node and between two, and what adding costs.
+
+    message of n bytes    its sender's port is busy n / B, it arrives L + n / B after its start, and the receiver's port
+                          is busy n / B up to then; ports are full duplex
+    within a node         each rank has a port of its own to memory
+    between nodes         the ranks of a node share the node's port; nodes of several switches share these switches'
+                          ports, too, of nodes_per_switch * B / oversubscription
+    adding n bytes        n / adding
+
+(Hockney, "The communication challenge for MPP", 1994; ports, as the gap of LogGP: Alexandrov et al., SPAA 1995)
+
+    # site.yaml: seconds and bytes per second
+    ranks_per_node: 2
+    latency: 2e-6
+    bandwidth: 12.5e9
+    node_latency: 4e-7
+    node_bandwidth: 8e9
+    adding: 5e9
+    nodes_per_switch: 32
+    oversubscription: 2
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from hpcdl.errors import UsageError, blamed_on, nearest
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """latency, bandwidth: between nodes, and with node_ within one. adding: bytes added a second. All positive.
+
+    nodes_per_switch: 0: one switch for all. oversubscription: by how much its nodes' ports together are wider than its
+    own. Raises UsageError.
+    """
+
+    ranks_per_node: int = 1
+    latency: float = 2e-6
+    bandwidth: float = 12.5e9
+    node_latency: float = 5e-7
+    node_bandwidth: float = 10e9
+    adding: float = math.inf
+    nodes_per_switch: int = 0
+    oversubscription: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = {"ranks_per_node": 1, "nodes_per_switch": 0, "oversubscription": 1}.get(field.name)
+            fits = value >= least if least is not None else value > 0 or (value == 0 and "latency" in field.name)
+            if not fits or math.isnan(value):
+                asked = f"at least {least}" if least is not None else "more than 0"
+                raise UsageError(f"a cluster's {field.name} is {asked}, not {value}")
+
+    @classmethod
+    def read(cls, path: str) -> "Cluster":
+        """From a YAML file; what it does not say is as above. Raises UsageError."""
+        with blamed_on(f"--cluster {path} cannot be read"):
+            found = yaml.safe_load(Path(path).read_text())
+        if not isinstance(found, dict):
+            raise UsageError(f"--cluster {path}: it should hold lines as latency: 2e-6")
+        known = {field.name: field.type for field in dataclasses.fields(cls)}
+        values: dict = {}
+        for name, value in found.items():
+            if name not in known:
+                raise UsageError(f"--cluster {path}: there is no {name!r}{nearest(str(name), known)}")
+            try:  # YAML takes 2e-6 for a text
+                values[name] = int(value) if known[name] in (int, "int") else float(value)
+            except (TypeError, ValueError):
+                raise UsageError(f"--cluster {path}: {name} is a number, not {value!r}") from None
+        return cls(**values)
+
+    def node(self, rank: int) -> int:
+        """Where a rank is: they fill node after node."""
+        return rank // self.ranks_per_node
+
+    def nodes(self, ranks: int) -> int:
+        """How many nodes so many ranks take."""
+        return -(-ranks // self.ranks_per_node)
+
+    def switch(self, rank: int) -> int:
+        """At which switch a rank's node is."""
+        return self.node(rank) // self.nodes_per_switch if self.nodes_per_switch else 0
+
+    @property
+    def switch_bandwidth(self) -> float:
+        """Of a switch's port to the others."""
+        return self.nodes_per_switch * self.bandwidth / self.oversubscription
+
+    def add(self, bytes: float) -> float:
+        """Seconds to add so many."""
+        return bytes / self.adding

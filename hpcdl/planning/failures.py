@@ -1,0 +1,72 @@
+"""Failures and checkpoints: how often to save on N nodes, of which each fails once in so many hours.
+
+    M = m / N                                       mean time between failures of the job
+    a segment: work t, then a checkpoint C          succeeds with e^-(t + C) / M; after a failure R to begin it again
+    expected time of work W                         W / t M e^(R/M) (e^((t + C)/M) - 1)
+    Young's interval                                sqrt(2 C M)
+    Daly's                                          sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C, or M where C > 2 M
+    the best                                        where the expected time is least, found by bisection
+
+Failures come at exponential times, and may hit a restart, too. (Young, "A first order approximation to the optimum
+checkpoint interval", CACM 1974; Daly, "A higher order estimate of the optimum checkpoint interval", FGCS 2006)
+"""
+
+import math
+
+import numpy as np
+
+from hpcdl.random import Random
+
+SHORT = 1e-12
+
+
+def young(between: float, checkpoint: float) -> float:
+    """The interval, in the unit of M and C, that Young's first order gives."""
+    return math.sqrt(2 * checkpoint * between)
+
+
+def daly(between: float, checkpoint: float) -> float:
+    """The interval that Daly's higher order gives."""
+    if checkpoint >= 2 * between:
+        return between
+    ratio = checkpoint / (2 * between)
+    return young(between, checkpoint) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - checkpoint
+
+
+def slowdown(interval: float, between: float, checkpoint: float, restart: float) -> float:
+    """The expected time for a unit of work; infinite where there is no end to be seen."""
+    try:
+        return between * math.exp(restart / between) * math.expm1((interval + checkpoint) / between) / interval
+    except OverflowError:
+        return math.inf
+
+
+def best(between: float, checkpoint: float, restart: float) -> float:
+    """The interval with the least expected time: the zero of its derivative, e^(-(t + C)/M) = 1 - t/M."""
+    low, high = 0.0, between
+    while high - low > SHORT * between:
+        middle = (low + high) / 2
+        if math.exp(-(middle + checkpoint) / between) > 1 - middle / between:
+            high = middle
+        else:
+            low = middle
+    return (low + high) / 2
+
+
+def simulated(
+    work: float, interval: float, between: float, checkpoint: float, restart: float, runs: int, random: Random
+) -> np.ndarray:
+    """How long each of so many runs takes, failures drawn one by one, (runs,)."""
+    segments = max(1, round(work / interval))
+    found = np.zeros(runs)
+    for segment in range(segments):
+        keyed = random("failure", segment)
+        open, restarting = np.arange(runs), np.zeros(runs, bool)
+        while len(open):
+            until = keyed.exponential(between, len(open))
+            needed = np.where(restarting[open], restart, 0.0) + interval + checkpoint
+            failed = until < needed
+            found[open] += np.where(failed, until, needed)
+            restarting[open] |= failed
+            open = open[failed]
+    return found

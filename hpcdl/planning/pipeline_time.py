@@ -1,0 +1,71 @@
+"""How long a step of a pipeline takes: its schedule's own actions, one after another, on all replicas at once.
+
+    F of stage s, micro-batch i     begins when s is free, and F of s - 1, i has come
+    B of stage s, micro-batch i     begins when s is free, and B of s + 1, i has come; takes twice as long
+
+p stages of N / p replicas; after the last B the replicas' all-reduce of K / p. Without noise and messages a step takes
+(m + p - 1) / m of its computing, and (p - 1) / (m + p - 1) of it is idle.
+(Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "PipeDream", SOSP 2019)
+"""
+
+from typing import Any
+
+import numpy as np
+
+from hpcdl.errors import UsageError
+from hpcdl.planning import collective_time
+from hpcdl.planning.cluster import Cluster
+from hpcdl.random import Random
+from hpcdl.strategies.pipeline_schedules import gpipe, one_f_one_b
+
+FORWARD = 1 / 3  # of a micro-batch's computing
+
+
+def pipeline(
+    text: str, settings: dict[str, Any], cluster: Cluster, work: Any, ranks: int, steps: int, random: Random
+) -> Any:
+    """So many steps, as `step_simulation.simulate`; work.compute is that of all of a step on one rank of a stage."""
+    from hpcdl.planning.step_simulation import Simulated
+
+    stages, many = settings["stages"], settings["microbatches"]
+    if ranks % stages:
+        raise UsageError(f"{text}: {ranks} ranks are not a multiple of {stages} stages")
+    replicas = ranks // stages
+    schedule = {"gpipe": gpipe, "1f1b": one_f_one_b}[settings["schedule"]]
+    plan = [list(schedule(stages, stage, many)) for stage in range(stages)]
+    reduced = collective_time.seconds(settings["algorithm"], cluster, replicas, work.bytes / stages)
+    total = own = 0.0
+    for step in range(steps):
+        noise = work.noise.draw(random, step, ranks).reshape(replicas, stages).astype(np.float64)
+        own += float(noise.mean()) * work.compute
+        total += float(last(plan, noise * work.compute / many, cluster.latency).max()) + reduced
+    return Simulated(text, ranks, total / steps, own / steps, reduced)
+
+
+def last(plan: list[list[Any]], each: np.ndarray, latency: float) -> np.ndarray:
+    """When the last stage's work has ended in each replica; each (replicas, stages): seconds of a micro-batch."""
+    replicas, stages = each.shape
+    free = np.zeros((stages, replicas))
+    done: dict[tuple[str, int, int], np.ndarray] = {}
+    at = [0] * stages
+    left = sum(map(len, plan))
+    while left:
+        before = left
+        for stage in range(stages):
+            while at[stage] < len(plan[stage]):
+                kind, number = plan[stage][at[stage]][:2]
+                beside = stage - 1 if kind == "F" else stage + 1
+                needs = [("F", stage, number)] if kind == "B" else []
+                needs += [(kind, beside, number)] if 0 <= beside < stages else []
+                if not all(need in done for need in needs):
+                    break
+                come = [done[need] + (latency if need[1] != stage else 0.0) for need in needs]
+                begin = np.maximum.reduce([free[stage], *come])
+                free[stage] = begin + each[:, stage] * (FORWARD if kind == "F" else 1 - FORWARD)
+                done[kind, stage, number] = free[stage].copy()
+                at[stage] += 1
+                left -= 1
+        if left == before:
+            raise ValueError("the schedule waits for itself")
+    ended: np.ndarray = free.max(axis=0)
+    return ended
