@@ -84,7 +84,7 @@ class Simulation:
 
     def run(self, steps: Callable[..., Iterator[Any]]) -> np.ndarray:
         """Run this algorithm's generator on each rank; returns when each has ended, from time 0."""
-        vector = np.broadcast_to(np.zeros(1, self.dtype), self.size)
+        vector = np.lib.stride_tricks.as_strided(np.zeros(1, self.dtype), (self.size,), (0,))
         for rank in self.ranks:
             rank.steps = steps(SimulatedComm(self, rank), vector, self._adding(rank))
             self.at(rank.now, self.go_on, rank)
@@ -133,19 +133,17 @@ class Simulation:
         cluster, inside = self.cluster, self.cluster.node(source) == self.cluster.node(to)
         latency = cluster.node_latency if inside else cluster.latency
         bandwidth = cluster.node_bandwidth if inside else cluster.bandwidth
-        ends = (
-            (("rank", source), ("rank", to)) if inside else (("node", cluster.node(source)), ("node", cluster.node(to)))
-        )
-        begin, left = now, 0.0
-        for way, port in zip(("out", "in"), ends, strict=True):  # none enters the second port before the one ahead
-            begin = max(begin, self.free.get((way, *port), 0.0))
-            arrival = self.free[way, *port] = begin + bytes / bandwidth
-            left = left or arrival
-        here, there = cluster.switch(source), cluster.switch(to)
-        for port in (("out", "switch", here), ("in", "switch", there)) if here != there else ():  # shared by all in it
-            self.free[port] = max(now, self.free.get(port, 0.0)) + bytes / cluster.switch_bandwidth
-            arrival = max(arrival, self.free[port])
-        arrival += latency
+        kind, ends = ("rank", (source, to)) if inside else ("node", (cluster.node(source), cluster.node(to)))
+        ports: list[tuple[tuple, float]] = [(("out", kind, ends[0]), bandwidth), (("in", kind, ends[1]), bandwidth)]
+        switches = cluster.switch(source), cluster.switch(to)
+        if switches[0] != switches[1]:
+            ports += [
+                ((way, "switch", at), cluster.switch_bandwidth) for way, at in zip(("out", "in"), switches, strict=True)
+            ]
+        for port, wide in ports:  # each is busy for as long as all that passes takes, whichever comes first
+            self.free[port] = max(now, self.free.get(port, 0.0)) + bytes / wide
+        left = self.free[ports[0][0]]
+        arrival = max(self.free[port] for port, _ in ports) + latency
         self.at(left, lambda now, request: self.complete(request, now), request)
         self.at(arrival, self.come, source, to, tag)
 
