@@ -13,6 +13,7 @@ from torch import distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from hpcdl.comm import Communicator  # noqa: E402
+from hpcdl.errors import UsageError  # noqa: E402
 from hpcdl.torch import monitored  # noqa: E402
 
 pytestmark = [pytest.mark.mpi(min_size=2)]
@@ -86,8 +87,6 @@ def test_a_tensor_that_is_not_contiguous(group, rank, size):
     assert torch.equal(whole.t()[0], before.t()[0])
     group.broadcast(part, 1)
     assert torch.allclose(whole[:, 1:5].t(), torch.arange(24.0).view(4, 6).t()[1:5] * sum(range(1, size + 1)))
-    with pytest.raises((TypeError, RuntimeError), match="dense"):
-        group.broadcast(torch.eye(3).to_sparse(), 0)
 
 
 def test_reduce_leaves_the_others_their_tensor(group, rank, size):
@@ -326,6 +325,21 @@ def test_a_barrier_to_which_rank_0_does_not_come(group, rank, world, monkeypatch
         finally:
             if rank != 1:
                 world.Barrier()
+
+
+@pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_tensor_that_is_not_dense_is_refused(group, sparse, later):
+    tensor = sparse(torch.eye(3))
+    for call in (group.all_reduce, lambda *_, **later: group.broadcast(tensor, 0, **later)):
+        with pytest.raises(UsageError, match=r"sends dense tensors, not one of layout sparse_c\w\w; take to_dense\(\)"):
+            call(tensor, async_op=later)
+
+
+def test_sparse_gradients_under_ddp_are_refused(group):
+    model = nn.parallel.DistributedDataParallel(nn.Embedding(10, 3, sparse=True))
+    with pytest.raises((UsageError, RuntimeError), match="Embedding without sparse=True"):
+        model(torch.tensor([1])).sum().backward()
 
 
 def test_what_does_not_fit_is_said(group, rank, size):
