@@ -1,4 +1,4 @@
-"""Communicators of groups that are destroyed: they go back to MPI when no rank needs them, and nobody waits for that."""
+"""Communicators of groups that are destroyed: they go back to MPI when no rank needs them, and none waits for that."""
 
 import contextlib
 import time
