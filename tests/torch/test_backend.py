@@ -298,7 +298,7 @@ def test_after_a_barrier_that_has_failed_comes_one_that_does_not(group, rank, wo
             world.Barrier()
         begun = time.monotonic()
         with pytest.raises(RuntimeError, match="Rank 1 failed to pass" if rank == 0 else "found ranks missing"):
-            dist.monitored_barrier(timeout=timedelta(seconds=0.2), wait_all_ranks=everyone)
+            dist.monitored_barrier(timeout=timedelta(seconds=0.05), wait_all_ranks=everyone)
         if rank == 1:
             assert time.monotonic() - begun < monitored.GRACE
         else:
@@ -314,14 +314,14 @@ def test_a_barrier_to_which_rank_0_does_not_come(group, rank, world, monkeypatch
         dist.monitored_barrier(timeout=timedelta(seconds=20))  # all have been there
     else:
         with pytest.raises(RuntimeError, match="rank 0 has not answered"):
-            dist.monitored_barrier(timeout=timedelta(seconds=0.1))
+            dist.monitored_barrier(timeout=timedelta(seconds=0.05))
         world.Barrier()
     monkeypatch.setattr(monitored, "GRACE", 20.0)
     with pytest.raises(RuntimeError, match="Rank 1 failed to pass" if rank == 0 else "found ranks missing"):
         if rank == 1:
             world.Barrier()
         try:
-            dist.monitored_barrier(timeout=timedelta(seconds=0.2))
+            dist.monitored_barrier(timeout=timedelta(seconds=0.05))
         finally:
             if rank != 1:
                 world.Barrier()
