@@ -43,6 +43,7 @@ def main() -> None:
             print(f"epoch {epoch + 1}: loss {total[0] / total[1]:.4f}")
     if distributed.get_rank() == 0 and distributed.get_backend() == "hpcdl":
         print(f"{hpcdl.torch.traffic()['all_reduce']['calls']} all-reduces")
+    del model  # before its group: over gloo the program may stand still otherwise
     distributed.destroy_process_group()
 
 

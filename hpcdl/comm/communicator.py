@@ -136,6 +136,11 @@ class Communicator(PointToPoint, Collectives):
         part.Free()
         return group
 
+    @property
+    def groups(self) -> list["Communicator"]:
+        """Its groups and duplicates that were not given back yet."""
+        return list(self._derived)
+
     def duplicate(self, name: str, allreduce: str | None = None) -> "Communicator":
         """The same ranks with a traffic count of their own and no trace, for what is no part of the training."""
         meet(self, "duplicate")

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcdl.errors import UsageError
+
 # bfloat16 and float16 are known as what they are where values are combined (`CODED`).
 AS_INTEGERS = {torch.bfloat16: torch.uint16, torch.float16: torch.uint16, torch.complex32: torch.int32}
 AS_INTEGERS |= {kind: torch.uint8 for name, kind in vars(torch).items() if name.startswith("float8_")}
@@ -20,8 +22,17 @@ Back = Callable[[], object] | None  # what takes a copy back into the tensor
 
 
 def own(tensor: Tensor) -> np.ndarray | None:
-    """The tensor's memory as a flat array, or None where it is not on the CPU or not contiguous."""
-    if not tensor.is_cpu or not tensor.is_contiguous() or tensor.layout is not torch.strided:
+    """The tensor's memory as a flat array, or None where it is not on the CPU or not contiguous.
+
+    Raises UsageError for a tensor that is not dense.
+    """
+    if tensor.layout is not torch.strided:
+        kind = str(tensor.layout).removeprefix("torch.")
+        raise UsageError(
+            f"the backend hpcdl sends dense tensors, not one of layout {kind}; take to_dense(), and Embedding without "
+            "sparse=True"
+        )
+    if not tensor.is_cpu or not tensor.is_contiguous():
         return None
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -35,8 +46,6 @@ def own(tensor: Tensor) -> np.ndarray | None:
 
 def copied(tensor: Tensor, filled: bool = True) -> Tensor:
     """A contiguous tensor on the host of the same shape and type; in pinned memory where the tensor is on a GPU."""
-    if tensor.layout is not torch.strided:
-        raise TypeError(f"the backend hpcdl sends dense tensors, not {tensor.layout}; take to_dense()")
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return copy.copy_(tensor.detach()) if filled else copy
 

@@ -4,7 +4,8 @@
     new_group(ranks)               these ranks alone make the call
     traffic(), write_trace(path)   what all groups have sent together
 
-The communicator of the first kind is kept and serves again where the process group is destroyed and made anew.
+The communicator of the first kind is kept and serves again where the process group is destroyed and made anew; those of
+the second kind go back (giving_back.py).
 Environment: HPCDL_ALLREDUCE, the algorithm; HPCDL_TRACE, a folder for the program's trace, which is kept only then.
 """
 
@@ -29,6 +30,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Device, open_device
 from hpcdl.machine import world
 from hpcdl.torch.backend import Group
+from hpcdl.torch.giving_back import give_back
 from hpcdl.torch.work import engine
 
 SPANS = 100_000  # of the trace that are kept
@@ -40,10 +42,10 @@ def make(asked: Any, options: Any = None) -> Group:
     ranks, timeout = list(asked.global_ranks_in_group), asked.timeout
     if not ranks:
         comm = of_world(asked.group_rank, asked.group_size, asked.store, timeout)
-        return Group(comm, asked.group_id, asked.store, timeout)
+        return Group(comm, asked.group_id, asked.store, timeout, own=False)
     comm, first = of_ranks(ranks, asked.group_id, timeout), distributed.group.WORLD
     limit = 0.0 if isinstance(first, Group) and first.timeout == timeout else timeout.total_seconds()
-    return Group(comm, asked.group_id, asked.store, timeout, limit)
+    return Group(comm, asked.group_id, asked.store, timeout, limit, own=comm not in KEPT.values())
 
 
 def of_world(rank: int, size: int, store: Any, timeout: datetime.timedelta) -> Communicator:
@@ -115,6 +117,7 @@ def of_ranks(ranks: list[int], name: str, timeout: datetime.timedelta) -> Commun
     """The communicator of a subgroup, out of that of the default group where this is ours."""
     parent: Any = distributed.group.WORLD
     with engine.mine():
+        give_back()
         if isinstance(parent, Group):
             return parent.comm.subgroup(ranks, name, zlib.crc32(name.encode()) % 32767)
         key = tuple(ranks)

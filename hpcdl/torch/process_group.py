@@ -12,6 +12,7 @@ from hpcdl.comm.calls import Call
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.requests import Request
 from hpcdl.torch.arrays import Back, all_back
+from hpcdl.torch.giving_back import Gone, destroy
 from hpcdl.torch.work import DONE, Pending, engine
 
 
@@ -19,11 +20,20 @@ class OfCommunicator(ProcessGroup):  # type: ignore[misc]
     """A process group over a communicator. name: by which PyTorch finds it; store: that the ranks share.
 
     limit: seconds after which an operation raises, where the timeout is not that of the default group, which ends the
-    job (comm/watchdog.py).
+    job (comm/watchdog.py). own: whether the communicator is this group's alone, and goes back when it is destroyed.
     """
 
-    def __init__(self, comm: Communicator, name: str, store: Any, timeout: datetime.timedelta, limit: float = 0.0):
+    def __init__(
+        self,
+        comm: Communicator,
+        name: str,
+        store: Any,
+        timeout: datetime.timedelta,
+        limit: float = 0.0,
+        own: bool = True,
+    ):
         super().__init__(comm.rank, comm.size)
+        self.own = own
         self.comm, self.known_as, self.described_as, self.store = comm, name, "", store
         self.me, self.ranks, self.timeout, self.limit = comm.rank, comm.size, timeout, limit
         self.others = [(self.me + i) % self.ranks for i in range(1, self.ranks)]
@@ -138,10 +148,15 @@ class OfCommunicator(ProcessGroup):  # type: ignore[misc]
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Its communicator stays until the program ends: to give it back, all of its ranks would have to come."""
+        """It is destroyed on this rank, which waits for no other: a communicator of its own goes back when all have."""
+        if isinstance(self.comm, Gone):
+            return
         for each in list(engine.live.values()):
             if any(request.communicator is self.comm for request in each.requests):
                 engine.test(each)
+        if self.own:
+            with engine.mine():
+                self.comm = destroy(self.comm, self.known_as)
 
     def abort(self) -> None:
         """End all ranks, as an exception does."""

@@ -104,6 +104,9 @@ def shared_store(comm: Any, timeout: timedelta) -> Any:
     problem = None
     if store is None:
         for place in ["127.0.0.1"] if socket.gethostname() == host else places:
+            if not resolves(place):  # PyTorch's client would ask for it again and again, for 25 seconds
+                problem = problem or f"{place} is not known to {socket.gethostname()}"
+                continue
             try:
                 store = distributed.TCPStore(place, port, None, False, HOW_LONG, wait_for_workers=False)
                 store.set_timeout(timeout)
@@ -118,6 +121,14 @@ def shared_store(comm: Any, timeout: timedelta) -> Any:
 
         raise AgreedError(f"the store on {host} cannot be reached at {', '.join(places)}: {failed[0]}")
     return store
+
+
+def resolves(place: str) -> bool:
+    """Whether this host knows the address of that name; an address is one."""
+    try:
+        return bool(socket.getaddrinfo(place, None, socket.AF_INET))
+    except OSError:
+        return False
 
 
 def addresses() -> list[str]:

@@ -337,6 +337,19 @@ def test_scaling_measures_and_tabulates(possible, tmp_path):
     assert [rows[-1][1].split(" / ")[1], len(rows[-1])] == [f"{2e3 * (found['alpha'] + 4e6 * 8e-9):.1f}", 3]
 
 
+def test_pytorch_over_hpcdl_and_gloo_is_measured(possible):
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, HERE / "torch_links.py", "--mbits", "1000", "--sizes", "1KiB,256KiB", "--seconds", "0.1"],
+        capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "1,000 Mbit/s" in done.stdout and "on 2 ranks" in done.stdout
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith(("| 1KiB", "| 256KiB"))]
+    assert len(rows) == 2 and all(len(row) == 3 for row in rows)
+    assert float(rows[1][1].replace(",", "")) >= 0.5 * 1e6 * (256 << 10) * 8 / 1e9  # microseconds, as the link allows
+
+
 @pytest.mark.parametrize("count", range(2, 20))
 def test_no_model_is_faster_than_what_is_possible(count):
     """2 (N-1)/N of the vector has to pass the link of one rank (Patarasuk and Yuan, 2009), and one latency."""

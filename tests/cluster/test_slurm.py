@@ -225,6 +225,23 @@ def test_search(submit, gated, tmp_path):
     assert "unknown program 'train-nothing'" in job.log
 
 
+@NODES
+def test_programs_of_pytorch(submit, venv, mpi, nodes):
+    """DDP and FSDP2 over the backend hpcdl: neither an address nor a rank is told, and two tasks are one world."""
+    if not any(venv.glob("lib/python*/site-packages/torch")):
+        pytest.skip(f"PyTorch is not installed in {venv.name}")
+    step = f"srun --mpi={FLAVOUR[mpi]} {venv / 'bin' / 'python'} {ROOT / 'docs' / 'examples'}"
+    sbatch = [f"--nodes={nodes}", "--ntasks=2", "--output=torch-%j.log"]
+    job = submit(f"--wrap={step}/ddp.py && {step}/fsdp.py", nodes=nodes, sbatch=sbatch, OMP_NUM_THREADS="1")
+    found = job.ended()
+    assert (found["NumNodes"], found["NumTasks"]) == (str(nodes), "2")
+    assert [job.log.count(f"epoch {epoch}: loss") for epoch in (1, 2, 3)] == [1, 1, 1]
+    assert re.search(r"^\d+ all-reduces$", job.log, re.MULTILINE)
+    assert job.log.count("step 9: loss") == 1
+    held, whole = map(int, re.search(r"rank 0 holds (\d+) of (\d+) parameters", job.log).groups())
+    assert whole / 2 <= held < 0.6 * whole
+
+
 # -- the time limit, preemption, the loss of a node ------------------------------------------------------------------
 
 

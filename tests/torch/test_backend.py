@@ -1,6 +1,7 @@
 """The backend of torch.distributed: each collective beside numpy, DDP and FSDP2 beside gloo."""
 
 import copy
+import time
 from datetime import timedelta
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch import distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from hpcdl.comm import Communicator  # noqa: E402
+from hpcdl.errors import UsageError  # noqa: E402
+from hpcdl.torch import monitored  # noqa: E402
 
 pytestmark = [pytest.mark.mpi(min_size=2)]
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -84,8 +87,6 @@ def test_a_tensor_that_is_not_contiguous(group, rank, size):
     assert torch.equal(whole.t()[0], before.t()[0])
     group.broadcast(part, 1)
     assert torch.allclose(whole[:, 1:5].t(), torch.arange(24.0).view(4, 6).t()[1:5] * sum(range(1, size + 1)))
-    with pytest.raises((TypeError, RuntimeError), match="dense"):
-        group.broadcast(torch.eye(3).to_sparse(), 0)
 
 
 def test_reduce_leaves_the_others_their_tensor(group, rank, size):
@@ -287,15 +288,58 @@ def test_barriers(group, rank, size, world):
     dist.barrier()
     dist.barrier(async_op=True).wait()
     dist.monitored_barrier()
-    with pytest.raises(RuntimeError, match="Rank 1 failed to pass" if rank == 0 else "missing"):
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+def test_after_a_barrier_that_has_failed_comes_one_that_does_not(group, rank, world, everyone):
+    """Rank 1 comes when rank 0 has given up: it is told so at once, and the next barrier is not disturbed."""
+    for _ in range(2):
         if rank == 1:
             world.Barrier()
-            raise RuntimeError("missing")
-        try:
-            dist.monitored_barrier(timeout=timedelta(seconds=0.2))
-        finally:
+        begun = time.monotonic()
+        with pytest.raises(RuntimeError, match="Rank 1 failed to pass" if rank == 0 else "found ranks missing"):
+            dist.monitored_barrier(timeout=timedelta(seconds=0.05), wait_all_ranks=everyone)
+        if rank == 1:
+            assert time.monotonic() - begun < monitored.GRACE
+        else:
             world.Barrier()
-    group.group.WORLD.barriers = 0  # as after a failure nobody does: rank 1 has not counted it
+        dist.monitored_barrier(timeout=timedelta(seconds=20))
+
+
+def test_a_barrier_to_which_rank_0_does_not_come(group, rank, world, monkeypatch):
+    """It gives what it answers too late; the next barrier takes that for no answer."""
+    monkeypatch.setattr(monitored, "GRACE", 0.0)
+    if rank == 0:
+        world.Barrier()
+        dist.monitored_barrier(timeout=timedelta(seconds=20))  # all have been there
+    else:
+        with pytest.raises(RuntimeError, match="rank 0 has not answered"):
+            dist.monitored_barrier(timeout=timedelta(seconds=0.05))
+        world.Barrier()
+    monkeypatch.setattr(monitored, "GRACE", 20.0)
+    with pytest.raises(RuntimeError, match="Rank 1 failed to pass" if rank == 0 else "found ranks missing"):
+        if rank == 1:
+            world.Barrier()
+        try:
+            dist.monitored_barrier(timeout=timedelta(seconds=0.05))
+        finally:
+            if rank != 1:
+                world.Barrier()
+
+
+@pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_tensor_that_is_not_dense_is_refused(group, sparse, later):
+    tensor = sparse(torch.eye(3))
+    for call in (group.all_reduce, lambda *_, **later: group.broadcast(tensor, 0, **later)):
+        with pytest.raises(UsageError, match=r"sends dense tensors, not one of layout sparse_c\w\w; take to_dense\(\)"):
+            call(tensor, async_op=later)
+
+
+def test_sparse_gradients_under_ddp_are_refused(group):
+    model = nn.parallel.DistributedDataParallel(nn.Embedding(10, 3, sparse=True))
+    with pytest.raises((UsageError, RuntimeError), match="Embedding without sparse=True"):
+        model(torch.tensor([1])).sum().backward()
 
 
 def test_what_does_not_fit_is_said(group, rank, size):

@@ -115,6 +115,31 @@ def test_ranks_that_are_not_mpis(world):
         of_world(0, world.size, None, limit)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_host_whose_name_another_does_not_know(world, monkeypatch):
+    """It is reached at its address; the client of PyTorch's, which would ask for the name for long, is not asked."""
+    from hpcdl.torch import registration
+
+    asked, places, client = [], ["nowhere.invalid", "127.0.0.1"], torch.distributed.TCPStore
+
+    def reach(place, *about, **options):
+        asked.append(place)
+        return client(place, *about, **options)
+
+    monkeypatch.setattr(torch.distributed, "TCPStore", reach)
+    monkeypatch.setattr(registration, "addresses", lambda: places)
+    if world.rank:
+        monkeypatch.setattr(registration.socket, "gethostname", lambda: f"host{world.rank}")
+    store = registration.shared_store(world, timedelta(seconds=30))
+    if world.rank == 0:
+        store.set("word", "here")
+    assert store.get("word") == b"here" and set(asked) == {"127.0.0.1"}
+    world.Barrier()
+    places.pop()
+    with pytest.raises(UsageError, match=r"reached at nowhere\.invalid: nowhere\.invalid is not known to host1"):
+        registration.shared_store(world, timedelta(seconds=30))
+
+
 @pytest.mark.mpi(min_size=3)
 def test_some_ranks_of_the_world(world, mpi_tmp_path):
     """They find each other by the store that they share, in an order of their own."""
