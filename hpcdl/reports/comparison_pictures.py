@@ -17,7 +17,7 @@ from hpcdl.reports.charts import Curve, curves, dots
 from hpcdl.reports.comparison import SCHEMA_VERSION
 from hpcdl.reports.figures import Key, Picture, look
 from hpcdl.reports.recorded import Recorded, read_json
-from hpcdl.reports.run_pictures import AGAINST, COSTS, drawable
+from hpcdl.reports.run_pictures import AGAINST, BETTER, COSTS, NAMES, drawable
 from hpcdl.reports.thinned import number
 
 MOST_LINES = 28  # of different look
@@ -28,7 +28,7 @@ RESULTS = (  # measures that have a picture of their own: name, title, quantity,
     ("seconds", "Time of the whole run", "seconds", "The further to the left, the faster."),
     ("bytes_per_rank", "Bytes sent by a rank", "bytes", "The further to the left, the less has to pass the network."),
 )
-MEASURES = ("accuracy", "rmse", "loss")
+MEASURES = ("accuracy", "return", "rmse", "loss")
 
 
 class Run(NamedTuple):
@@ -171,8 +171,7 @@ def has(line: Line, name: str) -> bool:
 def one_together(
     measure: str, quantity: str, words: str, drawn: list[Curve], keys: list[Key], seeds: int, what: str
 ) -> Picture:
-    better = "higher" if measure == "accuracy" else "lower"
-    name = {"accuracy": "accuracy", "loss": "loss", "rmse": "RMSE"}[measure]
+    name = NAMES[measure]
     over = (
         f" Each curve is the mean over {seeds} seeds, its band from the lowest to the highest of them."
         if seeds > 1
@@ -182,8 +181,8 @@ def one_together(
     return Picture(
         f"{measure}-{words.replace(' ', '-')}",
         f"{name[0].upper()}{name[1:]} of each {what} against {words}",
-        f"The {better} the better at the same {words.removesuffix(' sent')}.{over} {COSTS[words]}{overlap}",
-        lambda axes: curves(axes, drawn, quantity, name, measure == "accuracy", free=measure != "accuracy"),
+        f"The {BETTER[measure]} the better at the same {words.removesuffix(' sent')}.{over} {COSTS[words]}{overlap}",
+        lambda axes: curves(axes, drawn, quantity, name, measure == "accuracy", free=BETTER[measure] == "lower"),
         keys,
     )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from hpcdl.reports.lines import Lines, is_evaluation
@@ -23,7 +24,7 @@ LARGEST = 100_000_000  # bytes of a JSON file that is read as a whole
 LARGEST_CONFIG = 1_000_000
 FORMS = 100  # sets of names in lines that are remembered
 STEP = ("step", "epoch", "seconds", "train_loss", "learning_rate")
-SCORES = ("accuracy", "rmse")
+SCORES = ("accuracy", "rmse", "return")
 EVALUATION = (
     *STEP,
     *(f"{part}_{score}" for part in ("test", "validation") for score in ("loss", *SCORES)),
@@ -52,10 +53,10 @@ class Recorded:
 
     @property
     def score(self) -> str:
-        """The score beside the loss, as the lines have it: accuracy or rmse; "" where there is none."""
-        last = self.evaluations.mean
-        found = (each for each in SCORES if any((last[f"{part}_{each}"] > -1).any() for part in ("test", "validation")))
-        return next(found, "")
+        """The score beside the loss, as the lines have it: accuracy, rmse or return; "" where there is none."""
+        mean = self.evaluations.mean
+        known = [name for name in EVALUATION if name in mean and np.isfinite(mean[name]).any()]
+        return next((each for each in SCORES if {f"test_{each}", f"validation_{each}"} & {*known}), "")
 
 
 def record(folder: Path) -> Recorded:

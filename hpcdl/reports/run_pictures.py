@@ -28,6 +28,9 @@ TIMES = (  # entry of the summary, name, colour
 MEMORY = (("parameters", BLUE), ("gradients", ORANGE), ("optimizer", GREEN), ("activations", PURPLE))
 AGAINST = {"step": ("steps", "steps"), "seconds": ("seconds", "time"), "bytes": ("bytes", "bytes sent")}
 TITLES = {"loss": "Loss (mean per example)", "accuracy": "Accuracy", "rmse": "Root mean squared error"}
+TITLES["return"] = "Mean return of evaluations"
+BETTER = {"loss": "lower", "accuracy": "higher", "rmse": "lower", "return": "higher"}
+NAMES = {"loss": "loss", "accuracy": "accuracy", "rmse": "RMSE", "return": "return"}
 COSTS = {
     "steps": "A step is one update.",
     "time": "Time is that of steps and their data, without evaluations.",
@@ -82,14 +85,13 @@ def against(run: Recorded, measure: str, x: str, index: int) -> Picture | None:
         return None
     quantity, words = AGAINST[x]
     percent = measure == "accuracy"
-    better = {"loss": "Lower is better", "accuracy": "Higher is better", "rmse": "Lower is better"}[measure]
+    sense = f"{BETTER[measure].capitalize()} is better"
     more = " A training curve far below the test curve is overfitting." if measure == "loss" and x == "step" else ""
-    name = {"loss": "loss", "accuracy": "accuracy", "rmse": "RMSE"}[measure]
     return Picture(
         f"{measure}-{words.replace(' ', '-')}",
         f"{TITLES[measure]} against {words}",
-        f"{better}; the steeper at the left, the less it costs to learn. {COSTS[words]}{more}",
-        lambda axes: curves(axes, lines, quantity, name, percent, free=not percent),
+        f"{sense}; the steeper at the left, the less it costs to learn. {COSTS[words]}{more}",
+        lambda axes: curves(axes, lines, quantity, NAMES[measure], percent, free=BETTER[measure] == "lower"),
         keys,
     )
 
