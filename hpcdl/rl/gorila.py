@@ -189,12 +189,13 @@ class Bundle:
     def _act(self, step: int) -> None:
         """The environment steps before a push, by parameters that are brought up to date now and then."""
         options: Any = self.options
-        actor, steps = self.actor, self.actor.steps * options.envs  # type: ignore[union-attr]
+        actor, times = self.actor, options.acts_before(self.pushes)
         assert actor is not None
-        if steps - self.synced >= options.sync_every:
+        steps = actor.steps * options.envs
+        if times and steps - self.synced >= options.sync_every:
             self.acting[:], self.synced = self.parameters, steps
         with self.run.stopwatch.fetching(), failing_alone():
-            for i in range(options.acts_before(self.pushes)):
+            for i in range(times):
                 actor.act(self.acting, self.epsilon(step * options.per_step + i * options.envs * options.sharing))
         self.tally.note(actor, self.environments)
 
@@ -293,7 +294,8 @@ class Discarding(Updates):
         self.discarded += late and push.count > 0
         if late or push.count == 0:
             return False
-        super().__call__(values, gradient, push)
+        # The rate follows the steps of the run, as the learner saw them: where nothing is pushed there is no version.
+        super().__call__(values, gradient, push._replace(step=push.seen))
         return True
 
 

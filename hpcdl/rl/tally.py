@@ -39,16 +39,20 @@ class ByKind:
 
     @contextlib.contextmanager
     def __call__(self, kind: str) -> Iterator[None]:
-        """What is sent inside is of this kind."""
-        before = self.traffic.bytes
+        """What is sent inside is of this kind, but for what a block within has named."""
+        before = self._unnamed
         try:
             yield
         finally:
-            self.sent[kind] += self.traffic.bytes - before
+            self.sent[kind] += self._unnamed - before
 
     def rest(self, kind: str) -> None:
         """What was sent, and not in any such block, is of this kind."""
-        self.sent[kind] += self.traffic.bytes - sum(self.sent.values())
+        self.sent[kind] += self._unnamed
+
+    @property
+    def _unnamed(self) -> int:
+        return self.traffic.bytes - sum(self.sent.values())
 
 
 class Tally:
