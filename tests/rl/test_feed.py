@@ -1,4 +1,4 @@
-"""Chunks on their way: in order, so that the memory is what local steps would have made of it; never more than allowed."""
+"""Chunks on their way: in order, so that the memory is what local steps would have made of it; never too many."""
 
 import numpy as np
 import pytest

@@ -42,7 +42,8 @@ CHAIN = {
     "trace": 0,
 }
 AS_DQN = {"consistency": "bsp", "sync_every": 1, "outliers": 0.0}
-SCORES = "test_return test_return_min test_episode_length episodes return_mean return_min return_max updates".split()
+SCORES = ("test_return", "test_return_min", "test_episode_length", "updates")
+SCORES += ("episodes", "return_mean", "return_min", "return_max")
 
 
 def learned(comm, **more):

@@ -57,12 +57,10 @@ def test_when_it_is_written(tmp_path):
     keep(run, replay, 0)
     assert place(tmp_path, 0).exists()
     place(tmp_path, 0).unlink()
-    for run in (
-        run_in(tmp_path, save_replay=False),
-        SimpleNamespace(options=run.options, folder=SimpleNamespace(path=None)),
-    ):
-        keep(run, replay, 0)
-        keep(run, replay, 0, 1000, 3)
+    nowhere = SimpleNamespace(options=run.options, folder=SimpleNamespace(path=None))
+    for other in (run_in(tmp_path, save_replay=False), nowhere):
+        keep(other, replay, 0)
+        keep(other, replay, 0, 1000, 3)
     run = run_in(tmp_path, checkpoint_every=0)
     assert keep(run, replay, 0, 1000, 3) == 3
     assert not place(tmp_path, 0).exists(), "without --checkpoint-every at the end alone"

@@ -1,4 +1,4 @@
-"""Roles: every rank has one, whatever the numbers; what they remember is shared out whole; what does not go together."""
+"""Roles: every rank has one, whatever the numbers; all is shared out whole; what is refused."""
 
 import itertools
 

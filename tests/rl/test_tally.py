@@ -1,4 +1,4 @@
-"""What ranks have done and sent: sums over all, by kind; each return is told once; a run that goes on goes on counting."""
+"""What ranks have done and sent: sums over all, by kind; each return is told once; a resumed run counts on."""
 
 from types import SimpleNamespace
 
