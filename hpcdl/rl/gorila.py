@@ -37,7 +37,7 @@ from hpcdl.rl.held import ByReturn, loose, part
 from hpcdl.rl.kept_replay import keep, take_back
 from hpcdl.rl.outliers import Outliers
 from hpcdl.rl.q_network import QNetwork
-from hpcdl.rl.remote_actor import act, failing_alone, made_recorder
+from hpcdl.rl.remote_actor import act, failing_alone, made_actor, made_recorder
 from hpcdl.rl.roles import Roles
 from hpcdl.rl.tally import ByKind, Tally
 from hpcdl.rl.task import Task
@@ -142,7 +142,7 @@ class Bundle:
         self.tally, self.by_kind, self.environments = tally, by_kind, environments
         self.number, self.all = roles.learners.index(comm.rank), len(roles.learners)
         self.epsilon, self.outliers = Epsilon.read(self.options.epsilon), Outliers(self.options.outliers)
-        self.pushes = self.updates = 0
+        self.pushes, self.updates = 0, run.step  # more than it has made before: no sample is drawn as one before
         self.version = -math.inf  # of the parameters that the target network has
         self.actor: Actor | None = None
         self.intake: Intake | None = None
@@ -152,7 +152,8 @@ class Bundle:
             self.slack = self.options.chunk * roles.streams(comm.rank)
             store.client.attend = self.intake.attend
         else:
-            self.actor = Actor(network, environments, run.random, replay.add, roles.first_copy(comm.rank))
+            before = run.step * self.options.per_step
+            self.actor = made_actor(network, environments, run.random, replay.add, roles.first_copy(comm.rank), before)
             self.acting, self.synced = parameters.copy(), -math.inf  # what it acts by, and since which of its steps
 
     def learn(self) -> None:
@@ -254,10 +255,10 @@ def act_apart(
     """What an actor on a rank of its own does: it looks at the parameters, acts, and sends what it sees."""
     options: Any = run.options
     recorder = made_recorder(options, environments)
-    actor = Actor(network, environments, run.random, recorder.add, roles.first_copy(comm.rank))
+    before, together = run.step * options.per_step, len(roles.actors)
+    actor = made_actor(network, environments, run.random, recorder.add, roles.first_copy(comm.rank), before)
     feeder = Feeder(comm, roles.memory_of(comm.rank), tally, by_kind)
     epsilon, synced = Epsilon.read(options.epsilon), -math.inf
-    before, together = run.step * options.per_step, len(roles.actors)
 
     def newest(steps: int) -> Array:
         nonlocal synced

@@ -12,7 +12,7 @@ from hpcdl.random import Random
 from hpcdl.rl.agent import Actor
 from hpcdl.rl.environments import Environments
 from hpcdl.rl.q_network import QNetwork
-from hpcdl.rl.remote_actor import act, errors_of, failing_alone, made_recorder
+from hpcdl.rl.remote_actor import act, errors_of, failing_alone, made_actor, made_recorder
 from hpcdl.rl.replay import Replay
 from hpcdl.rl.tally import Tally
 
@@ -113,6 +113,23 @@ def test_it_sends_what_it_sees(parts, priorities):
             local.update(serials, serials, chunk.priorities)
     for name, array in remote.state().items():
         np.testing.assert_array_equal(array, local.state()[name], name)
+
+
+def test_a_leg_draws_nothing_that_another_has_drawn(parts):
+    """Neither actions nor the seeds of episodes; the first leg is as DQN."""
+    seen = []
+    for before in (0, 0, 40):
+        environments, kept = Environments("chains:chain", {}, 2, seed=3, first=4), []
+        actor = made_actor(parts.network, environments, Random(3), lambda *_: None, 4, before)
+        actor.begin()
+        for _ in range(40):
+            kept.append((environments.seed_of(0), *actor.explorer.draw(actor.since + actor.steps)[0]))
+            actor.act(parts.parameters[0], 1.0)
+        seen.append(kept)
+        assert actor.steps == 40
+    assert seen[0] == seen[1]
+    for column in range(3):
+        assert not {each[column] for each in seen[0]} & {each[column] for each in seen[2]}
 
 
 def test_errors_are_those_of_the_formula(parts):
