@@ -134,14 +134,14 @@ class Bundle:
         by_kind: ByKind,
     ):
         self.comm, self.store, self.model, self.run, self.replay = comm, store, model, run, replay
-        self.options: Any = run.options
-        network: QNetwork = plain(model)
+        options: Any = run.options
+        self.options, network = options, plain(model)  # type: Any, QNetwork
         self.parameters, self.gradient = parameters, network.device.zeros(network.size, network.dtype)
-        self.target = network.device.zeros(network.size, network.dtype) if self.options.target_every else None
-        self.learner = Learner(network, self.target, self.options.double == "yes")
+        self.target = network.device.zeros(network.size, network.dtype) if options.target_every else None
+        self.learner = Learner(network, self.target, options.double == "yes")
         self.tally, self.by_kind, self.environments = tally, by_kind, environments
         self.number, self.all = roles.learners.index(comm.rank), len(roles.learners)
-        self.epsilon, self.outliers = Epsilon.read(self.options.epsilon), Outliers(self.options.outliers)
+        self.epsilon, self.outliers = Epsilon.read(options.epsilon), Outliers(options.outliers)
         self.pushes, self.updates = 0, run.step  # more than it has made before: no sample is drawn as one before
         self.version = -math.inf  # of the parameters that the target network has
         self.actor: Actor | None = None
@@ -149,10 +149,10 @@ class Bundle:
         if roles.acts_elsewhere:
             actors = roles.actors_of(comm.rank)
             self.intake = Intake(comm, actors, roles.envs, replay, tally, by_kind)
-            self.slack = self.options.chunk * roles.streams(comm.rank)
+            self.slack = options.chunk * roles.streams(comm.rank)
             store.client.attend = self.intake.attend
         else:
-            before = run.step * self.options.per_step
+            before = run.step * options.per_step
             self.actor = made_actor(network, environments, run.random, replay.add, roles.first_copy(comm.rank), before)
             self.acting, self.synced = parameters.copy(), -math.inf  # what it acts by, and since which of its steps
 
@@ -354,6 +354,7 @@ class OnServersActing(ByReturn, OnServers):
         """How far it is, as DQN says it, and what has travelled so far."""
         run = self.keeper.run
         steps = run.step * run.options.per_step
+        assert self.tally.by_kind is not None
         self.tally.by_kind.rest("parameters")  # rank 0 sends nothing else
         return {
             "environment_steps": steps,

@@ -110,7 +110,7 @@ class Tally:
 
     def scores(self) -> dict[str, float]:
         """As those of an actor: how many episodes, and the mean, the least and the largest return of the last ones."""
-        found = {"episodes": int(self["episodes"])}
+        found: dict[str, float] = {"episodes": int(self["episodes"])}
         if not self.returns:
             return found
         of = np.array(self.returns)

@@ -175,7 +175,8 @@ def main(seed: int, first: int, last: int) -> None:
             done = job(ranks, [program, *as_arguments(options), "--out", str(folder)], top, after)
             step = check(done, program, options, how, folder)
             if step and how["more"]:
-                ranks += how["elsewhere"] * (program != "train-dqn" and "actors" not in options)
+                fixed = program == "train-dqn" or "actors" in options or options.get("consistency") == "bsp"
+                ranks += 0 if fixed else how["elsewhere"]
                 summary = folder / "summary.json"
                 reached = json.loads(summary.read_text())["environment_steps"] if summary.exists() else 0
                 more = {"env-steps": 4 * step * ranks + reached + how["more"], "time-limit": 1.0}

@@ -2,7 +2,8 @@
 
 tests/soak/collectives.py, pipelines.py, runs.py and acting.py say what is drawn and checked; most runs go one after the
 other in one job. A few are whole jobs of the program itself, which end by their time limit or by a signal to one rank,
-and so are all those that learn to act. No job leaves a file in /dev/shm. Then the fuzzers of options, data files and checkpoints (tests/fuzz.py) try new cases.
+and so are all those that learn to act. No job leaves a file in /dev/shm. Then the fuzzers of options, data files and
+checkpoints (tests/fuzz.py) try new cases.
 Another seed: make soak ARGS=2
 """
 
@@ -105,7 +106,7 @@ def main(seed: str = "1") -> None:
     acting = [sys.executable, Path(__file__).with_name("acting.py"), seed, "0", str(ACTING)]
     if subprocess.run(acting).returncode:
         sys.exit("soak: acting.py has found something")
-    print(f"soak: {ACTING} jobs learned to act, or ended as they should, in {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"soak: {ACTING} jobs that act ended as they should in {time.monotonic() - begun:.0f} s", flush=True)
     for fuzzer in FUZZERS:
         command = [sys.executable, "-m", "pytest", "-q", "--all", "--color=no", f"--hypothesis-seed={seed}", fuzzer]
         if subprocess.run(command, env=clean_environment() | {"HPCDL_FUZZ": str(TIMES)}).returncode:
