@@ -98,7 +98,7 @@ def test_a_signal_ends_it_in_good_order_and_it_goes_on(launch, run_on, folder, r
         ranks, SCRIPT, *SMALL, *sends, *more, "--env-steps", "1200", "--evaluate-every", "1200", "--out", "r"
     )
     assert stopped.returncode == 85 and "--resume r" in stopped.stdout, stopped.stdout + stopped.stderr
-    assert (folder / "sent").exists() and not stopped.stderr
+    assert (folder / "sent").exists() and "Traceback" not in stopped.stderr
     at = Checkpoint.read(folder / "r").attributes["step"]
     assert 0 < at < 1200
     own = sorted(path.name for path in (folder / "r").glob("replay/*"))
@@ -158,7 +158,7 @@ def test_one_that_raises_three_times_in_a_row_ends_the_run(launch, folder, more)
     raises = ["--env", "mychains:failing", "--env-options", "raises=30,always=True"]
     done = launch(3, SCRIPT, *SMALL, *raises, *more, "--env-steps", "100000", "--out", "r", timeout=40)
     lines = [line for line in done.stderr.splitlines() if "mychains" in line]
-    assert done.returncode not in (0, 2, 85) and len(lines) == 1, done.stderr
+    assert done.returncode == 1 and len(lines) == 1, done.stderr
     assert "has raised three times in a row: OSError: the emulator at step 32 is gone (mychains.py, line" in lines[0]
     assert not (folder / "r/summary.json").exists() and "Traceback" not in done.stderr
 
