@@ -2,7 +2,7 @@
 # make test           every test: on one rank, two at a time; what ranks do together, on 4 and 3     ARGS=, TESTS=: of pytest
 # make test-all       with whole grids of parameters, and on 4 ranks also what needs but one; longer
 # make test-cluster   what needs a cluster, both MPIs: emulated hosts, a real Slurm, made here; root on Debian, installs
-# make soak           random operations, pipelines, runs with parameter servers; thousands of bad inputs; half an hour
+# make soak           random operations, pipelines, runs, also such as act; thousands of bad inputs; three quarters of an hour
 # make lint           ruff, its format, and mypy                                  make clean   take away what make made
 # MPI=mpich (default) or openmpi: from the registry, into a .venv; MPI=site: the mpiexec on the PATH, mpi4py built for it
 MPI    ?= mpich

@@ -77,11 +77,12 @@ class Explorer:
 class Actor:
     """Acts in `environments`, the first of which has the number `first`; `add` is that of a replay.
 
-    steps: of each copy so far. episodes: that have ended; returns: of the last of them.
+    since: what is drawn is that of the steps after so many. steps: of each copy so far. episodes: that have ended;
+    returns: of the last of them.
     """
 
-    def __init__(self, network: QNetwork, environments: Any, random: Random, add: Any, first: int = 0):
-        self.network, self.environments, self.add = network, environments, add
+    def __init__(self, network: QNetwork, environments: Any, random: Random, add: Any, first: int = 0, since: int = 0):
+        self.network, self.environments, self.add, self.since = network, environments, add, since
         self.explorer = Explorer(random, first, environments.count, network.actions)
         self.steps = self.episodes = 0
         self.returns: list[float] = []
@@ -100,7 +101,7 @@ class Actor:
 
         epsilon: a number, or one for each copy.
         """
-        chance, actions = self.explorer.draw(self.steps)
+        chance, actions = self.explorer.draw(self.since + self.steps)
         if (chance >= epsilon).any():
             best = self.network.values(parameters, self.observations).argmax(axis=1)
             actions = np.where(chance < epsilon, actions, best)

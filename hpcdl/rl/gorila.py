@@ -37,7 +37,7 @@ from hpcdl.rl.held import ByReturn, loose, part
 from hpcdl.rl.kept_replay import keep, take_back
 from hpcdl.rl.outliers import Outliers
 from hpcdl.rl.q_network import QNetwork
-from hpcdl.rl.remote_actor import act, failing_alone, made_recorder
+from hpcdl.rl.remote_actor import act, failing_alone, made_actor, made_recorder
 from hpcdl.rl.roles import Roles
 from hpcdl.rl.tally import ByKind, Tally
 from hpcdl.rl.task import Task
@@ -134,25 +134,26 @@ class Bundle:
         by_kind: ByKind,
     ):
         self.comm, self.store, self.model, self.run, self.replay = comm, store, model, run, replay
-        self.options: Any = run.options
-        network: QNetwork = plain(model)
+        options: Any = run.options
+        self.options, network = options, plain(model)  # type: Any, QNetwork
         self.parameters, self.gradient = parameters, network.device.zeros(network.size, network.dtype)
-        self.target = network.device.zeros(network.size, network.dtype) if self.options.target_every else None
-        self.learner = Learner(network, self.target, self.options.double == "yes")
+        self.target = network.device.zeros(network.size, network.dtype) if options.target_every else None
+        self.learner = Learner(network, self.target, options.double == "yes")
         self.tally, self.by_kind, self.environments = tally, by_kind, environments
         self.number, self.all = roles.learners.index(comm.rank), len(roles.learners)
-        self.epsilon, self.outliers = Epsilon.read(self.options.epsilon), Outliers(self.options.outliers)
-        self.pushes = self.updates = 0
+        self.epsilon, self.outliers = Epsilon.read(options.epsilon), Outliers(options.outliers)
+        self.pushes, self.updates = 0, run.step  # more than it has made before: no sample is drawn as one before
         self.version = -math.inf  # of the parameters that the target network has
         self.actor: Actor | None = None
         self.intake: Intake | None = None
         if roles.acts_elsewhere:
             actors = roles.actors_of(comm.rank)
             self.intake = Intake(comm, actors, roles.envs, replay, tally, by_kind)
-            self.slack = self.options.chunk * roles.streams(comm.rank)
+            self.slack = options.chunk * roles.streams(comm.rank)
             store.client.attend = self.intake.attend
         else:
-            self.actor = Actor(network, environments, run.random, replay.add, roles.first_copy(comm.rank))
+            before = run.step * options.per_step
+            self.actor = made_actor(network, environments, run.random, replay.add, roles.first_copy(comm.rank), before)
             self.acting, self.synced = parameters.copy(), -math.inf  # what it acts by, and since which of its steps
 
     def learn(self) -> None:
@@ -189,12 +190,13 @@ class Bundle:
     def _act(self, step: int) -> None:
         """The environment steps before a push, by parameters that are brought up to date now and then."""
         options: Any = self.options
-        actor, steps = self.actor, self.actor.steps * options.envs  # type: ignore[union-attr]
+        actor, times = self.actor, options.acts_before(self.pushes)
         assert actor is not None
-        if steps - self.synced >= options.sync_every:
+        steps = actor.steps * options.envs
+        if times and steps - self.synced >= options.sync_every:
             self.acting[:], self.synced = self.parameters, steps
         with self.run.stopwatch.fetching(), failing_alone():
-            for i in range(options.acts_before(self.pushes)):
+            for i in range(times):
                 actor.act(self.acting, self.epsilon(step * options.per_step + i * options.envs * options.sharing))
         self.tally.note(actor, self.environments)
 
@@ -253,10 +255,10 @@ def act_apart(
     """What an actor on a rank of its own does: it looks at the parameters, acts, and sends what it sees."""
     options: Any = run.options
     recorder = made_recorder(options, environments)
-    actor = Actor(network, environments, run.random, recorder.add, roles.first_copy(comm.rank))
+    before, together = run.step * options.per_step, len(roles.actors)
+    actor = made_actor(network, environments, run.random, recorder.add, roles.first_copy(comm.rank), before)
     feeder = Feeder(comm, roles.memory_of(comm.rank), tally, by_kind)
     epsilon, synced = Epsilon.read(options.epsilon), -math.inf
-    before, together = run.step * options.per_step, len(roles.actors)
 
     def newest(steps: int) -> Array:
         nonlocal synced
@@ -293,7 +295,8 @@ class Discarding(Updates):
         self.discarded += late and push.count > 0
         if late or push.count == 0:
             return False
-        super().__call__(values, gradient, push)
+        # The rate follows the steps of the run, as the learner saw them: where nothing is pushed there is no version.
+        super().__call__(values, gradient, push._replace(step=push.seen))
         return True
 
 
@@ -351,6 +354,7 @@ class OnServersActing(ByReturn, OnServers):
         """How far it is, as DQN says it, and what has travelled so far."""
         run = self.keeper.run
         steps = run.step * run.options.per_step
+        assert self.tally.by_kind is not None
         self.tally.by_kind.rest("parameters")  # rank 0 sends nothing else
         return {
             "environment_steps": steps,

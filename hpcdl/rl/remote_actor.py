@@ -18,6 +18,7 @@ import numpy as np
 
 from hpcdl.errors import LoneError, TrainingError
 from hpcdl.kernels.device import Array
+from hpcdl.random import Random
 from hpcdl.rl.agent import Actor, Learner
 from hpcdl.rl.chunk import Recorder
 from hpcdl.rl.environments import Environments
@@ -48,6 +49,15 @@ def made_recorder(options: Any, environments: Environments) -> Recorder:
         n_step=options.n_step,
         gamma=options.gamma,
     )
+
+
+def made_actor(
+    network: QNetwork, environments: Environments, random: Random, add: Callable, first: int, before: int
+) -> Actor:
+    """One that begins new episodes, after so many environment steps of all: no leg of a run draws what another has."""
+    if before:
+        environments.load({"episodes": np.full(environments.count, before), "restarts": [0]})
+    return Actor(network, environments, random, add, first, since=before)
 
 
 def errors_of(network: QNetwork, parameters: Array, transitions: Sample) -> np.ndarray:

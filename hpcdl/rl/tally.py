@@ -39,16 +39,20 @@ class ByKind:
 
     @contextlib.contextmanager
     def __call__(self, kind: str) -> Iterator[None]:
-        """What is sent inside is of this kind."""
-        before = self.traffic.bytes
+        """What is sent inside is of this kind, but for what a block within has named."""
+        before = self._unnamed
         try:
             yield
         finally:
-            self.sent[kind] += self.traffic.bytes - before
+            self.sent[kind] += self._unnamed - before
 
     def rest(self, kind: str) -> None:
         """What was sent, and not in any such block, is of this kind."""
-        self.sent[kind] += self.traffic.bytes - sum(self.sent.values())
+        self.sent[kind] += self._unnamed
+
+    @property
+    def _unnamed(self) -> int:
+        return self.traffic.bytes - sum(self.sent.values())
 
 
 class Tally:
@@ -106,7 +110,7 @@ class Tally:
 
     def scores(self) -> dict[str, float]:
         """As those of an actor: how many episodes, and the mean, the least and the largest return of the last ones."""
-        found = {"episodes": int(self["episodes"])}
+        found: dict[str, float] = {"episodes": int(self["episodes"])}
         if not self.returns:
             return found
         of = np.array(self.returns)

@@ -81,8 +81,8 @@ class Learning(Training):
     assist: Callable | None = None
 
     def refuse(self, options: Any, size: int) -> None:
+        options.roles(size)  # first: it knows the roles by their names
         super().refuse(options, size)
-        options.roles(size)
 
     def run(self, world: MPI.Intracomm, options: Any, opened: list | None = None) -> Run:
         opened = [] if opened is None else opened

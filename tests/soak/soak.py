@@ -1,8 +1,9 @@
 """Thousands of random operations, bad inputs, pipelines and runs with parameter servers, in few processes: make soak
 
-tests/soak/collectives.py, pipelines.py and runs.py say what is drawn and checked; most runs go one after the other in
-one job. A few are whole jobs of the program itself, which end by their time limit or by a signal to one rank. No job
-leaves a file in /dev/shm. Then the fuzzers of options, data files and checkpoints (tests/fuzz.py) try new cases.
+tests/soak/collectives.py, pipelines.py, runs.py and acting.py say what is drawn and checked; most runs go one after the
+other in one job. A few are whole jobs of the program itself, which end by their time limit or by a signal to one rank,
+and so are all those that learn to act. No job leaves a file in /dev/shm. Then the fuzzers of options, data files and
+checkpoints (tests/fuzz.py) try new cases.
 Another seed: make soak ARGS=2
 """
 
@@ -21,6 +22,7 @@ from hpcdl.runs.signals import STATUS
 
 RUNS = {5: 96, 4: 40, 3: 24, 2: 16, 7: 16}  # in one job of so many ranks each
 WHOLE = 8
+ACTING = 100  # jobs of reinforcement learning
 COLLECTIVES = {2: 600, 3: 600, 4: 800, 5: 200}  # likewise
 FUZZERS = "tests/data/test_fuzz.py", "tests/runs/test_fuzz_options.py", "tests/runs/test_fuzz_checkpoints.py"
 TIMES = 10  # as many cases as in a run of the tests
@@ -101,6 +103,10 @@ def main(seed: str = "1") -> None:
         for i in range(WHOLE):
             whole(i, Path(folder, str(i)))
     print(f"soak: {sum(RUNS.values()) + WHOLE} runs ended cleanly in {time.monotonic() - begun:.0f} s", flush=True)
+    acting = [sys.executable, Path(__file__).with_name("acting.py"), seed, "0", str(ACTING)]
+    if subprocess.run(acting).returncode:
+        sys.exit("soak: acting.py has found something")
+    print(f"soak: {ACTING} jobs that act ended as they should in {time.monotonic() - begun:.0f} s", flush=True)
     for fuzzer in FUZZERS:
         command = [sys.executable, "-m", "pytest", "-q", "--all", "--color=no", f"--hypothesis-seed={seed}", fuzzer]
         if subprocess.run(command, env=clean_environment() | {"HPCDL_FUZZ": str(TIMES)}).returncode:

@@ -1,0 +1,57 @@
+"""Outliers: what is far over the mean, once that is known; they count in the mean as any other."""
+
+import math
+
+import numpy as np
+
+from hpcdl.rl.outliers import FIRST, KEPT, Outliers
+
+
+def test_what_is_far_beyond_the_others_is_found():
+    random, outliers = np.random.default_rng(0), Outliers(5.0)
+    assert not any(outliers.found(float(loss)) for loss in random.uniform(0.9, 1.1, 300))
+    assert outliers.found(2.0) and outliers.found(-3.0)
+    assert not outliers.found(1.05) and not outliers.found(-1.05)
+    assert not outliers.found(0.0), "what is small is none"
+
+
+def test_the_first_are_none_for_the_mean_is_not_known():
+    outliers = Outliers(1.0)
+    assert not any(outliers.found(loss) for loss in [1.0, 1e6] * (FIRST // 2))
+    assert outliers.found(1e7)
+
+
+def test_mean_and_variance_are_those_of_the_formula():
+    """Plain means, until the weights of a running one are the larger."""
+    losses, outliers = np.random.default_rng(1).exponential(1.0, 400), Outliers(3.0)
+    for count, loss in enumerate(losses, 1):
+        outliers.found(float(loss))
+        if count <= 1 / (1 - KEPT):
+            assert math.isclose(outliers.mean, losses[:count].mean())
+    mean = losses[:100].mean()
+    for loss in losses[100:]:
+        mean = KEPT * mean + (1 - KEPT) * loss
+    assert math.isclose(outliers.mean, mean)
+    assert 0.5 < outliers.variance < 2.0
+
+
+def test_losses_that_rise_for_good_become_the_rule():
+    outliers = Outliers(5.0)
+    for loss in np.random.default_rng(2).uniform(0.9, 1.1, 200):
+        outliers.found(float(loss))
+    found = [outliers.found(100.0) for _ in range(500)]
+    assert found[0] and not found[-1] and sum(found) < 100
+
+
+def test_what_is_no_number_is_let_through_and_not_remembered():
+    outliers = Outliers(5.0)
+    for loss in [1.0, 1.1] * 100:
+        outliers.found(loss)
+    mean = outliers.mean
+    assert not outliers.found(math.nan) and not outliers.found(math.inf)
+    assert outliers.mean == mean
+
+
+def test_none_ever_is():
+    outliers = Outliers(0.0)
+    assert not any(outliers.found(loss) for loss in [1.0] * 200 + [1e9])
