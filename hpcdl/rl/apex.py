@@ -68,8 +68,10 @@ def train(
     """What the learners do, which are `comm`; run.everyone are all ranks. Returns the parameters."""
     options: Any = run.options
     everyone, network = run.everyone, plain(model)
-    tally = Tally(ByKind(everyone.traffic))
-    parameters = run.initial(network)
+    by_kind = ByKind(everyone.traffic)
+    tally = Tally(by_kind)
+    with by_kind("parameters"):
+        parameters = run.initial(network)
     target = parameters.copy() if options.target_every else None
     held = OnLearners(model, parameters, optimizer, target, tally)
     held.batch = int(options.batch_size)
@@ -91,7 +93,7 @@ def train(
     run.end()
     held.gather_tallies()
     run.report(**held.progress(), **learning.rates())
-    run.legs.own["bytes_by_kind_per_rank"] = dict(tally.by_kind.sent) if tally.by_kind else None
+    run.legs.own["bytes_by_kind_per_rank"] = dict(by_kind.sent)
     return parameters
 
 
