@@ -7,7 +7,7 @@ from plain_replay import Walk
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.random import Random
-from hpcdl.rl.chunk import Recorder
+from hpcdl.rl.chunk import Recorder, bounded
 from hpcdl.rl.feed import CREDITS, Feeder, Intake
 from hpcdl.rl.replay import Replay, Sample
 from hpcdl.rl.shards import Form, LocalShard, Memory, RemoteShard, Wanted
@@ -230,6 +230,16 @@ def test_no_more_comes_than_is_allowed(each_group):
         play(bare, learn, 6, 0)
 
     each_group(body, least=3)
+
+
+def test_an_error_that_is_no_number_has_the_largest_priority(alone):
+    """The memory does not fail of it: that the run cannot go on is for its learners to say."""
+    replay, largest = own(2), np.finfo("f4").max
+    index = replay.gather(np.flatnonzero(replay.steps["ahead"] >= 0)[:4])
+    errors = bounded(np.array([np.nan, np.inf, 1e300, 0.25]))
+    assert errors.dtype == np.float32 and errors.tolist() == [largest, largest, largest, 0.25]
+    assert replay.update(index.index, index.serial, errors) == 4 and np.isfinite(replay.tree.total)
+    assert replay.sample(50, 0.5, RANDOM("sample", 1)).index.max() >= 0
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((3,), "f4"), ((4, 5, 3), "u1"), ((), "f4")])
