@@ -13,8 +13,8 @@ from hpcdl.programs import programs
 SECTIONS = {
     "train": """train-sequential train-allreduce train-svrg train-sgld train-parameter-server train-gossip
         train-local-sgd train-coordinate-descent train-hogwild train-federated train-model-parallel train-pipeline
-        train-tensor-parallel train-fully-sharded train-grid train-dqn train-gorila train-kmeans train-
-        search""",
+        train-tensor-parallel train-fully-sharded train-grid train-dqn train-gorila train-apex
+        train-kmeans train- search""",
     "data and results": "prepare- evaluate predict compare report watch export-metrics",
     "benchmarks": "bench-",
     "the machine": "doctor hardware gpu-check plan supervise postmortem",

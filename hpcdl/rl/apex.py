@@ -69,8 +69,10 @@ def train(
     """What the learners do, which are `comm`; run.everyone are all ranks. Returns the parameters."""
     options: Any = run.options
     everyone, network = run.everyone, plain(model)
-    tally = Tally(ByKind(everyone.traffic))
-    parameters = run.initial(network)
+    by_kind = ByKind(everyone.traffic)
+    tally = Tally(by_kind)
+    with by_kind("parameters"):
+        parameters = run.initial(network)
     target = parameters.copy() if options.target_every else None
     held = OnLearners(model, parameters, optimizer, target, tally)
     held.batch = int(options.batch_size)
@@ -81,8 +83,8 @@ def train(
     except (TrainingError, AgreedError) as error:
         begun(everyone, REFUSED if isinstance(error, AgreedError) else FAILED)
         raise
-    filled(everyone, run, replay)
-    learning = Learners(comm, model, run, optimizer, parameters, target, replay, roles, tally)
+    there = filled(everyone, run, replay)
+    learning = Learners(comm, model, run, optimizer, parameters, target, replay, roles, tally, there)
     try:
         learning.learn()
     except (TrainingError, AgreedError):
@@ -92,7 +94,7 @@ def train(
     run.end()
     held.gather_tallies()
     run.report(**held.progress(), **learning.rates())
-    run.legs.own["bytes_by_kind_per_rank"] = dict(tally.by_kind.sent) if tally.by_kind else None
+    run.legs.own["bytes_by_kind_per_rank"] = dict(by_kind.sent)
     return parameters
 
 
@@ -108,7 +110,10 @@ def ignored(rank: int, message: np.ndarray) -> None:
 
 
 class Learners:
-    """One of the learners: asks for samples, makes its share of each gradient, and hands out what comes of it."""
+    """One of the learners: asks for samples, makes its share of each gradient, and hands out what comes of it.
+
+    there: transitions that the memories have kept of the legs before.
+    """
 
     def __init__(
         self,
@@ -121,6 +126,7 @@ class Learners:
         replay: Any,
         roles: Roles,
         tally: Tally,
+        there: int = 0,
     ):
         self.comm, self.everyone, self.model, self.run = comm, run.everyone, model, run
         self.options: Any = run.options
@@ -134,6 +140,7 @@ class Learners:
         cut = chunks(int(self.options.batch_size), comm.size)[comm.rank]
         self.rows, self.kept = cut.stop - cut.start, run.saved
         self.asked = self.taken = 0  # samples of this leg
+        self.starts = max(0, int(self.options.learning_starts) - there)  # environment steps of it before the first
         self.first = optimizer.step
         mine = [actor for i, actor in enumerate(roles.actors) if i % comm.size == comm.rank]
         self.publisher = Publisher(self.everyone, mine, self.by_kind)
@@ -169,17 +176,18 @@ class Learners:
                     losses, total = 0.0, 0
                     run.signalled |= bool(self.tally["signal"])
                     run.boundary()
-                    if self.options.save_replay and run.saved != self.kept and run.comm.rank == 0:
+                    if self.options.save_replay and run.saved != self.kept:
                         self._keep()
                     if run.over:
                         break
                 self.publisher.catch_up(self.parameters, self.network.device)
 
     def _keep(self) -> None:
-        """The memories are written with this checkpoint."""
+        """The memories are written with this checkpoint: a learner's own by itself, the others once."""
         self.kept = self.run.saved
-        for shard in self.shards.values():
-            shard.keep()
+        for rank, shard in self.shards.items():
+            if self.comm.rank == 0 or rank == self.everyone.rank:
+                shard.keep()
 
     # -- samples -----------------------------------------------------------------------------------------------------
 
@@ -199,7 +207,7 @@ class Learners:
     def _ask(self, number: int) -> None:
         """Ask the shards for a sample: the one of this number in this leg."""
         options, many = self.options, len(self.shards)
-        steps, starts = (number + 1) * options.per_step, options.learning_starts
+        steps, starts = (number + 1) * options.per_step, self.starts
         rows = self.rows if steps >= starts else 0
         beyond = min(steps, max(starts, options.per_step)) if options.free else steps
         beta = options.beta + (1 - options.beta) * min(1.0, (self.run.step + number - self.taken) / self.run.steps)
@@ -335,10 +343,13 @@ def assist(comm: Communicator, network: QNetwork, run: Run, environments: Any, r
         raise error
 
 
-def filled(everyone: Communicator, run: Run, replay: Any) -> None:
-    """Memories are filled with what was kept of them; collective over all ranks."""
+def filled(everyone: Communicator, run: Run, replay: Any) -> int:
+    """Memories are filled with what was kept of them; returns the transitions in all of them. Collective."""
     with refuse_together(everyone.mpi):
         take_back(run, replay, everyone.rank)
+    with activity.inside("begin", everyone):
+        there: int = everyone.mpi.allreduce(replay.size if replay is not None else 0)
+    return there
 
 
 def kept(folder: Path | None, replay: Any, rank: int) -> None:

@@ -86,6 +86,16 @@ def padded(length: int) -> int:
     return -(-length // 8) * 8
 
 
+def bounded(errors: np.ndarray) -> np.ndarray:
+    """|TD errors| as they travel, float32: the largest number in the place of what is none, or too large.
+
+    A run in which they are no numbers ends by its loss, as all learners agree; a memory alone could not end it.
+    """
+    most = np.finfo(np.float32).max
+    found: np.ndarray = np.minimum(np.nan_to_num(errors, nan=most, posinf=most), most).astype(np.float32)
+    return found
+
+
 def bytes_at_most(steps: int, streams: int, n_step: int, frame_bytes: int) -> int:
     """The longest message of so many steps of each stream: every step ends an episode."""
     rows = steps * streams
@@ -165,7 +175,7 @@ class Recorder:
             self.actions[: self.rows].copy(),
             self.rewards[: self.rows].copy(),
             self.flags[: self.rows].copy(),
-            np.asarray(errors, np.float32),
+            bounded(errors),
             self.streams,
         )
         self.rows, self.cut, self.completed = 0, 0, []

@@ -26,7 +26,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.inbox import Inbox
 from hpcdl.comm.requests import Request
 from hpcdl.random import Random
-from hpcdl.rl.chunk import padded
+from hpcdl.rl.chunk import bounded, padded
 from hpcdl.rl.feed import Intake
 from hpcdl.rl.replay import Replay, Sample
 from hpcdl.rl.tally import ByKind, Tally
@@ -129,7 +129,7 @@ class RemoteShard:
     def update(self, sample: Sample, errors: np.ndarray) -> None:
         """The |TD errors| of its rows become priorities."""
         self._say(Operation.PRIORITIES, rows=len(errors))
-        pairs = (sample.serial, Tag.SERIALS), (errors.astype(np.float32), Tag.ERRORS)
+        pairs = (sample.serial, Tag.SERIALS), (bounded(errors), Tag.ERRORS)
         with self.by_kind("priorities"):
             self.sending += [self.comm.ipush(np.ascontiguousarray(each), self.rank, tag) for each, tag in pairs]
 
@@ -173,7 +173,7 @@ class LocalShard:
 
     def update(self, sample: Sample, errors: np.ndarray) -> None:
         if self.prioritized:
-            self.intake.replay.update(sample.index, sample.serial, errors)
+            self.intake.replay.update(sample.index, sample.serial, bounded(errors))
 
     def keep(self) -> None:
         self.save()
