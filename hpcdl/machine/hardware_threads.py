@@ -1,0 +1,123 @@
+"""Threads on processors of their own: how long what they do together takes, and what meeting costs.
+
+    line       a word raised in turn by two threads: half a round trip of its cache line, from core to core
+    barrier    each thread raises the word on its own line, and waits for those of all
+    lock       an exchange takes it, a store gives it back: by one thread alone, and by several that all want it
+
+A time is that from the first thread's start to the last one's end, divided by the rounds between; so many rounds that
+the start of threads does not count, and the median of some such times.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+
+from hpcdl.kernels.bind import prepare
+from hpcdl.kernels.device import CPU
+from hpcdl.kernels.probes import LINE, SPINS, meet, ping_pong, take_turns
+from hpcdl.machine.topology import Topology
+
+REPEATS = 5
+MOST_ROUNDS = 1 << 40
+
+
+def together(cpus: list[int], body: Callable[[int], Any], first: Callable[[int], Any] | None = None) -> float:
+    """Seconds that body(i) takes on the processors cpus[i], one thread each, from the first start to the last end.
+
+    first(i): what a thread does before, as touching its memory.
+    """
+    barrier = Barrier(len(cpus))
+
+    def work(i: int) -> tuple[float, float]:
+        try:
+            os.sched_setaffinity(0, {cpus[i]})  # of this thread alone
+            if first is not None:
+                first(i)
+        except BaseException:
+            barrier.abort()
+            raise
+        barrier.wait()
+        start = time.perf_counter()
+        body(i)
+        return start, time.perf_counter()
+
+    with ThreadPoolExecutor(len(cpus)) as pool:
+        started, ended = zip(*pool.map(work, range(len(cpus))), strict=True)
+    return max(ended) - min(started)
+
+
+def per_round(run: Callable[[int], float], seconds: float) -> float:
+    """Seconds of one round, where run(rounds) gives those of so many: the median of REPEATS in about `seconds`."""
+    rounds, share, taken = 1, seconds / REPEATS, 0.0
+    run(1)  # compiles, and touches the memory
+    while True:
+        taken = run(rounds)
+        if taken >= share / 2 or rounds >= MOST_ROUNDS:
+            break
+        rounds *= int(min(100, max(2, share / max(taken, 1e-7))))
+    return statistics.median([taken, *(run(rounds) for _ in range(REPEATS - 1))]) / rounds
+
+
+def between_cores(found: Topology, seconds: float) -> list[dict]:
+    """Rows of what passes between threads: lines, barriers, locks."""
+    words = CPU.zeros(LINE * max(2, len(found.usable)), np.int64)
+    prepare(ping_pong, words, 0, 1)
+    prepare(meet, words, 0, 1, 1, SPINS)
+    prepare(take_turns, words, 1, SPINS)
+    cores = found.one_per_core()
+    rows = [line_row(words, *pair, found.relation(*pair), seconds) for pair in pairs(found)]
+    for count in counts(len(cores))[1:]:
+        taken = per_round(lambda rounds, n=count: met(words, cores[:n], rounds), seconds)  # type: ignore[misc]
+        rows.append({"what": "barrier", "threads": count, "nanoseconds": 1e9 * taken})
+    for count in counts(len(cores)):
+        taken = per_round(lambda rounds, n=count: locked(words, cores[:n], rounds), seconds)  # type: ignore[misc]
+        rows.append({"what": "lock", "threads": count, "nanoseconds": 1e9 * taken / count})
+    return rows
+
+
+def counts(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return [1 << k for k in range(most.bit_length()) if 1 << k < most] + [most]
+
+
+def pairs(found: Topology) -> list[tuple[int, int]]:
+    """Two processors for each way in which two can be related, the first such two."""
+    chosen: dict[str, tuple[int, int]] = {}
+    a = found.usable[0]
+    for start in (a, *(numbers[0] for numbers in found.nodes().values() if numbers[0] != a)):
+        for b in found.usable:
+            if b != start:
+                chosen.setdefault(found.relation(start, b), (start, b))
+    return list(chosen.values())
+
+
+def line_row(words: np.ndarray, a: int, b: int, relation: str, seconds: float) -> dict:
+    """The latency of a cache line between two processors."""
+
+    def run(rounds: int) -> float:
+        words[:] = 0
+        return together([a, b], lambda i: ping_pong(words, i, rounds))
+
+    latency = per_round(run, seconds) / 2
+    return {"what": "cache line", "between": relation, "processors": [a, b], "nanoseconds": 1e9 * latency}
+
+
+def met(words: np.ndarray, cpus: list[int], rounds: int) -> float:
+    """Seconds of so many barriers."""
+    words[:] = 0
+    return together(cpus, lambda i: meet(words, i, len(cpus), rounds, SPINS))
+
+
+def locked(words: np.ndarray, cpus: list[int], rounds: int) -> float:
+    """Seconds in which each thread takes the lock so often; RuntimeError where the lock has let two in."""
+    words[:] = 0
+    taken = together(cpus, lambda i: take_turns(words, rounds, SPINS))
+    if words[LINE] != rounds * len(cpus):
+        raise RuntimeError(f"{len(cpus)} threads took the lock {rounds * len(cpus)} times, and {words[LINE]} counted")
+    return taken
