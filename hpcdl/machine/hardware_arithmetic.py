@@ -114,7 +114,7 @@ def measured(told: dict[str, Any]) -> list[dict]:
             where += [(chains, siblings, "siblings of one core") for chains in (CHAINS[0], CHAINS[-1])]
         for chains, on, kind in where:
             speed = flops(loop, dtype, lanes * chains, on, told["seconds"])
-            rows.append(about | {"chains": chains, "threads": len(on), "on": kind, "gflops": speed / 1e9})
+            rows.append({**about, "chains": chains, "threads": len(on), "on": kind, **speed})
     return rows
 
 
@@ -132,15 +132,15 @@ def widths(machine_code: str) -> dict[str, int]:
     return {"scalar": len(SCALAR.findall(machine_code)), **{str(bits): found.count(bits) for bits in WIDTHS.values()}}
 
 
-def flops(loop: Any, dtype: str, elements: int, cpus: list[int], seconds: float) -> float:
-    """Operations a second of so many elements on each of these processors."""
+def flops(loop: Any, dtype: str, elements: int, cpus: list[int], seconds: float) -> dict[str, float]:
+    """Billions of operations a second of so many elements on each of these processors."""
     arrays = [CPU.zeros(elements, dtype) for _ in cpus]
     factor, addend = (np.dtype(dtype).type(value) for value in (0.999, 0.001))  # to 1: no overflow, nothing denormal
 
     def run(rounds: int) -> float:
         return together(cpus, lambda i: loop(arrays[i], factor, addend, rounds))
 
-    return 2 * DEPTH * elements * len(cpus) / per_round(run, seconds)
+    return per_round(run, seconds).rate("gflops", 2e-9 * DEPTH * elements * len(cpus))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,12 @@ LOOPS: dict[str, tuple[int, int, Callable]] = {  # arrays, bytes an element in i
     "triad": (3, 3, lambda arrays, rounds: triad_stream(*arrays, arrays[0].dtype.type(0.5), rounds)),
 }
 LEAST, MOST = 64 << 20, 1 << 30  # bytes of arrays in the memory
-NARROW = {"float64": add_into, "float32": add_into, "bfloat16": add_bfloat16, "float16": add_float16}
+NARROW: dict[str, tuple[Any, str, str]] = {  # the kernel, the types of what is added to and of what is added
+    "float64": (add_into, "float64", "float64"),
+    "float32": (add_into, "float32", "float32"),
+    "bfloat16": (add_bfloat16, "float32", "uint16"),
+    "float16": (add_float16, "float32", "uint16"),
+}
 
 
 def places(found: Topology, cpus: list[int]) -> list[tuple[str, int]]:
@@ -49,8 +54,7 @@ def memory_size(found: Topology) -> int:
     last = max((cache.level for cache in found.caches), default=0)
     held = sum(cache.size for cache in found.caches if cache.level == last)
     size = min(max(LEAST, 4 * held), MOST)
-    room = available()
-    return min(size, room // 4) if room else size
+    return min(size, available() // 4)
 
 
 def memory(found: Topology, seconds: float) -> list[dict]:
@@ -66,15 +70,15 @@ def memory(found: Topology, seconds: float) -> list[dict]:
                 speed = bandwidth(loop, "float32", size, cpus, cpus, seconds)
                 about = {"what": "bandwidth", "place": place, "loop": loop, "dtype": "float32", "on": kind}
                 sized = {"threads": len(cpus), "working_set_bytes_per_thread": size}
-                rows.append({**about, **sized, "gigabytes_per_second": speed / 1e9})
+                rows.append({**about, **sized, **speed})
     return rows
 
 
-def bandwidth(loop: str, dtype: str, size: int, cpus: list[int], touched: list[int], seconds: float) -> float:
-    """Bytes a second that threads on `cpus` move, with arrays of `size` bytes each that `touched` have touched first."""
+def bandwidth(loop: str, dtype: str, size: int, cpus: list[int], touched: list[int], seconds: float) -> dict:
+    """Billions of bytes a second that threads on `cpus` move, with arrays of `size` bytes each that `touched` have touched first."""
     count, moved, call = LOOPS[loop]
     elements = max(2, size // count // np.dtype(dtype).itemsize // 2 * 2)
-    if count * elements * np.dtype(dtype).itemsize * len(cpus) > (available() or MOST):
+    if count * elements * np.dtype(dtype).itemsize * len(cpus) > available():
         raise UsageError(f"there is no room for {len(cpus)} times {size} bytes")
     arrays: list[list[np.ndarray]] = [[] for _ in cpus]
 
@@ -85,7 +89,7 @@ def bandwidth(loop: str, dtype: str, size: int, cpus: list[int], touched: list[i
 
     together(touched, lambda i: None, fill)
     taken = per_round(lambda rounds: together(cpus, lambda i: call(arrays[i], rounds)), seconds)
-    return moved * elements * np.dtype(dtype).itemsize * len(cpus) / taken
+    return taken.rate("gigabytes_per_second", 1e-9 * moved * elements * np.dtype(dtype).itemsize * len(cpus))
 
 
 def remote(found: Topology, seconds: float) -> list[dict]:
@@ -95,26 +99,23 @@ def remote(found: Topology, seconds: float) -> list[dict]:
         return []
     here, rows = min(nodes), []
     for there in sorted(nodes):
-        speed = bandwidth("read", "float32", memory_size(found), nodes[here][:1], nodes[there][:1], seconds)
-        rows.append({"what": "numa", "from_node": here, "of_node": there, "gigabytes_per_second": speed / 1e9})
+        size = memory_size(found)
+        speed = bandwidth("read", "float32", size, nodes[here][:1], nodes[there][:1], seconds)
+        about = {"what": "numa", "from_node": here, "of_node": there, "working_set_bytes_per_thread": size}
+        rows.append(about | speed)
     return rows
 
 
 def narrow(found: Topology, seconds: float) -> list[dict]:
-    """Rows of additions of numbers of 64, 32 and 16 bits: in the second cache, or the last, and in the memory."""
+    """Rows of additions of numbers of 64, 32 and 16 bits, in the second cache, where there is one, and in the memory."""
     cpus, rows = found.one_per_core()[:1], []
     sized = places(found, cpus)
-    for place, size in [*sized[1:2], sized[-1]] if len(sized) > 2 else sized[-1:]:
-        for kind, kernel in NARROW.items():
-            own: Any = kind if kind.startswith("float") and kind != "float16" else "float32"
-            bytes_each = np.dtype(own).itemsize + (2 if "16" in kind else np.dtype(own).itemsize)
-            elements = size // bytes_each
-            into, values = CPU.zeros(elements, own), CPU.zeros(elements, np.uint16 if "16" in kind else own)
-            for arguments in [(into, values)]:
-                kernel(*arguments)
-                run = repeated(kernel, arguments, cpus)
-            speed = elements / per_round(run, seconds)
-            rows.append({"what": "types", "place": place, "dtype": kind, "gigaelements_per_second": speed / 1e9})
+    for place, size in [*sized[1:-1][:1], sized[-1]]:
+        for kind, (kernel, own, other) in NARROW.items():
+            elements = size // (np.dtype(own).itemsize + np.dtype(other).itemsize)
+            run = repeated(kernel, (CPU.zeros(elements, own), CPU.zeros(elements, other)), cpus)
+            speed = per_round(run, seconds).rate("gigaelements_per_second", 1e-9 * elements)
+            rows.append({"what": "types", "place": place, "dtype": kind, **speed})
     return rows
 
 

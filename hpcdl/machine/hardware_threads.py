@@ -4,8 +4,9 @@
     barrier    each thread raises the word on its own line, and waits for those of all
     lock       an exchange takes it, a store gives it back: by one thread alone, and by several that all want it
 
-A time is that from the first thread's start to the last one's end, divided by the rounds between; so many rounds that
-the start of threads does not count, and the median of some such times.
+A time is that from the first thread's start to the last one's end, divided by the rounds between: so many rounds that
+the start of threads does not count. It is taken REPEATS times; the median is reported, and the shortest beside it,
+which other work on the machine has disturbed least.
 """
 
 import os
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,23 @@ from hpcdl.kernels.device import CPU
 from hpcdl.kernels.probes import LINE, SPINS, meet, ping_pong, take_turns
 from hpcdl.machine.topology import Topology
 
-REPEATS = 5
+REPEATS = 11
 MOST_ROUNDS = 1 << 40
+
+
+class Taken(NamedTuple):
+    """Seconds of a round: the median, and the shortest."""
+
+    median: float
+    best: float
+
+    def rate(self, name: str, amount: float) -> dict[str, float]:
+        """The cells of a row: an amount divided by both."""
+        return {name: amount / self.median, f"{name}_best": amount / self.best}
+
+    def nanoseconds(self, parts: int = 1) -> dict[str, float]:
+        """The cells of a row: nanoseconds of one of so many parts of a round."""
+        return {"nanoseconds": 1e9 * self.median / parts, "nanoseconds_best": 1e9 * self.best / parts}
 
 
 def together(cpus: list[int], body: Callable[[int], Any], first: Callable[[int], Any] | None = None) -> float:
@@ -52,16 +68,14 @@ def together(cpus: list[int], body: Callable[[int], Any], first: Callable[[int],
     return max(ended) - min(started)
 
 
-def per_round(run: Callable[[int], float], seconds: float) -> float:
-    """Seconds of one round, where run(rounds) gives those of so many: the median of REPEATS in about `seconds`."""
-    rounds, share, taken = 1, seconds / REPEATS, 0.0
+def per_round(run: Callable[[int], float], seconds: float) -> Taken:
+    """Seconds of one round, where run(rounds) gives those of so many; in about `seconds`."""
+    rounds, share = 1, seconds / REPEATS
     run(1)  # compiles, and touches the memory
-    while True:
-        taken = run(rounds)
-        if taken >= share / 2 or rounds >= MOST_ROUNDS:
-            break
+    while (taken := run(rounds)) < share / 2 and rounds < MOST_ROUNDS:
         rounds *= int(min(100, max(2, share / max(taken, 1e-7))))
-    return statistics.median([taken, *(run(rounds) for _ in range(REPEATS - 1))]) / rounds
+    each = [taken / rounds, *(run(rounds) / rounds for _ in range(REPEATS - 1))]
+    return Taken(statistics.median(each), max(min(each), 1e-12))
 
 
 def between_cores(found: Topology, seconds: float) -> list[dict]:
@@ -74,10 +88,10 @@ def between_cores(found: Topology, seconds: float) -> list[dict]:
     rows = [line_row(words, *pair, found.relation(*pair), seconds) for pair in pairs(found)]
     for count in counts(len(cores))[1:]:
         taken = per_round(lambda rounds, n=count: met(words, cores[:n], rounds), seconds)  # type: ignore[misc]
-        rows.append({"what": "barrier", "threads": count, "nanoseconds": 1e9 * taken})
+        rows.append({"what": "barrier", "threads": count, **taken.nanoseconds()})
     for count in counts(len(cores)):
         taken = per_round(lambda rounds, n=count: locked(words, cores[:n], rounds), seconds)  # type: ignore[misc]
-        rows.append({"what": "lock", "threads": count, "nanoseconds": 1e9 * taken / count})
+        rows.append({"what": "lock", "threads": count, **taken.nanoseconds(count)})
     return rows
 
 
@@ -104,8 +118,7 @@ def line_row(words: np.ndarray, a: int, b: int, relation: str, seconds: float) -
         words[:] = 0
         return together([a, b], lambda i: ping_pong(words, i, rounds))
 
-    latency = per_round(run, seconds) / 2
-    return {"what": "cache line", "between": relation, "processors": [a, b], "nanoseconds": 1e9 * latency}
+    return {"what": "cache line", "between": relation, "processors": [a, b], **per_round(run, seconds).nanoseconds(2)}
 
 
 def met(words: np.ndarray, cpus: list[int], rounds: int) -> float:
