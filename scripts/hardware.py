@@ -21,6 +21,7 @@ from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import open_device
 from hpcdl.machine import hardware, hardware_gpu
 from hpcdl.machine.topology import topology
+from hpcdl.reports.roofline import balance, points_of, prepare, told, write
 from hpcdl.runs.benchmark_report import check_picture, write_json
 from hpcdl.runs.export import check_output_file
 from hpcdl.runs.options import option, parse
@@ -53,13 +54,14 @@ def main(arguments=None):
             if world.size > 1:
                 raise UsageError("hardware measures one machine; start it without mpiexec")
             parts = checked(options)
+            ready = prepare(options.roofline, options.data, options.batch_size) if options.roofline else None
             device = open_device(options.device)
             found = topology()
             rows = [row for part in parts for row in hardware.PARTS[part](found, options.seconds)]
             if options.device == "cuda":
                 rows += hardware_gpu.gpu(device)
             show(rows)
-            rows += under_the_roofs(options, rows) + beside(options, rows)
+            rows += under_the_roofs(options, ready, rows) + beside(options, rows)
         write_json("hardware", options, rows)
 
 
@@ -82,19 +84,15 @@ def checked(options) -> list[str]:
     if (options.roofline or options.run) and not {"arithmetic", "memory"} <= set(chosen):
         raise UsageError("--roofline and --run need the parts arithmetic and memory")
     if options.run:
-        from hpcdl.reports.roofline import balance
-
         balance(Path(options.run), 1.0, 1.0)  # refuses a folder that holds no run
     return [name for name in hardware.PARTS if name in chosen]
 
 
-def under_the_roofs(options, rows: list[dict]) -> list[dict]:
+def under_the_roofs(options, ready, rows: list[dict]) -> list[dict]:
     """The points of --roofline, shown and drawn."""
-    if not options.roofline:
+    if ready is None:
         return []
-    from hpcdl.reports import roofline
-
-    points = roofline.points_of(options.roofline, options.data, options.batch_size, bytes_of(options.size), options.seconds)
+    points = points_of(ready, bytes_of(options.size), options.seconds)
     peak, roofs = hardware.peak(rows), hardware.bandwidths(rows)
     cells = [["flops, bytes", "", "flops/byte", "GFLOP/s", "of its roof"]]
     for each in points:
@@ -104,7 +102,7 @@ def under_the_roofs(options, rows: list[dict]) -> list[dict]:
     title = f"{options.roofline} under the roofline, one thread, float32; the roof is that of the memory"
     print_table(hardware.Table(title, cells))
     named = f"{options.roofline}, batches of {options.batch_size}: one thread, peak {peak:.0f} GFLOP/s"
-    written = roofline.write(points, peak, roofs, named, Path(options.plot))
+    written = write(points, peak, roofs, named, Path(options.plot))
     print("\nwritten: " + ", ".join(map(str, written)))
     return [each.row() for each in points]
 
@@ -113,8 +111,6 @@ def beside(options, rows: list[dict]) -> list[dict]:
     """The row of --run, shown."""
     if not options.run:
         return []
-    from hpcdl.reports.roofline import balance, told
-
     copied = [row for row in hardware.of(rows, "bandwidth") if (row["place"], row["loop"]) == ("memory", "copy")]
     row = balance(Path(options.run), hardware.peak(rows), copied[0]["gigabytes_per_second"])
     console().print("\n" + told(row), highlight=False)

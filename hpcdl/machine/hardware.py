@@ -153,7 +153,8 @@ def cores_table(rows: list[dict]) -> Table:
     for row in rows:
         if row["what"] in ("cache line", "barrier", "lock"):
             threads = counted(row.get("threads", 2), "thread")
-            name = f"cache line between {row['between']}" if row["what"] == "cache line" else f"{row['what']}, {threads}"
+            name = (
+                f"cache line between {row['between']}" if row["what"] == "cache line" else f"{row['what']}, {threads}"
+            )
             cells.append([name, f"{row['nanoseconds']:.1f}", f"{row['nanoseconds_best']:.1f}"])
     return Table("between cores", cells)
-

@@ -102,13 +102,17 @@ def occupancies(device: Any, limits: Limits) -> list[dict]:
     rows = []
     for name in KERNELS:
         for each in launched.functions(CASES[name].kernel):
-            compiled, types = each.compile(np.dtype("float32"))
-            registers = compiled.get_regs_per_thread(types)
-            shared = compiled.get_shared_mem_per_block(types)
+            compiled, _ = each.compile(np.dtype("float32"))
+            registers, shared = most(compiled.get_regs_per_thread()), most(compiled.get_shared_mem_per_block())
             part = occupancy(launched.THREADS, registers, shared, limits)
             about = {"threads_per_block": launched.THREADS, "registers_per_thread": registers, "shared_bytes": shared}
             rows.append({"what": "occupancy", "kernel": name, "function": each.name, **about, "occupancy": part})
     return rows
+
+
+def most(versions: Any) -> int:
+    """The largest of what numba-cuda says of each compiled version of a kernel; it says a number where there is one."""
+    return int(max(versions.values()) if isinstance(versions, dict) else versions)
 
 
 def timed(xp: Any, call: Callable[[], Any], calls: int) -> float:
@@ -156,7 +160,9 @@ def products(device: Any, n: int = SIZE) -> list[dict]:
         def call(kind: int = kind, compute: int = compute, at: list[int] = addresses) -> None:
             alpha, beta = one.ctypes.data, zero.ctypes.data
             factors = (at[0], kind, n, at[1], kind, n)
-            cublas.gemmEx(handle, NONE, NONE, n, n, n, alpha, *factors, beta, at[2], kind, n, compute, DEFAULT_ALGORITHM)
+            cublas.gemmEx(
+                handle, NONE, NONE, n, n, n, alpha, *factors, beta, at[2], kind, n, compute, DEFAULT_ALGORITHM
+            )
 
         taken = timed(xp, call, 4)
         rows.append({"what": "product", "type": name, "n": n, "gflops": 2e-9 * math.pow(n, 3) / taken})

@@ -156,7 +156,9 @@ def operations(layer: Any, rows: int) -> tuple[Operations, Operations]:
         return KNOWN[type(layer)](layer, rows)
     except KeyError:
         name = type(layer).__name__
-        raise UsageError(f"the operations of a layer {name} are not counted; take softmax, linear, mlp or gpt") from None
+        raise UsageError(
+            f"the operations of a layer {name} are not counted; take softmax, linear, mlp or gpt"
+        ) from None
 
 
 def flops(done: Operations) -> float:

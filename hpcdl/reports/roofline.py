@@ -108,8 +108,16 @@ def timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def layer_points(spec: str, data: str, rows: int, seconds: float, dtype: str = "float32") -> list[Point]:
-    """Each layer of a model forward and backward, with so many examples of a data set.
+class Prepared(NamedTuple):
+    """A model with a batch, and for each layer what it does forward and backward with it."""
+
+    model: Layered
+    batch: Any
+    counted: list[tuple[Operations, Operations]]
+
+
+def prepare(spec: str, data: str, rows: int, dtype: str = "float32") -> Prepared:
+    """The model for a data set, with so many examples of it, or with all where it has fewer.
 
     Raises UsageError for a model or data that there is not, and a model whose operations are not counted.
     """
@@ -118,7 +126,12 @@ def layer_points(spec: str, data: str, rows: int, seconds: float, dtype: str = "
     if not isinstance(model, Layered) or opened.sparse:
         raise UsageError(f"--roofline {spec}: operations are counted for dense data and softmax, linear, mlp or gpt")
     batch = next(opened.batches(0, rows))
-    counted = [operations(layer, len(batch.y)) for layer in model.layers]  # refuses before anything is measured
+    return Prepared(model, batch, [operations(layer, len(batch.y)) for layer in model.layers])
+
+
+def layer_points(ready: Prepared, seconds: float) -> list[Point]:
+    """Each layer forward and backward."""
+    model, batch, counted = ready
     w = model.initialize(Random(0))
     weights, points, x = FlatWeights(model, w, np.zeros_like(w)), [], batch.x
     for i, (ahead, behind) in enumerate(counted):
@@ -220,7 +233,9 @@ def told(row: dict[str, Any]) -> str:
     """A run's row in two sentences."""
     compute, waited = row["compute_seconds"], row["communication_seconds"]
     share = f"{compute / waited:.3g} : 1" if waited else "no communication"
-    first = f"{row['folder']}: {row['ranks']} ranks, each {compute:.3g} s computing, {waited:.3g} s communicating ({share})"
+    first = (
+        f"{row['folder']}: {row['ranks']} ranks, each {compute:.3g} s computing, {waited:.3g} s communicating ({share})"
+    )
     if row["flops_per_byte"] is None:
         return f"{first}; it sent nothing."
     each, machine = row["flops_per_byte"], row["machine_flops_per_byte"]
@@ -250,8 +265,8 @@ def picture(points: list[Point], peak: float, roofs: dict[str, float], title: st
         x = np.geomspace(low, high, 200)
         for number, (name, speed) in enumerate(roofs.items()):
             axes.plot(x, np.minimum(peak, speed * x), color="#5a5b5c", lw=1.0, ls=LINES[number % len(LINES)])
-            at = low * 1.15
-            axes.text(at, min(peak, speed * at) * 1.12, name, fontsize=6, color="#5a5b5c", rotation=0, va="bottom")
+            at = low * 1.5
+            axes.text(at, min(peak, speed * at) / 1.1, name, fontsize=6, color="#5a5b5c", va="top")
         for kind, (mark, colour) in MARKS.items():
             mine = [each for each in points if each.kind == kind]
             axes.plot([p.intensity for p in mine], [p.gflops for p in mine], mark, color=colour, ms=4, ls="none")
@@ -272,16 +287,20 @@ def picture(points: list[Point], peak: float, roofs: dict[str, float], title: st
     return Picture("roofline", title, "", draw, legend, height=4.6)
 
 
+CHARACTER, HEIGHT = 4.2, 7  # pixels of a name
 LINES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1, 2)))
 
 
 def name_points(axes: Any, points: list[Point]) -> None:
-    """Names beside points, where no other name stands already; layers first."""
-    taken: list[tuple[float, float]] = []
-    for each in sorted(points, key=lambda point: point.kind == "kernel"):
-        x, y = axes.transData.transform((each.intensity, each.gflops))
-        if all(abs(x - a) > 62 or abs(y - b) > 8 for a, b in taken):
-            taken.append((x, y))
+    """Names beside points, where neither another name nor another point stands; layers first."""
+    spots = [axes.transData.transform((each.intensity, each.gflops)) for each in points]
+    boxes: list[tuple[float, float, float]] = []  # left, right, height, in pixels
+    for number in sorted(range(len(points)), key=lambda k: points[k].kind == "kernel"):
+        (x, y), each = spots[number], points[number]
+        left, right = x + 4, x + 6 + CHARACTER * len(each.name)
+        others = [(a - 2, a + 2, b) for k, (a, b) in enumerate(spots) if k != number]
+        if all(right < a or left > b or abs(y - c) > HEIGHT for a, b, c in [*others, *boxes]):
+            boxes.append((left, right, y))
             axes.annotate(each.name, (each.intensity, each.gflops), (4, -2), textcoords="offset points", fontsize=5.5)
 
 
@@ -295,7 +314,7 @@ def write(points: list[Point], peak: float, roofs: dict[str, float], title: str,
     return paths
 
 
-def points_of(spec: str, data: str, rows: int, size: int, seconds: float) -> list[Point]:
+def points_of(ready: Prepared, size: int, seconds: float) -> list[Point]:
     """Layers, then kernels, on one thread."""
     with threadpool_limits(1):
-        return [*layer_points(spec, data, rows, seconds), *kernel_points(size, seconds)]
+        return [*layer_points(ready, seconds), *kernel_points(size, seconds)]
