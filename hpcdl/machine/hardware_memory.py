@@ -75,7 +75,7 @@ def memory(found: Topology, seconds: float) -> list[dict]:
 
 
 def bandwidth(loop: str, dtype: str, size: int, cpus: list[int], touched: list[int], seconds: float) -> dict:
-    """Billions of bytes a second that threads on `cpus` move, with arrays of `size` bytes each that `touched` have touched first."""
+    """Billions of bytes a second that threads on `cpus` move, each with `size` bytes that `touched` have touched."""
     count, moved, call = LOOPS[loop]
     elements = max(2, size // count // np.dtype(dtype).itemsize // 2 * 2)
     if count * elements * np.dtype(dtype).itemsize * len(cpus) > available():
@@ -107,7 +107,7 @@ def remote(found: Topology, seconds: float) -> list[dict]:
 
 
 def narrow(found: Topology, seconds: float) -> list[dict]:
-    """Rows of additions of numbers of 64, 32 and 16 bits, in the second cache, where there is one, and in the memory."""
+    """Rows of additions of numbers of 64, 32 and 16 bits, in the second cache, if there is one, and in the memory."""
     cpus, rows = found.one_per_core()[:1], []
     sized = places(found, cpus)
     for place, size in [*sized[1:-1][:1], sized[-1]]:

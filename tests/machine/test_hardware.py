@@ -15,7 +15,7 @@ SHORT = 1e-4  # seconds for a number
 
 
 def made(cores=2, siblings=1, nodes=1):
-    """A machine with caches of 32 KiB, 1 MiB and 8 MiB, the last for all; where this one is smaller, it is pretended."""
+    """A machine with caches of 32 KiB, 1 MiB and 8 MiB, the last for all."""
     numbers = range(cores * siblings)
     processors = [Processor(n, n % cores, 0, n % cores * nodes // cores) for n in numbers]
     caches = [

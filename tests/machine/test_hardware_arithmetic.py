@@ -68,7 +68,7 @@ def test_what_a_user_tells_numba_is_left_out(monkeypatch):
 
 
 def test_a_process_that_fails_is_one_line():
-    with pytest.raises(UsageError, match="the loop for wrong could not be measured: .*KeyError"):
+    with pytest.raises(UsageError, match=r"the loop for wrong could not be measured: .*KeyError"):
         in_a_process(Level("wrong", 0), {"bits": 0})
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from hpcdl.data.batch import Batch
 from hpcdl.errors import UsageError
-from hpcdl.models import make_model, transformer
 from hpcdl.models import layers as dense_layers
-from hpcdl.models import losses
+from hpcdl.models import losses, make_model, transformer
 from hpcdl.models.work import Called, Product, flops, flops_of_model, moved, operations
 from hpcdl.random import Random
 

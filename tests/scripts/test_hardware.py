@@ -1,4 +1,4 @@
-"""`hpcdl hardware` as it is started: its tables and files, and what it refuses; how fast anything is, is never tested."""
+"""`hpcdl hardware` as it is started: its tables and files, and what it refuses; never how fast anything is."""
 
 import json
 from pathlib import Path
