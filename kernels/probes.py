@@ -13,6 +13,7 @@ The loops release the interpreter's lock, so that threads run them at the same t
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numba
 import numpy as np
@@ -38,7 +39,7 @@ def multiply_add_source(depth: int = DEPTH) -> str:
     )
 
 
-def multiply_add(depth: int = DEPTH) -> Callable:
+def multiply_add(depth: int = DEPTH) -> Any:
     """The loop, to be compiled for the types it is called with, for the processor that NUMBA_CPU_NAME names.
 
     Not cached: the cache does not know whether Numba was told to vectorize.

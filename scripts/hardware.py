@@ -2,7 +2,7 @@
 
 Cores, caches and NUMA nodes; GFLOP/s with one chain of dependent steps and with many, scalar, SSE, AVX2 and AVX-512, by
 threads; bandwidth of each cache and of the memory; what a cache line, a barrier and a lock cost between cores; with
---device cuda the GPU (docs/hardware.md). Numbers are medians, of an idle machine if they are to mean anything.
+--device cuda the GPU (docs/hardware.md). Numbers are medians, and mean something on an idle machine alone.
 --roofline puts our kernels and the layers of a model under the roofs, as NAME.png and NAME.svg; --run sets a run's
 compute : communication ratio beside the machine's. One process; it takes half a minute.
 """
@@ -36,6 +36,9 @@ class HardwareOptions:
 
     parts: str = option("machine,arithmetic,memory,cores", "which of these are measured, with commas between")
     seconds: float = option(0.1, "seconds to spend on each number")
+    show: Literal["median", "best"] = option(
+        "median", "what the tables show of the repetitions of each number; best: where other work disturbs"
+    )
     device: Literal["cpu", "cuda"] = option("cpu", "cuda: the GPU, too")
     roofline: str = option("", "a model, as mlp:256,128 or gpt: its layers, and our kernels, under the roofs")
     data: str = option("", "data set that the model of --roofline is for (default: digits; of a gpt: text)")
@@ -60,7 +63,10 @@ def main(arguments=None):
             rows = [row for part in parts for row in hardware.PARTS[part](found, options.seconds)]
             if options.device == "cuda":
                 rows += hardware_gpu.gpu(device)
-            show(rows)
+            show(hardware.bests(rows) if options.show == "best" else rows)
+            far, of_all = hardware.disturbed(rows)
+            if far:
+                print(f"\n{far} of {of_all} medians are far from the best: something else runs, and slows both of them")
             rows += under_the_roofs(options, ready, rows) + beside(options, rows)
         write_json("hardware", options, rows)
 

@@ -14,10 +14,13 @@ from typing import NamedTuple
 
 from hpcdl.machine.doctor import size_of
 from hpcdl.machine.hardware_arithmetic import CHAINS, arithmetic
-from hpcdl.machine.hardware_memory import LOOPS, memory, narrow, remote
+from hpcdl.machine.hardware_memory import LOOPS, divided, memory, narrow, remote
 from hpcdl.machine.hardware_threads import between_cores
 from hpcdl.machine.topology import Topology
 from hpcdl.words import counted
+
+
+FAR = 0.8  # of the best
 
 
 class Table(NamedTuple):
@@ -30,7 +33,7 @@ class Table(NamedTuple):
 def described(found: Topology) -> list[dict]:
     """Rows of what the machine is made of."""
     cores, siblings = found.cores(), found.siblings()
-    rows = [{"what": "processor", "name": found.model, "source": found.source}]
+    rows: list[dict] = [{"what": "processor", "name": found.model, "source": found.source}]
     rows += [{"what": "processors", "usable": len(found.usable), "known": len(found.processors)}]
     packages = len({each.package for each in found.processors})
     rows += [{"what": "cores", "usable": len(cores), "packages": packages, "threads_per_core": len(siblings) or 1}]
@@ -46,7 +49,7 @@ def described(found: Topology) -> list[dict]:
 
 def memory_of(found: Topology, seconds: float) -> list[dict]:
     """Rows of the part `memory`."""
-    return memory(found, seconds) + remote(found, seconds) + narrow(found, seconds)
+    return memory(found, seconds) + remote(found, seconds) + divided(found, seconds) + narrow(found, seconds)
 
 
 PARTS: dict[str, Callable[[Topology, float], list[dict]]] = {
@@ -77,12 +80,24 @@ def of(rows: list[dict], what: str) -> list[dict]:
     return [row for row in rows if row["what"] == what]
 
 
+def disturbed(rows: list[dict]) -> tuple[int, int]:
+    """How many numbers have a median that is far from the best, and of how many: other work has come between."""
+    pairs = [(row[name.removesuffix("_best")], row[name]) for row in rows for name in row if name.endswith("_best")]
+    return sum(not FAR <= median / best <= 1 / FAR for median, best in pairs), len(pairs)
+
+
+def bests(rows: list[dict]) -> list[dict]:
+    """The rows with the best of each number in place of the median."""
+    return [row | {name.removesuffix("_best"): row[name] for name in row if name.endswith("_best")} for row in rows]
+
+
 # -- for a terminal --------------------------------------------------------------------------------------------------
 
 
 def tables(rows: list[dict]) -> list[Table]:
     """The report's tables; those without rows are left out."""
-    made = [machine_table(rows), arithmetic_table(rows), memory_table(rows), types_table(rows), cores_table(rows)]
+    made = [machine_table(rows), arithmetic_table(rows), memory_table(rows), divided_table(rows)]
+    made += [types_table(rows), cores_table(rows)]
     return [table for table in made if len(table.cells) > 1]
 
 
@@ -134,6 +149,21 @@ def memory_table(rows: list[dict]) -> Table:
         where = f"memory of node {row['of_node']}, from node {row['from_node']}"
         cells.append([where, size_of(row["working_set_bytes_per_thread"]), "1", f"{row[speed]:.1f}", "", ""])
     return Table("bandwidth: arrays that stay in a cache, or in none", cells)
+
+
+def divided_table(rows: list[dict]) -> Table:
+    """A line for the one working set."""
+    cells = [["read, GB/s", "1 thread", "all threads", "speed-up", "best"]]
+    for row in of(rows, "divided"):
+        who = f"{size_of(row['bytes'])}, each of {row['threads']} has its part in its {row['cache']}"
+        speed = (
+            row["one_thread_gigabytes_per_second"],
+            row["gigabytes_per_second"],
+            row["speed_up"],
+            row["speed_up_best"],
+        )
+        cells.append([who, *(f"{value:.1f}" for value in speed[:2]), *(f"{value:.2f}" for value in speed[2:])])
+    return Table("a working set that the cores' own caches hold when it is divided", cells)
 
 
 def types_table(rows: list[dict]) -> Table:

@@ -106,6 +106,27 @@ def remote(found: Topology, seconds: float) -> list[dict]:
     return rows
 
 
+def divided(found: Topology, seconds: float) -> list[dict]:
+    """A row of a working set that fits into the cores' own caches together, and into none alone: one thread, then all.
+
+    It is three quarters of what the largest caches hold that cores do not share, so n threads gain more than n times.
+    None where there is one core, or no cache of its own.
+    """
+    cpus = found.one_per_core()
+    own = [cache for cache in found.caches_of(cpus[0]) if not cache.shared & set(cpus[1:])]
+    if len(cpus) < 2 or not own:
+        return []
+    each = own[-1].size * 3 // 4
+    alone = bandwidth("read", "float32", each * len(cpus), cpus[:1], cpus[:1], seconds)
+    all_of = bandwidth("read", "float32", each, cpus, cpus, seconds)
+    gain = {
+        name: all_of[f"gigabytes_per_second{name}"] / alone[f"gigabytes_per_second{name}"] for name in ("", "_best")
+    }
+    about = {"what": "divided", "cache": f"L{own[-1].level}", "bytes": each * len(cpus), "threads": len(cpus)}
+    about |= {f"one_thread_{name}": value for name, value in alone.items()} | all_of
+    return [about | {f"speed_up{name}": value for name, value in gain.items()}]
+
+
 def narrow(found: Topology, seconds: float) -> list[dict]:
     """Rows of additions of numbers of 64, 32 and 16 bits, in the second cache, if there is one, and in the memory."""
     cpus, rows = found.one_per_core()[:1], []

@@ -24,7 +24,7 @@ from hpcdl.kernels.device import CPU
 from hpcdl.kernels.probes import LINE, SPINS, meet, ping_pong, take_turns
 from hpcdl.machine.topology import Topology
 
-REPEATS = 11
+REPEATS = 25
 MOST_ROUNDS = 1 << 40
 
 

@@ -116,7 +116,8 @@ def topology() -> Topology:
 def from_sys(root: Path = SYS, cpuinfo: Path = CPUINFO) -> Topology:
     """From the files that Linux shows below /sys/devices/system; what it does not say is left out."""
     numbers = numbers_of(text_of(root / "cpu" / "online")) or sorted(os.sched_getaffinity(0))
-    nodes, memory = {}, {}
+    nodes: dict[int, int] = {}
+    memory: dict[int, int] = {}
     for folder in sorted((root / "node").glob("node[0-9]*")):
         node = int(folder.name.removeprefix("node"))
         nodes |= dict.fromkeys(numbers_of(text_of(folder / "cpulist")), node)
@@ -143,7 +144,8 @@ def from_hwloc(text: str) -> Topology:
     """From lstopo's XML, of hwloc 2."""
     machine = ElementTree.fromstring(text)
     owner: dict[str, dict[int, int]] = {"Core": {}, "Package": {}, "NUMANode": {}}
-    caches, memory, numbers, model = set(), {}, [], ""
+    memory: dict[int, int] = {}
+    caches, numbers, model = set(), [], ""
     for each in machine.iter("object"):
         kind, own = each.get("type", ""), bits_of(each.get("cpuset", ""))
         if kind == "PU":

@@ -99,9 +99,12 @@ def attention(layer: Attention, rows: int) -> tuple[Operations, Operations]:
     length, width, size, batch = layer.length, layer.width, layer.size, rows * layer.heads
     tall, wide = Product(length, size, length, batch), Product(length, length, size, batch)
     scores = batch * length, length
+    inner: list[Product | Called]
+    back: list[Product | Called]
     inner = [Called("add_bias", rows * length, 3 * width), tall, Called("causal_softmax", *scores), wide]
     back = [wide, tall, Called("causal_softmax_backward", *scores), wide, wide]
-    return sublayer(layer, rows, 3 * width, width, inner, [*back, Called("add_rows", rows * length, 3 * width)])
+    back.append(Called("add_rows", rows * length, 3 * width))
+    return sublayer(layer, rows, 3 * width, width, inner, back)
 
 
 def feed_forward(layer: FeedForward, rows: int) -> tuple[Operations, Operations]:

@@ -37,8 +37,8 @@ from hpcdl.random import Random
 from hpcdl.reports.figures import COLOURS, Key, Picture, drawing, save
 
 REPEATS = 7
-NEEDED = ("parameters", "steps", "batch_size", "bytes_sent_per_rank", "compute_seconds_per_rank")
-NEEDED += ("communication_seconds_per_rank", "idle_seconds_per_rank")
+SECONDS = ("compute_seconds_per_rank", "communication_seconds_per_rank", "idle_seconds_per_rank")
+NEEDED = ("parameters", "steps", "batch_size", "bytes_sent_per_rank", *SECONDS)
 
 
 class Point(NamedTuple):

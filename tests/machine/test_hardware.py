@@ -174,10 +174,18 @@ def arithmetic_rows():
 def test_tables(rows):
     made, _ = rows
     shown = tables(made + arithmetic_rows())
-    assert [table.cells[0][0] for table in shown] == ["machine", "GFLOP/s", "GB/s", "10^9 elements/s", "nanoseconds"]
+    heads = ["machine", "GFLOP/s", "GB/s", "read, GB/s", "10^9 elements/s", "nanoseconds"]
+    heads = [head for head in heads if head != "read, GB/s" or hardware.of(made, "divided")]
+    assert [table.cells[0][0] for table in shown] == heads
     assert all(len(line) == len(table.cells[0]) for table in shown for line in table.cells)
     assert shown[1].cells[1] == ["AVX2", "float32", *["8.0"] * 5, "16.0", "8.0", "8.0"]
     assert tables([]) == []
+
+
+def test_medians_far_from_the_best():
+    rows = [{"x": 7.0, "x_best": 10.0, "y": 1}, {"x": 9.0, "x_best": 10.0, "z": 30.0, "z_best": 20.0}]
+    assert hardware.disturbed(rows) == (2, 3) and hardware.disturbed([]) == (0, 0)
+    assert hardware.bests(rows)[1] == {"x": 10.0, "x_best": 10.0, "z": 20.0, "z_best": 20.0}
 
 
 def test_roofs(rows):
@@ -186,6 +194,22 @@ def test_roofs(rows):
     assert list(bandwidths(made)) == [*(f"L{cache.level}" for cache in found.caches_of(found.usable[0])), "memory"]
     one = [row["gigabytes_per_second_best"] for row in made if row.get("place") == "memory" and row.get("threads") == 1]
     assert bandwidths(made)["memory"] == max(one)
+
+
+def test_a_working_set_that_is_divided(monkeypatch):
+    asked = []
+
+    def bandwidth(loop, dtype, size, cpus, touched, seconds):
+        asked.append((loop, size, cpus))
+        return {"gigabytes_per_second": 10.0 * len(cpus) ** 2, "gigabytes_per_second_best": 20.0 * len(cpus)}
+
+    monkeypatch.setattr(hardware_memory, "bandwidth", bandwidth)
+    (row,) = hardware_memory.divided(made(4), SHORT)
+    each = (1 << 20) * 3 // 4  # of the second cache, for the third is shared
+    assert asked == [("read", 4 * each, [0]), ("read", each, [0, 1, 2, 3])]
+    assert (row["cache"], row["speed_up"], row["speed_up_best"]) == ("L2", 16.0, 4.0)
+    assert tables([row])[0].cells[1] == ["3 MiB, each of 4 has its part in its L2", "10.0", "160.0", "16.00", "4.00"]
+    assert hardware_memory.divided(made(1), SHORT) == []
 
 
 def test_remote_memory_of_two_nodes(monkeypatch):

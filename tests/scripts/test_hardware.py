@@ -27,7 +27,7 @@ def test_the_whole_report(run_on, tmp_path):
     """With the roofline of a small model and a run beside it."""
     summary(tmp_path / "a")
     roofline = ["--roofline", "mlp:8", "--batch-size", "16", "--size", "4KiB", "--plot", "under", "--run", "a"]
-    done = run_on(1, SCRIPT, *SHORT, *roofline, "--json", "h.json", check=0)
+    done = run_on(1, SCRIPT, *SHORT, *roofline, "--json", "h.json", check=0, timeout=180)
     found = json.loads((tmp_path / "h.json").read_text())
     assert (found["schema_version"], found["benchmark"], found["options"]["size"]) == (1, "hardware", "4KiB")
     rows = found["rows"]
