@@ -118,7 +118,7 @@ def beside(options, rows: list[dict]) -> list[dict]:
     if not options.run:
         return []
     copied = [row for row in hardware.of(rows, "bandwidth") if (row["place"], row["loop"]) == ("memory", "copy")]
-    row = balance(Path(options.run), hardware.peak(rows), copied[0]["gigabytes_per_second"])
+    row = balance(Path(options.run), hardware.peak(rows), copied[0]["gigabytes_per_second_best"])
     console().print("\n" + told(row), highlight=False)
     return [row]
 

@@ -19,7 +19,6 @@ from hpcdl.machine.hardware_threads import between_cores
 from hpcdl.machine.topology import Topology
 from hpcdl.words import counted
 
-
 FAR = 0.8  # of the best
 
 

@@ -72,7 +72,8 @@ def per_round(run: Callable[[int], float], seconds: float) -> Taken:
     """Seconds of one round, where run(rounds) gives those of so many; in about `seconds`."""
     rounds, share = 1, seconds / REPEATS
     run(1)  # compiles, and touches the memory
-    while (taken := run(rounds)) < share / 2 and rounds < MOST_ROUNDS:
+    # The shortest of three: where one is interrupted, so many rounds would seem to be enough that are too few.
+    while (taken := min(run(rounds) for _ in range(3))) < share / 2 and rounds < MOST_ROUNDS:
         rounds *= int(min(100, max(2, share / max(taken, 1e-7))))
     each = [taken / rounds, *(run(rounds) / rounds for _ in range(REPEATS - 1))]
     return Taken(statistics.median(each), max(min(each), 1e-12))

@@ -8,15 +8,14 @@
             flops for each byte
 
 (Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009.) Flops and bytes are
-counted (kernels/intensity.py, hpcdl/models/work.py), seconds are measured, on one thread: a layer that finds its
-operands in a cache may stand above the memory's roof, under that of the cache.
+counted (kernels/intensity.py, hpcdl/models/work.py), seconds are measured, on one thread, the shortest of some, as the
+roofs are the best of some. A layer that finds its operands in a cache may stand above the memory's roof.
 
 A run sends bytes between ranks where a kernel moves them to the memory: flops for each byte sent, beside the flops that
 the machine does while it copies a byte, say which of both it can wait for.
 """
 
 import json
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,15 +84,15 @@ def kernel_points(size: int, seconds: float, dtype: str = "float32") -> list[Poi
         columns = min(case.columns, elements)
         args = case.make(max(1, elements // columns), columns, dtype, np.random.default_rng(0))
         shape = args[case.main].shape if args[case.main].ndim == 2 else (args[case.main].size, 1)
-        taken = typical(lambda call=case.kernel, args=args: call(*args), seconds)  # type: ignore[misc]
+        taken = shortest(lambda call=case.kernel, args=args: call(*args), seconds)  # type: ignore[misc]
         points.append(Point(name, "kernel", cost.flops(*shape), case.traffic(*args), taken))
     return points
 
 
-def typical(call: Callable[[], Any], seconds: float) -> float:
-    """Seconds of a call: the median of REPEATS, or of as many as there is time for."""
+def shortest(call: Callable[[], Any], seconds: float) -> float:
+    """Seconds of a call: the shortest of REPEATS, or of as many as there is time for."""
     call()
-    return statistics.median(timed(call) for _ in repeats(timed(call), seconds))
+    return min(timed(call) for _ in repeats(timed(call), seconds))
 
 
 def repeats(taken: float, seconds: float) -> range:
@@ -170,7 +169,7 @@ def measured(
         times["backward"].append(time.perf_counter() - start)
         if dx is not None:
             model.pool.give(dx)
-    forward, backward = (statistics.median(each[1:]) for each in times.values())  # the first compiles
+    forward, backward = (min(each[1:]) for each in times.values())  # the first compiles
     return (forward, backward), made
 
 

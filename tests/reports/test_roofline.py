@@ -131,7 +131,7 @@ def test_counts_that_are_none(tmp_path, wrong):
         balance(summary(tmp_path, **wrong), 1, 1)
 
 
-def test_typical_repeats():
+def test_repeats():
     calls = []
-    assert roofline.typical(lambda: calls.append(1), 0.0) >= 0 and len(calls) == 2 + roofline.REPEATS
+    assert roofline.shortest(lambda: calls.append(1), 0.0) >= 0 and len(calls) == 2 + roofline.REPEATS
     assert len(roofline.repeats(1.0, 20.0)) == 20 and len(roofline.repeats(1e-9, 1.0)) == 1000
