@@ -136,7 +136,7 @@ def print_table(made: hardware.Table) -> None:
     """A table of texts; numbers to the right."""
     head, *lines = made.cells
     table = Table(box=None, pad_edge=False)
-    numbers = [all(line[k][:1].isdigit() and line[k][-1:] in "0123456789%" for line in lines) for k in range(len(head))]
+    numbers = [all(map(is_number, column)) for column in zip(*lines, strict=True)]
     for name, right in zip(head, numbers, strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for line in lines:
@@ -144,6 +144,11 @@ def print_table(made: hardware.Table) -> None:
     shown = console()
     shown.print("\n" + made.title if made.title else "", highlight=False, soft_wrap=True)
     shown.print(table)
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell holds a number, or that there is none."""
+    return cell == "-" or (cell[:1].isdigit() and cell[-1:] in "0123456789%")
 
 
 if __name__ == "__main__":

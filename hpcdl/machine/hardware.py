@@ -185,5 +185,6 @@ def cores_table(rows: list[dict]) -> Table:
             name = (
                 f"cache line between {row['between']}" if row["what"] == "cache line" else f"{row['what']}, {threads}"
             )
-            cells.append([name, f"{row['nanoseconds']:.1f}", f"{row['nanoseconds_best']:.1f}"])
+            best = f"{row['nanoseconds_best']:.1f}" if "nanoseconds_best" in row else "-"
+            cells.append([name, f"{row['nanoseconds']:.1f}", best])
     return Table("between cores", cells)

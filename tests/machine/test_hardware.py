@@ -1,5 +1,7 @@
 """What the machine's report holds: rows, sizes and tables; never how fast anything is."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -50,12 +52,18 @@ def test_streams():
 
 
 def test_threads_meet_and_pass_words():
-    words, cpus = CPU.zeros(4 * probes.LINE, np.int64), [hardware_threads.os.sched_getaffinity(0).copy().pop()] * 2
+    words, cpus = CPU.zeros(4 * probes.LINE, np.int64), [min(os.sched_getaffinity(0))] * 2
     assert together(cpus, lambda i: probes.ping_pong(words, i, 20)) > 0 and words[0] == 40
     words[:] = 0
     together(cpus, lambda i: probes.meet(words, i, 2, 30, 1))
     assert list(words[:: probes.LINE]) == [30, 30, 0, 0]
-    assert hardware_threads.locked(words, cpus, 50) > 0 and words[probes.LINE] == 100 and words[0] == 0
+
+
+def test_a_lock_lets_in_one_at_a_time():
+    words = CPU.zeros(2 * probes.LINE, np.int64)
+    cpus = (sorted(os.sched_getaffinity(0)) * 2)[:2]
+    assert hardware_threads.locked(words, cpus, 2_000_000) > 0
+    assert words[probes.LINE] == 4_000_000 and words[0] == 0
 
 
 def test_a_thread_that_fails_holds_no_other_up():
