@@ -264,8 +264,7 @@ def picture(points: list[Point], peak: float, roofs: dict[str, float], title: st
         x = np.geomspace(low, high, 200)
         for number, (name, speed) in enumerate(roofs.items()):
             axes.plot(x, np.minimum(peak, speed * x), color="#5a5b5c", lw=1.0, ls=LINES[number % len(LINES)])
-            at = low * 1.5
-            axes.text(at, min(peak, speed * at) / 1.1, name, fontsize=6, color="#5a5b5c", va="top")
+            axes.text(0.45 * peak / speed, peak / 2, name, fontsize=6, color="#5a5b5c", ha="right", clip_on=True)
         for kind, (mark, colour) in MARKS.items():
             mine = [each for each in points if each.kind == kind]
             axes.plot([p.intensity for p in mine], [p.gflops for p in mine], mark, color=colour, ms=4, ls="none")
