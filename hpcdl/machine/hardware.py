@@ -1,0 +1,194 @@
+"""A report of one's own machine: what it is made of, what it computes and moves in a second, what meeting costs.
+
+    machine       cores, SMT siblings, caches, NUMA nodes                       topology.py
+    arithmetic    GFLOP/s by width of registers, chains and threads             hardware_arithmetic.py
+    memory        GB/s of each cache and of the memory; remote memory; types    hardware_memory.py
+    cores         a cache line from core to core, a barrier, a lock             hardware_threads.py
+    gpu           multiprocessors, warps, occupancy, copies, tensor cores       hardware_gpu.py
+
+Each part gives rows of numbers, flat, for the file of --json; `tables` sets them beside each other for a terminal.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hpcdl.machine.doctor import size_of
+from hpcdl.machine.hardware_arithmetic import CHAINS, arithmetic
+from hpcdl.machine.hardware_memory import LOOPS, divided, memory, narrow, remote
+from hpcdl.machine.hardware_threads import between_cores
+from hpcdl.machine.topology import Topology
+from hpcdl.words import counted
+
+FAR = 0.8  # of the best
+
+
+class Table(NamedTuple):
+    """A part of the report; the first line of cells heads the columns."""
+
+    title: str
+    cells: list[list[str]]
+
+
+def described(found: Topology) -> list[dict]:
+    """Rows of what the machine is made of."""
+    cores, siblings = found.cores(), found.siblings()
+    rows: list[dict] = [{"what": "processor", "name": found.model, "source": found.source}]
+    rows += [{"what": "processors", "usable": len(found.usable), "known": len(found.processors)}]
+    packages = len({each.package for each in found.processors})
+    rows += [{"what": "cores", "usable": len(cores), "packages": packages, "threads_per_core": len(siblings) or 1}]
+    for level in sorted({cache.level for cache in found.caches}):
+        alike = [cache for cache in found.caches if cache.level == level]
+        shared = max(len(cache.shared) for cache in alike)
+        size = max(cache.size for cache in alike)
+        rows += [{"what": "cache", "level": level, "size_bytes": size, "count": len(alike), "processors": shared}]
+    for node, numbers in sorted(found.nodes().items()):
+        rows += [{"what": "node", "node": node, "processors": len(numbers), "bytes": found.memory.get(node)}]
+    return rows
+
+
+def memory_of(found: Topology, seconds: float) -> list[dict]:
+    """Rows of the part `memory`."""
+    return memory(found, seconds) + remote(found, seconds) + divided(found, seconds) + narrow(found, seconds)
+
+
+PARTS: dict[str, Callable[[Topology, float], list[dict]]] = {
+    "machine": lambda found, seconds: described(found),
+    "arithmetic": arithmetic,
+    "memory": memory_of,
+    "cores": between_cores,
+}
+
+
+def peak(rows: list[dict], dtype: str = "float32") -> float:
+    """The best GFLOP/s of one thread at any width; 0 where none was measured."""
+    one = [row["gflops_best"] for row in of(rows, "arithmetic") if row["dtype"] == dtype and row["threads"] == 1]
+    return max(one, default=0.0)
+
+
+def bandwidths(rows: list[dict]) -> dict[str, float]:
+    """The best GB/s of one thread in each cache and in the memory, by any of the loops."""
+    found: dict[str, float] = {}
+    for row in of(rows, "bandwidth"):
+        if row["threads"] == 1:
+            found[row["place"]] = max(found.get(row["place"], 0.0), row["gigabytes_per_second_best"])
+    return found
+
+
+def of(rows: list[dict], what: str) -> list[dict]:
+    """The rows of one kind."""
+    return [row for row in rows if row["what"] == what]
+
+
+def disturbed(rows: list[dict]) -> tuple[int, int]:
+    """How many numbers have a median that is far from the best, and of how many: other work has come between."""
+    pairs = [(row[name.removesuffix("_best")], row[name]) for row in rows for name in row if name.endswith("_best")]
+    return sum(not FAR <= median / best <= 1 / FAR for median, best in pairs), len(pairs)
+
+
+def bests(rows: list[dict]) -> list[dict]:
+    """The rows with the best of each number in place of the median, but for nanoseconds, whose table has both."""
+    made = []
+    for row in rows:
+        best = {name.removesuffix("_best"): row[name] for name in row if name.endswith("_best")}
+        made.append(row if "nanoseconds" in row else row | best)
+    return made
+
+
+# -- for a terminal --------------------------------------------------------------------------------------------------
+
+
+def tables(rows: list[dict]) -> list[Table]:
+    """The report's tables; those without rows are left out."""
+    made = [machine_table(rows), arithmetic_table(rows), memory_table(rows), divided_table(rows)]
+    made += [types_table(rows), cores_table(rows)]
+    return [table for table in made if len(table.cells) > 1]
+
+
+def machine_table(rows: list[dict]) -> Table:
+    """What there is."""
+    cells = [["machine", "found"]]
+    for row in of(rows, "processor"):
+        cells.append(["processor", f"{row['name'] or 'unnamed'}, as {row['source']} tells"])
+    for row in of(rows, "cores"):
+        each = row["threads_per_core"]
+        smt = f"{each} SMT siblings each" if each > 1 else "no SMT siblings to be seen"
+        cells.append(["cores", f"{row['usable']} in {counted(row['packages'], 'package')}, {smt}"])
+    for row in of(rows, "cache"):
+        shared = f"shared by {row['processors']} processors" if row["processors"] > 1 else "for each processor"
+        cells.append([f"L{row['level']} cache", f"{size_of(row['size_bytes'])}, {shared}"])
+    for row in of(rows, "node"):
+        about = f", {size_of(row['bytes'])}" if row["bytes"] else ""
+        cells.append([f"NUMA node {max(0, row['node'])}", f"{counted(row['processors'], 'processor')}{about}"])
+    return Table("", cells)
+
+
+def arithmetic_table(rows: list[dict]) -> Table:
+    """A line for each type and width: one thread by chains, then more threads, then siblings."""
+    found = of(rows, "arithmetic")
+    most = max((row["threads"] for row in found if row["on"] == "cores"), default=1)
+    smt = any(row["on"] != "cores" for row in found)
+    head = ["GFLOP/s", "type", *(counted(chains, "chain") for chains in CHAINS)]
+    head += [f"{most} threads"] * (most > 1) + ["siblings, 1 chain", f"{CHAINS[-1]} chains"] * smt
+    cells = [head]
+    for level, dtype in dict.fromkeys((row["level"], row["dtype"]) for row in found):
+        mine = [row for row in found if (row["level"], row["dtype"]) == (level, dtype)]
+        speed = {(row["chains"], row["threads"], row["on"] == "cores"): row["gflops"] for row in mine}
+        line = [speed[chains, 1, True] for chains in CHAINS] + [speed[CHAINS[-1], most, True]] * (most > 1)
+        line += [row["gflops"] for row in mine if row["on"] != "cores"]
+        cells.append([level, dtype, *(f"{value:.1f}" for value in line)])
+    return Table("peak arithmetic: multiply-add in chains of dependent steps; threads with most chains", cells)
+
+
+def memory_table(rows: list[dict]) -> Table:
+    """A line for each number of threads and place; a line for each node's memory."""
+    cells, speed = [["GB/s", "each thread", "threads", *LOOPS]], "gigabytes_per_second"
+    found = of(rows, "bandwidth")
+    for threads, on, place in dict.fromkeys((row["threads"], row["on"], row["place"]) for row in found):
+        mine = {row["loop"]: row for row in found if (row["threads"], row["on"], row["place"]) == (threads, on, place)}
+        size = size_of(mine["read"]["working_set_bytes_per_thread"])
+        who = str(threads) if on == "cores" else f"{threads} {on}"
+        cells.append([place, size, who, *(f"{mine[loop][speed]:.1f}" for loop in LOOPS)])
+    for row in of(rows, "numa"):
+        where = f"memory of node {row['of_node']}, from node {row['from_node']}"
+        cells.append([where, size_of(row["working_set_bytes_per_thread"]), "1", f"{row[speed]:.1f}", "", ""])
+    return Table("bandwidth: arrays that stay in a cache, or in none", cells)
+
+
+def divided_table(rows: list[dict]) -> Table:
+    """A line for the one working set."""
+    cells = [["read, GB/s", "1 thread", "all threads", "speed-up", "best"]]
+    for row in of(rows, "divided"):
+        who = f"{size_of(row['bytes'])}, each of {row['threads']} has its part in its {row['cache']}"
+        speed = (
+            row["one_thread_gigabytes_per_second"],
+            row["gigabytes_per_second"],
+            row["speed_up"],
+            row["speed_up_best"],
+        )
+        cells.append([who, *(f"{value:.1f}" for value in speed[:2]), *(f"{value:.2f}" for value in speed[2:])])
+    return Table("a working set that the cores' own caches hold when it is divided", cells)
+
+
+def types_table(rows: list[dict]) -> Table:
+    """A line for each place, a column for each type."""
+    found = of(rows, "types")
+    kinds = list(dict.fromkeys(row["dtype"] for row in found))
+    cells = [["10^9 elements/s", *kinds]]
+    for place in dict.fromkeys(row["place"] for row in found):
+        speed = {row["dtype"]: row["gigaelements_per_second"] for row in found if row["place"] == place}
+        cells.append([place, *(f"{speed[kind]:.2f}" for kind in kinds)])
+    return Table("additions of numbers of 64, 32 and 16 bits, one thread", cells)
+
+
+def cores_table(rows: list[dict]) -> Table:
+    """A line for each way to meet."""
+    cells = [["nanoseconds", "median", "shortest"]]
+    for row in rows:
+        if row["what"] in ("cache line", "barrier", "lock"):
+            threads = counted(row.get("threads", 2), "thread")
+            name = (
+                f"cache line between {row['between']}" if row["what"] == "cache line" else f"{row['what']}, {threads}"
+            )
+            best = f"{row['nanoseconds_best']:.1f}" if "nanoseconds_best" in row else "-"
+            cells.append([name, f"{row['nanoseconds']:.1f}", best])
+    return Table("between cores", cells)

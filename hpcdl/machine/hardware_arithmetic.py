@@ -1,0 +1,147 @@
+"""Peak arithmetic: one loop, compiled for each width of registers, with one chain of dependent steps and with many.
+
+    scalar     x86-64, one number at a time: the loop is not vectorized
+    SSE        x86-64, registers of 128 bits: 4 float32, 2 float64
+    AVX2       x86-64-v3, 256 bits, and multiply-add as one instruction
+    AVX-512    x86-64-v4, 512 bits
+    native     what Numba takes this processor for, where it is no x86-64
+
+Numba compiles for one processor in a process, which NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name, so each level is
+measured in a process of its own (`python -m hpcdl.machine.hardware_arithmetic PLAN`). It also counts the vector
+instructions in the loop's machine code by width: what was measured is what the row says. The Python is always
+kernels/probes.py's multiply_add; 2 flops a step and element, whether that is one instruction or two.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+
+from hpcdl.errors import UsageError
+from hpcdl.kernels.device import CPU
+from hpcdl.kernels.probes import DEPTH, multiply_add
+from hpcdl.machine.hardware_threads import counts, per_round, together
+from hpcdl.machine.topology import Topology
+
+CHAINS = (1, 2, 4, 8, 16)
+PATIENCE = 300  # seconds for a process
+WIDTHS = {"x": 128, "y": 256, "z": 512}
+PACKED = re.compile(r"\bv?(?:mul|add|fmadd\d+)p[sd]\b.*%([xyz])mm")
+SCALAR = re.compile(r"\bv?(?:mul|add|fmadd\d+)s[sd]\b.*%xmm")
+
+
+@dataclass(frozen=True)
+class Level:
+    """bits: of a register, 0: one number. cpu, features: what Numba compiles for; needs: what the processor has."""
+
+    name: str
+    bits: int
+    cpu: str = ""
+    features: str = ""
+    needs: tuple[str, ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        """What the process is told, beside what this one is."""
+        said = dict(os.environ)
+        for name in ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_LOOP_VECTORIZE", "NUMBA_SLP_VECTORIZE"):
+            said.pop(name, None)
+        if self.cpu:
+            said |= {"NUMBA_CPU_NAME": self.cpu, "NUMBA_CPU_FEATURES": self.features}
+        if not self.bits:
+            said |= {"NUMBA_LOOP_VECTORIZE": "0", "NUMBA_SLP_VECTORIZE": "0"}
+        return said | {"NUMBA_OPT": "3", "NUMBA_DISABLE_JIT": "0"}
+
+
+AVX512 = ("avx512f", "avx512vl", "avx512bw", "avx512dq")
+X86 = (
+    Level("scalar", 0, "x86-64", "+sse2"),
+    Level("SSE", 128, "x86-64", "+sse2"),
+    Level("AVX2", 256, "x86-64-v3", "+avx2,+fma", ("avx2", "fma")),
+    # Some processors are known to prefer narrower registers, and the compiler then leaves the widest unused.
+    Level("AVX-512", 512, "x86-64-v4", ",".join(f"+{name}" for name in (*AVX512, "fma")) + ",-prefer-256-bit", AVX512),
+)
+OTHERS = (Level("scalar", 0), Level("native", 128))
+
+
+def levels() -> list[Level]:
+    """Those that this processor has."""
+    if not llvmlite.binding.get_process_triple().startswith("x86_64"):
+        return list(OTHERS)
+    has = llvmlite.binding.get_host_cpu_features()
+    return [level for level in X86 if all(has.get(name, False) for name in level.needs)]
+
+
+def arithmetic(found: Topology, seconds: float, chosen: list[Level] | None = None) -> list[dict]:
+    """Rows of all levels, narrowest first."""
+    rows = []
+    for level in levels() if chosen is None else chosen:
+        told = {"bits": level.bits, "cpus": found.one_per_core(), "siblings": found.siblings(), "seconds": seconds}
+        rows += [{"what": "arithmetic", "level": level.name, **row} for row in in_a_process(level, told)]
+    return rows
+
+
+def in_a_process(level: Level, told: dict[str, Any]) -> list[dict]:
+    """What a process finds that compiles for this level; UsageError with its last line where it fails."""
+    command = [sys.executable, "-m", __name__, json.dumps(told)]
+    asked: dict[str, Any] = {"env": level.environment(), "capture_output": True, "text": True, "timeout": PATIENCE}
+    try:
+        done = subprocess.run(command, **asked)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"the loop for {level.name} could not be measured: {error}") from None
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+        raise UsageError(f"the loop for {level.name} could not be measured: {last[0]}")
+    return json.loads(done.stdout)
+
+
+def measured(told: dict[str, Any]) -> list[dict]:
+    """Rows for float32 and float64: with each number of chains on one processor, then on several."""
+    rows, cpus, siblings = [], told["cpus"], told["siblings"]
+    for dtype in ("float32", "float64"):
+        loop, instructions = compiled(dtype)
+        lanes = max(1, told["bits"] // (8 * np.dtype(dtype).itemsize))
+        about = {"dtype": dtype, "bits": told["bits"], "instructions": instructions}
+        where = [(chains, cpus[:1], "cores") for chains in CHAINS]
+        where += [(CHAINS[-1], cpus[:count], "cores") for count in counts(len(cpus))[1:]]
+        if siblings:
+            where += [(chains, siblings, "siblings of one core") for chains in (CHAINS[0], CHAINS[-1])]
+        for chains, on, kind in where:
+            speed = flops(loop, dtype, lanes * chains, on, told["seconds"])
+            rows.append({**about, "chains": chains, "threads": len(on), "on": kind, **speed})
+    return rows
+
+
+def compiled(dtype: str) -> tuple[Any, dict[str, int]]:
+    """The loop for this type, and the instructions of its arithmetic by the bits that they work on."""
+    element = numba.from_dtype(np.dtype(dtype))
+    loop = multiply_add()
+    loop.compile((element[::1], element, element, numba.int64))
+    return loop, widths(loop.inspect_asm(loop.signatures[0]))
+
+
+def widths(machine_code: str) -> dict[str, int]:
+    """How many multiplications and additions there are of scalars, and in registers of 128, 256 and 512 bits."""
+    found = [WIDTHS[match[1]] for match in PACKED.finditer(machine_code)]
+    return {"scalar": len(SCALAR.findall(machine_code)), **{str(bits): found.count(bits) for bits in WIDTHS.values()}}
+
+
+def flops(loop: Any, dtype: str, elements: int, cpus: list[int], seconds: float) -> dict[str, float]:
+    """Billions of operations a second of so many elements on each of these processors."""
+    arrays = [CPU.zeros(elements, dtype) for _ in cpus]
+    factor, addend = (np.dtype(dtype).type(value) for value in (0.999, 0.001))  # to 1: no overflow, nothing denormal
+
+    def run(rounds: int) -> float:
+        return together(cpus, lambda i: loop(arrays[i], factor, addend, rounds))
+
+    return per_round(run, seconds).rate("gflops", 2e-9 * DEPTH * elements * len(cpus))
+
+
+if __name__ == "__main__":
+    print(json.dumps(measured(json.loads(sys.argv[1]))))

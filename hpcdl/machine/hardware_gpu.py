@@ -1,0 +1,186 @@
+"""A GPU's report: what it is made of, how full our kernels keep it, copies, and products with and without tensor cores.
+
+    thread -> warp (32 that take each step together) -> block (on one multiprocessor) -> grid (all blocks of a launch)
+
+A multiprocessor hides the latency of some warps behind the steps of others, as a core does with chains. Occupancy is
+the part of the warps it could hold that it does hold, which registers, shared memory and the number of blocks limit:
+
+    blocks = min(threads of an SM / threads of a block, registers / (registers of a thread * threads), ..., 32)
+    occupancy = blocks * warps of a block / warps of an SM
+
+Products are cuBLAS's (`gemmEx`, through CuPy), 2 n^3 flops: float32 on the ordinary units; TF32 (float32 in memory,
+10 bits of mantissa in the factors) and bfloat16 on tensor cores, which multiply small matrices in one step. CuPy and
+numba-cuda are asked for when a GPU is; the rows are as those of the processors.
+"""
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdl.kernels.cases import CASES
+
+REPEATS = 11
+SIZE, COPIED = 8192, 256 << 20  # of a product; bytes of a copy
+KERNELS = ("add_into", "momentum", "adam", "add_bias_relu", "softmax_cross_entropy", "layer_norm", "causal_softmax")
+# cudaDataType and cublasComputeType_t: (type of the factors, bytes of an element, type of the sums)
+R_32F, R_16BF = 0, 14
+COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
+PRODUCTS = {
+    "float32": (R_32F, 4, COMPUTE_32F),
+    "TF32": (R_32F, 4, COMPUTE_32F_FAST_TF32),
+    "bfloat16": (R_16BF, 2, COMPUTE_32F),
+}
+NONE, DEFAULT_ALGORITHM = 0, -1  # a factor as it lies; cuBLAS chooses
+
+
+class Limits(NamedTuple):
+    """What one multiprocessor holds."""
+
+    threads: int
+    blocks: int
+    registers: int
+    shared: int
+    warp: int = 32
+
+
+def occupancy(threads: int, registers: int, shared: int, limits: Limits) -> float:
+    """The part of a multiprocessor's warps that blocks of so many threads fill.
+
+    registers: of a thread, which are given to a warp in portions of 256; shared: bytes of a block. 0 where not even
+    one block fits.
+    """
+    warps = -(-threads // limits.warp)
+    of_warp = -(-registers * limits.warp // 256) * 256
+    blocks = min(limits.blocks, limits.threads // (warps * limits.warp))
+    if of_warp:
+        blocks = min(blocks, limits.registers // of_warp // warps)
+    if shared:
+        blocks = min(blocks, limits.shared // shared)
+    return blocks * warps / (limits.threads // limits.warp)
+
+
+def gpu(device: Any) -> list[dict]:
+    """Rows of a GPU that `open_device` has opened."""
+    xp = device.xp
+    about = xp.cuda.runtime.getDeviceProperties(device.index)
+    limits = limits_of(about)
+    name = about["name"]
+    rows = [
+        {
+            "what": "gpu",
+            "name": name.decode() if isinstance(name, bytes) else name,
+            "multiprocessors": about["multiProcessorCount"],
+            "threads_per_multiprocessor": limits.threads,
+            "warp": limits.warp,
+            "registers_per_multiprocessor": limits.registers,
+            "shared_bytes_per_multiprocessor": limits.shared,
+            "l2_bytes": about["l2CacheSize"],
+            "memory_bytes": about["totalGlobalMem"],
+        }
+    ]
+    return rows + occupancies(device, limits) + copies(device) + products(device)
+
+
+def limits_of(about: dict[str, Any]) -> Limits:
+    """From what CUDA says of a device."""
+    return Limits(
+        about["maxThreadsPerMultiProcessor"],
+        about.get("maxBlocksPerMultiProcessor", 32),
+        about["regsPerMultiprocessor"],
+        about["sharedMemPerMultiprocessor"],
+        about["warpSize"],
+    )
+
+
+def occupancies(device: Any, limits: Limits) -> list[dict]:
+    """Rows of our kernels: registers of a thread, and the occupancy that follows."""
+    from hpcdl.kernels import gpu as launched
+
+    rows = []
+    for name in KERNELS:
+        for each in launched.functions(CASES[name].kernel):
+            compiled, _ = each.compile(np.dtype("float32"))
+            registers, shared = most(compiled.get_regs_per_thread()), most(compiled.get_shared_mem_per_block())
+            part = occupancy(launched.THREADS, registers, shared, limits)
+            about = {"threads_per_block": launched.THREADS, "registers_per_thread": registers, "shared_bytes": shared}
+            rows.append({"what": "occupancy", "kernel": name, "function": each.name, **about, "occupancy": part})
+    return rows
+
+
+def most(versions: Any) -> int:
+    """The largest of what numba-cuda says of each compiled version of a kernel; it says a number where there is one."""
+    return int(max(versions.values()) if isinstance(versions, dict) else versions)
+
+
+def timed(xp: Any, call: Callable[[], Any], calls: int) -> float:
+    """Seconds of a call, of so many in a row between two events; the median of REPEATS."""
+    start, end, taken = xp.cuda.Event(), xp.cuda.Event(), []
+    call()
+    for _ in range(REPEATS):
+        start.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        end.synchronize()
+        taken.append(xp.cuda.get_elapsed_time(start, end) / 1e3 / calls)
+    return statistics.median(taken)
+
+
+def copies(device: Any, size: int = COPIED) -> list[dict]:
+    """Rows of copies within the GPU's memory, which read and write, and over the link to the host and back."""
+    xp = device.xp
+    a, b = device.zeros(size, np.uint8), device.zeros(size, np.uint8)
+    host, pageable = device.pinned(size, np.uint8), np.zeros(size, np.uint8)
+    host[:] = 0
+    ways: dict[str, tuple[Callable[[], Any], int]] = {
+        "within the GPU": (lambda: a.data.copy_from_device_async(b.data, size), 2 * size),
+        "host to GPU, pinned": (lambda: a.set(host), size),
+        "GPU to host, pinned": (lambda: a.get(out=host), size),
+        "host to GPU, pageable": (lambda: a.set(pageable), size),
+    }
+    return [
+        {"what": "copy", "way": way, "bytes": moved, "gigabytes_per_second": 1e-9 * moved / timed(xp, call, 4)}
+        for way, (call, moved) in ways.items()
+    ]
+
+
+def products(device: Any, n: int = SIZE) -> list[dict]:
+    """Rows of an n x n product in each way."""
+    xp = device.xp
+    cublas, rows = xp.cuda.cublas, []
+    handle = xp.cuda.device.get_cublas_handle()
+    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    for name, (kind, itemsize, compute) in PRODUCTS.items():
+        a, b, c = (device.zeros(itemsize * n * n, np.uint8) for _ in range(3))
+        addresses = [array.data.ptr for array in (a, b, c)]
+
+        def call(kind: int = kind, compute: int = compute, at: list[int] = addresses) -> None:
+            alpha, beta = one.ctypes.data, zero.ctypes.data
+            factors = (at[0], kind, n, at[1], kind, n)
+            cublas.gemmEx(
+                handle, NONE, NONE, n, n, n, alpha, *factors, beta, at[2], kind, n, compute, DEFAULT_ALGORITHM
+            )
+
+        taken = timed(xp, call, 4)
+        rows.append({"what": "product", "type": name, "n": n, "gflops": 2e-9 * math.pow(n, 3) / taken})
+    return rows
+
+
+def cells(rows: list[dict]) -> list[list[str]]:
+    """A table's lines for a terminal."""
+    made = [["GPU", "found"]]
+    for row in rows:
+        if row["what"] == "gpu":
+            about = f"{row['multiprocessors']} multiprocessors of {row['threads_per_multiprocessor']} threads"
+            made.append(["GPU", f"{row['name']}, {about} in warps of {row['warp']}"])
+        elif row["what"] == "occupancy":
+            name = f"occupancy, {row['kernel']}" + f" ({row['function']})" * (row["function"] != row["kernel"])
+            made.append([name, f"{100 * row['occupancy']:.0f}%, {row['registers_per_thread']} registers a thread"])
+        elif row["what"] == "copy":
+            made.append([f"copy {row['way']}", f"{row['gigabytes_per_second']:.1f} GB/s"])
+        elif row["what"] == "product":
+            made.append([f"product {row['type']}", f"{row['gflops'] / 1e3:.1f} TFLOP/s"])
+    return made

@@ -1,0 +1,140 @@
+"""Threads on processors of their own: how long what they do together takes, and what meeting costs.
+
+    line       a word raised in turn by two threads: half a round trip of its cache line, from core to core
+    barrier    each thread raises the word on its own line, and waits for those of all
+    lock       an exchange takes it, a store gives it back: by one thread alone, and by several that all want it
+
+A time is that from the first thread's start to the last one's end, divided by the rounds between: so many rounds that
+the start of threads does not count. It is taken REPEATS times; the median is reported, and the shortest beside it,
+which other work on the machine has disturbed least.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdl.kernels.bind import prepare
+from hpcdl.kernels.device import CPU
+from hpcdl.kernels.probes import LINE, SPINS, meet, ping_pong, take_turns
+from hpcdl.machine.topology import Topology
+
+REPEATS = 25
+MOST_ROUNDS = 1 << 40
+
+
+class Taken(NamedTuple):
+    """Seconds of a round: the median, and the shortest."""
+
+    median: float
+    best: float
+
+    def rate(self, name: str, amount: float) -> dict[str, float]:
+        """The cells of a row: an amount divided by both."""
+        return {name: amount / self.median, f"{name}_best": amount / self.best}
+
+    def nanoseconds(self, parts: int = 1) -> dict[str, float]:
+        """The cells of a row: nanoseconds of one of so many parts of a round."""
+        return {"nanoseconds": 1e9 * self.median / parts, "nanoseconds_best": 1e9 * self.best / parts}
+
+
+def together(cpus: list[int], body: Callable[[int], Any], first: Callable[[int], Any] | None = None) -> float:
+    """Seconds that body(i) takes on the processors cpus[i], one thread each, from the first start to the last end.
+
+    first(i): what a thread does before, as touching its memory.
+    """
+    barrier = Barrier(len(cpus))
+
+    def work(i: int) -> tuple[float, float]:
+        try:
+            os.sched_setaffinity(0, {cpus[i]})  # of this thread alone
+            if first is not None:
+                first(i)
+        except BaseException:
+            barrier.abort()
+            raise
+        barrier.wait()
+        start = time.perf_counter()
+        body(i)
+        return start, time.perf_counter()
+
+    with ThreadPoolExecutor(len(cpus)) as pool:
+        started, ended = zip(*pool.map(work, range(len(cpus))), strict=True)
+    return max(ended) - min(started)
+
+
+def per_round(run: Callable[[int], float], seconds: float) -> Taken:
+    """Seconds of one round, where run(rounds) gives those of so many; in about `seconds`."""
+    rounds, share = 1, seconds / REPEATS
+    run(1)  # compiles, and touches the memory
+    # The shortest of three: where one is interrupted, so many rounds would seem to be enough that are too few.
+    while (taken := min(run(rounds) for _ in range(3))) < share / 2 and rounds < MOST_ROUNDS:
+        rounds *= int(min(100, max(2, share / max(taken, 1e-7))))
+    each = [taken / rounds, *(run(rounds) / rounds for _ in range(REPEATS - 1))]
+    return Taken(statistics.median(each), max(min(each), 1e-12))
+
+
+def between_cores(found: Topology, seconds: float) -> list[dict]:
+    """Rows of what passes between threads: lines, barriers, locks."""
+    words = CPU.zeros(LINE * max(2, len(found.usable)), np.int64)
+    prepare(ping_pong, words, 0, 1)
+    prepare(meet, words, 0, 1, 1, SPINS)
+    prepare(take_turns, words, 1, SPINS)
+    cores = found.one_per_core()
+    rows = [line_row(words, *pair, found.relation(*pair), seconds) for pair in pairs(found)]
+    for count in counts(len(cores))[1:]:
+        taken = per_round(lambda rounds, n=count: met(words, cores[:n], rounds), seconds)  # type: ignore[misc]
+        rows.append({"what": "barrier", "threads": count, **taken.nanoseconds()})
+    for count in counts(len(cores)):
+        taken = per_round(lambda rounds, n=count: locked(words, cores[:n], rounds), seconds)  # type: ignore[misc]
+        row = {"what": "lock", "threads": count, **taken.nanoseconds(count)}
+        if count > 1:
+            del row["nanoseconds_best"]  # that of the time in which the threads met least
+        rows.append(row)
+    return rows
+
+
+def counts(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return [1 << k for k in range(most.bit_length()) if 1 << k < most] + [most]
+
+
+def pairs(found: Topology) -> list[tuple[int, int]]:
+    """Two processors for each way in which two can be related, the first such two."""
+    chosen: dict[str, tuple[int, int]] = {}
+    a = found.usable[0]
+    for start in (a, *(numbers[0] for numbers in found.nodes().values() if numbers[0] != a)):
+        for b in found.usable:
+            if b != start:
+                chosen.setdefault(found.relation(start, b), (start, b))
+    return list(chosen.values())
+
+
+def line_row(words: np.ndarray, a: int, b: int, relation: str, seconds: float) -> dict:
+    """The latency of a cache line between two processors."""
+
+    def run(rounds: int) -> float:
+        words[:] = 0
+        return together([a, b], lambda i: ping_pong(words, i, rounds))
+
+    return {"what": "cache line", "between": relation, "processors": [a, b], **per_round(run, seconds).nanoseconds(2)}
+
+
+def met(words: np.ndarray, cpus: list[int], rounds: int) -> float:
+    """Seconds of so many barriers."""
+    words[:] = 0
+    return together(cpus, lambda i: meet(words, i, len(cpus), rounds, SPINS))
+
+
+def locked(words: np.ndarray, cpus: list[int], rounds: int) -> float:
+    """Seconds in which each thread takes the lock so often; RuntimeError where the lock has let two in."""
+    words[:] = 0
+    taken = together(cpus, lambda i: take_turns(words, rounds, SPINS))
+    if words[LINE] != rounds * len(cpus):
+        raise RuntimeError(f"{len(cpus)} threads took the lock {rounds * len(cpus)} times, and {words[LINE]} counted")
+    return taken

@@ -1,0 +1,212 @@
+"""Cores, SMT siblings, caches and NUMA nodes of this machine: as hwloc's lstopo tells them, or the files of /sys.
+
+    node         processors that are equally near to a part of the memory          (NUMA)
+    package      a chip in a socket
+    core         what computes; its SMT siblings are processors that share its arithmetic units and first caches
+    processor    what the system schedules threads on: one for each sibling
+
+Both sources give the same `Topology`. Processors are known by the numbers that the system gives them.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SYS = Path("/sys/devices/system")
+CPUINFO = Path("/proc/cpuinfo")
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+LSTOPO = ("lstopo-no-graphics", "lstopo")
+PATIENCE = 20  # seconds for lstopo
+KINDS = {"0": "unified", "1": "data", "2": "instruction"}  # as hwloc numbers them
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor of the system's; core: the lowest number among its siblings. node: -1 where nobody says."""
+
+    number: int
+    core: int
+    package: int
+    node: int
+
+
+@dataclass(frozen=True)
+class Cache:
+    """size: bytes; shared: the processors that have it in common. Instructions are left out."""
+
+    level: int
+    size: int
+    shared: frozenset[int]
+
+
+@dataclass
+class Topology:
+    """source: hwloc or /sys; memory: bytes of each node; usable: processors that this process may use."""
+
+    source: str
+    model: str
+    processors: list[Processor]
+    caches: list[Cache]
+    memory: dict[int, int]
+    usable: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        known = {each.number for each in self.processors}
+        self.usable = sorted(known & os.sched_getaffinity(0)) if not self.usable else self.usable
+
+    def cores(self) -> dict[int, list[int]]:
+        """The usable processors of each core that has some."""
+        found: dict[int, list[int]] = {}
+        for each in self.processors:
+            if each.number in self.usable:
+                found.setdefault(each.core, []).append(each.number)
+        return found
+
+    def nodes(self) -> dict[int, list[int]]:
+        """The usable processors of each NUMA node that has some."""
+        found: dict[int, list[int]] = {}
+        for each in self.processors:
+            if each.number in self.usable:
+                found.setdefault(each.node, []).append(each.number)
+        return found
+
+    def one_per_core(self) -> list[int]:
+        """A usable processor of each core."""
+        return [numbers[0] for numbers in self.cores().values()]
+
+    def siblings(self) -> list[int]:
+        """The usable processors of the first core that has several; none where no core has."""
+        return next((numbers for numbers in self.cores().values() if len(numbers) > 1), [])
+
+    def caches_of(self, number: int) -> list[Cache]:
+        """The caches of a processor, from the smallest to the largest."""
+        return sorted((each for each in self.caches if number in each.shared), key=lambda cache: cache.level)
+
+    def relation(self, a: int, b: int) -> str:
+        """What two processors have in common: the nearest."""
+        one, two = (next(each for each in self.processors if each.number == number) for number in (a, b))
+        if one.core == two.core:
+            return "SMT siblings of one core"
+        for cache in self.caches_of(a):
+            if b in cache.shared:
+                return f"cores with one L{cache.level} cache"
+        if one.node == two.node:
+            return "cores of one NUMA node"
+        return "cores of two NUMA nodes" if one.package == two.package else "cores of two packages"
+
+
+def topology() -> Topology:
+    """This machine's, by lstopo where that is installed and answers."""
+    for name in LSTOPO:
+        if shutil.which(name):
+            with contextlib.suppress(OSError, subprocess.SubprocessError, ElementTree.ParseError, ValueError):
+                asked = [name, "--no-io", "--of", "xml"]
+                done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE, check=True)
+                found = from_hwloc(done.stdout)
+                if found.usable:
+                    return found
+    return from_sys()
+
+
+def from_sys(root: Path = SYS, cpuinfo: Path = CPUINFO) -> Topology:
+    """From the files that Linux shows below /sys/devices/system; what it does not say is left out."""
+    numbers = numbers_of(text_of(root / "cpu" / "online")) or sorted(os.sched_getaffinity(0))
+    nodes: dict[int, int] = {}
+    memory: dict[int, int] = {}
+    for folder in sorted((root / "node").glob("node[0-9]*")):
+        node = int(folder.name.removeprefix("node"))
+        nodes |= dict.fromkeys(numbers_of(text_of(folder / "cpulist")), node)
+        for line in text_of(folder / "meminfo").splitlines():
+            if " MemTotal:" in line:
+                memory[node] = int(line.split()[-2]) * 1024
+    processors, caches = [], set()
+    for number in numbers:
+        about = root / "cpu" / f"cpu{number}"
+        siblings = numbers_of(text_of(about / "topology" / "thread_siblings_list")) or [number]
+        package = text_of(about / "topology" / "physical_package_id")
+        processors.append(
+            Processor(number, min(siblings), int(package) if package.isdecimal() else 0, nodes.get(number, -1))
+        )
+        for folder in (about / "cache").glob("index[0-9]*"):
+            level, size = text_of(folder / "level"), text_of(folder / "size")
+            if text_of(folder / "type") in ("Data", "Unified") and level.isdecimal() and size:
+                shared = numbers_of(text_of(folder / "shared_cpu_list")) or [number]
+                caches.add(Cache(int(level), bytes_of(size), frozenset(shared)))
+    return Topology("/sys", model_of(text_of(cpuinfo)), processors, ordered(caches), memory)
+
+
+def from_hwloc(text: str) -> Topology:
+    """From lstopo's XML, of hwloc 2."""
+    machine = ElementTree.fromstring(text)
+    owner: dict[str, dict[int, int]] = {"Core": {}, "Package": {}, "NUMANode": {}}
+    memory: dict[int, int] = {}
+    caches, numbers, model = set(), [], ""
+    for each in machine.iter("object"):
+        kind, own = each.get("type", ""), bits_of(each.get("cpuset", ""))
+        if kind == "PU":
+            numbers.append(int(each.get("os_index", "0")))
+        elif kind == "Core":
+            owner[kind] |= dict.fromkeys(own, min(own))
+        elif kind in ("Package", "NUMANode"):
+            owner[kind] |= dict.fromkeys(own, int(each.get("os_index", "0")))
+            memory |= {int(each.get("os_index", "0")): int(each.get("local_memory", "0"))} if kind == "NUMANode" else {}
+        elif kind.endswith("Cache") and KINDS.get(each.get("cache_type", ""), "") in ("data", "unified"):
+            caches.add(Cache(int(each.get("depth", "0")), int(each.get("cache_size", "0")), frozenset(own)))
+        said = {info.get("name"): info.get("value", "") for info in each.findall("info")}
+        model = model or said.get("CPUModel", "")
+    processors = [
+        Processor(n, owner["Core"].get(n, n), owner["Package"].get(n, 0), owner["NUMANode"].get(n, -1))
+        for n in sorted(numbers)
+    ]
+    return Topology("hwloc", model, processors, ordered(caches), memory)
+
+
+def ordered(caches: Iterable[Cache]) -> list[Cache]:
+    """By level, then by processor."""
+    return sorted(caches, key=lambda cache: (cache.level, min(cache.shared)))
+
+
+def text_of(path: Path) -> str:
+    """What a file says, without the line's end; nothing where it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def numbers_of(text: str) -> list[int]:
+    """The numbers of a list as "0-2,8"."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        with contextlib.suppress(ValueError):
+            found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def bits_of(text: str) -> list[int]:
+    """The numbers of the bits in a mask as "0x00000003", or in words of 32 bits, the highest first, with commas."""
+    mask = 0
+    for word in filter(None, text.split(",")):
+        mask = mask << 32 | int(word, 16)
+    return [number for number in range(mask.bit_length()) if mask >> number & 1]
+
+
+def bytes_of(text: str) -> int:
+    """Bytes of "48K"."""
+    unit = UNITS.get(text[-1:], 1)
+    return int(text[:-1] if text[-1:] in UNITS else text) * unit
+
+
+def model_of(cpuinfo: str) -> str:
+    """What the processor calls itself."""
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model"):
+            return value.strip()
+    return ""

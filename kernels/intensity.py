@@ -1,0 +1,88 @@
+"""Operations and bytes of kernels, counted from their formulas: how many flops an element costs for each byte it moves.
+
+    flops = per_element * elements + per_row * rows       bytes = passes * elements * bytes of an element
+
+One flop: an addition, subtraction, multiplication, division, comparison, square root or logarithm, as often as the
+kernel's text has it; changes of sign, conversions and whole numbers are free. An exponential is the 26 flops of
+elementary.py's for float32, a hyperbolic tangent the 21. passes: how often an element is read or written; vectors of a
+row's or a column's length are left out, as in the kernels' own counts.
+
+A causal kernel computes with the keys up to each query's position: (length + 1) / 2 of a row of `length` elements.
+"""
+
+from typing import NamedTuple
+
+EXP, TANH = 26, 21  # flops, float32
+
+
+class Cost(NamedTuple):
+    """What a kernel costs; formula: of an element, in the order in which it is counted; causal: half of a matrix."""
+
+    formula: str
+    per_element: float
+    passes: float
+    per_row: float = 0.0
+    causal: bool = False
+
+    def flops(self, rows: int, columns: int = 1) -> float:
+        """Of a matrix, or of a vector of `rows` elements."""
+        elements = rows * (columns + 1) / 2 if self.causal else rows * columns
+        return self.per_element * elements + self.per_row * rows
+
+    def moved(self, rows: int, columns: int = 1, itemsize: int = 4) -> float:
+        """Bytes."""
+        return self.passes * rows * columns * itemsize
+
+
+COSTS = {
+    "add_into": Cost("x + y", 1, 3),
+    "max_into": Cost("y > x, y != y", 2, 3),
+    "min_into": Cost("y < x, y != y", 2, 3),
+    "add_scaled": Cost("x + a y", 2, 3),
+    "scale": Cost("a x", 1, 2),
+    "sum_of_squares": Cost("total + x x", 2, 1),
+    "sgd": Cost("d = s g + c w; w - r d", 3 + 2, 3),
+    "momentum": Cost("d; v = b v + d; w - r v", 3 + 2 + 2, 5),
+    "nesterov": Cost("d; v = b v + d; w - r (d + b v)", 3 + 2 + 4, 5),
+    "adam": Cost("d; m = b m + c d; s = e s + f (d d); h w - r (m / (q sqrt(s) + eps))", 3 + 3 + 4 + 7, 7),
+    "adagrad": Cost("d; s + d d; w - r (d / (sqrt(s) + eps))", 3 + 2 + 5, 5),
+    "proximal": Cost("g + f (w - c)", 3, 4),
+    "average": Cost("a + f (w - a)", 3, 3),
+    "add_bias": Cost("z + b", 1, 2),
+    "add_bias_relu": Cost("y = z + b; y < 0", 2, 2),
+    "add_bias_tanh": Cost("tanh(z + b)", 1 + TANH, 2),
+    "add_bias_gelu": Cost("x = z + b; x / (1 + exp(-x (l + c (x x))))", 1 + 4 + EXP + 2, 2),
+    "add_rows": Cost("total + dy", 1, 1),
+    "relu_backward": Cost("y <= 0; dz = dy k; total + dz", 3, 3),
+    "tanh_backward": Cost("dz = dy (1 - y y); total + dz", 4, 3),
+    "gelu_backward": Cost(
+        "x = z + b; q = x x; s = 1 / (1 + exp(-x (l + c q))); dz = dy s (1 + x (1 - s) (l + k q)); total + dz",
+        2 + 3 + EXP + 2 + 8 + 1,
+        3,
+    ),
+    "layer_norm": Cost(
+        "total + x; squares + (x - m) (x - m); (x - m) f g + b; a row: m, f = 1 / sqrt(v / n + eps)", 1 + 4 + 4, 2, 5
+    ),
+    "layer_norm_backward": Cost(
+        "h = (x - m) f; d = dx g; a + d h; c + d; dg + dx h; db + dx; f (dx g - c - h a); a row: a / n, c / n",
+        6 + 5 + 7,
+        3,
+        2,
+    ),
+    "softmax_cross_entropy": Cost(
+        "z > top; e = exp(z - top); total + e; e / total; a row: 1 / total, dz - 1, log(total) + (top - z), loss",
+        1 + 1 + EXP + 2,
+        2,
+        6 - 1,  # the first element is compared with none
+    ),
+    "causal_softmax": Cost("c s; top; e = exp(s - top); total + e; e / total", 1 + 1 + 1 + EXP + 2, 1.5, 1, True),
+    "causal_softmax_backward": Cost("t + p dp; c p (dp - t)", 2 + 3, 2, 0, True),
+    "squared": Cost("d = z - y; total + d d", 3, 3),
+    "add_float16": Cost("x + y", 1, 2.5),
+    "add_bfloat16": Cost("x + y", 1, 2.5),
+    # For the layers: no arithmetic, or one addition.
+    "embed": Cost("copied", 0, 2),
+    "embed_backward": Cost("g + dy", 1, 3),
+    "add_positions": Cost("y + p", 1, 2),
+    "add_positions_backward": Cost("g + dy", 1, 1),
+}

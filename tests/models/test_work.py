@@ -1,0 +1,115 @@
+"""The operations that a layer is said to do are those that it does, product by product and kernel by kernel."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from hpcdl.data.batch import Batch
+from hpcdl.errors import UsageError
+from hpcdl.models import layers as dense_layers
+from hpcdl.models import losses, make_model, transformer
+from hpcdl.models.work import Called, Product, flops, flops_of_model, moved, operations
+from hpcdl.random import Random
+
+ROWS = 3
+MODELS = {
+    "mlp:7,5": ((4,), 3, {}),
+    "mlp:6,activation=tanh": ((4,), 3, {}),
+    "mlp:6,activation=gelu": ((4,), 3, {}),
+    "softmax": ((4,), 3, {}),
+    "linear": ((4,), 0, {}),
+    "gpt:layers=1,width=8,heads=2,context=5": ((5,), 11, {"text": True}),
+}
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """What products and kernels are called while a model computes, with their sizes."""
+    found = []
+
+    def watched(name, kernel):
+        def call(first, *rest):
+            main = rest[-1] if name in ("embed", "squared") else first
+            main = rest[0] if name == "embed_backward" else main
+            rows, columns = main.shape if main.ndim == 2 else (main.size, 1)
+            found.append(Called(name, rows * columns if columns == 1 else rows, columns))
+            return kernel(first, *rest)
+
+        return staticmethod(call)
+
+    places = {
+        dense_layers.kernels: [],
+        transformer.activation: ["add_bias", "add_rows", "add_bias_relu", "relu_backward"],
+        transformer.attention: ["causal_softmax", "causal_softmax_backward"],
+        transformer.layer_norm: ["layer_norm", "layer_norm_backward"],
+        transformer.embedding: ["embed", "embed_backward", "add_positions", "add_positions_backward"],
+        transformer: ["add_into"],
+        losses: ["scale"],
+    }
+    places[transformer.activation] += ["add_bias_tanh", "tanh_backward", "add_bias_gelu", "gelu_backward"]
+    for module, names in places.items():
+        for name in names:
+            monkeypatch.setattr(module, name, watched(name, getattr(module, name)).__func__)
+    for kind, name in ((losses.SoftmaxCrossEntropy, "softmax_cross_entropy"), (losses.Squared, "squared")):
+        monkeypatch.setattr(kind, "kernel", watched(name, kind.kernel))
+
+    def watch(layer):
+        if hasattr(layer, "matmul"):
+            product = layer.matmul
+
+            def matmul(a, b, out):
+                found.append(Product(a.shape[-2], a.shape[-1], b.shape[-1], int(np.prod(a.shape[:-2]))))
+                return product(a, b, out=out)
+
+            layer.matmul = matmul
+            add = layer.add_product
+
+            def add_product(a, b, into):
+                add(a, b, into)
+                found.append(Called("add_into", into.size))  # numpy's, after the product
+
+            layer.add_product = add_product
+
+    return found, watch
+
+
+def made(spec):
+    features, classes, more = MODELS[spec]
+    model = make_model(spec, features, classes, **more)
+    random = np.random.default_rng(0)
+    x = random.integers(0, max(2, classes), (ROWS, *features)).astype(np.float32)
+    y = np.zeros(ROWS, np.int64 if classes else np.float32)
+    return model, Batch(x, y, ROWS, 0, 0, np.arange(ROWS))
+
+
+@pytest.mark.parametrize("spec", MODELS)
+def test_products_and_kernels(spec, done):
+    found, watch = done
+    model, batch = made(spec)
+    for layer in model.layers:
+        watch(layer)
+    parameters = model.initialize(Random(0))
+    model.loss_and_gradient(parameters, batch, np.zeros_like(parameters))
+    said = [each for layer in model.layers for part in operations(layer, ROWS) for each in part]
+    assert collections.Counter(found) == collections.Counter(said) and len(said) >= 4
+    assert flops_of_model(model, ROWS) == sum(each.flops() for each in found)
+
+
+def test_flops_and_bytes_of_a_dense_layer():
+    layer = made("mlp:7,5")[0].layers[1]
+    forward, backward = operations(layer, 10)
+    assert flops(forward) == 2 * 10 * 7 * 5 + 2 * 10 * 5
+    assert moved(forward, 4) == 4 * (10 * 7 + 7 * 5 + 10 * 5 + 2 * 10 * 5)
+    assert flops(backward) == 2 * 2 * 10 * 7 * 5 + 3 * 10 * 5 + 7 * 5
+    assert moved(backward, 8) == 2 * moved(backward, 4)
+
+
+def test_the_first_layer_has_no_gradient_by_its_input():
+    model, _ = made("mlp:7,5")
+    assert sum(isinstance(each, Product) for each in operations(model.layers[0], 2)[1]) == 1
+
+
+def test_what_is_not_counted():
+    with pytest.raises(UsageError, match="a layer Hinge are not counted; take softmax"):
+        operations(make_model("svm", (3,), 2).layers[-1], 2)

@@ -1,0 +1,137 @@
+"""The roofline's points: counted flops and bytes, some time; the picture; a run beside the machine."""
+
+import json
+
+import pytest
+
+from hpcdl.errors import UsageError
+from hpcdl.kernels.cases import CASES
+from hpcdl.kernels.intensity import COSTS
+from hpcdl.reports import roofline
+from hpcdl.reports.roofline import Point, balance, kernel_points, layer_points, prepare, told
+
+SHORT = 1e-4  # seconds
+
+
+def test_a_point():
+    point = Point("x", "kernel", 4e9, 2e9, 0.5)
+    assert (point.intensity, point.gflops) == (2.0, 8.0)
+    row = point.row()
+    assert row["what"] == "point" and row["intensity"] == 2.0 and row["gflops"] == 8.0
+
+
+def test_kernels():
+    points = {point.name: point for point in kernel_points(4096, SHORT)}
+    assert set(points) == {name for name, cost in COSTS.items() if name in CASES and cost.per_element}
+    assert all(point.seconds > 0 and point.kind == "kernel" for point in points.values())
+    assert points["add_into"].flops == 1024 and points["add_into"].bytes == 3 * 4096
+    assert points["adam"].intensity == 17 / 28
+    assert points["add_bfloat16"].intensity == 0.1
+
+
+def test_layers_of_an_mlp():
+    points = layer_points(prepare("mlp:16,8", "", 32), SHORT)
+    assert [(p.name, p.kind) for p in points] == [
+        *(("dense1", kind) for kind in ("forward", "backward")),
+        *(("dense2", kind) for kind in ("forward", "backward")),
+        *(("dense3", kind) for kind in ("forward", "backward")),
+        ("loss", "forward"),
+    ]
+    assert points[0].flops == 2 * 32 * 64 * 16 + 2 * 32 * 16
+    assert points[0].bytes == 4 * (32 * 64 + 64 * 16 + 32 * 16 + 2 * 32 * 16)
+    assert all(p.seconds > 0 for p in points)
+
+
+def test_layers_of_a_gpt_have_its_text():
+    points = layer_points(prepare("gpt:layers=1,width=8,heads=2", "", 2), SHORT)
+    assert [p.name for p in points[:3]] == ["embedding", "embedding", "block1.attention"] and points[-1].name == "loss"
+    assert len(points) == 2 * 5 + 1
+
+
+def test_models_that_are_not_counted():
+    with pytest.raises(UsageError, match="the data has 10; use softmax or mlp"):
+        prepare("svm", "", 4)
+    with pytest.raises(UsageError, match="unknown model 'mlq'"):
+        prepare("mlq", "", 4)
+
+
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_the_picture(tmp_path, count):
+    pytest.importorskip("matplotlib")
+    kinds = ["kernel", "forward", "backward"]
+    points = [Point(f"p{k}", kinds[k % 3], 2.0 ** (k + 1), 8.0, 1e-9) for k in range(count)]
+    paths = roofline.write(points, 100.0, {"L1": 300.0, "memory": 20.0}, "made here", tmp_path / "a.b")
+    assert [path.name for path in paths] == ["a.b.png", "a.b.svg"] and all(path.stat().st_size > 3000 for path in paths)
+    text = paths[1].read_text()
+    assert "flops for each byte" in text and "memory" in text and "made here" in text
+    assert ("layer forward" in text) == (count > 1) and text.count(">p") >= min(count, 3)
+
+
+def test_names_do_not_stand_on_each_other(tmp_path):
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    axes.set_xlim(0.1, 10)
+    axes.set_ylim(0.1, 10)
+    near = [Point("kernel", "kernel", 5, 1, 1e-9), Point("layer", "forward", 5, 1, 0.99e-9)]
+    roofline.name_points(axes, [*near, Point("far", "kernel", 1, 1, 0.2e-9)])
+    assert [text.get_text() for text in axes.texts] == ["layer", "far"]
+    roofline.name_points(axes, near[1:])
+    assert [text.get_text() for text in axes.texts] == ["layer", "far", "layer"]
+
+
+def summary(folder, **changed):
+    made = {"model": "mlp", "parameters": 1000, "steps": 10, "batch_size": 4, "bytes_sent_per_rank": [500, 700]}
+    made |= {"compute_seconds_per_rank": [1.0, 3.0], "communication_seconds_per_rank": [4.0, 4.0]}
+    made |= {"idle_seconds_per_rank": [0.0, 1.0]} | changed
+    (folder / "summary.json").write_text(json.dumps({k: v for k, v in made.items() if v is not None}))
+    return folder
+
+
+def test_a_run(tmp_path):
+    row = balance(summary(tmp_path), peak=100.0, bandwidth=10.0)
+    assert row["ranks"] == 2 and row["flops_per_rank"] == 6 * 1000 * 40 / 2
+    assert (row["compute_seconds"], row["communication_seconds"], row["idle_seconds"]) == (2.0, 4.0, 0.5)
+    assert row["flops_per_byte"] == 120000 / 600 and row["machine_flops_per_byte"] == 10
+    text = told(row)
+    assert "each 2 s computing, 4 s communicating (0.5 : 1)" in text and "200 flops for each byte" in text
+    assert "computing would take longer, 20 : 1" in text
+
+
+def test_a_gpt_counts_tokens(tmp_path):
+    assert balance(summary(tmp_path, model="gpt"), 1, 1)["flops_per_rank"] == 64 * 120000
+    assert balance(summary(tmp_path, model="gpt:layers=2,context=8"), 1, 1)["flops_per_rank"] == 8 * 120000
+
+
+def test_a_run_that_sends_nothing(tmp_path):
+    alone = {"bytes_sent_per_rank": [0], "compute_seconds_per_rank": [1.0], "communication_seconds_per_rank": [0.0]}
+    row = balance(summary(tmp_path, **alone, idle_seconds_per_rank=[0.0]), 1, 1)
+    assert row["flops_per_byte"] is None and "no communication" in told(row) and told(row).endswith("it sent nothing.")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (None, "summary.json cannot be read: No such file"),
+        ("{", "is no summary of a run"),
+        ("[]", "lacks parameters, steps"),
+        ('{"parameters": 1}', "lacks steps, batch_size"),
+    ],
+)
+def test_folders_without_a_run(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(UsageError, match=words):
+        balance(tmp_path, 1, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": "many"}, {"bytes_sent_per_rank": ["a"]}, {"batch_size": {}}])
+def test_counts_that_are_none(tmp_path, wrong):
+    with pytest.raises(UsageError, match="is no summary of a run"):
+        balance(summary(tmp_path, **wrong), 1, 1)
+
+
+def test_repeats():
+    calls = []
+    assert roofline.shortest(lambda: calls.append(1), 0.0) >= 0 and len(calls) == 2 + roofline.REPEATS
+    assert len(roofline.repeats(1.0, 20.0)) == 20 and len(roofline.repeats(1e-9, 1.0)) == 1000
