@@ -23,7 +23,7 @@ from hpcdl.memory import Memory
 from hpcdl.models.balance import cut_layers
 from hpcdl.models.part import Part
 from hpcdl.parallel.sharded_weights import weights_of
-from hpcdl.parallel.stage import Stage
+from hpcdl.parallel.stage import KINDS, Stage
 from hpcdl.parallel.stash import Stash
 from hpcdl.parallel.timetable import Action
 from hpcdl.parallel.zero import Shards
@@ -45,6 +45,25 @@ class Done:
         return True
 
 
+class Leaving:
+    """The request of a push: what is sent stays until the partner has come to take it.
+
+    It has left when its answer is there (`wait`), or, where none is waited for, when this rank has done something else.
+    """
+
+    def __init__(self, answered: bool):
+        self.left, self.answered = False, answered
+
+    def wait(self, doze: bool = False) -> None:
+        """The answer is there."""
+        self.left = True
+
+    def test(self) -> bool:
+        """Whether it has left; the first time it has not."""
+        left, self.left = self.left, self.left or not self.answered
+        return left
+
+
 class Peer:
     """The communicator of a rank whose partners answer at once; device: where vectors lie that it makes."""
 
@@ -55,8 +74,8 @@ class Peer:
         """A vector."""
         return self.device.empty(n, dtype)
 
-    def all_reduce(self, array: Any, op: str = "sum") -> None:
-        """It is summed already."""
+    def all_reduce(self, *_: Any) -> None:
+        """It is summed, or here, already."""
 
     all_gather = wait = all_reduce
 
@@ -65,11 +84,15 @@ class Peer:
         flat = array.reshape(-1)
         return flat[chunk(flat.size, self.size, self.rank)]
 
-    def ipush(self, array: Any, to: int, tag: int = 0) -> Done:
-        """It has left."""
+    def ipush(self, array: Any, to: int, tag: int = 0) -> Leaving:
+        """Activations (hpcdl/parallel/stage.py) are answered by the gradient by them."""
+        return Leaving(answered=tag % len(KINDS) == KINDS.index("F"))
+
+    def iall_gather(self, *_: Any) -> Done:
+        """It is there."""
         return Done()
 
-    iall_gather = ibroadcast = ireduce_scatter = ireduce = lambda self, *_: Done()
+    ibroadcast = ireduce_scatter = ireduce = iall_gather
 
 
 class Rule:

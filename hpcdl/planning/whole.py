@@ -3,7 +3,7 @@
     strategy                 parameters                gradients    optimizer, of V vectors
     sequential, all-reduce   1                         1            V, and 1 with --compress: what was rounded away
     svrg                     1                         1            V + 2, the snapshot and its gradient; 3 if drawn
-    saga                     1                         1            V + 1, and two slopes of each example
+    saga                     1                         1            V + 1, and a slope of each example and output
     sgld                     2: iterate, mean          1            V
     parameter server         worker 1; server s,       worker 1;    server V s
                              and s that leave          server s     s = K / servers, in rounds one from each worker
@@ -47,11 +47,16 @@ def gradient(case: Case, memory: Memory, rows: int) -> None:
     pool.memory = None
 
 
-def step(case: Case, memory: Memory, rows: int, parameters: float = 1, optimizer: float | None = None) -> None:
-    """Vectors of the three kinds, and the activations of so many rows."""
+def hold(case: Case, memory: Memory, parameters: float = 1, optimizer: float | None = None) -> None:
+    """Vectors of the three kinds, of gradients one."""
     case.add(memory, "parameters", parameters)
     case.add(memory, "gradients")
     case.add(memory, "optimizer", len(case.vectors) if optimizer is None else optimizer)
+
+
+def step(case: Case, memory: Memory, rows: int, parameters: float = 1, optimizer: float | None = None) -> None:
+    """The same, and the activations of so many rows."""
+    hold(case, memory, parameters, optimizer)
     gradient(case, memory, rows)
 
 
@@ -67,7 +72,7 @@ def svrg(case: Case, rank: int, memory: Memory) -> None:
     if options.method == "saga":
         outputs = linear_form(case.model, "--method saga").outputs
         step(case, memory, case.share(rank, case.size), optimizer=vectors + 1)
-        case.add(memory, "optimizer", 2, case.data.examples * outputs)
+        case.add(memory, "optimizer", 1, case.data.examples * outputs)
     else:
         step(case, memory, case.share(rank, case.size), optimizer=vectors + 2 + (options.snapshot == "random"))
     first = max(case.plan[0], min(ROWS * case.size, case.data.examples))  # the pass over all rows, in such batches
@@ -82,13 +87,17 @@ def sgld(case: Case, rank: int, memory: Memory) -> None:
 
 
 def served(case: Case, memory: Memory, rank: int, holders: int, workers: int, rounds: bool, optimizer: int) -> None:
-    """A server's slice: the values, a copy of them that leaves, and what is pushed."""
+    """A server's slice: the values, copies of them that leave, and what is pushed.
+
+    In rounds all workers are sent one copy; else each may be sent another version, and how many are on their way at
+    once is a matter of time: these are the most.
+    """
     width = 1
     if getattr(case.options, "sparse_push", False):
         width = case.model.layers[0].whole["weight"][1]
     own = cut_slices(case.length, holders, width)[rank]
     length = own.stop - own.start
-    case.add(memory, "parameters", 2, length)
+    case.add(memory, "parameters", 2 if rounds else 1 + workers, length)
     case.add(memory, "gradients", workers if rounds else 1, length)
     case.add(memory, "optimizer", optimizer, length)
 
@@ -99,9 +108,8 @@ def parameter_server(case: Case, rank: int, memory: Memory) -> None:
     rounds, clocked = options.chosen.in_rounds, options.chosen.clocked
     holders = case.size if on_workers else options.servers
     workers = case.size if on_workers else case.size - options.servers
-    if rank < holders:  # its own push does not travel
-        others = workers - 1 if on_workers else workers
-        served(case, memory, rank, holders, others, rounds, len(case.vectors))
+    if rank < holders:
+        served(case, memory, rank, holders, workers, rounds, len(case.vectors))
     if on_workers or rank >= options.servers:
         number = rank if on_workers else rank - options.servers
         case.add(memory, "parameters", 1 + bool(options.broadcast_every))
@@ -109,19 +117,22 @@ def parameter_server(case: Case, rank: int, memory: Memory) -> None:
         gradient(case, memory, case.share(number, workers) if clocked else case.batch)
 
 
-def senders(case: Case, rank: int, size: int) -> int:
-    """From how many ranks a rank receives in gossip, over the period of the graph."""
+def senders(case: Case, rank: int, size: int) -> set[int]:
+    """From which ranks a rank receives in gossip, over the period of the graph."""
     graph = topology(case.options.topology, size, case.options.seed)
-    return len({source for source, to in graph.edges if to == rank and source != rank})
+    return {source for source, to in graph.edges if to == rank and source != rank}
 
 
 def gossip(case: Case, rank: int, memory: Memory) -> None:
     """A replica, the average, what neighbours send, and what the method keeps."""
     options, vectors = case.options, len(case.vectors)
-    received, rows = senders(case, rank, case.size), case.share(rank, case.size)
+    neighbours, rows = senders(case, rank, case.size), case.share(rank, case.size)
+    received = len(neighbours)
     if options.method == "adpsgd":
-        # x, the average, the copy that a gradient is of; and what is on its way to or from a neighbour.
-        step(case, memory, rows, parameters=3 + received, optimizer=2 * vectors)
+        # x, the average, the copy that a gradient is of; what each lower neighbour sends; to one of the higher ones at
+        # a time what is sent, and the mean that comes back.
+        lower = sum(each < rank for each in neighbours)
+        step(case, memory, rows, 3 + lower + 2 * (received > lower), optimizer=2 * vectors)
     elif options.method in ("gradient-tracking", "detag"):
         before = 2 * (options.method == "detag")  # x and y of the round before, and those that are sent
         step(case, memory, rows, parameters=2 + 2 * received + before, optimizer=vectors + 4 + before)
@@ -141,9 +152,15 @@ def local_sgd(case: Case, rank: int, memory: Memory) -> None:
 
 def federated(case: Case, rank: int, memory: Memory) -> None:
     """The server's parameters and rule, and a client's."""
-    options = case.options
-    server, clients = len(vectors_of(options.server_optimizer)), len(vectors_of(options.optimizer))
-    step(case, memory, min(case.plan[0], case.data.examples), 2, server + clients + bool(options.average))
+    options, examples = case.options, case.data.examples
+    server, theirs = len(vectors_of(options.server_optimizer)), len(vectors_of(options.optimizer))
+    clients = options.clients or examples  # 0: the owners of a column, which is not read
+    own = chunk(examples, min(clients, examples), 0)  # of an even partition
+    rows = min(options.local_batch or own.stop, own.stop)
+    asked = max(1, round(options.fraction * clients))  # dealt out to the ranks: the last may have none
+    hold(case, memory, 2, server + theirs + bool(options.average))
+    if rank < asked:
+        gradient(case, memory, rows)
     if options.late:
         case.add(memory, "optimizer", 1, case.length + 1, 8)
 
@@ -163,7 +180,7 @@ def hogwild(case: Case, rank: int, memory: Memory) -> None:
         case.add(memory, "optimizer", exchanging)
         return
     several = case.size // together > 1
-    received = senders(case, rank, case.size) if several and options.join == JOINS[1] else 0
+    received = len(senders(case, rank, case.size)) if several and options.join == JOINS[1] else 0
     case.add(memory, "parameters", 1 + several + received + exchanging)
     case.add(memory, "optimizer", vectors + exchanging * vectors)
 
