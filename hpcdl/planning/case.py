@@ -1,20 +1,19 @@
 """What a forecast is about: a program that trains, its options, so many ranks, a model, and the shape of the data.
 
-    Case    | options as on a command line | ranks, in their roles | model, on outlines | examples and their shape |
-    Shape   | what a data set is asked for before any row is read; also that of one that nobody has (`--model gpt3`)
+Case    | options as on a command line | ranks, in their roles | model, on outlines | examples and their shape |
+Shape   | what a data set is asked for before any row is read; also that of one that nobody has (`--model gpt3`)
 """
 
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.data import open_data
 from hpcdl.data.batch import Batch
-from hpcdl.errors import UsageError
 from hpcdl.memory import Memory
 from hpcdl.models import HALF, for_data
 from hpcdl.optim import vectors_of
@@ -22,8 +21,10 @@ from hpcdl.own import is_own, of_torch
 from hpcdl.planning.configurations import CONFIGURATIONS
 from hpcdl.planning.outline import OUTLINES
 from hpcdl.runs.options import Options
-from hpcdl.services.commands import Command
 from hpcdl.services.roles import Roles, divide
+
+if TYPE_CHECKING:
+    from hpcdl.services.commands import Command  # whose import takes over signals
 
 EXAMPLES = 1_000_000  # of data that nobody has: as many as any batch may want
 
@@ -58,7 +59,7 @@ def shape_of(options: Options, model: str) -> Shape:
     if model in CONFIGURATIONS:
         found = CONFIGURATIONS[model]
         length = found.context
-        return Shape(f"tokens of {model}", (length,), found.vocabulary, vocabulary=True, row=length * 4)
+        return Shape(f"tokens for {model}", (length,), found.vocabulary, vocabulary=True, target=0)
     how: dict[str, Any] = {} if is_own(options.data) else {"placement": "streamed"}  # no row is read
     data = open_data(
         options.data,
@@ -122,7 +123,7 @@ class Case:
         self.vectors = (*vectors_of(self.options.optimizer), *(["average"] if self.options.average else []))
 
     @classmethod
-    def of(cls, command: Command, parse: Any) -> "Case":
+    def of(cls, command: "Command", parse: Any) -> "Case":
         """That of a line that could be run."""
         options = command.options(parse, "--out=none")
         return cls(command.training.program, options, command.ranks, command.training.check)
@@ -155,12 +156,3 @@ class Case:
         """So many vectors of this kind, each as long as the parameters unless said otherwise."""
         length = self.length if length is None else length
         memory.add(kind, round(vectors * length) * (item or self.dtype.itemsize))
-
-
-def refuse_unknown(model: str) -> None:
-    """Raise UsageError where this is no named configuration."""
-    if model not in CONFIGURATIONS:
-        raise UsageError(
-            f"--model {model} is none of the named configurations ({', '.join(CONFIGURATIONS)}); for another model "
-            'give the command that trains it, as in plan memory "-n 4: train-allreduce --model mlp:256"'
-        )

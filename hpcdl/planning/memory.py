@@ -5,8 +5,9 @@
     data           rows that the rank holds, or its part of what a node holds once, and the batches that it makes
     interpreter    Python, its libraries and MPI, as this process has them before any data
 
-    float32 (or float64)                16 bit with master weights, of P parameters, U of which this rank updates
-    as the strategy holds it            parameters, gradients, activations half as many; optimizer as in float32, 4 U more
+    float32 (or float64)       as the strategy holds it
+    16 bit, master weights     parameters, gradients, activations: 2 bytes an element; optimizer: 4 bytes an element,
+                               and 4 more for each parameter that this rank updates
 
 What a model's layers and a cut model hold is found by going through a step on arrays without memory (rehearsal.py,
 whole.py): chunks, shards and schedules are those that train.
@@ -14,7 +15,7 @@ whole.py): chunks, shards and schedules are those that train.
 
 import math
 import resource
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hpcdl.chunks import chunk, chunks
 from hpcdl.errors import UsageError
@@ -58,8 +59,7 @@ def forecast(case: Case, only: list[int] | None = None) -> list[Rank]:
         raise UsageError(f"of {case.program} no memory is known; there are {known}")
     interpreter, found = resident(), []
     for rank in range(case.ranks) if only is None else only:
-        role = case.roles.of(rank)[0] if isinstance(case.roles.of(rank), tuple) else case.roles.of(rank)
-        memory, updated = Memory(), 0
+        role, memory, updated = case.roles.of(rank), Memory(), 0
         if role != "data server":
             training = rank if role == "parameter server" else rank - len(case.roles.data_servers)
             memory, updated = of_rank(case, training)
@@ -108,13 +108,16 @@ def data(case: Case, rank: int, role: str) -> float:
     shape, options = case.data, case.options
     row = shape.row + shape.target
     batch = 2 * case.share(0, len(case.roles.workers)) * (math.prod(shape.features) * case.dtype.itemsize + 8)
-    if role == "parameter server" or options.placement == "streamed":
-        return 0.0 if role == "parameter server" else float(batch)
+    if role == "parameter server":
+        return 0.0
+    if options.placement == "streamed":
+        return float(batch)
+    holders = case.roles.data_servers or case.roles.workers
+    examples = shape.examples if rank == holders[0] else 0
     if options.placement == "partitioned":
-        own = chunk(shape.examples, len(case.roles.workers), case.roles.workers.index(rank)) if role == "worker" else None
-        return float(batch + ((own.stop - own.start if own else shape.examples) + shape.test) * row)
-    holds = rank == (case.roles.workers[0] if not case.roles.data_servers else case.roles.data_servers[0])
-    return float(batch * (role == "worker") + holds * (shape.examples + shape.test) * row)
+        examples = case.share(holders.index(rank), len(holders), shape.examples) if rank in holders else 0
+    rows = examples + shape.test * (examples > 0)
+    return float(batch * (role == "worker") + rows * row)
 
 
 def resident() -> float:

@@ -26,17 +26,18 @@ class Nothing(float):
 
 
 class Outline:
-    """An array of this shape and type without elements. whole: that of which it is a view; by itself it is its own."""
+    """An array of this shape and type without elements; `base` is that of which it is a view, or itself."""
+
+    __slots__ = ("base", "dtype", "shape")
 
     outlined = Nothing()
     __cuda_array_interface__ = None  # no compiled version for the processor fits (kernels/bind.py)
     __array_ufunc__ = None  # numpy leaves operators with an outline on the right to it
     flags = SimpleNamespace(c_contiguous=True, carray=True)
 
-    def __init__(self, shape: int | tuple[int, ...], dtype: DTypeLike, whole: "Outline | None" = None):
+    def __init__(self, shape: int | tuple[int, ...], dtype: DTypeLike):
         self.shape = (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(n) for n in shape)
-        self.dtype = np.dtype(dtype)
-        self.base = self if whole is None else whole
+        self.dtype, self.base = np.dtype(dtype), self
 
     @property
     def ndim(self) -> int:
@@ -54,7 +55,9 @@ class Outline:
         return self.shape[0]
 
     def _view(self, *shape: int) -> "Outline":
-        return Outline(shape, self.dtype, self.base)
+        made = object.__new__(Outline)  # a step has millions
+        made.shape, made.dtype, made.base = shape, self.dtype, self.base
+        return made
 
     def reshape(self, *shape: Any) -> "Outline":
         wanted = list(shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape)

@@ -155,10 +155,10 @@ def cut_of(case: Case) -> Cut:
     return Cut(shape, options.stage, False, *pipeline, tensor=True, sequence=options.sequence_parallel)
 
 
-def rehearse(case: Case, rank: int, cut: Cut | None = None) -> tuple[Memory, int]:
+def rehearse(case: Case, rank: int, cut: Cut | None = None, share: int | None = None) -> tuple[Memory, int]:
     """What this rank holds at most in a step, by kind, and how many parameters it updates.
 
-    cut: by itself, that of the program.
+    cut: by itself, that of the program. share: the rows of its step, by itself those that it has of a batch.
     """
     cut, memory, device = cut or cut_of(case), Memory(), case.device
     (copies, stages, parts), (d, p, t) = cut.shape, place(rank, cut.shape)
@@ -172,7 +172,7 @@ def rehearse(case: Case, rank: int, cut: Cut | None = None) -> tuple[Memory, int
     rule: Any = Rule(case.vectors, device, case.dtype)
     data: Any = Peer(d, copies, device)
     shards = Shards(SimpleNamespace(memory=memory, random=None), part, rule, data, cut.zero, cut.owners)
-    weights, rows = weights_of(shards), case.rows(case.share(d, copies))
+    weights, rows = weights_of(shards), case.rows(case.share(d, copies) if share is None else share)
     if not piped:
         for each in rows.split(case.options.accumulate):
             part.forward_backward(weights, each)
