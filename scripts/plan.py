@@ -70,7 +70,11 @@ def memory(options: MemoryOptions) -> list[str]:
         command = read_command(1, f"-n {ranks}: {text}", {}, ranks)
         if command.training.program != "train-grid":
             raise UsageError(f"--fit looks for a grid: give a line of train-grid, not of {command.training.program}")
-        case = Case(command.training.program, command.options(parse, "--out=none", f"--grid=data={ranks}"), ranks)
+        case = Case(
+            command.training.program,
+            command.options(parse, "--out=none", f"--grid=data={ranks}", "--microbatches=1"),
+            ranks,
+        )
         return memory_report.of_fits(case, *fitting.fits(case, room, options.bits == "16"), room, options.bits == "16")
     said = []
     for text in options.lines:

@@ -79,7 +79,10 @@ class Size(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """All of it. serial: Amdahl's s (strong) or Gustafson's s' (weak). limit: of the speed-up. lost: by ranks, shares of all seconds."""
+    """All of it.
+
+    serial: Amdahl's s (strong) or Gustafson's s' (weak). limit: of the speed-up. lost: by ranks, shares of all seconds.
+    """
 
     weak: bool
     serial: float

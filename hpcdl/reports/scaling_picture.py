@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.errors import UsageError
-from hpcdl.reports.charts import label, ticks
+from hpcdl.reports.charts import label
 from hpcdl.reports.figures import COLOURS, SOFT, STYLES, Key, Picture, check_library, drawing, save
 
 
@@ -33,11 +33,15 @@ def picture(points: Points, title: str) -> Picture:
         beyond = [points.ranks[-1], *points.further], [points.speed_ups[-1], *points.foretold]
         axes.plot(*beyond, color=COLOURS[1], ls=STYLES[2], marker="o", ms=2.5)
         if len(points.low) == len(points.further):
-            axes.fill_between(points.further, points.low, points.high, color=COLOURS[1], alpha=0.22, lw=0)
+            high = np.minimum(points.high, 1e6 * max(points.further))
+            axes.fill_between(points.further, points.low, high, color=COLOURS[1], alpha=0.22, lw=0)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.grid(axis="y")
-        ticks(axes, "y", log=True)
+        known = np.array([*every, *points.speed_ups, *points.foretold])
+        axes.set_ylim(0.7 * known.min(), 1.4 * known.max())  # an interval may be endless
+        powers = 2.0 ** np.arange(np.ceil(np.log2(0.7 * known.min())), np.log2(1.4 * known.max()))
+        axes.set_yticks(powers[:: -(-len(powers) // 6)], [f"{p:g}" for p in powers[:: -(-len(powers) // 6)]])
         axes.set_xticks(every, [f"{p:g}" for p in every])
         axes.minorticks_off()
         label(axes, "ranks", "speed-up")
