@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcdl.errors import UsageError
+from hpcdl.runs.noise_scale import refuse_no_parts
 from hpcdl.runs.options import Options, option
 from hpcdl.strategies.all_reduce import train
 
@@ -19,6 +20,8 @@ class AllReduceOptions(Options):
     )
     overlap: bool = option(False, "reduce the gradient in buckets of layers while the layers before are computed")
     bucket_mib: float = option(1.0, "MiB that a bucket of --overlap has at least; layers are not cut")
+
+    noise_scale: bool = option(False, "measure the gradient noise scale: the largest batch that is worth taking")
 
     def __post_init__(self):
         super().__post_init__()
@@ -34,10 +37,16 @@ class AllReduceOptions(Options):
 
 def start(comm, model, data, optimizer, run):
     options = run.options
-    train(comm, model, data, optimizer, run, options.compress, options.overlap, options.bucket_mib)
+    train(comm, model, data, optimizer, run, options.compress, options.overlap, options.bucket_mib, options.noise_scale)
 
 
-TRAINING = Training("train-allreduce", AllReduceOptions, __doc__, start)
+def fits(options, ranks, model):
+    if options.noise_scale:
+        batch = options.batch_per_rank * ranks or (ranks if options.batch_size == "full" else options.batch_size)
+        refuse_no_parts(ranks, batch, options.overlap)
+
+
+TRAINING = Training("train-allreduce", AllReduceOptions, __doc__, start, check=fits)
 main = TRAINING.main
 
 

@@ -24,6 +24,7 @@ LEFT_OUT = (
     "hpcdl.search.view",
     "hpcdl.search.training_trial",
     "hpcdl.rl.training",
+    "hpcdl.planning.memory_report",
     "hpcdl.__main__",
     "hpcdl.kernels.gpu",
 )

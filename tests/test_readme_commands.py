@@ -13,6 +13,7 @@ PARTS = {
     "by hand": COMMANDS[:4],
     "a table": [each for each in COMMANDS if "penguins" in each],
     "a comparison": [each for each in COMMANDS if "runs/c " in each],
+    "planning": [each for each in COMMANDS if "hpcdl plan" in each],
     "images": [each for each in COMMANDS if "fashion" in each],
     "a gpt": [each for each in COMMANDS if "gpt" in each or "runs/p " in each],
 }
@@ -21,19 +22,20 @@ MADE = {
     "by hand": "weights.npz",
     "a table": "species.csv",
     "a comparison": "report.html",
+    "planning": ".",
     "images": "fashion.h5",
     "a gpt": "runs/p/summary.json",
 }
 
 
 def test_none_is_left_out():
-    assert sorted(each for part in PARTS.values() for each in part) == sorted(COMMANDS) and len(COMMANDS) == 16
+    assert sorted(each for part in PARTS.values() for each in part) == sorted(COMMANDS) and len(COMMANDS) == 17
 
 
 LONG = [pytest.param(part, marks=pytest.mark.exhaustive) for part in ("images", "a gpt")]  # a minute
 
 
-@pytest.mark.parametrize("part", [*LONG, "by hand"])
+@pytest.mark.parametrize("part", [*LONG, "by hand", "planning"])
 def test_as_printed(part, alone, environment, tmp_path):
     if part == "images" and not IMAGES.exists():
         pytest.skip("dataset-fashion-mnist is not installed")

@@ -235,6 +235,7 @@ ROWS: list[tuple[str, str, Show]] = [
     ("stages", "layers_of_stages", pipelined(lambda value, of: str(len(value)))),
     ("schedule", "schedule", pipelined(schedule)),
     ("weights, updates old", "weights_updates_old", of_ranks(",.0f")),
+    ("gradient noise scale", "noise_scale", formatted(",.0f")),
     ("idle share of stages", "idle_share", pipelined(formatted(".1%"))),
     ("sharded", "stage", sharded),
     ("parts of each layer", "parts", formatted("d")),

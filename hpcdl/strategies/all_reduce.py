@@ -30,6 +30,7 @@ from hpcdl.kernels.device import Array
 from hpcdl.optim import Optimizer
 from hpcdl.runs.extra import kept
 from hpcdl.runs.held import Whole
+from hpcdl.runs.noise_scale import NoiseScale, Observed
 from hpcdl.runs.run import Run
 from hpcdl.runs.state import PerRank
 
@@ -43,8 +44,12 @@ def train(
     compress: str = "none",
     overlap: bool = False,
     bucket_mib: float = 1.0,
+    noise_scale: bool = False,
 ) -> Array:
-    """Train on all ranks of `comm`; returns the parameters, the same flat vector on each."""
+    """Train on all ranks of `comm`; returns the parameters, the same flat vector on each.
+
+    noise_scale: tell, from |g_r|^2 and |g|^2, up to which batch more examples pay (hpcdl/runs/noise_scale.py).
+    """
     share = comm.rank, comm.size
     parameters = run.initial(model)
     gradient = comm.empty(like=parameters)
@@ -53,7 +58,9 @@ def train(
         run.track("residual", PerRank(state.residual))
         run.report(allreduce="compressed")
     run.report(compress=compress)
-    run.begin("all_reduce", Whole(model, parameters, optimizer), data)
+    noise = NoiseScale() if noise_scale else None
+    held = Whole(model, parameters, optimizer) if noise is None else Observed(model, parameters, optimizer, noise)
+    run.begin("all_reduce", held, data)
 
     exchange: Any = AfterBackward(comm, gradient, state)
     if overlap:
@@ -62,7 +69,11 @@ def train(
     for batch in run.batches(data, share):
         gradient[:] = 0
         loss = model.loss_and_gradient(parameters, batch, gradient, exchange.ready)
+        if noise is not None:
+            noise.own(gradient, len(batch.y))
         exchange.finish()
+        if noise is not None:
+            noise.summed(gradient, batch.total)
         optimizer.update(parameters, gradient, scale=1 / batch.total)
         run.record(loss, batch.total)
         run.boundary()

@@ -1,0 +1,143 @@
+"""Grids of ranks on which a training fits: data, pipeline and tensor, ZeRO's stage, micro-batches, recomputation.
+
+    for each (d, p, t) with d p t = ranks, for which the layers can be cut so
+        for stages 0 to 3 of ZeRO, where d > 1        what stays: parameters, gradients, optimizer
+        for m = 1, 2, 4, ... micro-batches, and all   what comes and goes: activations, with and without recomputation
+            fits, where the largest rank's sum is no more than the room
+
+Best first: without recomputation before with it (a third more computing), then the smallest idle share of the pipeline,
+(p-1)/(m+p-1), then the fewest parts of a layer (their messages are the most frequent), the lowest stage of ZeRO, the
+fewest stages, the fewest micro-batches. The schedule is 1F1B, of which a stage never has more than p micro-batches in
+flight, so that p + 2 show what it holds. Of the ranks, those of the first copy, first and last stage, hold most.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hpcdl.comm.grid import AXES
+from hpcdl.errors import UsageError
+from hpcdl.memory import KINDS, Memory
+from hpcdl.planning.case import Case
+from hpcdl.planning.memory import data, resident
+from hpcdl.planning.rehearsal import Cut, rehearse
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+MASTER = 4  # bytes of a master weight
+LARGEST = 4096  # ranks
+
+
+class Fit(NamedTuple):
+    """A grid that fits; bytes: of the rank that holds most, `of` which it is the number."""
+
+    shape: tuple[int, int, int]
+    stage: int
+    microbatches: int
+    recompute: bool
+    bytes: float
+    of: int
+
+    @property
+    def idle(self) -> float:
+        """The idle share of the pipeline."""
+        return (self.shape[1] - 1) / (self.microbatches + self.shape[1] - 1)
+
+    @property
+    def order(self) -> tuple:
+        """Best first."""
+        _, p, t = self.shape
+        return self.recompute, self.idle, t, self.stage, p, self.microbatches
+
+    @property
+    def options(self) -> str:
+        """As train-grid takes them."""
+        grid = ",".join(f"{axis}={n}" for axis, n in zip(AXES, self.shape, strict=True))
+        more = f" --stage {self.stage}" if self.stage else ""
+        return f"--grid {grid}{more} --microbatches {self.microbatches}{' --recompute' * self.recompute}"
+
+
+def bytes_of(text: str) -> int:
+    """32GiB, 80GB, 1.5TiB, or a number of bytes. UsageError for another text."""
+    found = SIZE.fullmatch(text.strip())
+    if not found or found[2] not in UNITS or not float(found[1]):
+        raise UsageError(f"--fit {text}: write a number of bytes, as 32GiB, 80GB or 500MiB")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def shapes(ranks: int) -> Iterator[tuple[int, int, int]]:
+    """All (data, pipeline, tensor) whose product is this."""
+    for t in range(1, ranks + 1):
+        if ranks % t == 0:
+            for p in range(1, ranks // t + 1):
+                if ranks // t % p == 0:
+                    yield ranks // t // p, p, t
+
+
+def cuts(rows: int) -> list[int]:
+    """Numbers of micro-batches of so many rows: powers of two, and one for each row."""
+    return sorted({1 << k for k in range(rows.bit_length()) if 1 << k <= rows} | {rows})
+
+
+def fits(case: Case, room: int, half: bool = False) -> tuple[list[Fit], list[str]]:
+    """What fits, best first, and what does not divide: lines that say why. half: 16 bit with master weights."""
+    if case.ranks > LARGEST:
+        raise UsageError(f"--ranks {case.ranks}: grids of more than {LARGEST:,} ranks are not gone through")
+    found, refused = [], []
+    beside = resident() + max(data(case, rank, "worker") for rank in (0, case.ranks - 1))
+    for shape in shapes(case.ranks):
+        try:
+            found += list(on_grid(case, shape, room - beside, half))
+        except UsageError as error:
+            refused.append(f"{'x'.join(map(str, shape))}: {error}")
+    whole = [fit._replace(bytes=fit.bytes + beside) for fit in found]
+    return sorted(whole, key=lambda fit: fit.order), refused
+
+
+def on_grid(case: Case, shape: tuple[int, int, int], room: float, half: bool) -> Iterator[Fit]:
+    """What fits on a grid of this shape."""
+    copies, stages, parts = shape
+    share, ends = case.share(0, copies), sorted({0, (stages - 1) * parts})  # ranks of the first and the last stage
+    item = case.dtype.itemsize
+    stays = {}
+    for zero in reversed(range(1 + 3 * (copies > 1))):  # from what takes least on
+        each = [held(case, rank, PIPED._replace(shape=shape, zero=zero), half) for rank in ends]
+        if max(each) > room:
+            break
+        stays[zero] = each
+    before: dict[tuple[int, int], float] = {}  # the largest rank's without recomputation
+    for recompute in (False, True):
+        for m in reversed(cuts(share) if stays else []):  # from what takes least on
+            shown = min(m, stages + 2)
+            cut = PIPED._replace(shape=shape, microbatches=shown, recompute=recompute)
+            rows = -(-share // m) * shown
+            passing = [rehearse(case, rank, cut, rows)[0].peak["activations"] for rank in ends]
+            fitting = []
+            for zero, each in stays.items():
+                sums = [a + b * (2 / item if half else 1) for a, b in zip(each, passing, strict=True)]
+                if max(sums) <= room:
+                    fitting.append(zero)
+                    if max(sums) < before.get((m, zero), math.inf):  # else recomputation saves nothing
+                        yield Fit(shape, zero, m, recompute, max(sums), ends[sums.index(max(sums))])
+                    before.setdefault((m, zero), max(sums))
+            if not fitting:
+                break
+
+
+PIPED = Cut((1, 1, 1), schedule="1f1b", microbatches=1, tensor=True)
+
+
+def held(case: Case, rank: int, cut: Cut, half: bool) -> float:
+    """Bytes of parameters, gradients and optimizer of a rank; layers are gathered as in a step of one row."""
+    memory, updated = rehearse(case, rank, cut, 1)
+    return state_of(memory, updated, case.dtype.itemsize, half)
+
+
+def state_of(memory: Memory, updated: int, item: int, half: bool) -> float:
+    """The first three kinds together."""
+    parameters, gradients, optimizer = (memory.peak[kind] for kind in KINDS[:3])
+    if not half:
+        return float(parameters + gradients + optimizer)
+    return (parameters + gradients) * 2 / item + optimizer * 4 / item + MASTER * updated

@@ -1,0 +1,274 @@
+"""The limits of parallelism, from runs on 1, 2, 4, ... ranks: speed-up, serial fraction, prediction, and what is lost.
+
+    p ranks, t(p) seconds of a step          strong: the batch is the same        weak: the batch grows with p
+    speed-up                                 S = t(1) / t(p)                      S = p t(1) / t(p)
+    efficiency                               S / p                                S / p
+    Amdahl         t(p) = a + b / p          s = a / (a + b), S <= 1 / s          s' of each, or from the fit
+    Karp-Flatt     e = (1/S - 1/p) / (1 - 1/p)     rises with p where more than a serial part holds back
+    Gustafson      S = p - s' (p - 1)              s' = serial part of the time that p ranks take
+
+Without a run on one rank the smallest, of q ranks, stands for it: S(q) = q. Fits are by least squares of relative
+errors, t(p) by a + b / p, neither below 0 (strong), and p - S by s' (p - 1) (weak). The interval of a prediction is
+that of one more run, 95 %, by Student's t with the residuals of the runs; two sizes leave none.
+
+(Amdahl, AFIPS 1967; Gustafson, "Reevaluating Amdahl's law", CACM 1988; Karp and Flatt, "Measuring parallel processor
+performance", CACM 1990)
+
+Lost are the seconds of all ranks beyond those that the smallest run takes for as many examples:
+
+    communication    inside the communicator, not blocked       imbalance    blocked while a rank had more to compute
+    bubble           a pipeline's idle share                    idle         blocked otherwise
+    slower           computing that takes longer than before    data, rest   waiting for batches; what is not known
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdl.errors import UsageError
+from hpcdl.planning.summaries import summary_of
+
+NEEDED = ("seconds", "steps", "batch_size", "workers", "model", "data")
+PER_RANK = ("compute_seconds_per_rank", "communication_seconds_per_rank", "idle_seconds_per_rank")
+SAME = ("strategy", "model", "data", "parameters")
+# Student's t, two-sided 95 %, by degrees of freedom from 1 on; beyond, that of the normal distribution and a little.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+MANY = 2.0
+FOREVER = 1 << 60  # ranks
+NEAR = 0.01  # by which batches may differ, relative, that are meant to be the same
+
+
+class Measured(NamedTuple):
+    """A run: its ranks, seconds of a step, examples of a step, seconds of ranks by what they went to."""
+
+    folder: str
+    ranks: int
+    step: float
+    batch: float
+    steps: int
+    compute: np.ndarray
+    communication: np.ndarray
+    idle: np.ndarray
+    data: np.ndarray
+    bubble: float
+    noise_scale: float | None
+
+    @property
+    def seconds(self) -> float:
+        """Of all ranks."""
+        return self.ranks * self.step * self.steps
+
+
+class Size(NamedTuple):
+    """What is known of so many ranks; interval: of the speed-up, of a prediction. None: not for this size."""
+
+    ranks: int
+    step: float
+    speed_up: float
+    karp_flatt: float | None
+    gustafson: float | None
+    interval: tuple[float, float] | None = None
+
+    @property
+    def efficiency(self) -> float:
+        """Speed-up for each rank."""
+        return self.speed_up / self.ranks
+
+
+class Scaling(NamedTuple):
+    """All of it.
+
+    serial: Amdahl's s (strong) or Gustafson's s' (weak). limit: of the speed-up. lost: by ranks, shares of all seconds.
+    """
+
+    weak: bool
+    serial: float
+    limit: float
+    runs: list[Measured]
+    sizes: list[Size]
+    predicted: list[Size]
+    lost: dict[int, dict[str, float]]
+
+
+def read(folder: str | Path) -> Measured:
+    """What a run says of itself. UsageError where its summary lacks what is needed, or is of no step."""
+    found = summary_of(folder, *NEEDED, *PER_RANK)
+    lists: list[Any] = [found[name] for name in PER_RANK]
+    if not all(isinstance(each, list) and len(each) == found["ranks"] and None not in each for each in lists):
+        raise UsageError(
+            f"{folder}: its summary does not know what each rank spent; take runs that were not broken off"
+        )
+    if not (found["steps"] > 0 and found["seconds"] > 0):
+        raise UsageError(f"{folder}: a run without a step says nothing of scaling")
+    compute, communication, idle = (np.array(each, float) for each in lists)
+    noise = found.get("noise_scale")
+    data = [each or 0.0 for each in found.get("data_seconds_per_rank") or [0.0] * found["ranks"]]
+    return Measured(
+        str(folder),
+        int(found["ranks"]),
+        found["seconds"] / found["steps"],
+        float(found["batch_size"]),
+        int(found["steps"]),
+        compute,
+        communication,
+        idle,
+        np.array(data, float),
+        float(found.get("idle_share") or 0.0),
+        noise if isinstance(noise, float) else None,
+    )
+
+
+def scaling(folders: Sequence[str | Path], further: int = 2) -> Scaling:
+    """The limits that these runs show. further: how many sizes beyond the largest are foretold, each twice the last.
+
+    UsageError for fewer than two sizes, and for runs of different trainings.
+    """
+    refuse_others(folders)
+    runs = sorted((read(folder) for folder in folders), key=lambda run: run.ranks)
+    if len({run.ranks for run in runs}) < 2:
+        raise UsageError("scaling needs runs on at least two numbers of ranks, as 1, 2 and 4")
+    weak = is_weak(runs)
+    first = runs[0].ranks
+    base = float(np.mean([run.step for run in runs if run.ranks == first]))
+    times = {
+        p: float(np.mean([run.step for run in runs if run.ranks == p])) for p in dict.fromkeys(r.ranks for r in runs)
+    }
+    if weak:
+        serial, foretell = gustafson_fit(runs, base, first)
+    else:
+        serial, foretell = amdahl_fit(runs)
+    sizes = [of_size(p, t, speed_up(p, t, base, first, weak), serial, weak) for p, t in times.items()]
+    predicted = []
+    for k in range(1, further + 1):
+        p = runs[-1].ranks * 2**k
+        t, low, high = foretell(p)
+        bounds = None
+        if low is not None and high is not None:
+            bounds = speed_up(p, high, base, first, weak), speed_up(p, low, base, first, weak)
+        predicted.append(of_size(p, t, speed_up(p, t, base, first, weak), serial, weak)._replace(interval=bounds))
+    limit = math.inf if weak else speed_up(1, foretell(FOREVER)[0], base, first, weak)
+    lost = {run.ranks: losses(run, runs[0], weak) for run in runs}
+    return Scaling(weak, serial, limit, runs, sizes, predicted, lost)
+
+
+def refuse_others(folders: Sequence[str | Path]) -> None:
+    """Raise UsageError for runs of different strategies, models or data."""
+    told = {name: {str(summary_of(folder).get(name)) for folder in folders} for name in SAME}
+    for name, values in told.items():
+        if len(values) > 1:
+            raise UsageError(
+                f"these runs differ in {name} ({' and '.join(sorted(values))}): scaling is of one training"
+            )
+
+
+def is_weak(runs: Sequence[Measured]) -> bool:
+    """Whether the batch grows with the ranks; UsageError where it is neither that nor the same."""
+
+    def alike(values: list[float]) -> bool:
+        return max(values) - min(values) <= NEAR * max(values)
+
+    if alike([run.batch for run in runs]):
+        return False
+    if alike([run.batch / run.ranks for run in runs]):
+        return True
+    batches = ", ".join(f"{run.batch:g} on {run.ranks}" for run in runs)
+    raise UsageError(
+        f"batches of {batches} ranks: give runs of one --batch-size (strong), or one --batch-per-rank (weak)"
+    )
+
+
+def speed_up(ranks: int, step: float, base: float, first: int, weak: bool) -> float:
+    """As in the table above; of a time of 0 or less, infinite."""
+    return (ranks if weak else first) * base / step if step > 0 else math.inf
+
+
+def of_size(ranks: int, step: float, speed: float, serial: float, weak: bool) -> Size:
+    """With the fractions of this size; of one rank there are none."""
+    if ranks == 1:
+        return Size(ranks, step, speed, None, None)
+    karp_flatt = (1 / speed - 1 / ranks) / (1 - 1 / ranks)
+    # Of a strong run, the same serial seconds as a part of the time on p ranks.
+    own = (ranks - speed) / (ranks - 1) if weak else serial / (serial + (1 - serial) / ranks)
+    return Size(ranks, step, speed, karp_flatt, ranks - own * (ranks - 1))
+
+
+def student(degrees: int) -> float | None:
+    """Student's t; None where no run is left over."""
+    if degrees < 1:
+        return None
+    return STUDENT[degrees - 1] if degrees <= len(STUDENT) else MANY + 3 / degrees
+
+
+def amdahl_fit(runs: Sequence[Measured]) -> tuple[float, Any]:
+    """(s, function from ranks to (seconds, low, high)) of t(p) = a + b / p."""
+    p, t = (np.array([getattr(run, name) for run in runs], float) for name in ("ranks", "step"))
+    x = np.stack([1 / t, 1 / (p * t)], 1)  # relative errors: (a + b / p) / t is to be 1
+    (a, b), *_ = np.linalg.lstsq(x, np.ones(len(t)), rcond=None)
+    free = 2
+    if a < 0 or b < 0:  # super-linear: no serial part; or no gain from ranks at all
+        column, free = (1 if a < 0 else 0), 1
+        only = float(x[:, column].sum() / (x[:, column] ** 2).sum())
+        a, b = (0.0, only) if column == 1 else (only, 0.0)
+        x = x[:, column : column + 1]
+    residuals = 1 - (a / t + b / (p * t))
+    scale, factor = student(len(t) - free), 0.0
+    if scale is not None:
+        factor = math.sqrt(float(residuals @ residuals) / (len(t) - free))
+    inverse = np.linalg.inv(x.T @ x)
+
+    def foretell(ranks: int) -> tuple[float, float | None, float | None]:
+        time = a + b / ranks
+        if scale is None:
+            return time, None, None
+        row = np.array([1 / time, 1 / (ranks * time)])
+        row = row if free == 2 else row[[1]] if a == 0 else row[[0]]
+        width = scale * factor * math.sqrt(1 + float(row @ inverse @ row)) * time
+        return time, max(0.0, time - width), time + width
+
+    return float(a / (a + b)), foretell
+
+
+def gustafson_fit(runs: Sequence[Measured], base: float, first: int) -> tuple[float, Any]:
+    """(s', function from ranks to (seconds, low, high)) of S = p - s' (p - q), q the smallest number of ranks."""
+    larger = [run for run in runs if run.ranks > first]
+    each = np.array([(run.ranks - run.ranks * base / run.step) / (run.ranks - first) for run in larger])
+    weights = np.array([(run.ranks - first) ** 2 / run.ranks**2 for run in larger])  # relative to S = p
+    serial = float((weights @ each) / weights.sum())
+    scale = student(len(each) - 1)
+    spread = 0.0 if scale is None else math.sqrt(float(weights @ (each - serial) ** 2) / (len(each) - 1))
+
+    def foretell(ranks: int) -> tuple[float, float | None, float | None]:
+        def time(fraction: float) -> float:
+            return ranks * base / max(1e-12, ranks - fraction * (ranks - first))
+
+        if scale is None:
+            return time(serial), None, None
+        weight = (ranks - first) ** 2 / ranks**2
+        width = scale * spread * math.sqrt(1 / weight + 1 / weights.sum())
+        return time(serial), time(serial - width), time(serial + width)
+
+    return serial, foretell
+
+
+def losses(run: Measured, first: Measured, weak: bool) -> dict[str, float]:
+    """What the seconds of all ranks went to, as shares; useful is what the smallest run computes for as much."""
+    examples = run.steps * run.batch / (first.steps * first.batch)
+    useful = min(float(run.compute.sum()), float(first.compute.sum()) * examples)
+    bubble = min(run.bubble * run.seconds, float(run.idle.sum()))
+    uneven = float((run.compute.max() - run.compute).sum())
+    imbalance = min(uneven, float(run.idle.sum()) - bubble)
+    found = {
+        "useful": useful,
+        "slower": float(run.compute.sum()) - useful,
+        "communication": float((run.communication - run.idle).sum()),
+        "imbalance": imbalance,
+        "bubble": bubble,
+        "idle": float(run.idle.sum()) - bubble - imbalance,
+        "data": float(run.data.sum()),
+    }
+    found["rest"] = max(0.0, run.seconds - sum(found.values()))
+    total = sum(found.values())
+    return {name: value / total for name, value in found.items()}

@@ -1,0 +1,44 @@
+"""The limits of parallelism as tables, for `hpcdl plan scaling`."""
+
+import math
+
+from hpcdl.planning.scaling import Scaling, Size
+from hpcdl.planning.tables import table
+from hpcdl.words import counted
+
+
+def report(found: Scaling) -> list[str]:
+    """Speed-ups, fits, predictions and losses."""
+    kind = "weak scaling, the batch grows with the ranks" if found.weak else "strong scaling, one batch on all"
+    lines = [f"{counted(len(found.runs), 'run')}: {kind}"]
+    rows = [["ranks", "ms a step", "speed-up", "efficiency", "Karp-Flatt", "Gustafson", "95 % interval"]]
+    rows += [row(size, "") for size in found.sizes] + [row(size, " foretold") for size in found.predicted]
+    lines += table(rows)
+    if found.weak:
+        lines.append(f"serial fraction {found.serial:.4f} of the time of many ranks (Gustafson, least squares)")
+    else:
+        limit = f": no more than {found.limit:,.1f} times one rank" if found.serial > 0 else ""
+        lines.append(f"serial fraction {found.serial:.4f} (Amdahl, least squares){limit}")
+    above = [size for size in found.sizes if size.speed_up > 1.02 * size.ranks]
+    lines += [f"super-linear on {counted(size.ranks, 'rank')}: what each works on may fit a cache" for size in above]
+    names = [*next(iter(found.lost.values()))]
+    shares = [["ranks", *names]]
+    shares += [[str(p), *(f"{100 * each[name]:.1f} %" for name in names)] for p, each in found.lost.items()]
+    lines += ["where the seconds of all ranks went", *table(shares)]
+    for run in found.runs:
+        if run.noise_scale is not None:
+            lines.append(
+                f"{run.folder}: noise scale {run.noise_scale:,.0f}; batches beyond it (now {run.batch:g}) bring little"
+            )
+    return lines
+
+
+def row(size: Size, mark: str) -> list[str]:
+    """A line of the table; dashes for what this size has not."""
+    fractions = ["-" if value is None else f"{value:.3f}" for value in (size.karp_flatt, size.gustafson)]
+    interval = "-"
+    if size.interval is not None:
+        low, high = size.interval
+        interval = f"{low:.2f} to {high:.2f}" if math.isfinite(high) else f"{low:.2f} or more"
+    numbers = f"{1e3 * size.step:.3f}", f"{size.speed_up:.2f}", f"{100 * size.efficiency:.0f} %"
+    return [f"{size.ranks}{mark}", *numbers, *fractions, interval]

@@ -1,0 +1,27 @@
+"""Summaries of runs, for plans that are made of what has been measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hpcdl.errors import UsageError, blamed_on
+
+NAME = "summary.json"
+
+
+def summary_of(folder: str | Path, *entries: str) -> dict[str, Any]:
+    """The summary of the run in a folder, which has these entries. UsageError where there is none, or one is not."""
+    path = Path(folder, NAME)
+    if not path.is_file():
+        raise UsageError(f"{folder} is no folder of a run that has ended ({NAME} is missing)")
+    with blamed_on(f"{path} cannot be read"):
+        text = path.read_text()
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON: {error}") from None
+    needed = "strategy", "ranks", *entries
+    if not isinstance(found, dict) or any(found.get(name) is None for name in needed):
+        missing = [name for name in needed if not isinstance(found, dict) or found.get(name) is None]
+        raise UsageError(f"{path} lacks what a plan needs: {', '.join(missing)}; train again with this version")
+    return found

@@ -1,0 +1,165 @@
+"""Say what a training will cost before it runs: python scripts/plan.py memory "-n 4: train-grid --grid data=2,tensor=2"
+
+    plan.py memory                                what the state of BERT-large, GPT-2 XL, Turing-NLG and GPT-3 takes
+    plan.py memory "-n 4: train-pipeline ..."     bytes of each rank by kind, of any line that could be run
+    plan.py memory runs/a                         the same of a run that has ended, beside what it held
+    plan.py memory --model gpt2-xl --ranks 16 --fit 16GiB     the grids that fit, best first
+    plan.py scaling runs/1 runs/2 runs/4          speed-up, serial fraction, what more ranks would bring, what is lost
+
+`plan.py NAME --help` lists the options. One process is enough, and MPI is not needed.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from hpcdl.errors import LoneError, UsageError, line, unknown
+from hpcdl.machine.world import launch
+from hpcdl.runs.options import option, parse
+
+DEFAULT = "--optimizer=adam"  # of a model by its name, as its state is counted
+
+
+@dataclass
+class MemoryOptions:
+    """What is asked about memory."""
+
+    lines: list[str] = option(list, "lines as they would be run, in quotes, after -n RANKS:, or folders of runs")
+    model: str = option("", "a named configuration: bert-large, gpt2-xl, turing-nlg or gpt3")
+    ranks: int = option(0, "how many ranks, where a line does not say -n; with --fit, of the grids")
+    fit: str = option("", "list the grids of --ranks on which each rank has this memory, as 32GiB")
+    bits: Literal["32", "16"] = option("32", "with --fit: as the model is, or 16 bit with master weights")
+    batch_size: int = option(0, "with --model and --fit: examples of a step; 0: four a rank")
+
+    def __post_init__(self):
+        for name in ("ranks", "batch_size"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--{name.replace('_', '-')} must not be negative, and is {getattr(self, name)}")
+        if self.model and self.lines:
+            raise UsageError("give lines, which name their models, or --model NAME, not both")
+        if self.fit and not self.ranks:
+            raise UsageError("--fit needs --ranks: how many there are")
+        if self.fit and not (self.model or len(self.lines) == 1):
+            raise UsageError("--fit takes one model: --model NAME, or one line of train-grid")
+
+
+def memory(options: MemoryOptions) -> list[str]:
+    """Forecasts of memory."""
+    from hpcdl.machine.world import start
+    from hpcdl.runs import signals
+
+    signals.install()
+    start()
+    from hpcdl.planning import fitting, memory_report
+    from hpcdl.planning.case import Case
+    from hpcdl.services.commands import read_command
+
+    ranks = options.ranks or 1
+    if not options.lines and not options.fit:
+        return memory_report.configuration(options.model) if options.model else memory_report.configurations()
+    if options.fit:
+        room = fitting.bytes_of(options.fit)
+        if options.model:
+            memory_report.configuration(options.model)
+        batch = options.batch_size or 4 * ranks
+        named = f"train-grid --model {options.model} --batch-size {batch} {DEFAULT}"
+        text = options.lines[0] if options.lines else named
+        command = read_command(1, f"-n {ranks}: {text}", {}, ranks)
+        if command.training.program != "train-grid":
+            raise UsageError(f"--fit looks for a grid: give a line of train-grid, not of {command.training.program}")
+        case = Case(
+            command.training.program,
+            command.options(parse, "--out=none", f"--grid=data={ranks}", "--microbatches=1"),
+            ranks,
+        )
+        return memory_report.of_fits(case, *fitting.fits(case, room, options.bits == "16"), room, options.bits == "16")
+    said = []
+    for text in options.lines:
+        if os.path.isdir(text):
+            said += memory_report.of_run(text)
+        else:
+            text = text if text.lstrip().startswith("-n") else f"-n {ranks}: {text}"
+            said += memory_report.of_case(Case.of(read_command(1, text, {}, sys.maxsize), parse))
+    return said
+
+
+@dataclass
+class ScalingOptions:
+    """What is asked about scaling."""
+
+    runs: list[str] = option(..., "folders of runs of one training on 1, 2, 4, ... ranks")
+    further: int = option(2, "sizes to foretell beyond the largest, each twice the one before")
+    picture: str = option("", "draw speed-up against ranks into this file, .png or .svg")
+
+    def __post_init__(self):
+        if not 0 <= self.further <= 20:
+            raise UsageError(f"--further is 0 to 20 sizes, not {self.further}")
+
+
+def scaling(options: ScalingOptions) -> list[str]:
+    """The limits of parallelism."""
+    from hpcdl.planning.scaling import scaling as measured
+    from hpcdl.planning.scaling_report import report
+
+    found = measured(options.runs, options.further)
+    lines = report(found)
+    if options.picture:
+        from hpcdl.reports.scaling_picture import Points, write
+
+        sizes, later = found.sizes, found.predicted
+        intervals = [size.interval for size in later if size.interval is not None]
+        low, high = zip(*intervals, strict=True) if intervals else ((), ())
+        points = Points(
+            [size.ranks for size in sizes],
+            [size.speed_up for size in sizes],
+            [size.ranks for size in later],
+            [size.speed_up for size in later],
+            low,
+            high,
+        )
+        write(points, "Speed-up, " + ("weak" if found.weak else "strong") + " scaling", Path(options.picture))
+        lines.append(f"picture: {options.picture}")
+    return lines
+
+
+class Plan(NamedTuple):
+    """A subcommand: its options, what makes its lines, and a sentence on it."""
+
+    options: type
+    made: Callable[[Any], list[str]]
+    sentence: str
+
+
+PLANS = {
+    "memory": Plan(MemoryOptions, memory, "Say what each rank of a training will hold, and which grids fit."),
+    "scaling": Plan(ScalingOptions, scaling, "Say how runs scale with their ranks, and what limits them."),
+}
+
+
+def main(arguments=None):
+    """Print the plan; bad input is one line on stderr and exit status 2."""
+    started = launch(os.environ, library="")
+    if started is not None and started.number > 0:  # one rank does it
+        return
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print("usage: hpcdl plan NAME [OPTIONS]; hpcdl plan NAME --help\n")
+            print("\n".join(f"  {name:10}{plan.sentence}" for name, plan in PLANS.items()))
+            return
+        name, *rest = arguments
+        if name not in PLANS:
+            raise unknown("plan", name, PLANS)
+        plan = PLANS[name]
+        said = plan.made(parse(plan.options, f"plan {name}", plan.sentence, rest))
+    except (UsageError, LoneError) as error:
+        print(f"plan: error: {line(error)}", file=sys.stderr)
+        sys.exit(2)
+    print("\n".join(map(line, said)))
+
+
+if __name__ == "__main__":
+    main()

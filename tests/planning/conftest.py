@@ -1,0 +1,25 @@
+"""What a forecast says beside what a run has held."""
+
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+BOUNDS = {"parameters": 0.03, "gradients": 0.03, "optimizer": 0.03, "activations": 0.10}
+
+
+@pytest.fixture
+def foretold(run_on, tmp_path):
+    """A function: run a program for a few steps, and hold what it has measured beside the forecast from its options."""
+    from hpcdl.planning.memory_report import compared
+
+    def check(ranks, program, *options):
+        script = SCRIPTS / f"{program.replace('-', '_')}.py"
+        run_on(ranks, script, *options, "--out", "run", "--force", "--progress", "none", check=0)
+        case, found = compared(tmp_path / "run")
+        assert case.program == program and {each.rank for each in found} == set(range(ranks))
+        wrong = [each for each in found if abs(each.error) > BOUNDS[each.kind]]
+        assert not wrong, wrong
+        assert any(each.held for each in found if each.kind == "parameters")
+
+    return check

@@ -1,0 +1,41 @@
+"""Named models: their parameters layer by layer, and the state that a lecture's slide tells of them."""
+
+import pytest
+
+from hpcdl.planning.configurations import ADAM_BYTES, CONFIGURATIONS
+from hpcdl.planning.memory_report import configuration, configurations
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("bert-large", 335_141_888),  # as published of the encoder with its pooler
+        ("gpt2-xl", 1_557_611_200),
+        ("turing-nlg", 17_176_845_728),
+        ("gpt3", 174_604_259_328),
+    ],
+)
+def test_parameters_are_those_of_the_formula(name, count):
+    each = CONFIGURATIONS[name]
+    w, n = each.width, each.layers
+    by_formula = 12 * n * w**2 + 13 * n * w + (each.vocabulary + each.context) * w + 2 * w + each.beyond
+    assert each.parameters == by_formula == count == sum(number for _, number in each.by_layer())
+
+
+def test_the_slides_figures_are_16_bytes_of_its_rounded_parameters():
+    products = {name: ADAM_BYTES * each.nominal for name, each in CONFIGURATIONS.items()}
+    assert products == pytest.approx({"bert-large": 5.12, "gpt2-xl": 24, "turing-nlg": 275.2, "gpt3": 2800})
+    for name, each in CONFIGURATIONS.items():
+        assert each.slide == pytest.approx(products[name], rel=0.001)
+        assert ADAM_BYTES * each.parameters / 1e9 == pytest.approx(each.slide, rel=0.05)
+
+
+def test_tables():
+    lines = configurations()
+    assert len(lines) == 5 and "2,793.67 GB" in lines[4] and lines[4].endswith("2,800 GB")
+    shown = configuration("gpt2-xl")
+    assert "attention of 48 blocks" in "\n".join(shown) and shown[-1].split() == [
+        "all",
+        "1,557,611,200",
+        "24,921,779,200",
+    ]

@@ -1,0 +1,58 @@
+"""Grids that fit: all that do and no others, best first, and each holds what a forecast of it says."""
+
+import pytest
+
+from hpcdl.errors import UsageError
+from hpcdl.planning.case import Case
+from hpcdl.planning.fitting import bytes_of, cuts, fits, shapes
+from hpcdl.planning.memory import forecast
+from hpcdl.runs.options import parse
+from hpcdl.services.commands import read_command
+
+LINE = "train-grid --model gpt:layers=4,width=64,heads=4 --data text --batch-size 32 --optimizer adam"
+
+
+def case(line, ranks):
+    command = read_command(1, f"-n {ranks}: {line}", {}, ranks)
+    return Case(command.training.program, command.options(parse, "--out=none"), ranks, command.training.check)
+
+
+@pytest.fixture(scope="module")
+def found():
+    whole = case(f"{LINE} --grid data=4", 4)
+    room = max(rank.total for rank in forecast(whole)) - 1_000_000
+    return room, *fits(whole, room)
+
+
+def test_what_fits_holds_what_a_forecast_says(found):
+    room, fitting, _ = found
+    assert fitting and [fit.order for fit in fitting] == sorted(fit.order for fit in fitting)
+    for fit in fitting[:: max(1, len(fitting) // 8)]:
+        ranks = forecast(case(f"{LINE} {fit.options}", 4))
+        assert max(rank.total for rank in ranks) == pytest.approx(fit.bytes, abs=0.01 * fit.bytes)
+        assert fit.bytes <= room
+
+
+def test_what_does_not_fit_is_left_out(found):
+    room, fitting, _ = found
+    assert ((4, 1, 1), 0, 1, False) not in [(fit.shape, fit.stage, fit.microbatches, fit.recompute) for fit in fitting]
+    less, _ = fits(case(f"{LINE} --grid data=4", 4), int(room) - 4_000_000)
+    assert len(less) < len(fitting) and {fit[:4] for fit in less} <= {fit[:4] for fit in fitting}
+    assert fits(case(f"{LINE} --grid data=4", 4), 1000)[0] == []
+
+
+def test_what_cannot_be_cut_is_said():
+    _, refused = fits(case(f"{LINE} --grid data=8", 8), 1 << 40)
+    assert refused and "8" in refused[-1] and "divided" in refused[-1]
+
+
+def test_shapes_and_parts():
+    assert set(shapes(4)) == {(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)}
+    assert cuts(6) == [1, 2, 4, 6] and cuts(1) == [1]
+
+
+def test_sizes_are_read():
+    assert [bytes_of(text) for text in ("32GiB", "80GB", "1.5 MiB", "100")] == [32 << 30, 80 * 10**9, 3 << 19, 100]
+    for text in ("", "GiB", "-1GiB", "32gb", "0"):
+        with pytest.raises(UsageError, match="number of bytes"):
+            bytes_of(text)

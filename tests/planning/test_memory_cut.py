@@ -1,0 +1,28 @@
+"""Models that are cut: what is foretold is what each rank holds, by schedule and recomputation."""
+
+import pytest
+
+GPT = ["--model", "gpt:layers=2,width=32,heads=4", "--data", "text", "--steps", "3", "--batch-size", "8"]
+
+
+@pytest.mark.parametrize(
+    "ranks, program, more",
+    [
+        (2, "train-model-parallel", ["--accumulate", "2"]),
+        (3, "train-pipeline", []),
+        (2, "train-pipeline", ["--schedule", "gpipe"]),
+        (2, "train-pipeline", ["--schedule", "gpipe", "--recompute"]),
+        (2, "train-pipeline", ["--schedule", "naive", "--recompute"]),
+        (2, "train-pipeline", ["--schedule", "interleaved", "--chunks", "2"]),
+        (2, "train-tensor-parallel", ["--optimizer", "adam"]),
+        (2, "train-tensor-parallel", ["--sequence-parallel"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_gpt(foretold, ranks, program, more):
+    foretold(ranks, program, *GPT, *more)
+
+
+def test_pipedream_stashes_weights(foretold):
+    own = [each.replace("heads=4", "heads=4,head=own") for each in GPT]
+    foretold(3, "train-pipeline", *own, "--schedule", "pipedream", "--steps", "12")

@@ -1,0 +1,66 @@
+"""Strategies that hold the model whole, or in slices: what is foretold is what a run holds, on every rank."""
+
+import pytest
+
+FEW = "--steps", "3"
+
+
+@pytest.mark.parametrize(
+    "ranks, program, options",
+    [
+        (1, "train-sequential", [*FEW, "--optimizer", "adam", "--dtype", "float64"]),
+        (2, "train-allreduce", [*FEW, "--model", "mlp:64,32,activation=gelu", "--accumulate", "3"]),
+        (2, "train-allreduce", [*FEW, "--compress", "bfloat16", "--average"]),
+        (2, "train-allreduce", [*FEW, "--overlap", "--model", "softmax"]),
+        (2, "train-svrg", ["--steps", "50", "--snapshot", "random"]),
+        (2, "train-svrg", ["--steps", "50", "--model", "softmax", "--method", "saga"]),
+        (1, "train-svrg", ["--steps", "1", "--model", "softmax", "--threads", "2"]),
+        (3, "train-sgld", [*FEW, "--chains", "2", "--model", "softmax"]),
+        (3, "train-local-sgd", ["--steps", "4", "--sync-every", "2", "--outer", "nesterov"]),
+        (3, "train-allreduce", [*FEW, "--data-servers", "1"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_data_parallel(foretold, ranks, program, options):
+    foretold(ranks, program, *options)
+
+
+@pytest.mark.parametrize(
+    "more", [["--servers", "1"], ["--servers", "2", "--optimizer", "adam"], ["--servers-on-workers"]], ids=" ".join
+)
+def test_servers_in_rounds(foretold, more):
+    foretold(3, "train-parameter-server", "--steps", "5", *more)
+
+
+@pytest.mark.parametrize(
+    "more", [["--consistency", "async"], ["--consistency", "ssp", "--staleness", "2"]], ids=" ".join
+)
+def test_servers_without_rounds_send_one_worker_one_copy(foretold, more):
+    foretold(2, "train-parameter-server", "--steps", "5", *more)
+
+
+def test_federated_clients(foretold):
+    foretold(2, "train-federated", "--clients", "20", "--rounds", "2", "--late", "0.2", "--server-optimizer", "adam")
+
+
+@pytest.mark.parametrize("locking", [["--threads", "2"], ["--shared"], ["--join", "gossip"]], ids=" ".join)
+def test_hogwild(foretold, locking):
+    foretold(2, "train-hogwild", "--steps", "2", "--optimizer", "adagrad", *locking)
+
+
+def test_hogwild_with_replicas_and_on_servers(foretold):
+    foretold(1, "train-hogwild", "--steps", "2", "--threads", "2", "--exchange-every", "100")
+    foretold(2, "train-hogwild", "--steps", "2", "--join", "servers")
+
+
+def test_coordinate_descent(foretold, tmp_path):
+    import numpy as np
+
+    from hpcdl.data.prepare import Output
+    from hpcdl.data.prepare_npz import prepare_npz
+
+    random = np.random.default_rng(0)
+    np.savez(tmp_path / "two.npz", x=random.standard_normal((101, 5)), y=random.integers(0, 2, 101))
+    prepare_npz(str(tmp_path / "two.npz"), Output(str(tmp_path / "two.h5")))
+    data = "--data", str(tmp_path / "two.h5"), "--weight-decay", "0.01"
+    foretold(3, "train-coordinate-descent", "--model", "svm", "--rounds", "2", *data)
