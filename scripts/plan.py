@@ -5,10 +5,12 @@
     plan.py memory runs/a                         the same of a run that has ended, beside what it held
     plan.py memory --model gpt2-xl --ranks 16 --fit 16GiB     the grids that fit, best first
     plan.py scaling runs/1 runs/2 runs/4          speed-up, serial fraction, what more ranks would bring, what is lost
+    plan.py simulate allreduce gossip             steps on up to 100,000 ranks with stragglers, by strategy
 
 `plan.py NAME --help` lists the options. One process is enough, and MPI is not needed.
 """
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -125,6 +127,66 @@ def scaling(options: ScalingOptions) -> list[str]:
     return lines
 
 
+@dataclass
+class SimulateOptions:
+    """What is simulated."""
+
+    strategies: list[str] = option(list, "as allreduce:algorithm=tree, gossip, servers:consistency=async,count=8")
+    ranks: str = option("100,1000,10000,100000", "how many ranks, with commas between")
+    steps: int = option(100, "steps, of which the mean is told")
+    parameters: float = option(25e6, "of the model, 4 bytes each")
+    compute: float = option(0.1, "seconds that a rank computes in a step, in the mean")
+    straggler: str = option("lognormal:sigma=0.1", "how that varies: none, lognormal, exponential, pareto, slow")
+    cluster: str = option("", "YAML file with latency, bandwidth, ranks_per_node, ...; default: 2 us, 12.5 GB/s, 1")
+    seed: int = option(0, "of the draws")
+    fails_after: float = option(0.0, "hours between two failures of a node: how often to save; 0: none fails")
+    checkpoint: float = option(60.0, "with --fails-after: seconds that a checkpoint takes")
+    restart: float = option(300.0, "with --fails-after: seconds until a job that failed is at work again")
+    hours: float = option(240.0, "with --fails-after: of work, of the job that is simulated")
+    picture: str = option("", "write seconds against ranks to this file, .png or .svg")
+    json: str = option("", "write all numbers to this file")
+
+    def __post_init__(self):
+        numbers = [each.strip() for each in self.ranks.split(",")]
+        if not all(each.isdecimal() and 0 < int(each) <= 10**6 for each in numbers):
+            raise UsageError(f"--ranks {self.ranks}: numbers from 1 to 1,000,000, with commas between")
+        self.sizes = [int(each) for each in numbers]
+        for name in ("steps", "parameters", "compute", "checkpoint", "hours"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise UsageError(f"--{name} must be a number greater than 0, not {value}")
+        for name in ("fails_after", "restart"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise UsageError(f"--{name.replace('_', '-')} must not be negative, and is {value}")
+
+
+def simulate(options: SimulateOptions) -> list[str]:
+    """What so many ranks would do."""
+    from hpcdl.planning import scale_report
+    from hpcdl.planning.cluster import Cluster
+    from hpcdl.planning.step_simulation import Noise, Work
+    from hpcdl.reports import scale_picture
+
+    if options.picture:
+        scale_picture.check(Path(options.picture))
+
+    cluster = Cluster.read(options.cluster) if options.cluster else Cluster()
+    work = Work(options.compute, 4 * options.parameters, Noise.read(options.straggler), options.seed)
+    strategies = options.strategies or ["allreduce"]
+    found = scale_report.simulated(strategies, cluster, work, options.sizes, options.steps)
+    said = scale_report.table(found, options.sizes)
+    if options.fails_after:
+        times = options.fails_after, options.checkpoint, options.restart, options.hours
+        said += ["", *scale_report.saving(options.sizes, cluster, *times)]
+    if options.picture:
+        scale_picture.write(Path(options.picture), scale_report.drawn(found), options.compute)
+    if options.json:
+        about = {"cluster": dataclasses.asdict(cluster), "options": dataclasses.asdict(options)}
+        scale_report.write(Path(options.json), found, about)
+    return said
+
+
 class Plan(NamedTuple):
     """A subcommand: its options, what makes its lines, and a sentence on it."""
 
@@ -136,6 +198,7 @@ class Plan(NamedTuple):
 PLANS = {
     "memory": Plan(MemoryOptions, memory, "Say what each rank of a training will hold, and which grids fit."),
     "scaling": Plan(ScalingOptions, scaling, "Say how runs scale with their ranks, and what limits them."),
+    "simulate": Plan(SimulateOptions, simulate, "Say what a step takes on up to 100,000 ranks, and how often to save."),
 }
 
 

@@ -1,11 +1,8 @@
-"""What a simulation says: a table of each strategy by the number of ranks, its picture, and how often to save."""
+"""What a simulation says: a table of each strategy by the number of ranks, and how often to save."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write
@@ -13,7 +10,6 @@ from hpcdl.planning import failures
 from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.step_simulation import Simulated, Work, simulate
 from hpcdl.random import Random
-from hpcdl.reports import charts, figures
 
 RUNS = 200  # of a job with failures
 HOUR = 3600.0
@@ -96,30 +92,7 @@ def write(path: Path, found: list[list[Simulated | str]], about: dict[str, Any])
         file.write(json.dumps(about | {"simulated": lines}, indent=1).encode())
 
 
-def picture(path: Path, found: list[list[Simulated | str]], work: Work) -> None:
-    """Seconds of a step against ranks, a line for each strategy, both logarithmic. Raises UsageError."""
-    if path.suffix not in (".png", ".svg"):
-        raise UsageError(f"--picture {path}: a picture is .png or .svg")
-    figures.check_library()
-    lines = [[each for each in line if not isinstance(each, str)] for line in found]
-
-    def draw(axes: Any) -> None:
-        axes.set_xscale("log")
-        curves = []
-        for i, line in enumerate(lines):
-            colour, style = figures.look(i)
-            x, y = (np.array([pick(each) for each in line], float) for pick in PICKED)
-            curves.append(charts.Curve(x, y, colour, style, marked=True))
-        charts.curves(axes, curves, "ranks", "seconds of a step")
-        axes.set_yscale("log")
-        axes.axhline(work.compute, color="grey", lw=0.8, ls=":")
-        charts.ticks(axes, "x", log=True)
-        charts.ticks(axes, "y", log=True)
-
-    keys = [figures.Key(line[0].strategy, *figures.look(i)) for i, line in enumerate(lines)]
-    title = "Seconds of a step on so many ranks; dotted: its computing"
-    with figures.drawing():
-        figures.save(figures.Picture("scale", title, "", draw, keys), path)
-
-
-PICKED: tuple[Callable[[Simulated], float], ...] = (lambda each: each.ranks, lambda each: each.seconds)
+def drawn(found: list[list[Simulated | str]]) -> list[tuple[str, list[float], list[float]]]:
+    """Of each strategy its name, and ranks and seconds where it can be."""
+    there = [[each for each in line if not isinstance(each, str)] for line in found]
+    return [(of[0].strategy, [each.ranks for each in of], [each.seconds for each in of]) for of in there]

@@ -1,5 +1,7 @@
 """`hpcdl plan` as its user starts it: what it prints, and that bad input is one line and status 2."""
 
+import json
+
 import pytest
 
 from hpcdl.scripts.plan import main
@@ -19,6 +21,13 @@ REFUSED = {
     "no run": ["scaling", "nowhere", "nothing"],
     "nothing to scale": ["scaling"],
     "reinforcement learning": ["memory", "-n 1: train-dqn"],
+    "unknown strategy": ["simulate", "star"],
+    "ranks of no number": ["simulate", "--ranks", "ten"],
+    "no steps": ["simulate", "--steps", "0"],
+    "stages that do not divide": ["simulate", "pipeline:stages=3", "--ranks", "4"],
+    "a picture of another kind": ["simulate", "--picture", "a.pdf"],
+    "no cluster": ["simulate", "--cluster", "nowhere.yaml"],
+    "more queues than fit": ["simulate", "servers:consistency=async", "--ranks", "1000000", "--steps", "1000"],
 }
 
 
@@ -53,3 +62,31 @@ def test_16_bits_fit_where_32_do_not(capsys):
         words = ["--model", "gpt2-xl", "--ranks", "1", "--batch-size", "1", "--fit", "33GiB"]
         main(["memory", *words, "--bits", bits])
         assert ("first: mpiexec -n 1 hpcdl train-grid" in capsys.readouterr().out) == bool(count)
+
+
+def test_steps_at_scale(capsys, tmp_path):
+    picture, numbers = tmp_path / "a.svg", tmp_path / "a.json"
+    words = [
+        "--ranks",
+        "8,12",
+        "--steps",
+        "5",
+        "--straggler",
+        "none",
+        "--picture",
+        str(picture),
+        "--json",
+        str(numbers),
+    ]
+    main(["simulate", "allreduce", "pipeline", *words, "--fails-after", "1000"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[0] == "strategy" and lines[1].split()[:2] == ["allreduce", "8"]
+    assert "12 ranks are not a multiple of 8 stages" in lines[4] and lines[6].split()[0] == "ranks"
+    found = json.loads(numbers.read_text())
+    assert [(each["strategy"], each["ranks"]) for each in found["simulated"]] == [
+        ("allreduce", 8),
+        ("allreduce", 12),
+        ("pipeline", 8),
+    ]
+    assert found["simulated"][0]["seconds"] == pytest.approx(0.1 + 2 * 7 * (2e-6 + 1e8 / 8 / 12.5e9))
+    assert found["cluster"]["latency"] == 2e-6 and "<svg" in picture.read_text()
