@@ -29,8 +29,8 @@ LEFT_OUT = (
     "hpcdl.kernels.gpu",
 )
 
-TORCH = importlib.util.find_spec("torch") is not None
-OF_TORCH = "hpcdl.torch.", "hpcdl.rl.torch_values"
+TORCH = getattr(importlib.util.find_spec("torch"), "origin", None) is not None  # tests/torch is a folder that has none
+OF_TORCH = "hpcdl.torch", "hpcdl.rl.torch_values"
 
 LOOK = """
 import atexit, contextlib, importlib, json, os, signal, sys, threading, warnings
