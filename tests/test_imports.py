@@ -29,6 +29,7 @@ LEFT_OUT = (
 )
 
 TORCH = importlib.util.find_spec("torch") is not None
+OF_TORCH = "hpcdl.torch.", "hpcdl.rl.torch_values"  # what cannot be imported without it
 
 LOOK = """
 import atexit, contextlib, importlib, json, os, signal, sys, threading, warnings
@@ -77,7 +78,7 @@ def modules():
     """The names of all modules of the library."""
     for package in (hpcdl, hpcdl.kernels):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
-            if not found.name.startswith(LEFT_OUT) and (TORCH or not found.name.startswith("hpcdl.torch.")):
+            if not found.name.startswith(LEFT_OUT) and (TORCH or not found.name.startswith(OF_TORCH)):
                 yield found.name
 
 
