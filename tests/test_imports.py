@@ -28,7 +28,7 @@ LEFT_OUT = (
     "hpcdl.kernels.gpu",
 )
 
-TORCH = importlib.util.find_spec("torch") is not None
+TORCH = getattr(importlib.util.find_spec("torch"), "origin", None) is not None  # tests/torch has none
 OF_TORCH = "hpcdl.torch.", "hpcdl.rl.torch_values"  # what cannot be imported without it
 
 LOOK = """
