@@ -29,7 +29,7 @@ LEFT_OUT = (
 )
 
 TORCH = getattr(importlib.util.find_spec("torch"), "origin", None) is not None  # tests/torch has none
-OF_TORCH = "hpcdl.torch.", "hpcdl.rl.torch_values"  # what cannot be imported without it
+OF_TORCH = "hpcdl.torch", "hpcdl.rl.torch_values"  # what cannot be imported without it
 
 LOOK = """
 import atexit, contextlib, importlib, json, os, signal, sys, threading, warnings
