@@ -74,8 +74,7 @@ def train(
     with by_kind("parameters"):
         parameters = run.initial(network)
     target = parameters.copy() if options.target_every else None
-    held = OnLearners(model, parameters, optimizer, target, tally)
-    held.batch = int(options.batch_size)
+    held = OnLearners(model, parameters, optimizer, target, tally, int(options.batch_size))
     run.report(**fixed(task, options), learners=comm.size, replays=len(roles.memories), actors=len(roles.actors))
     try:
         run.begin("apex", held, task, FIXED)
@@ -129,18 +128,19 @@ class Learners:
         there: int = 0,
     ):
         self.comm, self.everyone, self.model, self.run = comm, run.everyone, model, run
-        self.options: Any = run.options
+        options: Any = run.options
+        self.options = options
         self.optimizer, self.parameters, self.target, self.tally = optimizer, parameters, target, tally
         assert tally.by_kind is not None
         self.by_kind, self.network = tally.by_kind, plain(model)
-        self.learner = Learner(self.network, target, self.options.double == "yes")
+        self.learner = Learner(self.network, target, options.double == "yes")
         # One number more than the gradient has: how far rank 0 is known to be, on which all have to agree.
         self.sums = comm.empty(self.network.size + 1, self.network.dtype)
         self.gradient = self.sums[:-1]
-        cut = chunks(int(self.options.batch_size), comm.size)[comm.rank]
+        cut = chunks(int(options.batch_size), comm.size)[comm.rank]
         self.rows, self.kept = cut.stop - cut.start, run.saved
         self.asked = self.taken = 0  # samples of this leg
-        self.starts = max(0, int(self.options.learning_starts) - there)  # environment steps of it before the first
+        self.starts = max(0, int(options.learning_starts) - there)  # environment steps of it before the first
         self.first = optimizer.step
         mine = [actor for i, actor in enumerate(roles.actors) if i % comm.size == comm.rank]
         self.publisher = Publisher(self.everyone, mine, self.by_kind)
@@ -275,9 +275,11 @@ class Learners:
 class OnLearners(ByReturn, Whole):
     """All learners hold the same parameters, and the same target network; the first knows what all ranks have done."""
 
-    def __init__(self, model: Any, parameters: Array, optimizer: Optimizer, target: Array | None, tally: Tally):
+    def __init__(
+        self, model: Any, parameters: Array, optimizer: Optimizer, target: Array | None, tally: Tally, batch: int
+    ):
         super().__init__(model, parameters, optimizer)
-        self.target, self.tally, self.of_actors = target, tally, dict[str, np.ndarray]()
+        self.target, self.tally, self.of_actors, self.batch = target, tally, dict[str, np.ndarray](), batch
 
     def tracked(self) -> dict[str, Tracked]:
         state = super().tracked() | loose("actor", self.tally, self.of_actors)

@@ -91,7 +91,7 @@ def bounded(errors: np.ndarray) -> np.ndarray:
 
     A run in which they are no numbers ends by its loss, as all learners agree; a memory alone could not end it.
     """
-    most = np.finfo(np.float32).max
+    most = float(np.finfo(np.float32).max)
     found: np.ndarray = np.minimum(np.nan_to_num(errors, nan=most, posinf=most), most).astype(np.float32)
     return found
 

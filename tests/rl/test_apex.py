@@ -41,11 +41,11 @@ EYE = np.eye(chains.STATES, dtype=np.float32)
 
 # learners, memories (0: the learners remember), and how else; the others of 5 ranks act
 CASES = {
-    "a memory": (1, 1, "--train-every 1 --env-steps 800"),
-    "two memories, uniform": (1, 2, "--train-every 2 --env-steps 1600 --uniform --envs 2"),
-    "the learner remembers": (1, 0, "--train-every 1 --env-steps 800 --double no"),
-    "two learners": (2, 1, "--train-every 1 --env-steps 800"),
-    "two learners remember": (2, 0, "--train-every 1 --env-steps 800 --uniform --allreduce ring"),
+    "a memory": (1, 1, "--train-every 1 --env-steps 600"),
+    "two memories, uniform": (1, 2, "--train-every 2 --env-steps 1200 --uniform --envs 2"),
+    "the learner remembers": (1, 0, "--train-every 1 --env-steps 600 --double no"),
+    "two learners": (2, 1, "--train-every 1 --env-steps 600"),
+    "two learners remember": (2, 0, "--train-every 1 --env-steps 600 --uniform --allreduce ring"),
     "two learners, free": (2, 1, "--train-every 1 --env-steps 2500 --free --pretend-env 2"),
     "the learner remembers, free": (1, 0, "--train-every 1 --env-steps 3000 --free --uniform --pretend-env 2"),
 }
