@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from hpcdl.errors import LoneError, UsageError, line, unknown
 from hpcdl.machine.world import launch
+from hpcdl.programs import TRAINS
 from hpcdl.runs.options import option, parse
 
 DEFAULT = "--optimizer=adam"  # of a model by its name, as its state is counted
@@ -83,6 +84,8 @@ def memory(options: MemoryOptions) -> list[str]:
         if os.path.isdir(text):
             said += memory_report.of_run(text)
         else:
+            if not text.lstrip().startswith(("-n", TRAINS)):
+                raise UsageError(f'{text} is neither the folder of a run nor a line, as "-n 4: train-allreduce"')
             text = text if text.lstrip().startswith("-n") else f"-n {ranks}: {text}"
             said += memory_report.of_case(Case.of(read_command(1, text, {}, sys.maxsize), parse))
     return said

@@ -10,15 +10,20 @@ BOUNDS = {"parameters": 0.03, "gradients": 0.03, "optimizer": 0.03, "activations
 
 @pytest.fixture
 def foretold(run_on, tmp_path):
-    """A function: run a program for a few steps, and hold what it has measured beside the forecast from its options."""
+    """A function: run a program for a few steps, and hold what it has measured beside the forecast from its options.
+
+    at_most: activations depend on who comes first, and are foretold at their most.
+    """
     from hpcdl.planning.memory_report import compared
 
-    def check(ranks, program, *options):
+    def check(ranks, program, *options, at_most=False):
         script = SCRIPTS / f"{program.replace('-', '_')}.py"
         run_on(ranks, script, *options, "--out", "run", "--force", "--progress", "none", check=0)
         case, found = compared(tmp_path / "run")
         assert case.program == program and {each.rank for each in found} == set(range(ranks))
-        wrong = [each for each in found if abs(each.error) > BOUNDS[each.kind]]
+        loose = [each.kind == "activations" and at_most and each.error > 0 for each in found]
+        sure = [each for each, any_error in zip(found, loose, strict=True) if not any_error]
+        wrong = [each for each in sure if abs(each.error) > BOUNDS[each.kind]]
         assert not wrong, wrong
         assert any(each.held for each in found if each.kind == "parameters")
 

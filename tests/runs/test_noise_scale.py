@@ -1,4 +1,4 @@
-"""The estimates of |G|^2 and tr(Sigma) have no bias, for even and uneven shares; and a run tells the noise scale."""
+"""The estimates of |G|^2 and tr(Sigma) have no bias, whatever the shares; and a run tells the noise scale."""
 
 import json
 from pathlib import Path

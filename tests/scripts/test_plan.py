@@ -18,6 +18,7 @@ REFUSED = {
     "fit of no size": ["memory", "--model", "gpt2-xl", "--ranks", "2", "--fit", "much"],
     "fit of another program": ["memory", "train-allreduce", "--ranks", "2", "--fit", "1GiB"],
     "lines and a model": ["memory", "train-grid", "--model", "gpt3"],
+    "neither a run nor a line": ["memory", "runs/none"],
     "no run": ["scaling", "nowhere", "nothing"],
     "nothing to scale": ["scaling"],
     "reinforcement learning": ["memory", "-n 1: train-dqn"],
