@@ -34,14 +34,14 @@ from hpcdl.comm.trace import Traffic
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.optim import Optimizer
-from hpcdl.rl.agent import Actor, Epsilon, Learner
+from hpcdl.rl.agent import Epsilon, Learner
 from hpcdl.rl.dqn import FIXED, fixed
 from hpcdl.rl.feed import Feeder, Intake
 from hpcdl.rl.held import ByReturn, loose, part
 from hpcdl.rl.kept_replay import place, take_back, write
 from hpcdl.rl.publishing import Publisher, Receiver
 from hpcdl.rl.q_network import QNetwork
-from hpcdl.rl.remote_actor import act, made_recorder
+from hpcdl.rl.remote_actor import act, made_actor, made_recorder
 from hpcdl.rl.replay import Sample
 from hpcdl.rl.roles import Roles
 from hpcdl.rl.shards import AHEAD, Form, LocalShard, Memory, RemoteShard, Wanted
@@ -380,7 +380,8 @@ def explore(
     learner = roles.learners[number % len(roles.learners)]
     receiver = Receiver(comm, learner, CPU.empty(network.size, network.dtype), tally.by_kind)
     recorder = made_recorder(options, environments)
-    actor = Actor(network, environments, run.random, recorder.add, roles.first_copy(comm.rank))
+    before = step * options.per_step
+    actor = made_actor(network, environments, run.random, recorder.add, roles.first_copy(comm.rank), before)
     feeder = Feeder(comm, roles.memory_of(comm.rank), tally, tally.by_kind)
     base = Epsilon.read(options.epsilon)
     exponents = boldness(roles.first_copy(comm.rank) + np.arange(roles.envs), copies, options.epsilon_alpha)
@@ -392,7 +393,7 @@ def explore(
         feeder,
         tally,
         receiver.newest,
-        lambda: base(step * options.per_step + actor.steps * copies) ** exponents,
+        lambda: base(before + actor.steps * copies) ** exponents,
         options.prioritized,
     )
     receiver.close()
