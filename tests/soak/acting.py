@@ -70,8 +70,18 @@ def gorila(one) -> tuple[int, dict, range]:
     return ranks, how | named | {"chunk": chunk, "max-staleness": one(0, 2)}, range(servers + learners, ranks)
 
 
-PROGRAMS = {"train-dqn": dqn, "train-gorila": gorila}
-OFTEN = ("train-dqn", *["train-gorila"] * 4)  # how often which
+def apex(one) -> tuple[int, dict, range]:
+    learners, replays = one(1, 1, 2), one(0, 1, 2)
+    actors = max(learners if replays == 0 else replays, one(1, 2))
+    how = {"learners": learners, "replays": replays, "chunk": one(1, 4, 16), "broadcast-every": one(1, 8)}
+    how["batch-size"] = one(8, 32)  # of which each learner has a part
+    how |= {"uniform": one(True, False), "free": one(True, False, False), "epsilon": one("0.4", "linear:steps=200")}
+    ranks = learners + replays + actors
+    return ranks, how | one({}, {"actors": actors}), range(learners + replays, ranks)
+
+
+PROGRAMS = {"train-dqn": dqn, "train-gorila": gorila, "train-apex": apex}
+OFTEN = ("train-dqn", *["train-gorila"] * 4, *["train-apex"] * 4)  # how often which
 
 
 def draw(seed: int, i: int) -> tuple[str, int, dict, dict]:
