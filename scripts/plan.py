@@ -224,7 +224,10 @@ def main(arguments=None):
     except (UsageError, LoneError) as error:
         print(f"plan: error: {line(error)}", file=sys.stderr)
         sys.exit(2)
-    print("\n".join(map(line, said)))
+    try:
+        print("\n".join(map(line, said)), flush=True)
+    except BrokenPipeError:  # who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

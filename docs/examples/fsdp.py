@@ -52,6 +52,7 @@ def main() -> None:
     whole = sum(each.numel() for each in model.parameters())
     if rank == 0:
         print(f"rank 0 holds {held} of {whole} parameters")
+    del model, optimizer  # before their group: over gloo the program may stand still otherwise, or end with an abort
     distributed.destroy_process_group()
 
 

@@ -13,6 +13,8 @@ What a model's layers and a cut model hold is found by going through a step on a
 whole.py): chunks, shards and schedules are those that train.
 """
 
+import contextlib
+import functools
 import math
 import resource
 from typing import NamedTuple
@@ -120,6 +122,12 @@ def data(case: Case, rank: int, role: str) -> float:
     return float(batch * (role == "worker") + rows * row)
 
 
+@functools.cache
 def resident() -> float:
-    """Bytes of this process: with numpy, Numba, HDF5 and MPI, and no data yet."""
+    """Bytes of this process when it is first asked: with numpy, Numba, HDF5 and MPI, and no data yet.
+
+    Not its largest so far, in which Linux counts what the process that started it had.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
+        return float(file.read().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0

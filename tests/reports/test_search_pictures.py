@@ -160,12 +160,13 @@ SPACES = st.lists(st.sampled_from(["lr=log:0.001..0.5", "x=-1e308..1e308", "m=a|
 
 
 @cases(20)
+@example([({"lr": 0.0}, 0.0), ({"lr": "\u02ef"}, 0.0)], [], False)  # no font has it
 @example([({"x": 1.0}, 1e308), ({"x": 2.0}, -1e308)], ["x=-1e308..1e308"], True)
 @given(st.lists(st.tuples(VALUES, NUMBER), max_size=6), SPACES, st.booleans())
 def test_values_and_scores_that_are_odd_do_no_harm(points, space, maximize):
     points = [(values, score) for values, score in points]
     trials = trials_of(points, space=space, maximize=maximize)
-    with drawing(), warnings.catch_warnings(action="error"):
+    with warnings.catch_warnings(action="error"), drawing():
         found = [inline(each, "x") for each in pictures_of(trials)]
     assert all("<svg" in each for each in found)
     assert not any(math.isnan(row.score) for row in trials.rows() if row.score is not None)
