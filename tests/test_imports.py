@@ -29,7 +29,7 @@ LEFT_OUT = (
     "hpcdl.kernels.gpu",
 )
 
-TORCH = getattr(importlib.util.find_spec("torch"), "origin", None) is not None  # tests/torch is a folder that has none
+TORCH = importlib.util.find_spec("torch") is not None
 OF_TORCH = "hpcdl.torch", "hpcdl.rl.torch_values"
 
 LOOK = """

@@ -1,6 +1,6 @@
 """A module of PyTorch's takes the same steps under every strategy, on any number of ranks, as sequential SGD takes.
 
-What cuts a model by its layers has its tests beside it (tests/torch/test_layers.py, ...).
+What cuts a model by its layers has its tests beside it (tests/pytorch/test_layers.py, ...).
 """
 
 # ruff: noqa: E402 - PyTorch may be missing
