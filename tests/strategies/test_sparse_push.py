@@ -95,12 +95,15 @@ def test_one_worker_is_sequential(consistency, optimizer, serve, follow, world):
     "own", [{"consistency": ASYNC}, {"consistency": SSP}, {"consistency": ASYNC, "on_workers": True}]
 )
 def test_several_workers_that_do_not_wait(own, serve, world):
-    """Every push is applied once, and the loss falls; rank 0 has what the servers have."""
-    run = serve(world, own | {"sparse_push": True}, epochs=6, optimizer="adagrad", lr=0.2)
+    """Every push is applied once; steps small enough for any order of them bring the table's loss down."""
+    data = documents()
+    run = serve(world, own | {"sparse_push": True}, data, epochs=6, lr=0.2)
     if world.rank == 0:
         pushes = sum(run.reported["staleness_histogram"])
         assert pushes == len(run.path) * (1 if own["consistency"] == ASYNC else run.workers)
-        assert np.isfinite(run.own_losses).all() and run.own_losses[-3] < run.own_losses[0]
+        model, (batch,) = make_model("softmax", (FEATURES,), 3, "float64"), data.batches(0, ROWS, (0, 1))
+        first, last = (model.evaluate(each, batch)[0] for each in (model.initialize(run.random), run.parameters))
+        assert last < 0.95 * first
 
 
 @pytest.mark.mpi(min_size=2)
