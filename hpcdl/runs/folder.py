@@ -27,7 +27,7 @@ import yaml
 from mpi4py import MPI
 
 from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
-from hpcdl.files import atomic_write
+from hpcdl.files import atomic_write, refuse_full
 from hpcdl.machine.versions import versions
 from hpcdl.runs.checkpoint import OLDER
 from hpcdl.runs.export import write_json
@@ -39,7 +39,7 @@ from hpcdl.words import counted
 log = logging.getLogger("hpcdl")
 MODULE = ("hpcdl", "__main__.py")  # of python -m hpcdl
 UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, not of the run
-WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|(started|summary|trace)\.json|(checkpoint|best|samples)\.h5"
+WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|injected\.jsonl|(started|summary|trace)\.json|(checkpoint|best|samples)\.h5"
 OURS = re.compile(rf"{WHOLE}|{OLDER.pattern}")
 LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
 # Temporary names (hpcdl/files.py) of what a run writes.
@@ -210,6 +210,7 @@ class Folder:
         if self.metrics is not None:
             text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
             with blamed_on(f"{self.metrics.name} cannot be written", LoneError):
+                refuse_full(self.metrics.name)
                 self.metrics.write(text)
                 self.metrics.flush()
             for each in self.logs:
@@ -242,6 +243,13 @@ class Folder:
 
 class Log(logging.FileHandler):
     """A rank's log, which ends the job in one line where it cannot be written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            refuse_full(self.baseFilename)
+        except OSError:
+            self.handleError(record)
+        super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]

@@ -20,6 +20,7 @@ from hpcdl.errors import UsageError, blamed_on, line, refuse_beyond, whole
 from hpcdl.memory import available
 from hpcdl.runs.averaging import first_update
 from hpcdl.runs.help import dashed, parser
+from hpcdl.runs.inject import read as read_faults
 from hpcdl.runs.metric_logs import forms
 from hpcdl.runs.stopping import Budget
 from hpcdl.runs.takeover import predecessor, taken
@@ -169,6 +170,12 @@ class Options:
         0.0, "seconds that a rank may wait in one communication before the job is ended; 0: any", group="run"
     )
     straggler: str = option("", "make computing slower: RANK:FACTOR, or random:PROBABILITY:FACTOR", group="run")
+    inject: str = option(
+        "",
+        "faults on purpose, for drills, with blanks between: kill, stop, exit, exception, slow, corrupt, diskfull, "
+        "memory, clock, random, as kill:rank=1,step=20",
+        group="run",
+    )
     pretend_compute: float = option(0.0, "milliseconds that a gradient takes at least; the rest is slept", group="run")
     log: str = option(
         "none", "write metrics for other tools, too: csv, tensorboard, or both with a comma between", group="run"
@@ -196,6 +203,7 @@ class Options:
             if getattr(self, name) > LONGEST:
                 raise UsageError(f"--{dashed(name)} is {LONGEST:,.0f} at most, not {getattr(self, name)}")
         forms(self.log)
+        read_faults(self.inject)
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
         self.allowance = Budget.read(self.budget)
