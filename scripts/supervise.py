@@ -2,10 +2,10 @@
 python scripts/supervise.py --restarts 3 -- mpiexec -n 4 hpcdl train-allreduce --checkpoint-every 100 --out runs/a
 
 What stands behind -- is a launcher with a program that trains, search or compare, and its --out. A job that fails (a
-rank is killed, a host is lost, an exception) goes on from the last whole checkpoint of its folder; without one it begins
-anew, and what there was is set aside as FOLDER-try-1. A line on stderr tells each restart. Bad input (status 2), and a
-job that a signal has stopped after it has saved (status 85), are not started again. Ctrl-C and SIGTERM are passed on,
-and end it. The exit status is that of the last job.
+rank is killed, a host is lost, an exception) goes on from the last whole checkpoint of its folder; without one it
+begins anew, and what there was is set aside as FOLDER-try-1. A line on stderr tells each restart. Bad input (status 2),
+and a job that a signal has stopped after it has saved (status 85), are not started again. Ctrl-C and SIGTERM are passed
+on, and end it. The exit status is that of the last job.
 
 One process is enough, where the launcher is called; MPI is not started in it.
 """
@@ -43,9 +43,9 @@ class SuperviseOptions:
 def main(arguments=None):
     words = sys.argv[1:] if arguments is None else list(arguments)
     at = words.index("--") if "--" in words else len(words)
+    started = launch(os.environ, library="")
     try:
         options = parse(SuperviseOptions, "supervise", __doc__, words[:at])
-        started = launch(os.environ, library="")
         if started is not None and started.ranks > 1:
             raise UsageError("it starts the ranks itself: hpcdl supervise -- mpiexec -n 4 hpcdl ...")
         if not words[at + 1 :]:
@@ -54,7 +54,8 @@ def main(arguments=None):
         how = options.restarts, options.backoff, options.min_ranks, options.no_progress, options.stalled
         status = Supervisor(job, *how).run()
     except UsageError as error:
-        print(f"supervise: error: {line(error)}", file=sys.stderr)
+        if started is None or started.number == 0:
+            print(f"supervise: error: {line(error)}", file=sys.stderr)
         sys.exit(2)
     sys.exit(status)
 

@@ -45,6 +45,7 @@ from hpcdl.random import Random
 from hpcdl.runs import clock
 
 if TYPE_CHECKING:
+    from hpcdl.runs.options import Options
     from hpcdl.runs.run import Run
 
 JOURNAL = "injected.jsonl"
@@ -151,10 +152,14 @@ def drawn(fault: Fault, ranks: int) -> list[Fault]:
     return found
 
 
-def check(text: str, ranks: int, out: str) -> None:
-    """Raise UsageError where a run of so many ranks that writes to `out` cannot be struck so."""
-    for fault in read(text):
-        if fault.settings.get("rank", 0) >= ranks:
+def check(options: "Options", ranks: int) -> None:
+    """Raise UsageError where a run of so many ranks cannot be struck as its options say.
+
+    A run that is gone on with on fewer ranks keeps the faults of those that it had.
+    """
+    out = options.out
+    for fault in read(options.inject):
+        if fault.settings.get("rank", 0) >= ranks and not options.resume:
             raise UsageError(f"--inject {fault.key}: the ranks are 0 to {ranks - 1}, and there is no rank {fault.rank}")
         if out == "none" and (fault.kind == "diskfull" or fault.settings.get("what") == "checkpoint"):
             raise UsageError(f"--inject {fault.key}: nothing is written with --out none; give a folder")
@@ -184,7 +189,7 @@ def arm(run: "Run") -> None:
     options, everyone = run.options, run.everyone
     if not options.inject:
         return
-    check(options.inject, everyone.size, options.out)
+    check(options, everyone.size)
     out = run.folder.path or (Path(options.out) if options.out not in ("", "auto", "none") else None)
     resume = Path(options.resume) if options.resume else None
     before = resume.parent if resume is not None and resume.is_file() else resume

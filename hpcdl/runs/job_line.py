@@ -25,7 +25,7 @@ WHOLE = {  # programs of many runs, which know from their folder what was asked 
     "train-ensemble": ("progress", "time-limit"),
 }
 ASKED = {"train-ensemble": "ensemble.yaml"}  # the file of it, where it is not config.yaml
-NOT_AGAIN = {"--initial": 1, "--resume": 1, "--out": 1, "--force": 0}  # options that a restart does without: their values
+NOT_AGAIN = {"--initial": 1, "--resume": 1, "--out": 1, "--force": 0}  # how many values they have
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class JobLine:
         if self.words[at] in HOST_FILES:
             with blamed_on(f"the hosts in {told} cannot be read"):
                 lines = [line.partition("#")[0].split() for line in Path(told).read_text().splitlines()]
-            entries = [f"{line[0]}:{slots(line)}" if slots(line) else line[0] for line in lines if line]
+            entries = [f"{line[0].partition(':')[0]}:{slots(line)}" for line in lines if line]
         else:
             entries = [each for each in told.split(",") if each]
         found: dict[str, int] = {}

@@ -263,19 +263,18 @@ class Supervisor:
 
     def _next(self) -> tuple[JobLine, str]:
         """The line to start, and from where it goes on, in words. Raises GivenUp."""
-        line, ranks = self._startable(), ""
-        if line.ranks != self.job.ranks and line.ranks is not None:
-            ranks = f", on {counted(line.ranks, 'rank')} instead of {self.job.ranks}"
-        self.told = launched_as(self.told, line)
+        job, ranks = self._startable(), ""  # of the line that was told: a host may be there again
+        if job.ranks is not None and job.ranks != self.job.ranks:
+            ranks = f", on {counted(job.ranks, 'rank')} instead of {self.job.ranks}"
         if self.told.program in WHOLE:
             if self._ours(self.told.asked):
-                return self.told.from_checkpoint(self.folder), f"with what is missing in {self.folder}{ranks}"
-            return self.told, f"from the beginning{ranks}"
+                return job.from_checkpoint(self.folder), f"with what is missing in {self.folder}{ranks}"
+            return job, f"from the beginning{ranks}"
         last = self._last_whole()
         if last is not None:
             where = f"from step {step_of(last)} ({last}){ranks}"
-            return self.told.from_checkpoint(self.folder if last.name == "checkpoint.h5" else last), where
-        return self.told, f"from the beginning, as nothing was saved{self._set_aside()}{ranks}"
+            return job.from_checkpoint(self.folder if last.name == "checkpoint.h5" else last), where
+        return job, f"from the beginning, as nothing was saved{self._set_aside()}{ranks}"
 
     def _last_whole(self) -> Path | None:
         """The last checkpoint of the job that can be read whole; None: it has none yet. Raises GivenUp."""
@@ -350,11 +349,6 @@ class Supervisor:
         """The hosts on which the launcher can start a trivial program."""
         lines = [self.told.on_hosts([host]).with_ranks(1).starting("true") for host in hosts]
         return [host for host, well in zip(hosts, ended_well(lines), strict=True) if well]
-
-
-def launched_as(told: JobLine, line: JobLine) -> JobLine:
-    """What was told, with the launcher's words of another line."""
-    return JobLine((*line.words[: line.begin], *told.own), line.begin, told.program)
 
 
 def ended_well(lines: list[list[str]]) -> list[bool]:

@@ -105,7 +105,7 @@ class Training:
             raise UsageError("--initial is where a run begins, and --resume goes on with one: give one of them")
         divide(size, getattr(options, "servers", 0), options.data_servers)
         algorithm(options.allreduce)
-        inject.check(options.inject, size, options.out)
+        inject.check(options, size)
 
     def run(self, world: MPI.Intracomm, options: Options, opened: list | None = None) -> Run:
         """Open, build, train and finish on all ranks of `world`; collective. Returns the run, which has ended.
