@@ -31,6 +31,7 @@ from hpcdl.files import atomic_write, refuse_full
 from hpcdl.machine.versions import versions
 from hpcdl.runs.checkpoint import OLDER
 from hpcdl.runs.export import write_json
+from hpcdl.runs.inject import JOURNAL
 from hpcdl.runs.metric_logs import CSV, EVENTS, EVENTS_NAME, Csv, Events, forms, write_csv, write_events
 from hpcdl.runs.options import Options
 from hpcdl.runs.rewind import LATER
@@ -39,7 +40,7 @@ from hpcdl.words import counted
 log = logging.getLogger("hpcdl")
 MODULE = ("hpcdl", "__main__.py")  # of python -m hpcdl
 UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, not of the run
-WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|injected\.jsonl|(started|summary|trace)\.json|(checkpoint|best|samples)\.h5"
+WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|(started|summary|trace)\.json|(checkpoint|best|samples)\.h5"
 OURS = re.compile(rf"{WHOLE}|{OLDER.pattern}")
 LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
 # Temporary names (hpcdl/files.py) of what a run writes.
@@ -119,7 +120,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.claim()
             if options.force and not resumed:
-                remove_run(self.path)
+                remove_run(self.path, faults=not options.among)
             elif not resumed:
                 check_run_folder(self.path, resumed)  # again: nobody else comes after us
             remove_leftovers(self.path)
@@ -302,8 +303,13 @@ def remove_leftovers(folder: Path) -> None:
                     path.unlink()
 
 
-def remove_run(folder: Path) -> None:
-    """Remove what a run has written to its folder, and no other file; whoever has the lock writes alone."""
+def remove_run(folder: Path, faults: bool = True) -> None:
+    """Remove what a run has written to its folder, and no other file; whoever has the lock writes alone.
+
+    faults: also what tells of faults on purpose, which strike again then.
+    """
+    if faults:
+        (folder / JOURNAL).unlink(missing_ok=True)
     parts = ((folder, OURS), (folder / "logs", LOG_NAME), (folder / LATER, OURS), (folder / EVENTS, EVENTS_NAME))
     for part, ours in parts:
         if part == folder or (part.is_dir() and not part.is_symlink()):

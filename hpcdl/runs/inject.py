@@ -350,8 +350,10 @@ def rows_of(run: "Run") -> Any:
     """The training rows in this rank's memory, to be written; None where they are read as they are needed."""
     x = getattr(getattr(run.data.train, "source", None), "x", None)
     x = getattr(x, "data", x) if not isinstance(x, np.ndarray) else x  # of sparse rows, their values
-    base = getattr(x, "base", None)
-    return base if isinstance(base, np.ndarray) and base.flags.writeable else None
+    base = getattr(x, "base", None)  # x is a view that may not be written, of memory that may
+    if not isinstance(base, np.ndarray) or not base.flags.writeable or not base.flags.c_contiguous:
+        return None
+    return np.ndarray(x.shape, x.dtype, base.data, x.ctypes.data - base.ctypes.data, x.strides)
 
 
 def flip(vector: np.ndarray, index: int) -> None:

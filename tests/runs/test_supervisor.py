@@ -146,7 +146,10 @@ def test_faults_on_purpose_are_kept_when_it_begins_anew(supervise):
 
 def test_a_job_without_news_is_ended(supervise, monkeypatch):
     """Its last news are long ago as soon as it waits."""
-    monkeypatch.setattr(Supervisor, "_last_news", lambda self: 0.0 if Path("waits").exists() else time.time())
+    waits = Path("waits")
+    monkeypatch.setattr(
+        Supervisor, "_last_news", lambda self: 0.0 if waits.exists() and waits.unlink() is None else time.time()
+    )
     status, said, starts = supervise("save 10; wait", "end 10", stalled=0.1)
     assert status == 0 and len(starts) == 2
     assert said[0] == "no news in run for 0.1 s: the job is ended (--stalled)"
