@@ -1,7 +1,7 @@
 """The clock of a run: the system's monotonic one, and what a drill has let it jump (inject.py).
 
-    time limit, seconds of steps, meetings of the ranks        this clock
-    spans of a trace, the watchdog                             the system's
+time limit, seconds of steps, meetings of the ranks        this clock
+spans of a trace, the watchdog                             the system's
 """
 
 import time

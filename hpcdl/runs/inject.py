@@ -118,13 +118,13 @@ def read_one(word: str) -> Fault:
             raise UsageError(f"--inject {word}: {name} is {' or '.join(known)}, not {settings[name]}")
     if not 0 <= settings.get("status", 0) <= 255:
         raise UsageError(f"--inject {word}: a status is 0 to 255, not {settings['status']}")
-    seconds, least = settings.get("seconds", 0.0), -LONGEST if kind == "clock" else 0
+    seconds, shortest = settings.get("seconds", 0.0), -LONGEST if kind == "clock" else 0.0
     try:
         finite(seconds)
     except ValueError:
-        seconds = least - 1
-    if not least <= seconds <= LONGEST:
-        raise UsageError(f"--inject {word}: seconds are {least:,.0f} to {LONGEST:,.0f}, not {settings['seconds']}")
+        seconds = shortest - 1
+    if not shortest <= seconds <= LONGEST:
+        raise UsageError(f"--inject {word}: seconds are {shortest:,.0f} to {LONGEST:,.0f}, not {settings['seconds']}")
     if kind == "random":
         chosen = settings["kinds"].split("+")
         for each in chosen:
@@ -348,7 +348,7 @@ LATER: dict[str, Callable[[Faults, Fault, int], None]] = {"slow": Faults.slow_on
 
 def rows_of(run: "Run") -> Any:
     """The training rows in this rank's memory, to be written; None where they are read as they are needed."""
-    x = getattr(getattr(run.data.train, "source", None), "x", None)
+    x: Any = getattr(getattr(run.data.train, "source", None), "x", None)
     x = getattr(x, "data", x) if not isinstance(x, np.ndarray) else x  # of sparse rows, their values
     base = getattr(x, "base", None)  # x is a view that may not be written, of memory that may
     if not isinstance(base, np.ndarray) or not base.flags.writeable or not base.flags.c_contiguous:

@@ -59,8 +59,8 @@ class Options:
     before: program and step of the run that this one goes on with, if of another strategy. told: what the command line
     gives, where there is one; given: what that or a file does. pause: the epoch after which this leg ends, 0: the
     last. heir: whether it goes on from one that had other options. per_step: environment steps of a step, of a run
-    that acts in one: its options count these. among: whether it is one of many that a job runs, which begins it anew with
-    --force where it was killed (services/trial.py). data_seed, prepare: of services/training.py.
+    that acts in one: its options count these. among: whether it is one of many that a job runs, which begins it anew
+    with --force where it was killed (services/trial.py). data_seed, prepare: of services/training.py.
     """
 
     unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program

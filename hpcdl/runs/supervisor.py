@@ -21,7 +21,6 @@ folder. If it is killed itself, the kernel sends the launcher SIGTERM (PR_SET_PD
 """
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import math
@@ -39,9 +38,10 @@ from typing import Any
 from hpcdl.errors import UsageError, line, reason
 from hpcdl.runs.checkpoint import OLDER, Checkpoint
 from hpcdl.runs.inject import JOURNAL
-from hpcdl.runs.job_line import WHOLE, Host, JobLine
+from hpcdl.runs.job_line import WHOLE, JobLine
 from hpcdl.runs.rewind import LATER
 from hpcdl.runs.signals import STATUS as SAVED
+from hpcdl.runs.startable import GivenUp, follow_us, startable
 from hpcdl.words import counted
 
 BAD_INPUT = 2
@@ -49,14 +49,8 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_PAUSE = 300.0  # seconds
 LOOK = 0.2  # seconds between two looks at the job
-PROBE = 60.0  # seconds in which a launcher starts a trivial program, or is taken to be unable to
 FREE = 60.0  # seconds in which the ranks of a job that has ended let go of its folder
 GRACE = 10.0  # seconds that a job which has stalled has to end
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-class GivenUp(Exception):
-    """Why there is no restart."""
 
 
 class Supervisor:
@@ -263,7 +257,7 @@ class Supervisor:
 
     def _next(self) -> tuple[JobLine, str]:
         """The line to start, and from where it goes on, in words. Raises GivenUp."""
-        job, ranks = self._startable(), ""  # of the line that was told: a host may be there again
+        job, ranks = startable(self.told, self.min_ranks, self.say), ""  # as told: a host may be there again
         if job.ranks is not None and job.ranks != self.job.ranks:
             ranks = f", on {counted(job.ranks, 'rank')} instead of {self.job.ranks}"
         if self.told.program in WHOLE:
@@ -308,68 +302,6 @@ class Supervisor:
             raise GivenUp(f"{self.folder} cannot be set aside: {reason(error)}") from None
         self.found = {}
         return f" (what there was is in {aside})"
-
-    # -- hosts that are gone -----------------------------------------------------------------------------------------
-
-    def _startable(self) -> JobLine:
-        """The line on the hosts that are there, and with as many ranks as its launcher can start. Raises GivenUp."""
-        line = self.told
-        if not self.min_ranks or line.ranks is None:
-            return line
-        hosts = line.hosts
-        there = self._answering(hosts) if len(hosts) > 1 else hosts
-        if len(there) < len(hosts):
-            gone = ", ".join(host.name for host in hosts if host not in there)
-            if not there:
-                raise GivenUp(f"none of the hosts answers ({gone})")
-            self.say(f"hosts that do not answer: {gone}")
-            line = line.on_hosts(there)
-        most = line.ranks or 0
-        if most >= self.min_ranks and self._starts(line):
-            return line
-        low, high = self.min_ranks, most - 1  # the most that can be started lie between, if any can
-        found = None
-        while low <= high:
-            middle = (low + high) // 2 if found else low
-            if self._starts(line.with_ranks(middle)):
-                found, low = line.with_ranks(middle), middle + 1
-            elif found is None:
-                break
-            else:
-                high = middle - 1
-        if found is None:
-            raise GivenUp(f"{counted(self.min_ranks, 'rank')} cannot be started any more (--min-ranks)")
-        return found
-
-    def _starts(self, line: JobLine) -> bool:
-        """Whether the launcher can start a trivial program on these ranks."""
-        return ended_well([line.starting("true")])[0]
-
-    def _answering(self, hosts: list[Host]) -> list[Host]:
-        """The hosts on which the launcher can start a trivial program."""
-        lines = [self.told.on_hosts([host]).with_ranks(1).starting("true") for host in hosts]
-        return [host for host, well in zip(hosts, ended_well(lines), strict=True) if well]
-
-
-def ended_well(lines: list[list[str]]) -> list[bool]:
-    """Which of some commands end with status 0 in time; they run side by side."""
-    quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    started = [subprocess.Popen(each, start_new_session=True, preexec_fn=follow_us, **quiet) for each in lines]
-    end, found = time.monotonic() + PROBE, []
-    for each in started:
-        try:
-            found.append(each.wait(max(0.01, end - time.monotonic())) == 0)
-        except subprocess.TimeoutExpired:
-            found.append(False)
-            with contextlib.suppress(OSError):
-                os.killpg(each.pid, signal.SIGKILL)
-            each.wait()
-    return found
-
-
-def follow_us() -> None:
-    """In the process that becomes the launcher: SIGTERM when the supervisor is gone, however it went."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def step_of(path: Path) -> int:

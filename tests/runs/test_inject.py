@@ -102,7 +102,9 @@ def test_steps_at_which_a_rank_is_struck(run, world, mpi_tmp_path, monkeypatch, 
     if first:
         text = (mpi_tmp_path / "a" / "injected.jsonl").read_text()
         lines = [json.loads(line) for line in text.splitlines()]
-        assert [(line["fault"].split(",step=")[1], line["step"]) for line in lines if "step=13" not in line["fault"]] == [
+        assert [
+            (line["fault"].split(",step=")[1], line["step"]) for line in lines if "step=13" not in line["fault"]
+        ] == [
             ("3", 3),
             ("7,times=0", 7),
         ]

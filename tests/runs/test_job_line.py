@@ -38,7 +38,9 @@ def test_what_it_is_gone_on_with_by():
     job = line("mpiexec -n 4" + END + " --force --initial w.npz --resume old --config c.yaml --inject=kill:rank=1")
     assert not job.goes_on and line("mpiexec" + END + " --resume runs/a/checkpoint-000000010.h5").goes_on
     again = job.from_checkpoint(job.folder)
-    told = "mpiexec -n 4 hpcdl train-allreduce --lr 0.1 --config c.yaml --inject=kill:rank=1 --resume runs/a --out runs/a"
+    told = (
+        "mpiexec -n 4 hpcdl train-allreduce --lr 0.1 --config c.yaml --inject=kill:rank=1 --resume runs/a --out runs/a"
+    )
     assert list(again.words) == shlex.split(told) and again.goes_on
     assert again.from_checkpoint(again.folder) == again
     for program, kept in (("search", "--time-limit=9 "), ("compare", ""), ("train-ensemble", "--time-limit=9 ")):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.runs import supervisor
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.job_line import JobLine
 from hpcdl.runs.supervisor import Supervisor
@@ -132,7 +131,7 @@ def test_what_others_have_left_is_neither_gone_on_with_nor_set_aside(supervise):
     """A job that fails before it has replaced another run, with --force, is told the same again."""
     Path("run").mkdir()
     Checkpoint({"parameters": np.ones(3)}, {"step": 99}).write(Path("run", "checkpoint.h5"))
-    status, said, starts = supervise("kill", "end 99", told=["--resume", "elsewhere"])
+    status, _, starts = supervise("kill", "end 99", told=["--resume", "elsewhere"])
     assert starts == ["--out run --resume elsewhere"] * 2 and status == 0
     assert Path("run", "checkpoint.h5").exists() and not Path("run-try-1").exists()
 
@@ -194,30 +193,6 @@ def until(holds, seconds=30.0):
 
 def children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-@pytest.mark.parametrize("able, min_ranks, got", [(8, 2, 8), (5, 2, 5), (2, 2, 2), (1, 2, None)])
-def test_the_most_ranks_that_can_be_started(monkeypatch, able, min_ranks, got):
-    """The launcher, asked for a trivial program, can start so many."""
-    job = JobLine.read(["mpiexec", "-n", "8", "hpcdl", "train-svrg", "--out", "run"])
-    monkeypatch.setattr(supervisor, "ended_well", lambda lines: [int(words[2]) <= able for words in lines])
-    keeper = Supervisor(job, min_ranks=min_ranks)
-    if got is None:
-        with pytest.raises(supervisor.GivenUp, match="2 ranks cannot be started any more"):
-            keeper._startable()
-    else:
-        assert keeper._startable().ranks == got
-
-
-def test_hosts_that_do_not_answer_are_left_out(monkeypatch):
-    said = []
-    job = JobLine.read(["mpiexec", "-hosts", "a:4,b:2", "-n", "6", "hpcdl", "train-svrg", "--out", "run"])
-    monkeypatch.setattr(supervisor, "ended_well", lambda lines: ["a:4" not in words[2] for words in lines])
-    assert Supervisor(job, min_ranks=1, say=said.append)._startable().words[:5] == ("mpiexec", "-hosts", "b:2", "-n", "2")
-    assert said == ["hosts that do not answer: a"]
-    monkeypatch.setattr(supervisor, "ended_well", lambda lines: [False] * len(lines))
-    with pytest.raises(supervisor.GivenUp, match=r"none of the hosts answers \(a, b\)"):
-        Supervisor(job, min_ranks=1, say=said.append)._startable()
 
 
 @pytest.mark.parametrize("words, said", [("mpiexec -n 2", "the job has 2"), ("mpiexec", "it does not say how many")])
