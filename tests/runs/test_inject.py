@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -179,6 +180,18 @@ def test_a_flipped_bit_of_the_data(alone, run, data):
     assert np.array_equal(tested, data.test.source.x)
 
 
+def test_rows_that_are_a_part_of_what_lies_in_memory(alone):
+    """What is flipped is in the part, not before it."""
+    whole = np.zeros((10, 3))
+    part = whole[4:7].view()
+    part.flags.writeable = False
+    of_run = SimpleNamespace(data=SimpleNamespace(train=SimpleNamespace(source=SimpleNamespace(x=part))))
+    inject.rows_of(of_run)[2, 1] = 5
+    assert np.argwhere(whole).tolist() == [[6, 1]]
+    of_run.data.train.source.x = object()  # of a file
+    assert inject.rows_of(of_run) is None
+
+
 def test_a_flipped_bit_of_a_checkpoint_is_found(alone, run, tmp_path):
     out = tmp_path / "a"
     with pytest.raises(inject.InjectedFault):
@@ -194,7 +207,8 @@ def test_flip(alone, kind):
     vector = np.arange(1, 7, dtype=kind).reshape(2, 3)
     changed = vector.copy()
     inject.flip(changed, 4)
-    assert np.flatnonzero(vector != changed).tolist() == [4] and np.isfinite(changed).all()
+    assert np.flatnonzero(vector != changed).tolist() == [4]
+    assert 0.5 <= changed[1, 1] / vector[1, 1] <= 1.5  # neither sign nor exponent
     inject.flip(changed, 4)
     assert np.array_equal(vector, changed)
 
@@ -205,6 +219,8 @@ def test_a_full_disk(alone, run, tmp_path):
         run(out=str(out), checkpoint_every=2, inject="diskfull:step=3")
     assert Checkpoint.read(out).attributes["step"] == 2
     assert not [each.name for each in out.iterdir() if each.name.endswith(".part")]
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)), files.atomic_write(out / "file"):
+        pass
     (tmp_path / "elsewhere").mkdir()
     with files.atomic_write(tmp_path / "elsewhere" / "file") as file:  # of the folder of the run alone
         file.write(b"whole")
