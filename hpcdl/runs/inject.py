@@ -187,6 +187,11 @@ def arm(run: "Run") -> None:
 
     inbox.watchers.clear()  # of a run before, in the same process
     options, everyone = run.options, run.everyone
+    if options.survivor is not None and options.survivor.goes_on:  # other ranks are gone: what is left stays its own
+        for faults in armed:
+            faults.attach(run)
+        return
+    armed.clear()
     if not options.inject:
         return
     check(options, everyone.size)
@@ -201,10 +206,8 @@ def arm(run: "Run") -> None:
         if fault.rank == everyone.rank and not 0 < fault.settings["times"] <= known.count(fault.key)
     ]
     if mine:
-        faults = Faults(run, mine, out, everyone.rank)
-        run.stopwatch.watcher = faults.step_begins
-        run.observe(faults.recorded)
-        inbox.watchers.append(faults.served)
+        armed.append(Faults(mine, out, everyone.rank))
+        armed[0].attach(run)
 
 
 def same(one: Path, other: Path | None) -> bool:
@@ -215,12 +218,23 @@ def same(one: Path, other: Path | None) -> bool:
 class Faults:
     """The faults that may still strike this rank in this leg; out: the run's folder, where there is one."""
 
-    def __init__(self, run: "Run", faults: list[Fault], out: Path | None, rank: int):
-        self.run, self.waiting, self.out, self.rank = run, faults, out, rank
+    run: "Run"  # from `attach` on, as the count of steps
+
+    def __init__(self, faults: list[Fault], out: Path | None, rank: int):
+        self.waiting, self.out, self.rank = faults, out, rank
         self.lasting: list[Fault] = []
-        self.count, self.serving = run.step, False
+        self.count, self.serving = 0, False
         self.taken: list[np.ndarray] = []
         self.limit = resource.getrlimit(resource.RLIMIT_AS)
+
+    def attach(self, run: "Run") -> None:
+        """Follow a run that begins, or goes on without ranks that are gone."""
+        from hpcdl.comm import inbox
+
+        self.run, self.count = run, run.step
+        run.stopwatch.watcher = self.step_begins
+        run.observe(self.recorded)
+        inbox.watchers.append(self.served)
 
     def step_begins(self, name: str) -> None:
         """A step of this rank begins, or its serving others."""
@@ -340,6 +354,7 @@ class Faults:
         self.announce(fault, step, f"a bit of number {index} of its {what} is flipped")
 
 
+armed: list[Faults] = []  # those of this process, in the run that it is in
 STRIKE: dict[str, Callable[[Faults, Fault, int], None]] = {
     kind: getattr(Faults, kind) for kind in KINDS if kind != "random"
 }

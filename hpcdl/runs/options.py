@@ -60,12 +60,13 @@ class Options:
     gives, where there is one; given: what that or a file does. pause: the epoch after which this leg ends, 0: the
     last. heir: whether it goes on from one that had other options. per_step: environment steps of a step, of a run
     that acts in one: its options count these. among: whether it is one of many that a job runs, which begins it anew
-    with --force where it was killed (services/trial.py). data_seed, prepare: of services/training.py.
+    with --force where it was killed (services/trial.py). data_seed, prepare: of services/training.py. survivor: what
+    those that are left go on from when ranks are gone (survivor.py).
     """
 
     unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program
     before, pause, heir, per_step, among = "", 0.0, False, 0, False  # without a type it is no field, and so no option
-    told = given = data_seed = prepare = None  # type: Any
+    told = given = data_seed = prepare = survivor = None  # type: Any
 
     data: str = option(
         "digits",
