@@ -117,6 +117,7 @@ def test_fewer_ranks_where_a_host_is_lost(supervise, launch, few):
     assert [(leg["ranks"], leg["steps"]) for leg in legs] == [(2, 20), (1, 20)]
 
 
+@pytest.mark.exhaustive
 def test_a_comparison_goes_on(supervise, few):
     line = "train-allreduce --allreduce ring --inject kill:rank=1,step=7"
     common = ["--data", "few.h5", "--model", "softmax", "--batch-size", "5", "--epochs", "3", "--seeds", "1"]
