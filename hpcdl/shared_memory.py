@@ -85,6 +85,15 @@ def share(node: Any, size: int, what: str, otherwise: str) -> list[np.ndarray] |
     return [memory[end - length : end] for end, length in zip(ends, sizes, strict=True)]
 
 
+def remove_mapped() -> None:
+    """Remove the files of shared memory that this process has mapped: for the end of a job that cannot finalize MPI."""
+    with open("/proc/self/maps") as maps:
+        names = {line.rstrip("\n").partition(f" {FOLDER}/")[2] for line in maps}
+    for name in names - {""}:
+        with contextlib.suppress(OSError):  # another rank was first
+            os.unlink(os.path.join(FOLDER, name))
+
+
 def first(node: Any, problem: str | None) -> str | None:
     """Collective: the problem of the lowest rank that has one."""
     return next(filter(None, node.allgather(problem)), None)

@@ -28,6 +28,7 @@ from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.runs.survivor import Survivor
+from hpcdl.shared_memory import remove_mapped
 
 if TYPE_CHECKING:
     from hpcdl.runs.options import Options
@@ -145,6 +146,7 @@ def outlived() -> Iterator[None]:
     if worlds:
         with contextlib.suppress(MPI.Exception):
             worlds[-1].Barrier()
+        remove_mapped()  # who is gone has left some, too
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
