@@ -219,6 +219,12 @@ class TimeOptions(MachineOptions):
             raise UsageError(f"--ranks must not be negative, and is {self.ranks}")
 
 
+def refuse_seconds(seconds: float) -> None:
+    """Raise UsageError where a run cannot take so long."""
+    if not 0 < seconds <= 3600:
+        raise UsageError(f"--seconds is a number greater than 0, and at most 3600, not {seconds}")
+
+
 @dataclass
 class BestOptions(MachineOptions):
     """Among what the best is looked for."""
@@ -231,9 +237,11 @@ class BestOptions(MachineOptions):
     fit: str = option("", "memory of a rank, as 16GiB; default: its part of what is free here")
     same_steps: bool = option(False, "only what takes the steps that one rank alone would take")
     check: bool = option(False, "run the first three for some steps, beside the forecast")
+    seconds: float = option(1.0, "with --check: about how long each of three runs takes")
 
     def __post_init__(self):
         super().__post_init__()
+        refuse_seconds(self.seconds)
         if self.ranks < 1:
             raise UsageError(f"--ranks, how many there are, is 1 or more, not {self.ranks}")
 
@@ -252,8 +260,7 @@ class CheckOptions(MachineOptions):
             raise UsageError("give one file of lines")
         if self.repeat < 1:
             raise UsageError(f"--repeat is 1 or more, not {self.repeat}")
-        if not 0 < self.seconds <= 3600:
-            raise UsageError(f"--seconds is a number greater than 0, and at most 3600, not {self.seconds}")
+        refuse_seconds(self.seconds)
 
 
 def begin():
@@ -287,7 +294,7 @@ def machine_for(options, lines):
         with blamed_on(f"--measure {options.measure} cannot be written"):
             probe(options.measure)
     cores = 0 if options.launcher else len(os.sched_getaffinity(0))
-    found = survey(lines, case_of, starter(options.launcher), cores, told)
+    found = survey(lines, case_of, starter(options.launcher), cores, told, bool(options.measure))
     if options.measure:
         found.write(options.measure)
     return found
@@ -314,10 +321,13 @@ def best(options: BestOptions) -> list[str]:
     from hpcdl.memory import available
     from hpcdl.planning import best as finding
     from hpcdl.planning import checking, fitting
+    from hpcdl.planning.configurations import CONFIGURATIONS
     from hpcdl.planning.trying import starter
 
     told_of = {"model": options.model, "data": options.data, "batch-size": options.batch_size}
     told_of |= {"optimizer": options.optimizer}
+    if options.model in CONFIGURATIONS:  # whose data nobody has
+        del told_of["data"]
     model = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in told_of.items())
     room = fitting.bytes_of(options.fit) if options.fit else (available() or 1 << 62) / options.ranks
     asked = [(f"{text} {model}", options.ranks) for text, same in finding.lines(options.ranks)]
@@ -327,12 +337,12 @@ def best(options: BestOptions) -> list[str]:
     found, refused = finding.candidates(model, options.ranks, room, machine, case_of)
     found = [each for each in found if each.same or not options.same_steps]
     if not options.check:
-        return finding.report(found, refused, options.ranks)
+        return finding.report(found, refused, options.ranks, model)
     first = [each.told for each in found[:3]]
-    taken = checking.tried(first, 3, 1.0, starter(options.launcher), told)
+    taken = checking.tried(first, 3, options.seconds, starter(options.launcher), told)
     if failed := [each for each in taken if each.failed]:
         raise UsageError(f"{failed[0].told.line} cannot be run: {failed[0].failed}")
-    return finding.report(found, refused, options.ranks, [each.measured for each in taken])
+    return finding.report(found, refused, options.ranks, model, [each.measured for each in taken])
 
 
 def readable(lines):

@@ -17,7 +17,7 @@ from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.memory import forecast as memory
 from hpcdl.planning.scale_report import shown
 from hpcdl.planning.tables import size, table
-from hpcdl.planning.time_report import Forecast, forecast
+from hpcdl.planning.time_report import Forecast, forecast, rate
 from hpcdl.words import counted
 
 SAME = (
@@ -91,8 +91,13 @@ def grids(model: str, ranks: int, room: float, read: Callable[[str, int], Case])
     return [f"train-grid {model} {fit.options}" for fit in cut[:GRIDS]]
 
 
-def report(found: list[Candidate], refused: list[str], ranks: int, measured: list[float] | None = None) -> list[str]:
-    """The table, and the command of the first. measured: seconds of a step of the first ones, beside the forecast."""
+def report(
+    found: list[Candidate], refused: list[str], ranks: int, model: str, measured: list[float] | None = None
+) -> list[str]:
+    """The table, and the command of the first. measured: seconds of a step of the first ones, beside the forecast.
+
+    model: the options that all lines have, which the table leaves out.
+    """
     if not found:
         why = f": {refused[0]}" if refused else ""
         return [f"nothing fits{why}", "take more ranks, more memory, or a smaller --batch-size"]
@@ -100,12 +105,12 @@ def report(found: list[Candidate], refused: list[str], ranks: int, measured: lis
     rows = [header]
     for i, each in enumerate(found[:SHOWN]):
         parts = each.told.parts
-        cells = [shown(parts.seconds), f"{parts.rate:,.0f}", "same" if each.same else "other", size(each.bytes)]
+        cells = [shown(parts.seconds), rate(parts.rate), "same" if each.same else "other", size(each.bytes)]
         if measured:
             there = i < len(measured)
             cells += [shown(measured[i]), f"{100 * (parts.seconds / measured[i] - 1):+.0f} %"] if there else ["", ""]
-        rows.append([each.told.line, *cells])
-    said = table(rows)
+        rows.append([each.told.line.replace(f" {model}", ""), *cells])
+    said = [f"{ranks} ranks, {model}", *table(rows)]
     if len(found) > SHOWN:
         said.append(f"and {len(found) - SHOWN} more")
     if refused:

@@ -21,6 +21,7 @@ from hpcdl.planning.scale_report import shown
 from hpcdl.planning.tables import table
 from hpcdl.planning.time_report import Forecast, forecast
 from hpcdl.planning.trying import Start, run
+from hpcdl.words import counted
 
 FEWEST, MOST = 20, 3000  # steps of a run
 SMALL, LARGE, GPT = "--model mlp:32", "--model mlp:512,512,256", "--data text --model gpt:layers=2,width=64,heads=4"
@@ -122,7 +123,7 @@ def tried(found: Sequence[Forecast], repeat: int, seconds: float, start: Start |
     answers: dict[int, Checked] = {}
     for ranks in sorted({each.ranks for each in found}):
         own = [i for i, each in enumerate(found) if each.ranks == ranks]
-        say(f"running {len(own)} line{'s' * (len(own) > 1)} on {ranks} rank{'s' * (ranks > 1)}")
+        say(f"running {counted(len(own), 'line')} on {counted(ranks, 'rank')}")
         job = {"lines": [[found[i].line, steps_of(found[i], seconds)] for i in own], "repeat": repeat}
         for i, taken in zip(own, run(ranks, job, start)["runs"], strict=True):
             failed = taken if isinstance(taken, str) else ""
@@ -151,5 +152,5 @@ def report(found: list[Checked]) -> list[str]:
     errors = np.abs([each.error for each in found if not each.failed])
     if errors.size:
         middle, most = 100 * np.median(errors), 100 * np.quantile(errors, 0.9)
-        said.append(f"{errors.size} lines: median error {middle:.0f} %, 9 of 10 within {most:.0f} %")
+        said.append(f"{counted(errors.size, 'line')}: median error {middle:.0f} %, 9 of 10 within {most:.0f} %")
     return said

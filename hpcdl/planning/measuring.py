@@ -9,8 +9,9 @@ A loop is timed whole and its mean counts, for ranks that share a core then wait
 train; of some loops the first quartile, as other load makes them longer, never shorter.
 """
 
+import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.node import cores, ranks_of_node
 from hpcdl.comm.overlap import Overlap, buckets
@@ -36,7 +38,8 @@ from hpcdl.random import Random
 from hpcdl.runs.options import Options
 
 SIZES = [256, 4 << 10, 32 << 10, 256 << 10, 2 << 20]  # bytes
-ALGORITHMS = "auto", "naive", "direct", "ring", "tree", "recursive", "shared", "hierarchical", "mpi"
+MESSAGES = *COMPRESSED, "reduce_scatter", "all_gather", "message", "exchange"
+OPERATIONS = *ALGORITHMS, *MESSAGES
 LOOPS, SECONDS, FEWEST = 5, 0.012, 2  # of a measurement: how many loops, of how long and how many turns at least
 NAP = 0.004  # seconds, whose lateness is measured
 TRIAL = "mlp:256,128"  # on digits: how much passes beside computing
@@ -56,8 +59,8 @@ class Measured(NamedTuple):
     progress: float | None
 
 
-def measure(comm: MPI.Intracomm, lines: list[tuple[Options, set[int]]]) -> Measured:
-    """Measure: lines: options, and of how many rows a gradient is wanted, by model."""
+def measure(comm: MPI.Intracomm, lines: list[tuple[Options, set[int]]], operations: Sequence[str]) -> Measured:
+    """Measure, for each model's options, gradients of these rows, and these collectives."""
     node = ranks_of_node(comm)
     leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
     nodes = comm.allreduce(int(node.rank == 0))
@@ -71,7 +74,7 @@ def measure(comm: MPI.Intracomm, lines: list[tuple[Options, set[int]]]) -> Measu
         leaders.Free()
     node.Free()
     with threadpool_limits(threads(comm)):
-        collectives = measure_collectives(comm)
+        collectives = measure_collectives(comm, operations)
         models = [measure_model(comm, options, rows) for options, rows in lines]
         adding, flops, memory = measure_rates(comm)
         late, progress = measure_late(comm), measure_progress(comm)
@@ -106,22 +109,22 @@ def timed(comm: MPI.Intracomm, turn: Callable[[], Any], loops: int = LOOPS) -> f
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def measure_collectives(world: MPI.Intracomm) -> dict[str, Curve]:
-    """Seconds by bytes of each operation; collective."""
+def measure_collectives(world: MPI.Intracomm, names: Sequence[str]) -> dict[str, Curve]:
+    """Seconds by bytes of each of these operations; collective."""
     found: dict[str, Curve] = {}
     if world.size == 1:
         return found
-    for name in ALGORITHMS:
+    for name in [each for each in names if each not in MESSAGES]:
         with activity.inside(f"all-reduce by {name}"):
             comm = Communicator(world, name)
             found[name] = {}
             for size in SIZES:
                 vector = comm.empty(size // 4, np.float32)
                 vector[:] = 0
-                found[name][size] = timed(world, lambda comm=comm, vector=vector: comm.all_reduce(vector))
+                found[name][size] = timed(world, functools.partial(comm.all_reduce, vector))
             comm.free()
     comm = Communicator(world, "auto")
-    for name in (*COMPRESSED, "reduce_scatter", "all_gather", "message", "exchange"):
+    for name in [each for each in names if each in MESSAGES]:
         with activity.inside(f"measure {name}"):
             found[name] = {size: timed(world, operation(comm, name, size)) for size in SIZES}
             if name == "message":  # a turn is there and back
@@ -172,7 +175,7 @@ def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) 
     model = for_data(options.model, data, options.dtype, loss=options.loss)
     w = model.device.array(model.initialize(Random(options.seed)))
     g, size = model.device.zeros(w.size, w.dtype), comm.size
-    optimizer = options.make_optimizer(model, (options.batch_size if options.batch_size != "full" else 1, 10, 1000))
+    optimizer = options.make_optimizer(model, (1, 10, 1000))
 
     def update() -> None:
         g[:] = 0
@@ -191,7 +194,7 @@ def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) 
             draw = comm.allreduce((time.perf_counter() - begun) / max(1, count), MPI.MAX)
             batches.close()
             batch = next(each := data.batches(0, n * size, (comm.rank, size)))
-            gradient = timed(comm, lambda batch=batch: model.loss_and_gradient(w, batch, g))
+            gradient = timed(comm, functools.partial(model.loss_and_gradient, w, batch, g))
             layers = by_layer(comm, model, w, batch, gradient) if isinstance(model, Layered) else []
             rows[n] = Rows(draw, gradient, layers)
             each.close()

@@ -132,7 +132,7 @@ def all_reduce(case: Case, machine: Machine, computing: Computing, start: float)
         each = [exchange((part.stop - part.start) * item) for part in cut]
         alone = sum(each)
         ready = when_ready(case, computing, cut, rows, forward, backward)
-        hidden = machine.progress * (alone - exposed(ready, each, forward + backward))
+        hidden = machine.progress * max(0.0, alone - exposed(ready, each, forward + backward))
     compute = forward + backward + computing.update()
     return Parts(compute, alone - hidden, 0.0, 0.0, start + computing.draw(rows), hidden, case.batch)
 

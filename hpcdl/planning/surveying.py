@@ -8,6 +8,7 @@ about more.
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,10 +16,12 @@ from typing import Any
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.planning.case import Case
 from hpcdl.planning.cluster import Cluster
-from hpcdl.planning.machine_sheet import Machine, section_of
+from hpcdl.planning.machine_sheet import Machine, Section, section_of
+from hpcdl.planning.measuring import OPERATIONS
 from hpcdl.planning.rehearsal import CUT, cut_of
 from hpcdl.planning.step_time import calibrated, name_of
 from hpcdl.planning.trying import Start, run
+from hpcdl.words import counted
 
 ON_ONE_NODE = 4096  # ranks, of a machine that was measured on one
 AT_ONCE = 8  # ranks for each core that are started to measure, at most
@@ -67,13 +70,32 @@ def rows_of(case: Case) -> set[int]:
     return wanted | {max(1, each // 4) for each in wanted} | {1}
 
 
+def operations_of(case: Case) -> set[str]:
+    """Which collectives a forecast asks for (message_time.py)."""
+    options, found = case.options, {"auto", "tree", "message"}
+    if case.program in CUT:
+        found |= {"reduce_scatter", "all_gather"}
+    if case.program == "train-gossip":
+        found.add("exchange")
+    if getattr(options, "compress", "none") != "none":
+        found.add(options.compress)
+    return found | {options.allreduce}
+
+
 def survey(
-    lines: Iterable[tuple[str, int]], read: Read, start: Start | None = None, cores: int = 0, say: Callable = print
+    lines: Iterable[tuple[str, int]],
+    read: Read,
+    start: Start | None = None,
+    cores: int = 0,
+    say: Callable = print,
+    whole: bool = True,
 ) -> Machine:
     """Measure what forecasts of these lines, each on so many ranks, need. say: is told what is going on.
 
-    cores: of this machine, to refuse more ranks than are started on it; 0: any. UsageError, LoneError.
+    cores: of this machine, to refuse more ranks than are started on it; 0: any. whole: measure all collectives, for
+    other lines to come. UsageError, LoneError.
     """
+    operations: set[str] = set()
     wanted: dict[int, dict[str, tuple[str, set[int]]]] = {}
     named: dict[int, set[str]] = {}
     for text, ranks in lines:
@@ -85,18 +107,22 @@ def survey(
         case = read(text, ranks)
         name = name_of(case)
         named.setdefault(ranks, set()).add(name)
+        operations |= operations_of(case)
         for each in (text, small(name, ranks)):
             add(wanted.setdefault(ranks, {}), each, read(each, ranks))
     if set(wanted) == {1}:  # of one alone there are no links
-        wanted[2] = wanted[1]
+        text = small("train-allreduce", 2)
+        add(wanted.setdefault(2, {}), text, read(text, 2))
         named[2] = set()
+    own = sorted(operations - set(OPERATIONS))  # all-reduces of a user's
     found: dict[int, dict[str, Any]] = {}
     for ranks, models in sorted(wanted.items()):
-        say(f"measuring on {ranks} rank{'s' * (ranks > 1)}: {len(models)} model{'s' * (len(models) > 1)}")
+        say(f"measuring on {counted(ranks, 'rank')}: {counted(len(models), 'model')}")
         job = {
             "models": [[text, sorted(rows)] for text, rows in models.values()],
             "lines": [[small(name, ranks), STEPS] for name in sorted(named[ranks])],
             "repeat": REPEAT,
+            "operations": [*(each for each in OPERATIONS if whole or each in operations), *own],
         }
         found[ranks] = run(ranks, job, start)
     return with_starts(machine_of(found), {n: (sorted(named[n]), found[n]["runs"]) for n in found}, read)
@@ -121,7 +147,10 @@ def machine_of(found: dict[int, dict[str, Any]]) -> Machine:
     sections = tuple(section_of(each["section"]) for each in told)
     most = max(each.per_node for each in sections)
     first = told[0]
-    links = Cluster(most if far else ON_ONE_NODE, *between, *inside, first["adding"])
+    (latency, bandwidth), (node_latency, node_bandwidth) = between, inside
+    on_node = most if far else ON_ONE_NODE
+    links = Cluster(on_node, latency, bandwidth, node_latency, node_bandwidth, first["adding"])
+    links = no_faster(links, [each for each in sections if each.nodes == 1])
     progress = [each["progress"] for each in told if each["progress"] is not None]
     late = max(each["late"] for each in told)
     return Machine(
@@ -129,9 +158,19 @@ def machine_of(found: dict[int, dict[str, Any]]) -> Machine:
     )
 
 
+def no_faster(links: Cluster, inside: list[Section]) -> Cluster:
+    """Links within a node are no faster than long messages have been: a ping-pong's best turn may be a clock's jump."""
+    curves = [each.collectives["message"] for each in inside if "message" in each.collectives]
+    reached = max((longest / curve[longest] for curve in curves for longest in [max(curve)]), default=math.inf)
+    near = min(links.node_bandwidth, 2 * reached)
+    between = links.bandwidth if links.ranks_per_node < ON_ONE_NODE else near
+    return dataclasses.replace(links, node_bandwidth=near, bandwidth=between)
+
+
 def with_starts(machine: Machine, runs: dict[int, tuple[list[str], list]], read: Read) -> Machine:
     """The same with each program's start, from seconds of a step of the small trainings."""
-    sections, starts = [], []
+    sections: list[Section] = []
+    starts: list[float] = []
     for section in machine.measured:
         names, taken = runs[section.ranks]
         programs = {}

@@ -40,6 +40,11 @@ def times(found: list[Forecast], machine: Machine) -> list[str]:
     return [*table(rows), *remarks(found, machine)]
 
 
+def rate(value: float) -> str:
+    """Examples a second; of few three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def remarks(found: list[Forecast], machine: Machine) -> list[str]:
     """Where cores are shared, and what was not measured on as many ranks."""
     said = []

@@ -2,6 +2,7 @@
 
     parent    run(ranks, job)      starts them by mpiexec, or as --launcher says, and waits for what rank 0 prints
     ranks     {"models": [[line, [rows, ...]], ...]}      a model of each line is measured (measuring.py)
+              {"operations": [...]}                           which collectives are measured
               {"lines": [[line, steps], ...], "repeat": 3}    each line so often, in turns; seconds of a step
 
 Job and answer are JSON, on the command line and the last line of what is printed: no file system is needed that all
@@ -76,16 +77,16 @@ def main() -> None:
     world = MPI.COMM_WORLD
     with ended("plan", world.rank):
         one_world(world)
-        job, answer = json.loads(sys.argv[1]), {}
+        job, answer = json.loads(sys.argv[1]), {}  # type: dict[str, Any], dict[str, Any]
         if "models" in job:
-            answer["measured"] = measured(world, read_command, job["models"])
+            answer["measured"] = measured(world, read_command, job["models"], job["operations"])
         if "lines" in job:
             answer["runs"] = runs(world, read_command, job["lines"], job.get("repeat", 1))
         if world.rank == 0:
             print(ANSWER + json.dumps(answer), flush=True)
 
 
-def measured(world: Any, read: Callable, lines: list) -> dict[str, Any]:
+def measured(world: Any, read: Callable, lines: list, operations: list) -> dict[str, Any]:
     """The machine as these ranks measure it, as JSON has it."""
     from hpcdl.planning.machine_sheet import section_as_told
     from hpcdl.planning.measuring import measure
@@ -95,7 +96,7 @@ def measured(world: Any, read: Callable, lines: list) -> dict[str, Any]:
     for text, rows in lines:
         command = read(1, f"-n {world.size}: {text}", {}, world.size)
         wanted.append((command.options(parse, "--out=none"), set(rows)))
-    found = measure(world, wanted)
+    found = measure(world, wanted, operations)
     links = {name: link and [link.latency, link.bandwidth] for name, link in (("near", found.near), ("far", found.far))}
     return found._asdict() | links | {"section": section_as_told(found.section)}
 
