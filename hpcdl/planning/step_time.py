@@ -39,6 +39,7 @@ from hpcdl.planning.parts import Parts
 from hpcdl.planning.rehearsal import CUT
 from hpcdl.strategies.gossip import batches_of
 
+ASLEEP = " asleep"  # of a program whose ranks pretend to compute: they wake late, and leave their cores to others
 QUEUED = 64  # steps of a queue that are gone through, after as many that fill it
 
 
@@ -62,21 +63,23 @@ def foretell(case: Case, machine: Machine, start: float | None = None) -> Told:
 
 def started(case: Case, machine: Machine) -> float:
     """`start` of this program: as measured on as many ranks, or on the nearest number, else the machine's."""
-    known = [(abs(each.ranks - case.ranks), each.programs[name_of(case)]) for each in machine.measured
-             if name_of(case) in each.programs]  # fmt: skip
-    return min(known)[1] if known else machine.start
+    for name in (name_of(case), name_of(case).removesuffix(ASLEEP)):
+        sections = [each for each in machine.measured if name in each.programs]
+        if sections:
+            return min(sections, key=lambda each: abs(each.ranks - case.ranks)).programs[name]
+    return machine.start
 
 
 def name_of(case: Case) -> str:
     """Of a program with its way of working, where that changes what a step costs beyond the rest."""
-    options = case.options
+    options, way = case.options, ""
     if case.program == "train-parameter-server":
-        return f"{case.program} {options.consistency}"
-    if case.program == "train-gossip" and options.method == "adpsgd":
-        return f"{case.program} {options.method}"
-    if case.program == "train-allreduce" and options.overlap:
-        return f"{case.program} overlap"
-    return case.program
+        way = f" {options.consistency}"
+    elif case.program == "train-gossip" and options.method == "adpsgd":
+        way = f" {options.method}"
+    elif case.program == "train-allreduce" and options.overlap:
+        way = " overlap"
+    return case.program + way + (ASLEEP if options.pretend_compute else "")
 
 
 def calibrated(case: Case, machine: Machine, seconds: float) -> float:

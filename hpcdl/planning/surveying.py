@@ -19,13 +19,14 @@ from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.machine_sheet import Machine, Section, section_of
 from hpcdl.planning.measuring import OPERATIONS
 from hpcdl.planning.rehearsal import CUT, cut_of
-from hpcdl.planning.step_time import calibrated, name_of
+from hpcdl.planning.step_time import ASLEEP, calibrated, name_of
 from hpcdl.planning.trying import Start, run
 from hpcdl.words import counted
 
 ON_ONE_NODE = 4096  # ranks, of a machine that was measured on one
 AT_ONCE = 8  # ranks for each core that are started to measure, at most
 STEPS, REPEAT = 200, 3  # of a program's small training
+NAP, NAPS = 4, 50  # milliseconds that its gradient takes where ranks sleep, and steps
 SMALL = "--model mlp:32 --batch-per-rank 8"
 
 Read = Callable[[str, int], Case]  # a line that could be run on so many ranks
@@ -33,7 +34,7 @@ Read = Callable[[str, int], Case]  # a line that could be run on so many ranks
 
 def small(name: str, ranks: int) -> str:
     """The line by which the `start` of a program is found (step_time.name_of)."""
-    program, _, way = name.partition(" ")
+    program, _, way = name.removesuffix(ASLEEP).partition(" ")
     widths = ",".join(["16"] * max(4, ranks))
     more = {
         "train-sequential": "--model mlp:32 --batch-size 8",
@@ -49,7 +50,7 @@ def small(name: str, ranks: int) -> str:
         more = f"{SMALL} --overlap --bucket-mib 0.001"
     elif way:
         more = f"{SMALL} --method {way} --topology complete"
-    return f"{program} {more}"
+    return f"{program} {more}" + (f" --pretend-compute {NAP}" if name.endswith(ASLEEP) else "")
 
 
 def rows_of(case: Case) -> set[int]:
@@ -120,7 +121,7 @@ def survey(
         say(f"measuring on {counted(ranks, 'rank')}: {counted(len(models), 'model')}")
         job = {
             "models": [[text, sorted(rows)] for text, rows in models.values()],
-            "lines": [[small(name, ranks), STEPS] for name in sorted(named[ranks])],
+            "lines": [[small(name, ranks), NAPS if name.endswith(ASLEEP) else STEPS] for name in sorted(named[ranks])],
             "repeat": REPEAT,
             "operations": [*(each for each in OPERATIONS if whole or each in operations), *own],
         }

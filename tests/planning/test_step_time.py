@@ -215,7 +215,7 @@ def test_theory_where_nothing_was_measured():
     "name",
     [*WHOLE, "train-parameter-server bsp", "train-parameter-server ssp", "train-parameter-server async",
      "train-gossip adpsgd", "train-allreduce overlap", "train-pipeline", "train-model-parallel",
-     "train-tensor-parallel", "train-fully-sharded", "train-grid"],
+     "train-tensor-parallel", "train-fully-sharded", "train-grid", "train-gossip asleep", "train-pipeline asleep"],
 )  # fmt: skip
 def test_what_a_program_costs_beyond_is_found_from_a_run(name):
     ranks = 1 if name == "train-sequential" else 2
