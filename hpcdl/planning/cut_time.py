@@ -12,9 +12,11 @@
     data d           stage 0: an all-reduce; 1: reduce-scatter, all-gather; 2 and 3: layer by layer, in the actions
 
 Messages of layers that are gathered while others are computed count whole: few networks move while nobody calls MPI.
+Those of stage 1 are all under way at once, and so are their latencies.
 """
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,14 @@ def seconds(group: Group, said: list[tuple[str, int]]) -> float:
     return sum(getattr(group, operation)(bytes) for operation, bytes in said)
 
 
+def together(group: Group, said: list[tuple[str, int]]) -> float:
+    """Of collectives that are all under way at once: their latencies pass at the same time."""
+    counts = Counter(operation for operation, _ in said)
+    spared = sum((count - 1) * (group.size - 1) * group.latency for count in counts.values())
+    longest = max((getattr(group, operation)(bytes) for operation, bytes in said), default=0.0)
+    return max(longest, seconds(group, said) - spared)
+
+
 def cut_parts(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
     """Of a step of a program that cuts the model."""
     cut = cut_of(case)
@@ -100,7 +110,8 @@ def cut_parts(case: Case, machine: Machine, computing: Computing, start: float) 
     draw = computing.draw(rows)
     if not cut.schedule:
         said = messages(case, 0, cut)
-        sent = seconds(tensor, said.get("tensor", [])) + seconds(data, said["data"])
+        on_data = (together if cut.zero == 1 else seconds)(data, said["data"])
+        sent = seconds(tensor, said.get("tensor", [])) + on_data
         forward, backward = within(computing, rows, parts)
         compute = forward + backward + computing.update(updated(cut))
         return Parts(compute, sent + clipping(case, machine), 0.0, 0.0, start + draw, 0.0, case.batch)
@@ -147,7 +158,7 @@ def pipelined(
     on_data = max(seconds(data, each["data"][: len(each["data"]) - ending]) for each in said)
     closing = max(seconds(data, each["data"][len(each["data"]) - ending :]) for each in said)
     if cut.zero == 1:
-        on_data, closing = 0.0, on_data
+        on_data, closing = 0.0, max(together(data, each["data"]) for each in said)
     along = (max(seconds(tensor, each.get("tensor", [])) for each in said) + on_data) / actions
     longest = max((bytes for each in said for _, bytes in each["pipeline"]), default=0)
     hop = Group(machine, stages, parts, case.ranks).message(longest) if stages > 1 else 0.0

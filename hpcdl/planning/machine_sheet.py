@@ -240,8 +240,9 @@ def model_of(found: Any) -> MeasuredModel:
         rows[whole(n, "rows")] = Rows(number(of["draw"], "draw"), number(of["gradient"], "gradient"), layers)
     if not rows or len({len(each.layers) for each in rows.values()}) > 1:
         raise UsageError(f"rows of {told} are one or more, each with as many layers")
-    texts = [str(said[name]) for name in names]
-    return MeasuredModel(*texts, whole(said["parameters"], "parameters"), number(said["update"], "update"), rows)
+    model, data, dtype, optimizer = (str(said[name]) for name in names)
+    count, update = whole(said["parameters"], "parameters"), number(said["update"], "update")
+    return MeasuredModel(model, data, dtype, optimizer, count, update, rows)
 
 
 def section_as_told(section: Section) -> dict[str, Any]:

@@ -29,5 +29,5 @@ class Parts(NamedTuple):
 
     def of(self, workers: int) -> "Parts":
         """Of a step that is one worker's, where so many work at once."""
-        *times, examples = self
-        return Parts(*(each / workers for each in times), examples)
+        c, m, b, q, s, h = (each / workers for each in self[:-1])
+        return Parts(c, m, b, q, s, h, self.examples)

@@ -52,13 +52,22 @@ class Told(NamedTuple):
 
 def foretell(case: Case, machine: Machine, start: float | None = None) -> Told:
     """Of a case on a machine; start: of its program, by itself as the machine says. UsageError for others."""
-    if case.program not in (*WHOLE, *CUT):
-        known = ", ".join(sorted((*WHOLE, *CUT)))
-        raise UsageError(f"of {case.program} no time is known; there are {known}")
+    refuse_unknown(case)
     computing = Computing(case, machine)
     start = started(case, machine) if start is None else start
     made = WHOLE.get(case.program, cut_parts)(case, machine, computing, start)
     return Told(made, computing.exact)
+
+
+def refuse_unknown(case: Case) -> None:
+    """Raise UsageError where no time is foretold of such a case."""
+    if case.program not in (*WHOLE, *CUT):
+        known = ", ".join(sorted((*WHOLE, *CUT)))
+        raise UsageError(f"of {case.program} no time is known; there are {known}")
+    if getattr(case.options, "sparse_push", False):
+        raise UsageError("--sparse-push: how much a batch touches is in the data, and no time is foretold of it")
+    if case.options.device != "cpu":
+        raise UsageError("--device cuda: no time is known of a GPU; leave it out")
 
 
 def started(case: Case, machine: Machine) -> float:
@@ -210,8 +219,6 @@ def partners(matrix: np.ndarray) -> int:
 def servers(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
     """Workers that meet at the servers' ports."""
     options, group = case.options, everyone(case, machine)
-    if options.sparse_push:
-        raise UsageError("--sparse-push: how much a batch touches is in the data, and no time is foretold of it")
     workers = case.size if options.servers_on_workers else len(case.roles.workers)
     holders = case.size if options.servers_on_workers else options.servers
     clocked, rows = options.chosen.clocked, case.share(0, workers) if options.chosen.clocked else case.batch

@@ -19,7 +19,7 @@ from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.machine_sheet import Machine, Section, section_of
 from hpcdl.planning.measuring import OPERATIONS
 from hpcdl.planning.rehearsal import CUT, cut_of
-from hpcdl.planning.step_time import ASLEEP, calibrated, name_of
+from hpcdl.planning.step_time import ASLEEP, calibrated, name_of, refuse_unknown
 from hpcdl.planning.trying import Start, run
 from hpcdl.words import counted
 
@@ -106,6 +106,7 @@ def survey(
                 "sheet, or --launcher, which starts them on other hosts"
             )
         case = read(text, ranks)
+        refuse_unknown(case)
         name = name_of(case)
         named.setdefault(ranks, set()).add(name)
         operations |= operations_of(case)

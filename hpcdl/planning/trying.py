@@ -11,6 +11,7 @@ hosts share. A line that cannot be run is answered by the reason.
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from typing import Any
 
 from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.errors import LoneError, UsageError, line
+from hpcdl.runs import signals
 
+LOOK = 0.2  # seconds between two looks whether there was a signal
 ANSWER = "hpcdl-answer "
 Start = Callable[[int, list[str]], subprocess.CompletedProcess]  # so many ranks of Python with these arguments
 
@@ -41,24 +44,37 @@ def starter(launcher: str) -> Start:
         words = shlex.split(launcher) or [mpiexec()]
     except ValueError as error:
         raise UsageError(f"--launcher {launcher}: quotes that do not close ({error})") from None
+    if shutil.which(words[0]) is None:
+        raise UsageError(f"--launcher {words[0]} cannot be started: there is no such program")
 
     def start(ranks: int, arguments: list[str]) -> subprocess.CompletedProcess:
         policy = {"PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE", "OMPI_MCA_mpi_yield_when_idle": "1"}
         environment = policy | clean_environment()  # Open MPI refuses more ranks than cores otherwise
         command = [*words, "-n", str(ranks), sys.executable, *arguments]
-        try:
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            with subprocess.Popen(command, env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]
-                try:
-                    out, errors = process.communicate()
-                except BaseException:
-                    process.terminate()
-                    raise
-        except OSError as error:
-            raise UsageError(f"--launcher {words[0]} cannot be started: {error.strerror}") from None
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]
+            out, errors = heard(process)
         return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
     return start
+
+
+def heard(process: subprocess.Popen) -> tuple[str, str]:
+    """What a process says until it ends; it is ended where this one has a signal, which then leaves."""
+    while True:
+        try:
+            out, errors = process.communicate(timeout=LOOK)
+            break
+        except subprocess.TimeoutExpired:
+            if signals.received:
+                process.terminate()
+        except BaseException:
+            process.terminate()
+            raise
+    if signals.received:
+        print("plan: stopped by a signal", file=sys.stderr, flush=True)
+        raise SystemExit(signals.STATUS)
+    return out, errors
 
 
 # -- on the ranks ------------------------------------------------------------------------------------------------------
@@ -97,14 +113,21 @@ def measured(world: Any, read: Callable, lines: list, operations: list) -> dict[
         command = read(1, f"-n {world.size}: {text}", {}, world.size)
         wanted.append((command.options(parse, "--out=none"), set(rows)))
     found = measure(world, wanted, operations)
-    links = {name: link and [link.latency, link.bandwidth] for name, link in (("near", found.near), ("far", found.far))}
+    links = {name: link and alone(link) for name, link in (("near", found.near), ("far", found.far))}
     return found._asdict() | links | {"section": section_as_told(found.section)}
+
+
+def alone(link: Any) -> list[float]:
+    """Latency and bandwidth of a link; the time in which its long message has come holds the latency, too."""
+    from hpcdl.machine.network import LONG
+
+    passing = LONG / link.bandwidth - link.latency
+    return [link.latency, LONG / passing if passing > 0 else link.bandwidth]
 
 
 def runs(world: Any, read: Callable, lines: list, repeat: int) -> list[list[float] | str]:
     """Seconds of a step of each line, each time that it was run, or why it could not be."""
     from hpcdl.errors import AgreedError, TrainingError
-    from hpcdl.runs import signals
     from hpcdl.runs.alike import reading
     from hpcdl.services.trial import abandon
 
