@@ -145,6 +145,8 @@ def test_other_schedules():
     assert two == pytest.approx(0.09 * (4 + 1 / 2) + UPDATE / 2 + DRAW * 32)  # (p - 1) / v beyond m
     again = whole("--schedule gpipe --microbatches 4 --recompute")
     assert again == pytest.approx(0.12 * 7 + rest)  # a third more
+    once, twice = (parts(f"train-pipeline --microbatches 1 {more}", 1).compute for more in ("", "--recompute"))
+    assert twice - once == pytest.approx(5 * 5e-6 * 32)  # the forward of five layers
 
 
 def test_a_message_between_stages():

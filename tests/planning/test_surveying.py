@@ -47,7 +47,7 @@ class Ranks:
         measured |= {"progress": 0.5 if ranks > 1 else None, "near": [1e-6, 1e9] if ranks > 1 else None}
         measured |= {"far": [5e-5, 1e8] if self.nodes > 1 else None}
         answer = {"measured": measured, "runs": [[4e-3, 5e-3, 9e-3] for _ in job["lines"]]}
-        return subprocess.CompletedProcess([], 0, f"hello\n{ANSWER}{json.dumps(answer)}\n", "")
+        return subprocess.CompletedProcess([], 0, f"{ANSWER}{{}}\n{ANSWER}{json.dumps(answer)}\nend\n", "")
 
 
 LINES = [("train-allreduce --allreduce tree --batch-size 64", 2), ("train-gossip --batch-size 64", 2),
@@ -101,6 +101,11 @@ def machine_answer(bandwidth):
 def test_what_cannot_be_measured_is_a_line():
     with pytest.raises(UsageError, match=r"100 ranks are not started on 2 cores .* give --machine"):
         survey([("train-allreduce", 100)], read, Ranks(), 2)
+
+    idle = Ranks()
+    with pytest.raises(UsageError, match="train-federated no time is known"):
+        survey([("train-federated", 2)], read, idle, 2)
+    assert idle.jobs == {}  # before anything is measured
 
     def failing(ranks, arguments):
         return subprocess.CompletedProcess([], 3, "", "warning: a\ntrain: error: no memory\nb\n")
