@@ -41,6 +41,7 @@ SIZES = [256, 4 << 10, 32 << 10, 256 << 10, 2 << 20]  # bytes
 MESSAGES = *COMPRESSED, "reduce_scatter", "all_gather", "message", "exchange"
 OPERATIONS = *ALGORITHMS, *MESSAGES
 LOOPS, SECONDS, FEWEST = 5, 0.012, 2  # of a measurement: how many loops, of how long and how many turns at least
+DRAWN = 50  # batches, at most
 NAP = 0.004  # seconds, whose lateness is measured
 TRIAL = "mlp:256,128"  # on digits: how much passes beside computing
 
@@ -185,14 +186,7 @@ def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) 
         took = timed(comm, update)
         rows = {}
         for n in sorted({max(1, min(each, data.examples // size)) for each in wanted}):
-            batches = data.batches(0, n * size, (comm.rank, size))
-            batch, begun, count = next(batches), time.perf_counter(), 0
-            for batch in batches:  # noqa: B007
-                count += 1
-                if count == 50:
-                    break
-            draw = comm.allreduce((time.perf_counter() - begun) / max(1, count), MPI.MAX)
-            batches.close()
+            draw = comm.allreduce(drawing(data.batches(0, n * size, (comm.rank, size))), MPI.MAX)
             batch = next(each := data.batches(0, n * size, (comm.rank, size)))
             gradient = timed(comm, functools.partial(model.loss_and_gradient, w, batch, g))
             layers = by_layer(comm, model, w, batch, gradient) if isinstance(model, Layered) else []
@@ -201,6 +195,18 @@ def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) 
     data.close()
     texts = options.model, options.data, str(options.dtype), options.optimizer
     return MeasuredModel(*texts, int(w.size), took, rows)
+
+
+def drawing(batches: Any) -> float:
+    """Seconds in which a batch is drawn, the first quartile of some."""
+    taken = []
+    for _ in range(DRAWN):
+        begun = time.perf_counter()
+        if next(batches, None) is None:
+            break
+        taken.append(time.perf_counter() - begun)
+    batches.close()
+    return float(np.quantile(taken[1:] or taken, 0.25))  # the first makes the order of the epoch
 
 
 def by_layer(comm: MPI.Intracomm, model: Layered, w: Any, batch: Any, whole: float) -> list[tuple[float, float]]:

@@ -183,4 +183,4 @@ def with_starts(machine: Machine, runs: dict[int, tuple[list[str], list]], read:
             programs[name] = calibrated(case, machine, statistics.median(seconds))
         starts += programs.values()
         sections.append(section._replace(programs=programs))
-    return dataclasses.replace(machine, measured=tuple(sections), start=min(starts, default=0.0))
+    return dataclasses.replace(machine, measured=tuple(sections), start=statistics.median(starts) if starts else 0.0)

@@ -29,12 +29,12 @@ Start = Callable[[int, list[str]], subprocess.CompletedProcess]  # so many ranks
 def run(ranks: int, job: dict[str, Any], start: Start | None = None) -> dict[str, Any]:
     """Start so many ranks on a job; returns their answer. LoneError, one line, where there is none."""
     done = (start or starter(""))(ranks, ["-m", "hpcdl.planning.trying", json.dumps(job)])
-    answers = [text for text in done.stdout.splitlines() if text.startswith(ANSWER)]
+    answers = [text.partition(ANSWER)[2] for text in done.stdout.splitlines() if ANSWER in text]  # a label before it
     if done.returncode or not answers:
         said = [text for text in (done.stderr + done.stdout).splitlines() if text.strip()]
         told = next((text for text in said if "error:" in text), said[-1] if said else "they said nothing")
         raise LoneError(f"{ranks} ranks that were to measure ended with status {done.returncode}: {line(told)}")
-    found: dict[str, Any] = json.loads(answers[-1].removeprefix(ANSWER))
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(answers[-1])[0]
     return found
 
 
