@@ -125,6 +125,18 @@ def alone(link: Any) -> list[float]:
     return [link.latency, LONG / passing if passing > 0 else link.bandwidth]
 
 
+def endless(words: list[str]) -> list[str]:
+    """A line's options without those that say how long it trains."""
+    kept, skipped = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if skipped or name in ("--steps", "--epochs"):
+            skipped = not skipped and not equals
+            continue
+        kept.append(word)
+    return kept
+
+
 def runs(world: Any, read: Callable, lines: list, repeat: int) -> list[list[float] | str]:
     """Seconds of a step of each line, each time that it was run, or why it could not be."""
     from hpcdl.errors import AgreedError, TrainingError
@@ -141,6 +153,7 @@ def runs(world: Any, read: Callable, lines: list, repeat: int) -> list[list[floa
             try:
                 with reading(world) as parse:
                     command = read(1, f"-n {world.size}: {text}", {}, world.size)
+                    command = command._replace(words=endless(command.words))
                     options = command.options(parse, "--out=none", f"--steps={steps}", "--evaluate-every=1000000")
                 run = command.training.run(world, options, opened)
                 batch = min(run.batch, run.data.examples) if world.rank == 0 else 0
