@@ -105,7 +105,7 @@ def cut_parts(case: Case, machine: Machine, computing: Computing, start: float) 
     cut = cut_of(case)
     copies, stages, parts = cut.shape
     how = case.ranks, case.options.allreduce
-    data, tensor = Group(machine, copies, stages * parts, *how), Group(machine, parts, 1, *how)
+    data, tensor = Group(machine, copies, stages * parts, *how), Group(machine, parts, 1, *how, shared=False)
     rows = case.share(0, copies)
     draw = computing.draw(rows)
     if not cut.schedule:
@@ -214,4 +214,4 @@ def tied(case: Case, machine: Machine, cut: Cut) -> float:
     ranges = cut_layers(case.model, stages * cut.chunks)
     held = Part(case.model, ranges[stages - 1 :: stages]).copies
     bytes = sum(math.prod(tensor.shape) for tensor in held) * case.dtype.itemsize / parts
-    return Group(machine, 2, (stages - 1) * parts, case.ranks, case.options.allreduce).all_reduce(bytes)
+    return Group(machine, 2, (stages - 1) * parts, case.ranks, case.options.allreduce, False).all_reduce(bytes)

@@ -33,12 +33,12 @@ from hpcdl.models import for_data
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.part import Part
 from hpcdl.planning.machine_sheet import Curve, MeasuredModel, Rows, Section
-from hpcdl.planning.message_time import COMPRESSED
+from hpcdl.planning.message_time import COMPRESSED, ELSEWHERE
 from hpcdl.random import Random
 from hpcdl.runs.options import Options
 
 SIZES = [256, 4 << 10, 32 << 10, 256 << 10, 2 << 20]  # bytes
-MESSAGES = *COMPRESSED, "reduce_scatter", "all_gather", "message", "exchange"
+MESSAGES = *COMPRESSED, ELSEWHERE, "reduce_scatter", "all_gather", "message", "exchange"
 OPERATIONS = *ALGORITHMS, *MESSAGES
 LOOPS, SECONDS, FEWEST = 5, 0.012, 2  # of a measurement: how many loops, of how long and how many turns at least
 DRAWN = 50  # batches, at most
@@ -141,6 +141,8 @@ def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
     if name in COMPRESSED:
         state = Compressed(vector.size, vector.dtype, name)
         return lambda: comm.all_reduce_compressed(vector, state)
+    if name == ELSEWHERE:
+        return lambda: comm.all_reduce(vector)
     if name in ("reduce_scatter", "all_gather"):
         return lambda: getattr(comm, name)(vector)
 

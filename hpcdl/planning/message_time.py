@@ -23,13 +23,19 @@ from hpcdl.planning.machine_sheet import Machine, between
 FROM_ALL = "auto", "mpi"  # what takes the best of several algorithms
 CHOICES = "recursive", "ring", "tree", "hierarchical"
 COMPRESSED = "float16", "bfloat16"
+ELSEWHERE = "elsewhere"  # auto, of vectors that no other rank can reach
 
 
 class Group:
-    """So many ranks of a job of `job` ranks, each `stride` from the next; algorithm: of its all-reduces."""
+    """So many ranks of a job of `job` ranks, each `stride` from the next; algorithm: of its all-reduces.
 
-    def __init__(self, machine: Machine, size: int, stride: int = 1, job: int = 0, algorithm: str = "auto"):
-        self.machine, self.size, self.stride, self.algorithm = machine, size, stride, algorithm
+    shared: whether what it reduces lies where the others of a node reach it (`comm.empty`), as a gradient does.
+    """
+
+    def __init__(
+        self, machine: Machine, size: int, stride: int = 1, job: int = 0, algorithm: str = "auto", shared: bool = True
+    ):
+        self.machine, self.size, self.stride, self.algorithm, self.shared = machine, size, stride, algorithm, shared
         self.job = max(job, size)
         near = max(1, machine.links.ranks_per_node // stride)
         self.links = dataclasses.replace(machine.links, ranks_per_node=near)
@@ -59,7 +65,8 @@ class Group:
         name = algorithm or self.algorithm
         if self.size == 1:
             return 0.0
-        found = self.known(name, bytes)
+        found = self.known(ELSEWHERE, bytes) if name == "auto" and not self.shared else None
+        found = self.known(name, bytes) if found is None else found
         if found is not None:
             return found
         if name in FROM_ALL:

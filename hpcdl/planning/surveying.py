@@ -18,6 +18,7 @@ from hpcdl.planning.case import Case
 from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.machine_sheet import Machine, Section, section_of
 from hpcdl.planning.measuring import OPERATIONS
+from hpcdl.planning.message_time import ELSEWHERE
 from hpcdl.planning.rehearsal import CUT, cut_of
 from hpcdl.planning.step_time import ASLEEP, calibrated, name_of, refuse_unknown
 from hpcdl.planning.trying import Start, run
@@ -75,7 +76,7 @@ def operations_of(case: Case) -> set[str]:
     """Which collectives a forecast asks for (message_time.py)."""
     options, found = case.options, {"auto", "tree", "message"}
     if case.program in CUT:
-        found |= {"reduce_scatter", "all_gather"}
+        found |= {"reduce_scatter", "all_gather", ELSEWHERE}
     if case.program == "train-gossip":
         found.add("exchange")
     if getattr(options, "compress", "none") != "none":

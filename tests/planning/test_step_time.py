@@ -69,6 +69,12 @@ def test_what_was_measured_on_as_many_ranks_stands_above_theory():
     found = parts("train-allreduce --allreduce ring", 4, measured=[SECTION, curve])
     assert found.messages == pytest.approx(1e-3 + K - 1000)
     assert parts("train-allreduce --allreduce ring", 3, measured=[SECTION, curve]).messages < 1
+    two = {"ranks": 2, "nodes": 2, "collectives": {"auto": {1: 1e-3}, "elsewhere": {1: 2e-3, 10**9: 2e-3}}}
+    layers = [
+        parts(f"train-tensor-parallel --allreduce {name}", 2, measured=[SECTION, two]) for name in ("auto", "ring")
+    ]
+    assert layers[0].messages == pytest.approx(3 * 2e-3)  # activations lie in no window
+    assert layers[1].messages < layers[0].messages
 
 
 def test_buckets_pass_beside_the_backward_pass():
