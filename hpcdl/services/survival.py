@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from hpcdl.comm import ending
+from hpcdl.comm import ending, steps
 from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.machine.world import OPEN_MPI, library
@@ -72,7 +72,7 @@ def survive(run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm
     TrainingError, on all that are left, when more are gone than --survive says.
     """
     survivor = options.survivor = Survivor()
-    ending.alone = True
+    ending.alone = steps.one_by_one = True
     comm, most, lost = world.Dup(), options.survive, 0  # type: ignore[attr-defined]
     while True:
         survivor.run, done, begun = None, None, time.monotonic()
