@@ -4,14 +4,19 @@
     plan.py memory "-n 4: train-pipeline ..."     bytes of each rank by kind, of any line that could be run
     plan.py memory runs/a                         the same of a run that has ended, beside what it held
     plan.py memory --model gpt2-xl --ranks 16 --fit 16GiB     the grids that fit, best first
+    plan.py time "-n 4: train-pipeline ..."       seconds of a step by their parts, examples a second, on this machine
+    plan.py best --ranks 4 --model mlp:512        strategies and grids that fit, fastest first
+    plan.py check                                 how far such forecasts are off: each of a matrix is run
     plan.py scaling runs/1 runs/2 runs/4          speed-up, serial fraction, what more ranks would bring, what is lost
     plan.py simulate allreduce gossip             steps on up to 100,000 ranks with stragglers, by strategy
 
 `plan.py NAME --help` lists the options. One process is enough, and MPI is not needed.
 """
 
+import contextlib
 import dataclasses
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,11 +56,7 @@ class MemoryOptions:
 
 def memory(options: MemoryOptions) -> list[str]:
     """Forecasts of memory."""
-    from hpcdl.machine.world import start
-    from hpcdl.runs import signals
-
-    signals.install()
-    start()
+    begin()
     from hpcdl.planning import fitting, memory_report
     from hpcdl.planning.case import Case
     from hpcdl.services.commands import read_command
@@ -190,6 +191,180 @@ def simulate(options: SimulateOptions) -> list[str]:
     return said
 
 
+@dataclass
+class MachineOptions:
+    """Of which machine times are foretold."""
+
+    machine: str = option("", "YAML file of a machine, measured or a data sheet; default: this one, measured now")
+    measure: str = option("", "measure this machine for these lines, and write it to this YAML file")
+    launcher: str = option("", "what starts ranks, to which -n RANKS is added; default: mpiexec, on this host")
+
+    def __post_init__(self):
+        if self.machine and self.measure:
+            raise UsageError("give --machine, which reads a file, or --measure, which writes one, not both")
+
+
+@dataclass
+class TimeOptions(MachineOptions):
+    """What is asked about time."""
+
+    lines: list[str] = option(list, "lines as they would be run, in quotes, after -n RANKS:")
+    ranks: int = option(0, "how many ranks, where a line does not say -n")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.lines:
+            raise UsageError('give a line, as hpcdl plan time "-n 2: train-allreduce --model mlp:256"')
+        if self.ranks < 0:
+            raise UsageError(f"--ranks must not be negative, and is {self.ranks}")
+
+
+def refuse_seconds(seconds: float) -> None:
+    """Raise UsageError where a run cannot take so long."""
+    if not 0 < seconds <= 3600:
+        raise UsageError(f"--seconds is a number greater than 0, and at most 3600, not {seconds}")
+
+
+@dataclass
+class BestOptions(MachineOptions):
+    """Among what the best is looked for."""
+
+    ranks: int = option(0, "how many ranks")
+    model: str = option("mlp:256,128", "a model, as of the programs that train, or a named configuration, as gpt3")
+    data: str = option("digits", "its data set")
+    batch_size: int = option(32, "examples of a step, all ranks together")
+    optimizer: str = option("momentum", "as of the programs that train")
+    fit: str = option("", "memory of a rank, as 16GiB; default: its part of what is free here")
+    same_steps: bool = option(False, "only what takes the steps that one rank alone would take")
+    check: bool = option(False, "run the first three for some steps, beside the forecast")
+    seconds: float = option(1.0, "with --check: about how long each of three runs takes")
+
+    def __post_init__(self):
+        super().__post_init__()
+        refuse_seconds(self.seconds)
+        if self.ranks < 1:
+            raise UsageError(f"--ranks, how many there are, is 1 or more, not {self.ranks}")
+
+
+@dataclass
+class CheckOptions(MachineOptions):
+    """What is checked."""
+
+    matrix: list[str] = option(list, "a YAML file, a list of lines with -n RANKS:; default: 40 lines on 1 to 4 ranks")
+    repeat: int = option(3, "how often each line is run")
+    seconds: float = option(1.0, "about how long a run takes")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if len(self.matrix) > 1:
+            raise UsageError("give one file of lines")
+        if self.repeat < 1:
+            raise UsageError(f"--repeat is 1 or more, not {self.repeat}")
+        refuse_seconds(self.seconds)
+
+
+def begin():
+    """Start MPI here, as reading lines does."""
+    from hpcdl.machine.world import start
+    from hpcdl.runs import signals
+
+    signals.install()
+    start()
+
+
+def case_of(text, ranks):
+    """A line on so many ranks as forecasts see it."""
+    from hpcdl.planning.case import Case
+    from hpcdl.services.commands import read_command
+
+    return Case.of(read_command(1, f"-n {ranks}: {text}", {}, sys.maxsize), parse)
+
+
+def machine_for(options, lines):
+    """The machine that is named, or this one, measured for these (line, ranks)."""
+    from hpcdl.errors import blamed_on
+    from hpcdl.files import probe
+    from hpcdl.planning.machine_sheet import Machine
+    from hpcdl.planning.surveying import survey
+    from hpcdl.planning.trying import starter
+
+    if options.machine:
+        return Machine.read(options.machine)
+    if options.measure:
+        with blamed_on(f"--measure {options.measure} cannot be written"):
+            probe(options.measure)
+    cores = 0 if options.launcher else len(os.sched_getaffinity(0))
+    found = survey(lines, case_of, starter(options.launcher), cores, told, bool(options.measure))
+    if options.measure:
+        found.write(options.measure)
+    return found
+
+
+def told(text):
+    """Say how far it is, beside what is printed at the end."""
+    print(f"plan: {line(text)}", file=sys.stderr, flush=True)
+
+
+def time(options: TimeOptions) -> list[str]:
+    """Forecasts of time."""
+    begin()
+    from hpcdl.planning import checking, time_report
+
+    lines = [checking.placed(text, options.ranks) for text in options.lines]
+    machine = machine_for(options, [(text, ranks) for ranks, text in lines])
+    return time_report.times(checking.foretold(lines, machine, case_of), machine)
+
+
+def best(options: BestOptions) -> list[str]:
+    """What is fastest."""
+    begin()
+    from hpcdl.memory import available
+    from hpcdl.planning import best as finding
+    from hpcdl.planning import checking, fitting
+    from hpcdl.planning.configurations import CONFIGURATIONS
+    from hpcdl.planning.trying import starter
+
+    told_of = {"model": options.model, "data": options.data, "batch-size": options.batch_size}
+    told_of |= {"optimizer": options.optimizer}
+    if options.model in CONFIGURATIONS:  # whose data nobody has
+        del told_of["data"]
+    model = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in told_of.items())
+    room = fitting.bytes_of(options.fit) if options.fit else (available() or 1 << 62) / options.ranks
+    asked = [(f"{text} {model}", options.ranks) for text, same in finding.lines(options.ranks)]
+    case_of(*asked[0])  # what is wrong with the model is so for all
+    found_grids = finding.grids(model, options.ranks, room, case_of)
+    machine = machine_for(options, [*readable(asked), *((text, options.ranks) for text in found_grids[:1])])
+    found, refused = finding.candidates(model, options.ranks, room, machine, case_of)
+    found = [each for each in found if each.same or not options.same_steps]
+    if not options.check:
+        return finding.report(found, refused, options.ranks, model)
+    first = [each.told for each in found[:3]]
+    taken = checking.tried(first, 3, options.seconds, starter(options.launcher), told)
+    if failed := [each for each in taken if each.failed]:
+        raise UsageError(f"{failed[0].told.line} cannot be run: {failed[0].failed}")
+    return finding.report(found, refused, options.ranks, model, [each.measured for each in taken])
+
+
+def readable(lines):
+    """Those of the (line, ranks) that could be run."""
+    for text, ranks in lines:
+        with contextlib.suppress(UsageError):
+            case_of(text, ranks)
+            yield text, ranks
+
+
+def check(options: CheckOptions) -> list[str]:
+    """Forecasts beside measurements."""
+    begin()
+    from hpcdl.planning import checking
+    from hpcdl.planning.trying import starter
+
+    lines = checking.read_matrix(options.matrix[0]) if options.matrix else checking.MATRIX
+    machine = machine_for(options, [(text, ranks) for ranks, text in lines])
+    found = checking.foretold(lines, machine, case_of)
+    return checking.report(checking.tried(found, options.repeat, options.seconds, starter(options.launcher), told))
+
+
 class Plan(NamedTuple):
     """A subcommand: its options, what makes its lines, and a sentence on it."""
 
@@ -200,6 +375,9 @@ class Plan(NamedTuple):
 
 PLANS = {
     "memory": Plan(MemoryOptions, memory, "Say what each rank of a training will hold, and which grids fit."),
+    "time": Plan(TimeOptions, time, "Say what a step of a training takes, by its parts, before it runs."),
+    "best": Plan(BestOptions, best, "Say which strategies and grids fit and are fastest, and try the first ones."),
+    "check": Plan(CheckOptions, check, "Say how far forecasts of time are off: each of a matrix of lines is run."),
     "scaling": Plan(ScalingOptions, scaling, "Say how runs scale with their ranks, and what limits them."),
     "simulate": Plan(SimulateOptions, simulate, "Say what a step takes on up to 100,000 ranks, and how often to save."),
 }

@@ -9,5 +9,5 @@ PAGE = (Path(__file__).parents[1] / "docs" / "planning.md").read_text()
 
 def test_as_printed(environment, tmp_path):
     shown = commands(PAGE)
-    assert len(shown) == 5
+    assert len(shown) == 7
     as_printed(shown, tmp_path, environment)

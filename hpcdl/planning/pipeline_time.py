@@ -38,31 +38,37 @@ def pipeline(
     for step in range(steps):
         noise = work.noise.draw(random, step, ranks).reshape(replicas, stages).astype(np.float64)
         own += float(noise.mean()) * work.compute
-        total += float(last(plan, noise * work.compute / many, cluster.latency).max()) + reduced
+        each = noise * work.compute / many
+        total += float(last(plan, each * FORWARD, each * (1 - FORWARD), cluster.latency).max()) + reduced
     return Simulated(text, ranks, total / steps, own / steps, reduced)
 
 
-def last(plan: list[list[Any]], each: np.ndarray, latency: float) -> np.ndarray:
-    """When the last stage's work has ended in each replica; each (replicas, stages): seconds of a micro-batch."""
-    replicas, stages = each.shape
+def last(plan: list[list[Any]], forward: np.ndarray, backward: np.ndarray, message: float) -> np.ndarray:
+    """When the last stage's work has ended in each replica.
+
+    forward, backward: (replicas, chunks * stages) seconds of a micro-batch, chunk c of stage s at c * stages + s, as in
+    the model. message: of what is handed on.
+    """
+    stages, (replicas, parts) = len(plan), forward.shape
     free = np.zeros((stages, replicas))
-    done: dict[tuple[str, int, int], np.ndarray] = {}
+    done: dict[tuple[str, int, int], np.ndarray] = {}  # kind, chunk of the model, micro-batch
     at = [0] * stages
     left = sum(map(len, plan))
     while left:
         before = left
         for stage in range(stages):
             while at[stage] < len(plan[stage]):
-                kind, number = plan[stage][at[stage]][:2]
-                beside = stage - 1 if kind == "F" else stage + 1
-                needs = [("F", stage, number)] if kind == "B" else []
-                needs += [(kind, beside, number)] if 0 <= beside < stages else []
+                kind, number, *more = plan[stage][at[stage]]
+                place = stage + stages * (more[0] if more else 0)
+                beside = place - 1 if kind == "F" else place + 1
+                needs = [("F", place, number)] if kind == "B" else []
+                needs += [(kind, beside, number)] if 0 <= beside < parts else []
                 if not all(need in done for need in needs):
                     break
-                come = [done[need] + (latency if need[1] != stage else 0.0) for need in needs]
+                come = [done[need] + (message if need[1] % stages != stage else 0.0) for need in needs]
                 begin = np.maximum.reduce([free[stage], *come])
-                free[stage] = begin + each[:, stage] * (FORWARD if kind == "F" else 1 - FORWARD)
-                done[kind, stage, number] = free[stage].copy()
+                free[stage] = begin + (forward if kind == "F" else backward)[:, place]
+                done[kind, place, number] = free[stage].copy()
                 at[stage] += 1
                 left -= 1
         if left == before:

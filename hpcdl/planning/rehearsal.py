@@ -12,7 +12,7 @@ ranks beside this one, whose messages arrive at once. Arrays are outlines (outli
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -155,29 +155,34 @@ def cut_of(case: Case) -> Cut:
     return Cut(shape, options.stage, False, *pipeline, tensor=True, sequence=options.sequence_parallel)
 
 
-def rehearse(case: Case, rank: int, cut: Cut | None = None, share: int | None = None) -> tuple[Memory, int]:
+def rehearse(
+    case: Case, rank: int, cut: Cut | None = None, share: int | None = None, peers: Callable[..., Peer] | None = None
+) -> tuple[Memory, int]:
     """What this rank holds at most in a step, by kind, and how many parameters it updates.
 
-    cut: by itself, that of the program. share: the rows of its step, by itself those that it has of a batch.
+    cut: by itself, that of the program. share: the rows of its step, by itself those that it has of a batch. peers:
+    makes who stands for the others along an axis of the grid, peers(axis, rank, size, device), to note what is sent.
     """
+    made = peers or (lambda axis, *who: Peer(*who))
     cut, memory, device = cut or cut_of(case), Memory(), case.device
     (copies, stages, parts), (d, p, t) = cut.shape, place(rank, cut.shape)
     piped, layers = bool(cut.schedule), None
     if piped:
         layers = cut_layers(case.model, stages * cut.chunks)[p::stages]
-    group = TensorGroup(Peer(t, parts, device), cut.sequence) if cut.tensor else None  # type: ignore[arg-type]
+    group = TensorGroup(made("tensor", t, parts, device), cut.sequence) if cut.tensor else None  # type: ignore[arg-type]
     part = Part(case.model, layers, (t, parts), group)
     part.initial = lambda random: iter(())  # type: ignore[method-assign]  # no values are drawn
     part.pool.memory = memory
     rule: Any = Rule(case.vectors, device, case.dtype)
-    data: Any = Peer(d, copies, device)
+    data: Any = made("data", d, copies, device)
     shards = Shards(SimpleNamespace(memory=memory, random=None), part, rule, data, cut.zero, cut.owners)
     weights, rows = weights_of(shards), case.rows(case.share(d, copies) if share is None else share)
     if not piped:
         for each in rows.split(case.options.accumulate):
             part.forward_backward(weights, each)
     else:
-        stage = Rehearsed(Peer(p, stages, device), part, weights, case.model, cut.recompute)  # type: ignore[arg-type]
+        line: Any = made("pipeline", p, stages, device)
+        stage = Rehearsed(line, part, weights, case.model, cut.recompute)
         if cut.schedule == "one batch":
             for each in rows.split(case.options.accumulate):
                 stage.forward_backward(each)
@@ -187,6 +192,9 @@ def rehearse(case: Case, rank: int, cut: Cut | None = None, share: int | None = 
             actions = actions_of(cut.schedule, stages, p, cut.microbatches, cut.chunks)
             stage.run(actions, rows.split(cut.microbatches))
     weights.finish()
+    if peers is not None and cut.schedule != "pipedream":  # what a step ends with
+        shards.reduce_scatter()
+        shards.all_gather()
     part.pool.memory = None
     return memory, shards.units.size
 

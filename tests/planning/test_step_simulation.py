@@ -96,7 +96,7 @@ def test_distributions_have_the_mean_one_and_are_the_same_for_all(alone):
 @pytest.mark.parametrize(("stages", "many"), [(4, 8), (3, 3), (8, 32), (5, 2)])
 def test_a_pipeline_without_noise(alone, schedule, stages, many):
     plan = [list(schedule(stages, stage, many)) for stage in range(stages)]
-    ended = last(plan, np.ones((2, stages)), 0.0)
+    ended = last(plan, np.full((2, stages), 1 / 3), np.full((2, stages), 2 / 3), 0.0)
     np.testing.assert_allclose(ended, many + stages - 1)  # so (p - 1) / (m + p - 1) of it is idle
 
 

@@ -1,0 +1,139 @@
+"""What a rank's computing takes: gradients by rows, layer by layer, updates and the drawing of batches.
+
+    measured      seconds by rows, straight between those that were measured (machine_sheet.py); on another number of
+                  ranks the same, times the cores' sharing
+    else          max(flops / F, bytes / M) of each operation of each layer (models/work.py); an update moves its
+                  vectors once, a batch its rows twice
+
+A rank is taken to compute on one core. Where ranks outnumber a node's cores, computing takes ranks / cores times as
+long; not what --pretend-compute sleeps.
+"""
+
+import math
+from typing import Any
+
+from hpcdl.errors import UsageError
+from hpcdl.models.work import operations
+from hpcdl.planning.case import Case
+from hpcdl.planning.machine_sheet import Machine, MeasuredModel, between
+from hpcdl.runs.straggler import parse
+
+Seconds = tuple[float, float]  # forward, backward
+
+
+class Computing:
+    """Of one case on a machine. exact: whether it was measured, on just as many ranks."""
+
+    def __init__(self, case: Case, machine: Machine):
+        self.case, self.machine = case, machine
+        self.found, self.factor, self.exact = self._measured()
+        options = case.options
+        self.least = options.pretend_compute / 1000
+        self.slow = slowest(options.straggler, case.roles.workers)
+
+    def _measured(self) -> tuple[MeasuredModel | None, float, bool]:
+        """The measurement of the number of ranks that is nearest, how much slower it is here, and if it is the same."""
+        case, sharing = self.case, self.machine.sharing(self.case.ranks)
+        same = [(section, each) for section in self.machine.measured for each in section.models if self._is(each)]
+        if not same:
+            return None, sharing, False
+        section, found = min(same, key=lambda each: (abs(each[0].ranks - case.ranks), -each[0].ranks))
+        there = max(1.0, section.per_node / self.machine.cores)
+        return found, sharing / there, section.ranks == case.ranks
+
+    def _is(self, each: MeasuredModel) -> bool:
+        case = self.case
+        same = (each.model, each.dtype) == (case.spec, str(case.options.dtype))
+        return same and each.parameters == case.length and each.optimizer == case.options.optimizer
+
+    # -- seconds -----------------------------------------------------------------------------------------------------
+
+    def layers(self, rows: float) -> list[Seconds]:
+        """Forward and backward of each layer, of so many rows. UsageError where they are not known."""
+        found = self.found
+        if found is None:
+            return [self._theory(layer, rows) for layer in self._layers()]
+        first = next(iter(found.rows.values()))
+        if not first.layers:
+            raise UsageError(
+                f"{self.case.spec} was not measured layer by layer, which {self.case.program} cuts it into: measure it "
+                "anew (--measure), if it is a chain of layers"
+            )
+        rows_of, count = found.rows.items(), len(first.layers)
+        curves = [[{n: of.layers[i][k] for n, of in rows_of} for k in (0, 1)] for i in range(count)]
+        return [(self.factor * between(a, rows), self.factor * between(b, rows)) for a, b in curves]
+
+    def _layers(self) -> list[Any]:
+        layers = getattr(self.case.model, "layers", None)
+        if layers is None:
+            raise UsageError(f"nobody has counted what {self.case.spec} computes: measure it (--measure FILE)")
+        return list(layers)
+
+    def _theory(self, layer: Any, rows: float) -> Seconds:
+        """By the operations' flops and bytes; of a part of a row as of a row in proportion."""
+        n, item = max(1, math.ceil(rows)), self.case.dtype.itemsize
+        machine, share = self.machine, min(1.0, rows) if rows < 1 else rows / n
+        times = [
+            sum(max(each.flops() / machine.flops, each.moved(item) / machine.memory) for each in done)
+            for done in operations(layer, n)
+        ]
+        return self.factor * share * times[0], self.factor * share * times[1]
+
+    def gradient(self, rows: float) -> Seconds:
+        """Forward and backward of all layers, at least what is pretended, longer where a rank straggles."""
+        forward, backward = self._whole(rows)
+        whole = forward + backward
+        if self.least > whole:
+            return self.stretched(1.0, whole) / 3, self.stretched(1.0, whole) * 2 / 3
+        return self.slow * forward, self.slow * backward
+
+    def _whole(self, rows: float) -> Seconds:
+        found = self.found
+        if found is None or next(iter(found.rows.values())).layers:
+            each = self.layers(rows)
+            forward, backward = (sum(pair[k] for pair in each) for k in (0, 1))
+            if found is None:
+                return forward, backward
+            share = forward / (forward + backward) if forward + backward else 1 / 3
+        else:
+            share = 1 / 3
+        whole = self.factor * between({n: of.gradient for n, of in found.rows.items()}, rows)
+        return share * whole, (1 - share) * whole
+
+    def stretched(self, fraction: float, seconds: float) -> float:
+        """What a part of a gradient takes that would by itself take so many seconds (runs/straggler.py)."""
+        least = self.least * fraction
+        return self.slow * max(seconds, least) + (self.machine.late if least > seconds else 0.0)
+
+    def accumulated(self, rows: float) -> Seconds:
+        """A gradient in --accumulate parts."""
+        parts = max(1, min(self.case.options.accumulate, round(rows) or 1))
+        if self.least:  # pretended once a part, as each is a gradient
+            forward, backward = self.gradient(rows / parts)
+            return parts * forward, parts * backward
+        return tuple(parts * each for each in self.gradient(rows / parts))  # type: ignore[return-value]
+
+    def update(self, share: float = 1.0) -> float:
+        """Of this share of the parameters, and zeros for the gradient."""
+        if self.found is not None:
+            return self.factor * self.found.update * share
+        vectors = 3 + 1 + 2 * len(self.case.vectors)  # w twice, g; zeros; each vector of the state twice
+        return self.factor * share * vectors * self.case.length * self.case.dtype.itemsize / self.machine.memory
+
+    def draw(self, rows: float) -> float:
+        """A batch of so many rows."""
+        if self.found is not None:
+            return self.factor * between({n: of.draw for n, of in self.found.rows.items()}, rows)
+        return self.factor * 2 * rows * self.case.data.row / self.machine.memory
+
+
+def slowest(straggler: str, workers: range) -> float:
+    """The factor by which the slowest of the workers is slower, in the mean of the steps."""
+    if not straggler:
+        return 1.0
+    factors = [parse(straggler, rank, workers) for rank in workers]
+    if straggler.startswith("random"):
+        factor, probability = factors[0]
+        struck = 1 - (1 - probability) ** len(workers)
+        return 1 + struck * (factor - 1)
+    return max(factor for factor, _ in factors)

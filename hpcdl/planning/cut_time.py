@@ -1,0 +1,217 @@
+"""A step of a model that is cut: pipelines, tensor parallelism, ZeRO's stages, and grids of them.
+
+    what is sent     each rank's step is gone through without partners (rehearsal.py), and every message noted: its
+                     operation, and how long it is; along the data axis what a step ends with stands apart
+    tensor t         each layer takes a + b rows / t, where whole it takes a + b rows
+    pipeline p, m    the schedule's own actions (pipeline_time.py) on stages of unlike layers: with a message between
+                     two of them; and no less than all stages' computing by the cores that they have
+
+        equal stages, no messages     step (m + p - 1) / m of a stage's computing; bubble (p-1) / (m+p-1) of the step
+        pipedream                     the slowest stage's forward, backward and update: the pipeline fills but once
+
+    data d           stage 0: an all-reduce; 1: reduce-scatter, all-gather; 2 and 3: layer by layer, in the actions
+
+Messages of layers that are gathered while others are computed count whole: few networks move while nobody calls MPI.
+Those of stage 1 are all under way at once, and so are their latencies.
+"""
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from hpcdl.models.balance import balanced, cut_layers
+from hpcdl.models.part import Part
+from hpcdl.planning.case import Case
+from hpcdl.planning.compute_time import Computing, Seconds
+from hpcdl.planning.machine_sheet import Machine
+from hpcdl.planning.message_time import Group
+from hpcdl.planning.parts import Parts
+from hpcdl.planning.pipeline_time import last
+from hpcdl.planning.rehearsal import Cut, Done, Leaving, Peer, cut_of, rehearse
+from hpcdl.strategies.pipeline_schedules import actions_of
+
+
+class Noting(Peer):
+    """A peer that notes what it is sent: (operation, bytes)."""
+
+    def __init__(self, rank: int, size: int, device: Any):
+        super().__init__(rank, size, device)
+        self.said: list[tuple[str, int]] = []
+
+    def _note(self, operation: str, array: Any) -> None:
+        if self.size > 1:
+            self.said.append((operation, array.nbytes))
+
+    def all_reduce(self, array: Any, *_: Any) -> None:
+        self._note("all_reduce", array)
+
+    def all_gather(self, array: Any) -> None:
+        self._note("all_gather", array)
+
+    def reduce_scatter(self, array: Any) -> Any:
+        self._note("reduce_scatter", array)
+        return super().reduce_scatter(array)
+
+    def ipush(self, array: Any, to: int, tag: int = 0) -> Leaving:
+        self._note("message", array)
+        return super().ipush(array, to, tag)
+
+    def iall_gather(self, array: Any, *_: Any) -> Done:
+        self._note("all_gather", array)
+        return Done()
+
+    def ireduce_scatter(self, array: Any, *_: Any) -> Done:  # type: ignore[override]
+        self._note("reduce_scatter", array)
+        return Done()
+
+    def ibroadcast(self, array: Any, *_: Any) -> Done:  # type: ignore[override]
+        self._note("broadcast", array)
+        return Done()
+
+    def ireduce(self, array: Any, *_: Any) -> Done:  # type: ignore[override]
+        self._note("reduce", array)
+        return Done()
+
+
+def messages(case: Case, rank: int, cut: Cut) -> dict[str, list[tuple[str, int]]]:
+    """What a rank sends in a step, by the axis of the grid."""
+    axes: dict[str, Noting] = {}
+
+    def made(axis: str, *who: Any) -> Noting:
+        axes[axis] = Noting(*who)
+        return axes[axis]
+
+    rehearse(case, rank, cut, None, made)
+    return {axis: peer.said for axis, peer in axes.items()}
+
+
+def seconds(group: Group, said: list[tuple[str, int]]) -> float:
+    """Of messages one after another."""
+    return sum(getattr(group, operation)(bytes) for operation, bytes in said)
+
+
+def together(group: Group, said: list[tuple[str, int]]) -> float:
+    """Of collectives that are all under way at once: their latencies pass at the same time."""
+    counts = Counter(operation for operation, _ in said)
+    spared = sum((count - 1) * (group.size - 1) * group.latency for count in counts.values())
+    longest = max((getattr(group, operation)(bytes) for operation, bytes in said), default=0.0)
+    return max(longest, seconds(group, said) - spared)
+
+
+def cut_parts(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+    """Of a step of a program that cuts the model."""
+    cut = cut_of(case)
+    copies, stages, parts = cut.shape
+    how = case.ranks, case.options.allreduce
+    data, tensor = Group(machine, copies, stages * parts, *how), Group(machine, parts, 1, *how, shared=False)
+    rows = case.share(0, copies)
+    draw = computing.draw(rows)
+    if not cut.schedule:
+        said = messages(case, 0, cut)
+        on_data = (together if cut.zero == 1 else seconds)(data, said["data"])
+        sent = seconds(tensor, said.get("tensor", [])) + on_data
+        forward, backward = within(computing, rows, parts)
+        compute = forward + backward + computing.update(updated(cut))
+        return Parts(compute, sent + clipping(case, machine), 0.0, 0.0, start + draw, 0.0, case.batch)
+    return pipelined(case, machine, computing, start, cut, data, tensor)
+
+
+def updated(cut: Cut) -> float:
+    """The share of the parameters that a rank updates."""
+    copies, stages, parts = cut.shape
+    return 1 / (stages * parts * (copies if cut.zero else 1))
+
+
+def clipping(case: Case, machine: Machine) -> float:
+    """The norm of the whole gradient is a number that all ranks sum."""
+    return Group(machine, case.size, 1, case.ranks).all_reduce(8, "tree") if case.options.clip_norm else 0.0
+
+
+def within(computing: Computing, rows: float, parts: int) -> Seconds:
+    """Of all layers, each cut into so many parts; in --accumulate parts of the rows."""
+    if parts == 1:
+        return computing.accumulated(rows)
+    pieces = max(1, min(computing.case.options.accumulate, round(rows)))
+    each = computing.layers(rows / pieces / parts)
+    forward, backward = (sum(pair[k] for pair in each) for k in (0, 1))
+    whole = computing.stretched(1.0, forward + backward)
+    return pieces * whole / 3, pieces * whole * 2 / 3
+
+
+def pipelined(
+    case: Case, machine: Machine, computing: Computing, start: float, cut: Cut, data: Group, tensor: Group
+) -> Parts:
+    """Of a pipeline, whose stages may be cut by tensors and copied along data."""
+    copies, stages, parts = cut.shape
+    many, once = max(1, cut.microbatches), cut.schedule in ("one batch", "pipedream")
+    pieces = max(1, case.options.accumulate) if cut.schedule == "one batch" else 1
+    rows = case.share(0, copies) / (pieces if once else many)
+    many = 1 if once else many
+    sharing = machine.sharing(case.ranks)
+    forward, backward = of_stages(case, computing, cut, rows)
+    ends = [place * parts for place in sorted({0, stages // 2, stages - 1})]
+    said = [messages(case, rank, cut._replace(microbatches=cut.microbatches)) for rank in ends]
+    ending = 1 if cut.zero == 0 and copies > 1 else 0
+    actions = many * cut.chunks * pieces
+    on_data = max(seconds(data, each["data"][: len(each["data"]) - ending]) for each in said)
+    closing = max(seconds(data, each["data"][len(each["data"]) - ending :]) for each in said)
+    if cut.zero == 1:
+        on_data, closing = 0.0, max(together(data, each["data"]) for each in said)
+    along = (max(seconds(tensor, each.get("tensor", [])) for each in said) + on_data) / actions
+    longest = max((bytes for each in said for _, bytes in each["pipeline"]), default=0)
+    hop = Group(machine, stages, parts, case.ranks).message(longest) if stages > 1 else 0.0
+    forward, backward = forward + along / 2 + start, backward + along / 2 + start
+    update = computing.update(updated(cut))
+    closing += tied(case, machine, cut) + clipping(case, machine)
+    draw = computing.draw(rows * many * pieces)
+    stage = (forward + backward).reshape(cut.chunks, stages).sum(axis=0)  # of a micro-batch
+    own = float(stage.max()) * many * pieces - (along + 2 * start) * actions
+    if cut.schedule == "pipedream":
+        whole = alone = float(stage.max())
+        whole += 2 * hop if stages > 1 else 0.0
+    else:
+        schedule = "naive" if cut.schedule == "one batch" else cut.schedule
+        plan = [list(actions_of(schedule, stages, place, many, cut.chunks)) for place in range(stages)]
+        whole = pieces * float(last(plan, forward[None], backward[None], hop)[0])
+        alone = pieces * float(last(plan, forward[None], backward[None], 0.0)[0])
+    if not computing.least:  # stages that wait leave their core to others
+        whole, alone, own, update = (each / sharing for each in (whole, alone, own, update))
+        on_node = min(case.ranks, machine.links.ranks_per_node)
+        busy = float(stage.sum()) * many * pieces / sharing * on_node / stages / machine.cores
+        whole, alone = max(whole, busy), max(alone, busy)
+    begun = 2 * start * actions
+    bubble = max(0.0, alone - own - begun - along * actions)
+    sent = whole - alone + along * actions + closing
+    return Parts(own + update, sent, bubble, 0.0, begun + draw, 0.0, case.batch)
+
+
+def of_stages(case: Case, computing: Computing, cut: Cut, rows: float) -> tuple[np.ndarray, np.ndarray]:
+    """Forward and backward of a micro-batch through each chunk of each stage: (chunks * stages) seconds."""
+    _, stages, parts = cut.shape
+    each = computing.layers(rows / parts)
+    costs = None
+    if getattr(case.options, "balance", "parameters") == "measured":
+        costs = [sum(pair) for pair in each[:-1]]
+        costs[-1] += sum(each[-1])
+        balanced(costs, stages * cut.chunks)
+    ranges = cut_layers(case.model, stages * cut.chunks, costs)
+    forward = [sum(each[i][0] for i in layers) for layers in ranges]
+    backward = [sum(each[i][1] for i in layers) for layers in ranges]
+    if cut.recompute:
+        backward = [a + b for a, b in zip(forward, backward, strict=True)]
+    back = 1.0 if cut.recompute else 2 / 3
+    ahead = np.array([computing.stretched(1 / 3 / cut.chunks, each) for each in forward])
+    return ahead, np.array([computing.stretched(back / cut.chunks, each) for each in backward])
+
+
+def tied(case: Case, machine: Machine, cut: Cut) -> float:
+    """The gradients of weights that the first and the last stage use are summed."""
+    _, stages, parts = cut.shape
+    if stages == 1 or not any(layer.tied for layer in case.model.layers):
+        return 0.0
+    ranges = cut_layers(case.model, stages * cut.chunks)
+    held = Part(case.model, ranges[stages - 1 :: stages]).copies
+    bytes = sum(math.prod(tensor.shape) for tensor in held) * case.dtype.itemsize / parts
+    return Group(machine, 2, (stages - 1) * parts, case.ranks, case.options.allreduce, False).all_reduce(bytes)

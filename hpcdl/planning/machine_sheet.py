@@ -1,0 +1,289 @@
+"""A machine in a few numbers, from a site's data sheet or measured, as a YAML file: of these a step's time is foretold.
+
+    # site.yaml: seconds, bytes per second, operations per second
+    cores: 64                   of a node; a rank computes on one of them
+    ranks_per_node: 64          they fill node after node; by itself as many as cores
+    latency: 2e-6               between nodes, as of cluster.py, which says what else there may be
+    bandwidth: 12.5e9
+    flops: 5e10                 floating-point operations that a rank reaches
+    memory: 1e10                bytes a second that a rank moves where it computes little, as in updates
+    start: 1e-4                 seconds of a step beyond its parts: bookkeeping, a batch is drawn
+    late: 6e-5                  by how much a rank wakes late that sleeps (--pretend-compute)
+    progress: 1                 share of a message's time that passes while its rank computes: 1 where the network does
+                                it by itself, 0 where a core has to
+
+    measured:                   what so many ranks on so many nodes have measured together (measuring.py)
+    - ranks: 2
+      nodes: 1
+      collectives:              by the name of the operation: bytes and seconds
+        ring: {4096: 1.2e-5, 65536: 5.1e-5}
+      programs:                 `start` of each
+        train-allreduce: 9.0e-5
+      models:
+      - {model: 'mlp:256', data: digits, dtype: float32, optimizer: momentum, parameters: 19210, update: 1.1e-5,
+         rows: {16: {draw: 9e-6, gradient: 2.1e-4, layers: [[3e-5, 9e-5], [1e-5, 2e-5], [1e-5, 0]]}}}
+
+What was measured stands above what is computed from the numbers. Whoever writes such a file by hand leaves it out.
+(Hockney, 1994, for latency and bandwidth; Williams, Waterman and Patterson, "Roofline", CACM 2009, for flops, memory)
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from hpcdl.errors import UsageError, blamed_on, nearest
+from hpcdl.files import atomic_write
+from hpcdl.planning.cluster import Cluster
+
+NEEDED = "cores", "latency", "bandwidth", "flops", "memory", "start"
+LINKS = tuple(field.name for field in dataclasses.fields(Cluster))
+LARGEST = 10_000_000  # bytes of such a file
+Curve = dict[int, float]  # seconds by bytes or rows
+
+
+class Rows(NamedTuple):
+    """What a gradient of so many rows takes: the batch drawn, all of it, and (forward, backward) of each layer."""
+
+    draw: float
+    gradient: float
+    layers: list[tuple[float, float]]
+
+
+class MeasuredModel(NamedTuple):
+    """A model as it was measured: seconds of an update of all its parameters, and of gradients by rows."""
+
+    model: str
+    data: str
+    dtype: str
+    optimizer: str
+    parameters: int
+    update: float
+    rows: dict[int, Rows]
+
+
+class Section(NamedTuple):
+    """What so many ranks on so many nodes have measured together, all at work at once."""
+
+    ranks: int
+    nodes: int
+    collectives: dict[str, Curve]
+    programs: dict[str, float]
+    models: list[MeasuredModel]
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of a node, the fullest."""
+        return -(-self.ranks // self.nodes)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine. cores, links (cluster.py), ...: as above. Raises UsageError for what no machine has."""
+
+    cores: int
+    links: Cluster
+    flops: float
+    memory: float
+    start: float = 0.0
+    late: float = 0.0
+    progress: float = 1.0
+    measured: tuple[Section, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, least in (("cores", 1), ("start", 0), ("late", 0), ("progress", 0)):
+            if not getattr(self, name) >= least or math.isinf(getattr(self, name)):
+                raise UsageError(f"a machine's {name} is at least {least}, not {getattr(self, name)}")
+        for name in ("flops", "memory"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"a machine's {name} is more than 0, not {getattr(self, name)}")
+        if self.progress > 1:
+            raise UsageError(f"a machine's progress is a share, at most 1, not {self.progress}")
+
+    # -- what is asked of it -----------------------------------------------------------------------------------------
+
+    def sharing(self, ranks: int) -> float:
+        """How many ranks of a job of so many share a core of their node; 1 where each has its own."""
+        return max(1.0, min(ranks, self.links.ranks_per_node) / self.cores)
+
+    def section(self, ranks: int) -> Section | None:
+        """What just so many ranks have measured, on as many nodes as they now have; None where none have."""
+        nodes = self.links.nodes(ranks)
+        return next((each for each in self.measured if (each.ranks, each.nodes) == (ranks, nodes)), None)
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, path: str) -> "Machine":
+        """From a file. Raises UsageError, one line, where it cannot be read or a number is missing or impossible."""
+        told = f"--machine {path}"
+        with blamed_on(f"{told} cannot be read"), open(path, "rb") as file:
+            text = file.read(LARGEST + 1)
+        if len(text) > LARGEST:
+            raise UsageError(f"{told} has more than {LARGEST:,} bytes, and should be a few lines")
+        try:
+            found = yaml.safe_load(text.decode())
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            raise UsageError(f"{told}: this is no YAML: {' '.join(str(error).split())}") from None
+        try:
+            return cls.of(found)
+        except UsageError as error:
+            raise UsageError(f"{told}: {error}") from None
+
+    @classmethod
+    def of(cls, found: Any) -> "Machine":
+        """From what a file holds. Raises UsageError."""
+        if not isinstance(found, dict):
+            raise UsageError("it should hold lines as latency: 2e-6")
+        own = [field.name for field in dataclasses.fields(cls) if field.name != "links"]
+        for name in found:
+            if name not in (*own, *LINKS):
+                raise UsageError(f"there is no {name!r}{nearest(str(name), (*own, *LINKS))}")
+        missing = [name for name in NEEDED if name not in found]
+        if missing:
+            raise UsageError(f"it does not say {', '.join(missing)}")
+        values = {name: number(value, name) for name, value in found.items() if name != "measured"}
+        for name in ("cores", "ranks_per_node", "nodes_per_switch"):
+            if name in values and values[name] != int(values[name]):
+                raise UsageError(f"{name} is a whole number, not {values[name]}")
+        links: dict[str, Any] = {
+            "ranks_per_node": max(1, int(values["cores"])),
+            "node_latency": values["latency"],
+            "node_bandwidth": values["bandwidth"],
+        }
+        links |= {name: values[name] for name in LINKS if name in values}
+        links |= {name: int(links[name]) for name in ("ranks_per_node", "nodes_per_switch") if name in links}
+        more: dict[str, Any] = {name: values[name] for name in own if name in values} | {"cores": int(values["cores"])}
+        sections = tuple(section_of(each) for each in listed(found.get("measured") or [], "measured"))
+        return cls(links=Cluster(**links), measured=sections, **more)
+
+    def write(self, path: str) -> None:
+        """Into a file, whole or not at all. Raises UsageError where it cannot be written."""
+        own = [field.name for field in dataclasses.fields(self) if field.name not in ("links", "measured")]
+        told: dict[str, Any] = {name: short(getattr(self, name)) for name in own}
+        told |= {name: short(value) for name, value in dataclasses.asdict(self.links).items() if value != math.inf}
+        told["measured"] = [section_as_told(each) for each in self.measured]
+        with blamed_on(f"--measure {path} cannot be written"), atomic_write(Path(path)) as file:
+            header = "# seconds, bytes per second, operations per second (hpcdl plan time --measure)\n"
+            file.write((header + yaml.safe_dump(told, sort_keys=False, default_flow_style=None, width=118)).encode())
+
+
+def short(value: float) -> float | int:
+    """With four digits, which is more than any measurement has."""
+    return value if isinstance(value, int) else float(f"{value:.4g}")
+
+
+def number(value: Any, name: str, least: float = 0.0) -> float:
+    """A number of a file, which YAML may take for a text, as 2e-6; UsageError where it is none, or too small."""
+    try:
+        found = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError):
+        found = math.nan
+    if not found >= least:
+        raise UsageError(f"{name} is a number, at least {least:g}, not {value!r}")
+    return found
+
+
+def whole(value: Any, name: str, least: int = 1) -> int:
+    """A whole number of a file."""
+    found = number(value, name, least)
+    if found != int(found):
+        raise UsageError(f"{name} is a whole number, not {value!r}")
+    return int(found)
+
+
+def listed(found: Any, name: str) -> list:
+    """A list of a file."""
+    if not isinstance(found, list):
+        raise UsageError(f"{name} is a list, not {found!r}")
+    return found
+
+
+def entries(found: Any, name: str, wanted: tuple[str, ...] = ()) -> dict:
+    """A dictionary of a file, with these entries."""
+    missing = [each for each in wanted if not isinstance(found, dict) or each not in found]
+    if not isinstance(found, dict) or missing:
+        lacks = f" lacks {', '.join(missing)}" if missing else " should be entries, as 4096: 1e-5"
+        raise UsageError(f"{name}{lacks}")
+    return found
+
+
+def section_of(found: Any) -> Section:
+    """From what a file holds."""
+    said = entries(found, "measured", ("ranks", "nodes"))
+    collectives = {
+        str(name): {whole(n, f"bytes of {name}", 0): number(s, name) for n, s in entries(curve, str(name)).items()}
+        for name, curve in entries(said.get("collectives") or {}, "collectives").items()
+    }
+    if empty := [name for name, curve in collectives.items() if not curve]:
+        raise UsageError(f"{empty[0]} of collectives has no number")
+    programs = {str(name): number(s, name) for name, s in entries(said.get("programs") or {}, "programs").items()}
+    models = [model_of(each) for each in listed(said.get("models") or [], "models")]
+    return Section(whole(said["ranks"], "ranks"), whole(said["nodes"], "nodes"), collectives, programs, models)
+
+
+def model_of(found: Any) -> MeasuredModel:
+    """From what a file holds."""
+    names = "model", "data", "dtype", "optimizer"
+    said = entries(found, "models", (*names, "parameters", "update", "rows"))
+    told = str(said["model"])
+    rows = {}
+    for n, of in entries(said["rows"], f"rows of {told}").items():
+        of = entries(of, f"{n} rows of {told}", ("draw", "gradient"))
+        pairs = [listed(pair, f"layers of {told}") for pair in listed(of.get("layers") or [], f"layers of {told}")]
+        if any(len(pair) != 2 for pair in pairs):
+            raise UsageError(f"layers of {told} are pairs of seconds, forward and backward")
+        layers = [(number(a, "forward"), number(b, "backward")) for a, b in pairs]
+        rows[whole(n, "rows")] = Rows(number(of["draw"], "draw"), number(of["gradient"], "gradient"), layers)
+    if not rows or len({len(each.layers) for each in rows.values()}) > 1:
+        raise UsageError(f"rows of {told} are one or more, each with as many layers")
+    model, data, dtype, optimizer = (str(said[name]) for name in names)
+    count, update = whole(said["parameters"], "parameters"), number(said["update"], "update")
+    return MeasuredModel(model, data, dtype, optimizer, count, update, rows)
+
+
+def section_as_told(section: Section) -> dict[str, Any]:
+    """As a file holds it."""
+    models = [
+        each._asdict()
+        | {
+            "update": short(each.update),
+            "rows": {
+                n: {
+                    "draw": short(of.draw),
+                    "gradient": short(of.gradient),
+                    "layers": [[short(a), short(b)] for a, b in of.layers],
+                }
+                for n, of in each.rows.items()
+            },
+        }
+        for each in section.models
+    ]
+    curves = {name: {n: short(s) for n, s in curve.items()} for name, curve in section.collectives.items()}
+    programs = {name: short(s) for name, s in section.programs.items()}
+    return {
+        "ranks": section.ranks,
+        "nodes": section.nodes,
+        "collectives": curves,
+        "programs": programs,
+        "models": models,
+    }
+
+
+def between(curve: Curve, at: float) -> float:
+    """Seconds at so many bytes or rows: straight between two measurements; beyond the last one as the last two go on.
+
+    Below the first as if it were the first; of one measurement alone, in proportion above it.
+    """
+    known = sorted(curve)
+    if at <= known[0]:
+        return curve[known[0]]
+    if len(known) == 1:
+        return curve[known[0]] * at / max(known[0], 1)
+    high = next((i for i, n in enumerate(known) if n >= at), len(known) - 1)
+    a, b = known[high - 1], known[high]
+    slope = (curve[b] - curve[a]) / (b - a)
+    return curve[b] + max(0.0, slope) * (at - b) if at > b else curve[a] + slope * (at - a)

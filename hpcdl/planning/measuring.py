@@ -1,0 +1,285 @@
+"""Measure a machine for forecasts of time (machine_sheet.py), on all ranks of a job together; collective.
+
+    links          ping-pong of the first two ranks of a node, and of the first ranks of nodes (machine/network.py)
+    collectives    each operation at some lengths, again and again, through the communicator that trains
+    models         a batch drawn, a gradient, each layer's forward and backward, an update; all ranks at once
+    programs       a short training of a small model by each; what the forecast lacks of its step is its `start`
+
+A loop is timed whole and its mean counts, for ranks that share a core then wait for each other as they do when they
+train; of some loops the first quartile, as other load makes them longer, never shorter.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+from threadpoolctl import threadpool_limits
+
+from hpcdl.comm import Communicator
+from hpcdl.comm.allreduce import ALGORITHMS
+from hpcdl.comm.compressed import Compressed
+from hpcdl.comm.node import cores, ranks_of_node
+from hpcdl.comm.overlap import Overlap, buckets
+from hpcdl.comm.progress import activity
+from hpcdl.data import open_data
+from hpcdl.errors import UsageError
+from hpcdl.kernels.reduce import add_into
+from hpcdl.machine.network import LinkSpeed, measure_links
+from hpcdl.machine.threads import threads
+from hpcdl.models import for_data
+from hpcdl.models.layered import FlatWeights, Layered
+from hpcdl.models.part import Part
+from hpcdl.planning.machine_sheet import Curve, MeasuredModel, Rows, Section
+from hpcdl.planning.message_time import COMPRESSED, ELSEWHERE
+from hpcdl.random import Random
+from hpcdl.runs.options import Options
+
+SIZES = [256, 4 << 10, 32 << 10, 256 << 10, 2 << 20]  # bytes
+MESSAGES = *COMPRESSED, ELSEWHERE, "reduce_scatter", "all_gather", "message", "exchange"
+OPERATIONS = *ALGORITHMS, *MESSAGES
+LOOPS, SECONDS, FEWEST = 5, 0.012, 2  # of a measurement: how many loops, of how long and how many turns at least
+DRAWN = 50  # batches, at most
+NAP = 0.004  # seconds, whose lateness is measured
+TRIAL = "mlp:256,128"  # on digits: how much passes beside computing
+
+
+class Measured(NamedTuple):
+    """What the ranks of a job have measured, the same on all of them; what is None nobody could measure here."""
+
+    section: Section
+    cores: int
+    near: LinkSpeed | None
+    far: LinkSpeed | None
+    adding: float
+    flops: float
+    memory: float
+    late: float
+    progress: float | None
+
+
+def measure(comm: MPI.Intracomm, lines: list[tuple[Options, set[int]]], operations: Sequence[str]) -> Measured:
+    """Measure, for each model's options, gradients of these rows, and these collectives."""
+    node = ranks_of_node(comm)
+    leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
+    nodes = comm.allreduce(int(node.rank == 0))
+    firsts = [rank for rank in comm.allgather(comm.rank if node.rank == 0 else -1) if rank >= 0]
+    seconds = comm.allgather(comm.rank if node.rank == 1 else -1)
+    there = min(comm.allgather(cores(node)))
+    near = [rank for rank in (0, *(each for each in seconds if each >= 0))][:2]
+    close = measure_links(comm, near) if len(near) == 2 and near[1] < node_size(comm, node) else []
+    far = measure_links(comm, firsts[:2]) if nodes > 1 else []
+    if leaders != MPI.COMM_NULL:
+        leaders.Free()
+    node.Free()
+    with threadpool_limits(threads(comm)):
+        collectives = measure_collectives(comm, operations)
+        models = [measure_model(comm, options, rows) for options, rows in lines]
+        adding, flops, memory = measure_rates(comm)
+        late, progress = measure_late(comm), measure_progress(comm)
+    section = Section(comm.size, nodes, collectives, {}, models)
+    return Measured(
+        section, there, close[0] if close else None, far[0] if far else None, adding, flops, memory, late, progress
+    )
+
+
+def node_size(comm: MPI.Intracomm, node: MPI.Intracomm) -> int:
+    """Of rank 0's node."""
+    return int(comm.bcast(node.size))
+
+
+def timed(comm: MPI.Intracomm, turn: Callable[[], Any], loops: int = LOOPS) -> float:
+    """Seconds of a turn, the slowest rank's: the first quartile of some loops' means; collective, and turns may be."""
+    turn()
+    begun = time.perf_counter()
+    turn()
+    once = comm.allreduce(time.perf_counter() - begun, MPI.MAX)
+    turns = max(FEWEST, min(2000, int(SECONDS / max(once, 1e-7))))
+    found = []
+    for _ in range(loops if once < 1 else 1):
+        comm.Barrier()
+        begun = time.perf_counter()
+        for _ in range(turns):
+            turn()
+        found.append((time.perf_counter() - begun) / turns)
+    return float(comm.allreduce(float(np.quantile(found, 0.25)), MPI.MAX))
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def measure_collectives(world: MPI.Intracomm, names: Sequence[str]) -> dict[str, Curve]:
+    """Seconds by bytes of each of these operations; collective."""
+    found: dict[str, Curve] = {}
+    if world.size == 1:
+        return found
+    for name in [each for each in names if each not in MESSAGES]:
+        with activity.inside(f"all-reduce by {name}"):
+            comm = Communicator(world, name)
+            found[name] = {}
+            for size in SIZES:
+                vector = comm.empty(size // 4, np.float32)
+                vector[:] = 0
+                found[name][size] = timed(world, functools.partial(comm.all_reduce, vector))
+            comm.free()
+    comm = Communicator(world, "auto")
+    for name in [each for each in names if each in MESSAGES]:
+        with activity.inside(f"measure {name}"):
+            found[name] = {size: timed(world, operation(comm, name, size)) for size in SIZES}
+            if name == "message":  # a turn is there and back
+                found[name] = {size: seconds / 2 for size, seconds in found[name].items()}
+    comm.free()
+    return found
+
+
+def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
+    """One turn of a collective of so many bytes."""
+    vector, other = np.zeros(size // 4, np.float32), np.zeros(size // 4, np.float32)
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    if name in COMPRESSED:
+        state = Compressed(vector.size, vector.dtype, name)
+        return lambda: comm.all_reduce_compressed(vector, state)
+    if name == ELSEWHERE:
+        return lambda: comm.all_reduce(vector)
+    if name in ("reduce_scatter", "all_gather"):
+        return lambda: getattr(comm, name)(vector)
+
+    def rally() -> None:
+        """Ranks in pairs."""
+        partner = comm.rank ^ 1
+        if partner >= comm.size:
+            return
+        if comm.rank < partner:
+            comm.push(vector, partner)
+            comm.wait(vector, partner)
+        else:
+            comm.wait(vector, partner)
+            comm.push(vector, partner)
+
+    def exchange() -> None:
+        requests = [comm.iwait(other, left), comm.ipush(vector, right)]
+        for request in requests:
+            request.wait()
+        add_into(vector, other)
+
+    return rally if name == "message" else exchange
+
+
+# -- computing ---------------------------------------------------------------------------------------------------------
+
+
+def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) -> MeasuredModel:
+    """Gradients by rows, an update; collective. Raises UsageError as a training does."""
+    data: Any = open_data(
+        options.data, comm=comm, dtype=options.dtype, seed=options.seed, validation=options.validation
+    )
+    model = for_data(options.model, data, options.dtype, loss=options.loss)
+    w = model.device.array(model.initialize(Random(options.seed)))
+    g, size = model.device.zeros(w.size, w.dtype), comm.size
+    optimizer = options.make_optimizer(model, (1, 10, 1000))
+
+    def update() -> None:
+        g[:] = 0
+        optimizer.update(w, g, scale=1.0)
+
+    with activity.inside(f"measure {options.model}"):
+        took = timed(comm, update)
+        rows = {}
+        for n in sorted({max(1, min(each, data.examples // size)) for each in wanted}):
+            draw = comm.allreduce(drawing(data.batches(0, n * size, (comm.rank, size))), MPI.MAX)
+            batch = next(each := data.batches(0, n * size, (comm.rank, size)))
+            gradient = timed(comm, functools.partial(model.loss_and_gradient, w, batch, g))
+            layers = by_layer(comm, model, w, batch, gradient) if isinstance(model, Layered) else []
+            rows[n] = Rows(draw, gradient, layers)
+            each.close()
+    data.close()
+    texts = options.model, options.data, str(options.dtype), options.optimizer
+    return MeasuredModel(*texts, int(w.size), took, rows)
+
+
+def drawing(batches: Any) -> float:
+    """Seconds in which a batch is drawn, the first quartile of some."""
+    taken = []
+    for _ in range(DRAWN):
+        begun = time.perf_counter()
+        if next(batches, None) is None:
+            break
+        taken.append(time.perf_counter() - begun)
+    batches.close()
+    return float(np.quantile(taken[1:] or taken, 0.25))  # the first makes the order of the epoch
+
+
+def by_layer(comm: MPI.Intracomm, model: Layered, w: Any, batch: Any, whole: float) -> list[tuple[float, float]]:
+    """Forward and backward of each layer, in their proportions and together as long as a gradient; collective."""
+    try:
+        part = Part(model)
+    except UsageError:
+        return []
+    g, count = model.device.zeros(part.size, part.dtype), len(model.layers)
+    weights, targets = FlatWeights(part, w, g), part.targets(batch)
+    taken: Any = []
+    turns = max(3, min(50, int(LOOPS * SECONDS / max(whole, 1e-7))))
+    turns = comm.bcast(turns)
+    for turn in range(turns + 1):
+        x, kept, clock = batch.x, [], np.zeros((count, 2))
+        for i in range(count):
+            begun = time.perf_counter()
+            x, saved = part.forward(weights, x, range(i, i + 1), targets if i == count - 1 else None, batch=batch)
+            clock[i, 0] = time.perf_counter() - begun
+            kept.append(saved)
+        dy = None
+        for i in reversed(range(count)):
+            begun = time.perf_counter()
+            dy = part.backward(weights, kept[i], dy, range(i, i + 1))
+            clock[i, 1] = time.perf_counter() - begun
+        taken += [clock] * bool(turn)  # the first touches the memory
+    taken = np.quantile(taken, 0.25, axis=0)
+    comm.Allreduce(MPI.IN_PLACE, taken)
+    taken *= whole / taken.sum()
+    return [(float(a), float(b)) for a, b in taken]
+
+
+def measure_rates(comm: MPI.Intracomm) -> tuple[float, float, float]:
+    """Bytes added a second, flops of a matrix product and bytes moved a second by a rank; collective."""
+    a, b = np.zeros(1 << 18, np.float32), np.zeros(1 << 18, np.float32)
+    added = timed(comm, lambda: add_into(a, b))
+    m = np.ones((64, 64), np.float32)  # as small as layers' are here
+    product = timed(comm, lambda: m @ m)
+    return a.nbytes / added, 2 * 64**3 / product, 3 * a.nbytes / added
+
+
+def measure_late(comm: MPI.Intracomm) -> float:
+    """By how much ranks that sleep wake late, the last of them; collective."""
+    found = []
+    for _ in range(20):
+        comm.Barrier()
+        begun = time.perf_counter()
+        time.sleep(NAP)
+        found.append(comm.allreduce(time.perf_counter() - begun - NAP, MPI.MAX))
+    return max(0.0, float(np.quantile(found, 0.25)))
+
+
+def measure_progress(world: MPI.Intracomm) -> float | None:
+    """The share of buckets' all-reduces that passes beside computing; None on one rank; collective."""
+    if world.size == 1:
+        return None
+    data: Any = open_data("digits", comm=world)
+    model = for_data(TRIAL, data, "float32")
+    comm = Communicator(world, "auto")
+    w, gradient = model.initialize(Random(0)), comm.empty(model.size, np.float32)
+    batch = next(batches := data.batches(0, 64 * world.size, (world.rank, world.size)))
+
+    def backward(g: Any, on_ready: Any) -> None:
+        g[:] = 0
+        model.loss_and_gradient(w, batch, g, on_ready)
+
+    overlap = Overlap(comm, gradient, buckets(model.layout, 64 << 10))
+    overlap.try_out(backward)
+    plain, overlapped = overlap.trial["plain_step_seconds"], overlap.trial["overlapped_step_seconds"]
+    alone = overlap.trial["exchange_alone_seconds"]
+    batches.close()
+    data.close()
+    comm.free()
+    return float(np.clip((plain - overlapped) / alone, 0, 1)) if alone > 0 else 0.0

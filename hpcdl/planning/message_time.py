@@ -1,0 +1,127 @@
+"""What messages between the ranks of a group take: as they were measured on as many ranks, else by the links.
+
+    all-reduce          its algorithm's steps (collective_time.py); direct: (N-1) K/B + L + (N-1) K/a; shared: of one
+                        node, as hierarchical; mpi and auto: the best that there is
+    compressed          2 (L + (N-1)/N K/2/B), and each chunk added N - 1 times
+    reduce-scatter      (N-1) (L + K/N/B + K/N/a)
+    all-gather          (N-1) (L + K/N/B)
+    broadcast, reduce   ceil(log2 N) (L + K/B), and as much adding
+    message             L + K/B
+    exchange            of each rank with k others at once: L + k K/B + k K/a
+
+A group is that of every `stride`-th rank: a node holds as many fewer of it. Groups beside each other share the cores.
+"""
+
+import dataclasses
+import math
+
+from hpcdl.comm.allreduce import ALGORITHMS
+from hpcdl.errors import unknown
+from hpcdl.planning import collective_time
+from hpcdl.planning.machine_sheet import Machine, between
+
+FROM_ALL = "auto", "mpi"  # what takes the best of several algorithms
+CHOICES = "recursive", "ring", "tree", "hierarchical"
+COMPRESSED = "float16", "bfloat16"
+ELSEWHERE = "elsewhere"  # auto, of vectors that no other rank can reach
+
+
+class Group:
+    """So many ranks of a job of `job` ranks, each `stride` from the next; algorithm: of its all-reduces.
+
+    shared: whether what it reduces lies where the others of a node reach it (`comm.empty`), as a gradient does.
+    """
+
+    def __init__(
+        self, machine: Machine, size: int, stride: int = 1, job: int = 0, algorithm: str = "auto", shared: bool = True
+    ):
+        self.machine, self.size, self.stride, self.algorithm, self.shared = machine, size, stride, algorithm, shared
+        self.job = max(job, size)
+        near = max(1, machine.links.ranks_per_node // stride)
+        self.links = dataclasses.replace(machine.links, ranks_per_node=near)
+        self.inside = self.links.nodes(size) == 1
+        self.section = machine.section(size) if self.inside or stride == 1 else None
+        if self.section is not None and (self.section.nodes == 1) != self.inside:
+            self.section = None
+        self.beside = machine.sharing(self.job) / machine.sharing(size)  # other groups on the same cores
+
+    @property
+    def latency(self) -> float:
+        """Of the slowest of its links."""
+        return self.links.node_latency if self.inside else self.links.latency
+
+    @property
+    def bandwidth(self) -> float:
+        """Of the slowest of its links, of which the ranks of a node have an equal part."""
+        return self.links.node_bandwidth if self.inside else self.links.bandwidth
+
+    def known(self, name: str, bytes: float) -> float | None:
+        """As it was measured; None where it was not."""
+        curve = self.section.collectives.get(name) if self.section is not None else None
+        return None if curve is None else between(curve, bytes) * self.beside
+
+    def all_reduce(self, bytes: float, algorithm: str = "") -> float:
+        """Seconds of an all-reduce of so many bytes. UsageError for an algorithm that nobody knows."""
+        name = algorithm or self.algorithm
+        if self.size == 1:
+            return 0.0
+        found = self.known(ELSEWHERE, bytes) if name == "auto" and not self.shared else None
+        found = self.known(name, bytes) if found is None else found
+        if found is not None:
+            return found
+        if name in FROM_ALL:
+            names = (*CHOICES, "shared") if self.inside else CHOICES
+            return min(self.all_reduce(bytes, each) for each in names)
+        others = self.size - 1
+        if name == "direct":
+            return self.latency + others * (bytes / self.bandwidth + self.links.add(bytes))
+        if name == "shared":
+            name = "hierarchical" if self.inside else "ring"
+        if name not in collective_time.ALGORITHMS:
+            raise unknown("all-reduce algorithm", name, ALGORITHMS)
+        return collective_time.seconds(name, self.links, self.size, bytes)
+
+    def compressed(self, bytes: float, kind: str) -> float:
+        """Of an all-reduce in 16 bits of a vector of so many bytes in float32."""
+        if self.size == 1:
+            return 0.0
+        found = self.known(kind, bytes)
+        if found is not None:
+            return found
+        part = (self.size - 1) / self.size * bytes / 2
+        return 2 * (self.latency + part / self.bandwidth) + self.links.add(2 * part)
+
+    def reduce_scatter(self, bytes: float) -> float:
+        """Of so many bytes, all ranks' chunks together."""
+        found = self.known("reduce_scatter", bytes)
+        part = bytes / self.size
+        step = self.latency + part / self.bandwidth + self.links.add(part)
+        return (self.size - 1) * step if found is None or self.size == 1 else found
+
+    def all_gather(self, bytes: float) -> float:
+        """Likewise."""
+        found = self.known("all_gather", bytes)
+        step = self.latency + bytes / self.size / self.bandwidth
+        return (self.size - 1) * step if found is None or self.size == 1 else found
+
+    def broadcast(self, bytes: float) -> float:
+        """From one to all."""
+        return math.ceil(math.log2(self.size)) * (self.latency + bytes / self.bandwidth)
+
+    def reduce(self, bytes: float) -> float:
+        """From all to one."""
+        return math.ceil(math.log2(self.size)) * (self.latency + bytes / self.bandwidth + self.links.add(bytes))
+
+    def message(self, bytes: float) -> float:
+        """From a rank to another."""
+        found = self.known("message", bytes) if self.size > 1 else 0.0
+        return self.latency + bytes / self.bandwidth if found is None else found
+
+    def exchange(self, bytes: float, partners: float) -> float:
+        """Of each rank with so many others at once, and what comes is added."""
+        if self.size == 1 or not partners:
+            return 0.0
+        found = self.known("exchange", bytes)
+        if found is not None:
+            return found * partners
+        return self.latency + partners * (bytes / self.bandwidth + self.links.add(bytes))

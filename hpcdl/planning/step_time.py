@@ -1,0 +1,253 @@
+"""Seconds of a step of any training line on a machine, in parts, before it runs.
+
+    step = compute + messages + bubble + queue + start
+
+    compute     a gradient of the rank's rows, of the slowest rank, and the update (compute_time.py)
+    messages    what is not hidden behind computing (message_time.py)
+    bubble      a pipeline's stage waits for others (cut_time.py)
+    queue       a worker waits for others at the servers' ports
+    start       a batch is drawn, and what a step of this program costs beyond the rest
+
+    all-reduce  messages = that of K bytes; --overlap: bucket i begins at max(it is complete, i - 1 has come), and of
+                what so passes beside the backward pass the machine's `progress` is hidden
+    local SGD   one of K bytes in H steps, and as many as the optimizer has vectors where these are averaged
+    gossip      an exchange of K bytes with a rank's neighbours; those that go on while a rank computes, as with overlap
+    servers     W workers, S servers, n = K/S, service s = n/B + n/a + update/S + start, answer n/B:
+                bsp: 2 L + s + n/B + (W-1) (s + n/B); ssp, async: a closed queue (kernels/queues.py)
+
+A step is what `--steps` counts; of async servers it is one worker's.
+(Sources: those of the strategies; for the overlap Li et al., "PyTorch distributed", VLDB 2020)
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from hpcdl.comm.mixing import exact_factors, matrices
+from hpcdl.comm.overlap import MIB, buckets
+from hpcdl.comm.topology import topology
+from hpcdl.errors import UsageError
+from hpcdl.kernels.queues import queue
+from hpcdl.planning.case import Case
+from hpcdl.planning.compute_time import Computing
+from hpcdl.planning.cut_time import cut_parts
+from hpcdl.planning.machine_sheet import Machine
+from hpcdl.planning.message_time import COMPRESSED, Group
+from hpcdl.planning.parts import Parts
+from hpcdl.planning.rehearsal import CUT
+from hpcdl.strategies.gossip import batches_of
+
+ASLEEP = " asleep"  # of a program whose ranks pretend to compute: they wake late, and leave their cores to others
+QUEUED = 64  # steps of a queue that are gone through, after as many that fill it
+
+
+class Told(NamedTuple):
+    """A forecast: its parts, and whether the machine has measured this model on just as many ranks."""
+
+    parts: Parts
+    exact: bool
+
+
+def foretell(case: Case, machine: Machine, start: float | None = None) -> Told:
+    """Of a case on a machine; start: of its program, by itself as the machine says. UsageError for others."""
+    refuse_unknown(case)
+    computing = Computing(case, machine)
+    start = started(case, machine) if start is None else start
+    made = WHOLE.get(case.program, cut_parts)(case, machine, computing, start)
+    return Told(made, computing.exact)
+
+
+def refuse_unknown(case: Case) -> None:
+    """Raise UsageError where no time is foretold of such a case."""
+    if case.program not in (*WHOLE, *CUT):
+        known = ", ".join(sorted((*WHOLE, *CUT)))
+        raise UsageError(f"of {case.program} no time is known; there are {known}")
+    if getattr(case.options, "sparse_push", False):
+        raise UsageError("--sparse-push: how much a batch touches is in the data, and no time is foretold of it")
+    if case.options.device != "cpu":
+        raise UsageError("--device cuda: no time is known of a GPU; leave it out")
+
+
+def started(case: Case, machine: Machine) -> float:
+    """`start` of this program: as measured on as many ranks, or on the nearest number, else the machine's."""
+    for name in (name_of(case), name_of(case).removesuffix(ASLEEP)):
+        sections = [each for each in machine.measured if name in each.programs]
+        if sections:
+            return min(sections, key=lambda each: abs(each.ranks - case.ranks)).programs[name]
+    return machine.start
+
+
+def name_of(case: Case) -> str:
+    """Of a program with its way of working, where that changes what a step costs beyond the rest."""
+    options, way = case.options, ""
+    if case.program == "train-parameter-server":
+        way = f" {options.consistency}"
+    elif case.program == "train-gossip" and options.method == "adpsgd":
+        way = f" {options.method}"
+    elif case.program == "train-allreduce" and options.overlap:
+        way = " overlap"
+    return case.program + way + (ASLEEP if options.pretend_compute else "")
+
+
+def calibrated(case: Case, machine: Machine, seconds: float) -> float:
+    """The `start` with which a step is foretold to take so long; 0 where it is foretold to take longer."""
+    low, high = 0.0, seconds
+    if foretell(case, machine, low).parts.seconds >= seconds:
+        return 0.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if foretell(case, machine, middle).parts.seconds < seconds else (low, middle)
+    return low
+
+
+# -- strategies that hold the model whole ------------------------------------------------------------------------------
+
+
+def everyone(case: Case, machine: Machine) -> Group:
+    """The ranks that train."""
+    return Group(machine, case.size, 1, case.ranks, case.options.allreduce)
+
+
+def size_of(case: Case) -> float:
+    """Bytes of a vector of all parameters."""
+    return float(case.length * case.dtype.itemsize)
+
+
+def shared_rows(case: Case) -> int:
+    """Rows of the rank that has most of a batch."""
+    return case.share(0, len(case.roles.workers))
+
+
+def sequential(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+    """No messages."""
+    rows = case.batch
+    compute = sum(computing.accumulated(rows)) + computing.update()
+    return Parts(compute, 0.0, 0.0, 0.0, start + computing.draw(rows), 0.0, rows)
+
+
+def all_reduce(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+    """After the backward pass, or in buckets beside it."""
+    options, rows, group = case.options, shared_rows(case), everyone(case, machine)
+
+    def exchange(bytes: float) -> float:
+        if options.compress in COMPRESSED:
+            return group.compressed(bytes, options.compress)
+        return group.all_reduce(bytes)
+
+    forward, backward = computing.accumulated(rows)
+    alone, hidden = exchange(size_of(case)), 0.0
+    if options.overlap:
+        cut = buckets(case.model.layout, options.bucket_mib * MIB)
+        item = case.dtype.itemsize
+        each = [exchange((part.stop - part.start) * item) for part in cut]
+        alone = sum(each)
+        ready = when_ready(case, computing, cut, rows, forward, backward)
+        hidden = machine.progress * max(0.0, alone - exposed(ready, each, forward + backward))
+    compute = forward + backward + computing.update()
+    return Parts(compute, alone - hidden, 0.0, 0.0, start + computing.draw(rows), hidden, case.batch)
+
+
+def when_ready(
+    case: Case, computing: Computing, cut: list[slice], rows: float, forward: float, backward: float
+) -> list[float]:
+    """When each bucket's layers have been through their backward pass."""
+    done, total = 0.0, 1.0
+    slices = dict(case.model.layout.layer_slices)
+    names = [layer.name for layer in getattr(case.model, "layers", [])]
+    if computing.least > 0 or not names:  # pretended in proportion to the elements
+        return [forward + backward * (1 - part.start / case.length) for part in cut]
+    each = [pair[1] for pair in computing.layers(rows)]
+    total = sum(each) or 1.0
+    passed: dict[int, float] = {}  # where a layer's slice begins: the share of the backward pass that is over then
+    for name, seconds in zip(reversed(names), reversed(each), strict=True):
+        done += seconds
+        if slices.get(name) is not None:
+            passed[slices[name].start] = done / total
+    return [forward + backward * passed.get(part.start, 1.0) for part in cut]
+
+
+def exposed(ready: list[float], each: list[float], computed: float) -> float:
+    """What is left of the buckets' all-reduces when computing has ended, where they pass beside it one by one."""
+    now = 0.0
+    for complete, seconds in zip(ready, each, strict=True):
+        now = max(complete, now) + seconds
+    return max(0.0, now - computed)
+
+
+def local_sgd(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+    """An average of the parameters after every H-th step."""
+    options, rows, group = case.options, shared_rows(case), everyone(case, machine)
+    vectors = 1 + (len(case.vectors) if options.local_momentum == "average" else 0)
+    messages = vectors * group.all_reduce(size_of(case)) / options.sync_every
+    outer = computing.update() / options.sync_every if options.outer != "average" else 0.0
+    compute = sum(computing.accumulated(rows)) + computing.update() + outer
+    return Parts(compute, messages, 0.0, 0.0, start + computing.draw(rows), 0.0, case.batch)
+
+
+def gossip(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+    """Exchanges with neighbours: after the update, or while the gradient is computed."""
+    options, rows, group = case.options, shared_rows(case), everyone(case, machine)
+    forward, backward = computing.accumulated(rows)
+    compute = forward + backward + computing.update()
+    begun = start + computing.draw(rows)
+    bytes, method = size_of(case), options.method
+    if method == "adpsgd":  # x to one, the mean back; with nobody waiting for another's gradient
+        alone = 2 * group.message(bytes) if case.size > 1 else 0.0
+        hidden = machine.progress * min(alone, backward)
+        return Parts(compute, alone - hidden, 0.0, 0.0, begun, hidden, case.batch)
+    graph = topology(options.topology, case.size, options.seed)
+    phase = batches_of(method, graph, options.mixing, options.phase)
+    if method == "defacto":
+        rounds = [partners(factor) for factor in exact_factors(graph)]
+        messages = sum(group.exchange(bytes, each) for each in rounds) / phase
+        return Parts(compute, messages, 0.0, 0.0, begun, 0.0, case.batch)
+    of_step = matrices(graph, options.mixing)
+    period = min(graph.period or QUEUED, QUEUED)
+    vectors = 2 if method in ("gradient-tracking", "detag") else 1
+    alone = sum(group.exchange(vectors * bytes, partners(of_step(step))) for step in range(period)) / period
+    hidden = 0.0 if method == "adapt-then-combine" else machine.progress * min(alone, forward + backward)
+    return Parts(compute, alone - hidden, 0.0, 0.0, begun, hidden, case.batch)
+
+
+def partners(matrix: np.ndarray) -> int:
+    """With how many others the rank that has most exchanges."""
+    return int(max((np.count_nonzero(row) - bool(row[i]) for i, row in enumerate(matrix)), default=0))
+
+
+def servers(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+    """Workers that meet at the servers' ports."""
+    options, group = case.options, everyone(case, machine)
+    workers = case.size if options.servers_on_workers else len(case.roles.workers)
+    holders = case.size if options.servers_on_workers else options.servers
+    clocked, rows = options.chosen.clocked, case.share(0, workers) if options.chosen.clocked else case.batch
+    bytes = size_of(case) / holders
+    latency = group.latency if holders + workers > 1 else 0.0
+    wire = max(0.0, group.message(bytes) - latency)
+    update = computing.update(1 / holders)
+    service = wire + group.links.add(bytes) + update + start
+    if options.chosen.in_rounds:  # the updates of a round are one
+        service -= update
+    own = holders * wire  # of a worker's port, each way
+    alone = 2 * latency + max(service, own) + own + (update if options.chosen.in_rounds else 0.0)
+    forward, backward = computing.accumulated(rows)
+    compute, draw = forward + backward, computing.draw(rows)
+    if options.chosen.in_rounds:
+        return Parts(compute, alone, 0.0, (workers - 1) * (service + wire), draw, 0.0, case.batch)
+    taken = np.full((workers, 2 * QUEUED), compute + draw)
+    bound = options.staleness if options.consistency == "ssp" else math.inf
+    (whole, _), (first, _) = (queue(taken[:, :n], (service + own) / 2, latency, bound) for n in (2 * QUEUED, QUEUED))
+    cycle = (whole - first) / QUEUED
+    waits = max(0.0, cycle - compute - draw - alone)
+    own_parts = Parts(compute, alone, 0.0, waits, draw, 0.0, case.batch)
+    return own_parts if clocked else own_parts.of(workers)
+
+
+WHOLE: dict[str, Callable[[Case, Machine, Computing, float], Parts]] = {
+    "train-sequential": sequential,
+    "train-allreduce": all_reduce,
+    "train-local-sgd": local_sgd,
+    "train-gossip": gossip,
+    "train-parameter-server": servers,
+}

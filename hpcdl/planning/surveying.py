@@ -1,0 +1,187 @@
+"""From ranks that measure (trying.py) to a machine (machine_sheet.py): for each number of ranks that lines ask for.
+
+    1. models, links and collectives, on as many ranks at once
+    2. a short training of a small model by each program that lines name; its `start` is what the forecast lacks of it
+
+A machine that was measured on one node has all ranks on it; put in ranks_per_node, and the links between nodes, to ask
+about more.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hpcdl.errors import LoneError, UsageError
+from hpcdl.planning.case import Case
+from hpcdl.planning.cluster import Cluster
+from hpcdl.planning.machine_sheet import Machine, Section, section_of
+from hpcdl.planning.measuring import OPERATIONS
+from hpcdl.planning.message_time import ELSEWHERE
+from hpcdl.planning.rehearsal import CUT, cut_of
+from hpcdl.planning.step_time import ASLEEP, calibrated, name_of, refuse_unknown
+from hpcdl.planning.trying import Start, run
+from hpcdl.words import counted
+
+ON_ONE_NODE = 4096  # ranks, of a machine that was measured on one
+AT_ONCE = 8  # ranks for each core that are started to measure, at most
+STEPS, REPEAT = 200, 3  # of a program's small training
+NAP, NAPS = 4, 50  # milliseconds that its gradient takes where ranks sleep, and steps
+SMALL = "--model mlp:32 --batch-per-rank 8"
+
+Read = Callable[[str, int], Case]  # a line that could be run on so many ranks
+
+
+def small(name: str, ranks: int) -> str:
+    """The line by which the `start` of a program is found (step_time.name_of)."""
+    program, _, way = name.removesuffix(ASLEEP).partition(" ")
+    widths = ",".join(["16"] * max(4, ranks))
+    more = {
+        "train-sequential": "--model mlp:32 --batch-size 8",
+        "train-pipeline": f"--model mlp:{widths} --microbatches 4 --batch-size 16",
+        "train-model-parallel": f"--model mlp:{widths} --batch-size 16",
+        "train-tensor-parallel": "--model mlp:32 --batch-size 8",
+        "train-grid": f"{SMALL} --microbatches 2 --grid data={ranks}",
+    }.get(program, SMALL)
+    if program == "train-parameter-server":
+        staleness = " --staleness 2" * (way == "ssp")
+        more = f"{SMALL} --consistency {way}{staleness}"
+    elif way == "overlap":
+        more = f"{SMALL} --overlap --bucket-mib 0.001"
+    elif way:
+        more = f"{SMALL} --method {way} --topology complete"
+    return f"{program} {more}" + (f" --pretend-compute {NAP}" if name.endswith(ASLEEP) else "")
+
+
+def rows_of(case: Case) -> set[int]:
+    """Of how many rows a gradient is to be measured for a forecast."""
+    options = case.options
+    if case.program in CUT:
+        cut = cut_of(case)
+        copies, _, parts = cut.shape
+        many = cut.microbatches if cut.schedule not in ("", "one batch", "pipedream") else options.accumulate
+        rows = case.share(0, copies) / max(1, many)
+        lengths = {rows, rows / parts}
+    else:
+        clocked = case.program != "train-parameter-server" or options.chosen.clocked
+        workers = case.size if getattr(options, "servers_on_workers", False) else len(case.roles.workers)
+        alone = case.program == "train-sequential"
+        lengths = {(case.share(0, workers) if clocked and not alone else case.batch) / options.accumulate}
+    wanted = {max(1, round(each)) for each in lengths}
+    return wanted | {max(1, each // 4) for each in wanted} | {1}
+
+
+def operations_of(case: Case) -> set[str]:
+    """Which collectives a forecast asks for (message_time.py)."""
+    options, found = case.options, {"auto", "tree", "message"}
+    if case.program in CUT:
+        found |= {"reduce_scatter", "all_gather", ELSEWHERE}
+    if case.program == "train-gossip":
+        found.add("exchange")
+    if getattr(options, "compress", "none") != "none":
+        found.add(options.compress)
+    return found | {options.allreduce}
+
+
+def survey(
+    lines: Iterable[tuple[str, int]],
+    read: Read,
+    start: Start | None = None,
+    cores: int = 0,
+    say: Callable = print,
+    whole: bool = True,
+) -> Machine:
+    """Measure what forecasts of these lines, each on so many ranks, need. say: is told what is going on.
+
+    cores: of this machine, to refuse more ranks than are started on it; 0: any. whole: measure all collectives, for
+    other lines to come. UsageError, LoneError.
+    """
+    operations: set[str] = set()
+    wanted: dict[int, dict[str, tuple[str, set[int]]]] = {}
+    named: dict[int, set[str]] = {}
+    for text, ranks in lines:
+        if cores and ranks > AT_ONCE * cores:
+            raise UsageError(
+                f"{ranks:,} ranks are not started on {cores} cores to measure them: give --machine FILE.yaml, a data "
+                "sheet, or --launcher, which starts them on other hosts"
+            )
+        case = read(text, ranks)
+        refuse_unknown(case)
+        name = name_of(case)
+        named.setdefault(ranks, set()).add(name)
+        operations |= operations_of(case)
+        for each in (text, small(name, ranks)):
+            add(wanted.setdefault(ranks, {}), each, read(each, ranks))
+    if set(wanted) == {1}:  # of one alone there are no links
+        text = small("train-allreduce", 2)
+        add(wanted.setdefault(2, {}), text, read(text, 2))
+        named[2] = set()
+    own = sorted(operations - set(OPERATIONS))  # all-reduces of a user's
+    found: dict[int, dict[str, Any]] = {}
+    for ranks, models in sorted(wanted.items()):
+        say(f"measuring on {counted(ranks, 'rank')}: {counted(len(models), 'model')}")
+        job = {
+            "models": [[text, sorted(rows)] for text, rows in models.values()],
+            "lines": [[small(name, ranks), NAPS if name.endswith(ASLEEP) else STEPS] for name in sorted(named[ranks])],
+            "repeat": REPEAT,
+            "operations": [*(each for each in OPERATIONS if whole or each in operations), *own],
+        }
+        found[ranks] = run(ranks, job, start)
+    return with_starts(machine_of(found), {n: (sorted(named[n]), found[n]["runs"]) for n in found}, read)
+
+
+def add(models: dict[str, tuple[str, set[int]]], text: str, case: Case) -> None:
+    """Note that this line's model is to be measured, once for all lines that have it."""
+    options = case.options
+    key = repr((case.spec, options.data, options.dtype, options.optimizer))
+    before = models.get(key, (text, set()))
+    models[key] = before[0], before[1] | rows_of(case)
+
+
+def machine_of(found: dict[int, dict[str, Any]]) -> Machine:
+    """Of what ranks have measured, by their number; no program's start is known yet."""
+    told = [each["measured"] for _, each in sorted(found.items())]
+    near = next((each["near"] for each in told if each["near"]), None)
+    far = next((each["far"] for each in told if each["far"]), None)
+    inside, between = near or far, far or near
+    if between is None or inside is None:
+        raise LoneError("no two ranks have measured a link between them")
+    sections = tuple(section_of(each["section"]) for each in told)
+    most = max(each.per_node for each in sections)
+    first = told[0]
+    (latency, bandwidth), (node_latency, node_bandwidth) = between, inside
+    on_node = most if far else ON_ONE_NODE
+    links = Cluster(on_node, latency, bandwidth, node_latency, node_bandwidth, first["adding"])
+    links = no_faster(links, [each for each in sections if each.nodes == 1])
+    progress = [each["progress"] for each in told if each["progress"] is not None]
+    late = max(each["late"] for each in told)
+    return Machine(
+        first["cores"], links, first["flops"], first["memory"], 0.0, late, min(progress, default=1.0), sections
+    )
+
+
+def no_faster(links: Cluster, inside: list[Section]) -> Cluster:
+    """Links within a node are no faster than long messages have been: a ping-pong's best turn may be a clock's jump."""
+    curves = [each.collectives["message"] for each in inside if "message" in each.collectives]
+    reached = max((longest / curve[longest] for curve in curves for longest in [max(curve)]), default=math.inf)
+    near = min(links.node_bandwidth, 2 * reached)
+    between = links.bandwidth if links.ranks_per_node < ON_ONE_NODE else near
+    return dataclasses.replace(links, node_bandwidth=near, bandwidth=between)
+
+
+def with_starts(machine: Machine, runs: dict[int, tuple[list[str], list]], read: Read) -> Machine:
+    """The same with each program's start, from seconds of a step of the small trainings."""
+    sections: list[Section] = []
+    starts: list[float] = []
+    for section in machine.measured:
+        names, taken = runs[section.ranks]
+        programs = {}
+        for name, seconds in zip(names, taken, strict=True):
+            if isinstance(seconds, str):
+                raise LoneError(f"{small(name, section.ranks)} on {section.ranks} ranks: {seconds}")
+            case = read(small(name, section.ranks), section.ranks)
+            programs[name] = calibrated(case, machine, statistics.median(seconds))
+        starts += programs.values()
+        sections.append(section._replace(programs=programs))
+    return dataclasses.replace(machine, measured=tuple(sections), start=statistics.median(starts) if starts else 0.0)

@@ -1,0 +1,252 @@
+"""Forecasts of a step's time, exactly by theory on a machine of round numbers."""
+
+import math
+
+import pytest
+
+from hpcdl.errors import UsageError
+from hpcdl.planning.case import Case
+from hpcdl.planning.compute_time import slowest
+from hpcdl.planning.cut_time import messages
+from hpcdl.planning.machine_sheet import Machine
+from hpcdl.planning.message_time import Group
+from hpcdl.planning.parts import Parts
+from hpcdl.planning.rehearsal import cut_of
+from hpcdl.planning.step_time import WHOLE, calibrated, exposed, foretell, name_of
+from hpcdl.planning.surveying import rows_of, small
+from hpcdl.planning.trying import ANSWER
+from hpcdl.runs.options import parse
+from hpcdl.services.commands import read_command
+
+L, B, A = 1e-5, 1e8, 1e9  # seconds, bytes a second, bytes added a second
+SHEET = {"cores": 1, "latency": L, "bandwidth": B, "adding": A, "flops": 1e10, "memory": 1e10, "start": 0}
+MODEL = "--model mlp:32,32,32"
+K = (64 * 32 + 32 + 2 * (32 * 32 + 32) + 32 * 10 + 10) * 4  # bytes
+UPDATE, DRAW = 3e-4, 2e-6
+ROWS = {n: {"draw": DRAW * n, "gradient": 1e-4 * n, "layers": [[5e-6 * n, 15e-6 * n]] * 5} for n in (1, 64)}
+MEASURED = {"model": "mlp:32,32,32", "data": "digits", "dtype": "float32", "optimizer": "momentum"}
+MEASURED |= {"parameters": K // 4, "update": UPDATE, "rows": ROWS}
+SECTION = {"ranks": 1, "nodes": 1, "models": [MEASURED]}
+
+
+def machine(**more):
+    return Machine.of(SHEET | {"measured": [SECTION]} | more)
+
+
+def case(line, ranks):
+    return Case.of(read_command(1, f"-n {ranks}: {line} {MODEL} --lr 0.1", {}, ranks), parse)
+
+
+def parts(line, ranks, **more):
+    return foretell(case(line, ranks), machine(**more)).parts
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_a_ring_after_the_gradient(ranks):
+    found = parts("train-allreduce --allreduce ring --batch-size 48", ranks)
+    assert found.messages == pytest.approx(2 * (ranks - 1) * (L + K / ranks / B) + (ranks - 1) * K / ranks / A)
+    assert found.compute == pytest.approx(1e-4 * 48 / ranks + UPDATE)
+    assert found.start == pytest.approx(DRAW * 48 / ranks)
+    assert found.hidden == found.bubble == found.queue == 0
+    assert found.seconds == pytest.approx(found.compute + found.messages + found.start)
+    assert found.rate == pytest.approx(48 / found.seconds)
+
+
+def test_each_algorithm_and_16_bits():
+    def told(more):
+        return parts(f"train-allreduce {more}", 4).messages
+
+    assert told("--allreduce tree") == pytest.approx(2 * (2 * (L + K / B) + K / A))
+    assert told("--allreduce direct") == pytest.approx(L + 3 * (K / B + K / A))
+    assert told("--allreduce recursive") == pytest.approx(2 * (2 * L + 0.75 * K / B) + 0.75 * K / A - 0.75 * 0 * L)
+    assert told("--compress bfloat16") == pytest.approx(2 * (L + 0.375 * K / B) + 0.75 * K / A)
+    each = [told(f"--allreduce {name}") for name in ("ring", "tree", "recursive", "hierarchical")]
+    assert told("--allreduce auto") == told("--allreduce mpi") == min(each)
+
+
+def test_what_was_measured_on_as_many_ranks_stands_above_theory():
+    curve = {"ranks": 4, "nodes": 4, "collectives": {"ring": {1000: 1e-3, 2 * K: 1e-3 + 2 * K - 1000}}}
+    found = parts("train-allreduce --allreduce ring", 4, measured=[SECTION, curve])
+    assert found.messages == pytest.approx(1e-3 + K - 1000)
+    assert parts("train-allreduce --allreduce ring", 3, measured=[SECTION, curve]).messages < 1
+    two = {"ranks": 2, "nodes": 2, "collectives": {"auto": {1: 1e-3}, "elsewhere": {1: 2e-3, 10**9: 2e-3}}}
+    layers = [
+        parts(f"train-tensor-parallel --allreduce {name}", 2, measured=[SECTION, two]) for name in ("auto", "ring")
+    ]
+    assert layers[0].messages == pytest.approx(3 * 2e-3)  # activations lie in no window
+    assert layers[1].messages < layers[0].messages
+
+
+def test_buckets_pass_beside_the_backward_pass():
+    assert exposed([1, 2, 3], [0.5, 0.5, 0.5], 3) == 0.5  # all but the last are hidden
+    assert exposed([1, 2, 3], [2, 2, 2], 3) == 4  # the wire is busy from the first on
+    assert exposed([3], [2], 3) == 2
+    line = "train-allreduce --allreduce ring --overlap --bucket-mib 0.001"
+    whole, none, half = (parts(line, 2, progress=share) for share in (1, 0, 0.5))
+    assert none.hidden == 0 and 0 < half.hidden == pytest.approx(whole.hidden / 2)
+    assert whole.messages + whole.hidden == pytest.approx(none.messages)
+    last = (64 * 32 + 32) * 4  # the first layer's bucket is complete when nothing is left to compute
+    assert whole.messages == pytest.approx(2 * (L + last / 2 / B) + last / 2 / A)
+    one = parts(line.replace("0.001", "1"), 2)
+    assert one.hidden == pytest.approx(0, abs=1e-12)
+    assert one.messages == pytest.approx(parts("train-allreduce --allreduce ring", 2).messages)
+
+
+def test_local_steps_share_an_average():
+    once = parts("train-allreduce --allreduce ring", 4).messages
+    assert parts("train-local-sgd --sync-every 8 --allreduce ring", 4).messages == pytest.approx(once / 8)
+    more = parts("train-local-sgd --sync-every 8 --allreduce ring --local-momentum average", 4).messages
+    assert more == pytest.approx(2 * once / 8)
+
+
+def test_gossip_by_the_graph():
+    ring = parts("train-gossip --topology ring", 4)
+    assert ring.messages == pytest.approx(L + 2 * (K / B + K / A))
+    assert parts("train-gossip --topology complete", 4).messages == pytest.approx(L + 3 * (K / B + K / A))
+    beside = parts("train-gossip --topology ring --method dpsgd", 4)
+    assert beside.messages + beside.hidden == pytest.approx(ring.messages)
+    assert beside.hidden == pytest.approx(min(ring.messages, 1e-4 * 8))
+    assert parts("train-gossip --method gradient-tracking", 4, progress=0).messages > 1.9 * ring.messages
+
+
+def test_servers_in_rounds_serve_one_after_another():
+    line, wire = "train-parameter-server --servers 2 --batch-size 64", K / 2 / B
+    found = parts(line, 6, start=1e-3)
+    service = wire + K / 2 / A + 1e-3
+    assert found.compute == pytest.approx(1e-4 * 16)
+    assert found.messages == pytest.approx(2 * L + max(service, 2 * wire) + 2 * wire + UPDATE / 2)
+    assert found.queue == pytest.approx(3 * (service + wire))
+    assert parts(line, 3, start=1e-3).queue == 0  # one worker waits for nobody
+
+
+def test_asynchronous_servers_take_what_their_ports_take():
+    line, wire = "train-parameter-server --consistency async --batch-size 1", K / B
+    found = parts(line, 9)
+    service = ((wire + K / A + UPDATE) + wire) / 2  # of each port: the queue has one for each way
+    assert found.seconds == pytest.approx(service, rel=0.02) and found.examples == 1
+    slow = foretell(case("train-parameter-server --consistency async --pretend-compute 1000", 3), machine()).parts
+    alone = 2 * L + wire + K / A + UPDATE + wire
+    assert slow.seconds == pytest.approx((1 + alone + DRAW * 32) / 2, rel=1e-3) and slow.queue < 1e-3
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "many"), [(2, 4), (4, 4), (3, 8)])
+def test_the_bubble_of_a_pipeline(schedule, stages, many):
+    line = f"train-pipeline --schedule {schedule} --microbatches {many} --pretend-compute 90"
+    found = parts(line, stages, latency=0, bandwidth=1e30)
+    whole = found.compute + found.bubble - UPDATE / stages
+    assert whole == pytest.approx(0.09 * (many + stages - 1))
+    assert found.bubble / whole == pytest.approx((stages - 1) / (many + stages - 1))
+    assert found.messages == pytest.approx(0, abs=1e-9)
+
+
+def test_other_schedules():
+    def whole(more, stages=4):
+        return parts(f"train-pipeline --pretend-compute 90 {more}", stages, latency=0, bandwidth=1e30).seconds
+
+    rest = UPDATE / 4 + DRAW * 32
+    assert whole("--schedule naive --microbatches 3") == pytest.approx(0.09 * 4 * 3 + rest)
+    assert whole("--schedule pipedream") == pytest.approx(0.09 + rest)
+    two = whole("--schedule interleaved --chunks 2 --microbatches 4", 2)
+    assert two == pytest.approx(0.09 * (4 + 1 / 2) + UPDATE / 2 + DRAW * 32)  # (p - 1) / v beyond m
+    again = whole("--schedule gpipe --microbatches 4 --recompute")
+    assert again == pytest.approx(0.12 * 7 + rest)  # a third more
+    once, twice = (parts(f"train-pipeline --microbatches 1 {more}", 1).compute for more in ("", "--recompute"))
+    assert twice - once == pytest.approx(5 * 5e-6 * 32)  # the forward of five layers
+
+
+def test_a_message_between_stages():
+    free = parts("train-pipeline --schedule gpipe --microbatches 4 --pretend-compute 90", 2, latency=0, bandwidth=1e30)
+    found = parts("train-pipeline --schedule gpipe --microbatches 4 --pretend-compute 90", 2)
+    hop = L + 8 * 32 * 4 / B  # 8 rows of 32 values, there and back once beyond what others hide
+    assert found.messages == pytest.approx(2 * hop) and found.bubble == pytest.approx(free.bubble)
+
+
+def test_the_stages_of_zero_send_what_they_should():
+    def sent(stage):
+        of = case(f"train-fully-sharded --stage {stage} --batch-size 8", 4)
+        return messages(of, 0, cut_of(of))["data"]
+
+    def bytes_of(stage, name):
+        return sum(bytes for operation, bytes in sent(stage) if operation == name)
+
+    for stage in (1, 2):
+        assert bytes_of(stage, "reduce_scatter") == K and bytes_of(stage, "all_gather") == K
+    assert bytes_of(3, "reduce_scatter") == K
+    assert 1.5 * K < bytes_of(3, "all_gather") <= 2 * K  # the last layer is there when backward begins with it
+    found = parts("train-fully-sharded --stage 1 --batch-size 8", 4)
+    assert found.messages == pytest.approx(2 * 3 * (L + K / 4 / B) + 3 * K / 4 / A)  # all are under way at once
+    group, by_layer = Group(machine(), 4), parts("train-fully-sharded --stage 3 --batch-size 8", 4)
+    assert by_layer.messages == pytest.approx(
+        sum(group.reduce_scatter(n) if name == "reduce_scatter" else group.all_gather(n) for name, n in sent(3))
+    )
+    assert found.compute == pytest.approx(1e-4 * 2 + UPDATE / 4)
+
+
+def test_tensor_parallelism_counts_its_all_reduces():
+    of = "train-tensor-parallel --model gpt:layers=3,width=16,heads=2 --data text --batch-size 4"
+    command = read_command(1, f"-n 2: {of}", {}, 2)
+    told = Case.of(command, parse)
+    said = messages(told, 0, cut_of(told))["tensor"]
+    block = 4 * 64 * 16 * 4  # rows, tokens, width, bytes
+    assert sum(bytes == block for _, bytes in said) == 4 * 3 + 2
+    found = parts("train-tensor-parallel --batch-size 64", 2)
+    assert found.compute == pytest.approx(1e-4 * 32 + UPDATE / 2) and found.examples == 64
+
+
+def test_ranks_that_outnumber_cores_share_them():
+    own, shared = (parts("train-allreduce", 4, ranks_per_node=n) for n in (1, 4))
+    assert shared.compute == pytest.approx(4 * own.compute) and shared.start == pytest.approx(4 * own.start)
+    asleep = parts("train-allreduce --pretend-compute 50", 4, ranks_per_node=4, late=1e-3)
+    assert asleep.compute == pytest.approx(0.05 + 1e-3 + 4 * UPDATE)
+    stages = [parts("train-pipeline --microbatches 4", 4, ranks_per_node=4, cores=n, latency=0) for n in (1, 4)]
+    assert stages[0].seconds > stages[1].seconds  # four stages on a core take turns
+    assert stages[0].compute + stages[0].bubble > 1e-4 * 32
+
+
+def test_accumulated_and_straggling():
+    once, twice = (parts(f"train-allreduce --accumulate {n} --pretend-compute 20", 2) for n in (1, 2))
+    assert twice.compute - once.compute == pytest.approx(0.02)
+    assert parts("train-allreduce --straggler 1:3", 2).compute == pytest.approx(3 * 16e-4 + UPDATE)
+    assert slowest("random:0.5:3", range(2)) == pytest.approx(1 + 0.75 * 2)
+    assert slowest("", range(2)) == 1 and slowest("1:4", range(3)) == 4
+
+
+def test_theory_where_nothing_was_measured():
+    found = foretell(case("train-allreduce --batch-size 64", 2), Machine.of(SHEET))
+    assert not found.exact and found.parts.compute > 0
+    work = 2 * 32 * (64 * 32 + 32 * 32 * 2 + 32 * 10) * 3 / 1e10  # three products of each layer
+    assert found.parts.compute == pytest.approx(work, rel=0.5)
+    assert foretell(case("train-sequential", 1), machine()).exact
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*WHOLE, "train-parameter-server bsp", "train-parameter-server ssp", "train-parameter-server async",
+     "train-gossip adpsgd", "train-allreduce overlap", "train-pipeline", "train-model-parallel",
+     "train-tensor-parallel", "train-fully-sharded", "train-grid", "train-gossip asleep", "train-pipeline asleep"],
+)  # fmt: skip
+def test_what_a_program_costs_beyond_is_found_from_a_run(name):
+    ranks = 1 if name == "train-sequential" else 2
+    line = small("train-parameter-server bsp" if name == "train-parameter-server" else name, ranks)
+    of = Case.of(read_command(1, f"-n {ranks}: {line}", {}, ranks), parse)
+    assert name_of(of).startswith(name) and rows_of(of) >= {1}
+    sheet = Machine.of(SHEET)
+    told = foretell(of, sheet, 1e-3).parts.seconds
+    assert told > foretell(of, sheet, 0.0).parts.seconds
+    assert calibrated(of, sheet, told) == pytest.approx(1e-3, rel=1e-3)
+    assert calibrated(of, sheet, 0.0) == 0.0
+
+
+def test_what_nobody_knows_is_refused():
+    with pytest.raises(UsageError, match="of train-federated no time is known; there are train-allreduce"):
+        foretell(case("train-federated", 1), machine())
+    with pytest.raises(UsageError, match="measured layer by layer"):
+        bare = {n: {"draw": 0, "gradient": 1e-3} for n in (1, 64)}
+        parts("train-pipeline", 2, measured=[SECTION | {"models": [MEASURED | {"rows": bare}]}])
+
+
+def test_parts():
+    found = Parts(4.0, 2.0, 1.0, 0.5, 0.5, 3.0, 16)
+    assert found.seconds == 8 and found.rate == 2 and found.of(2).seconds == 4 and found.of(2).examples == 16
+    assert Parts(0, 0, 0, 0, 0, 0, 1).rate == math.inf and ANSWER.endswith(" ")
