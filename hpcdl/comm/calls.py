@@ -26,6 +26,7 @@ TYPES = {kind: i for i, kind in enumerate(map(np.dtype, "?bBhHiIlLqQefdgFDG"))}
 KINDS = {i: kind for kind, i in TYPES.items()}
 Call: TypeAlias = tuple[str, np.dtype | None, int, str, int]  # operation, type, length, reduction, root
 OTHERS = ("all_reduce_compressed", "reduce", "broadcast", "reduce_scatter", "all_gather", "barrier")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 BROUGHT = ("gather", "scatter", "all_to_all", "product", "and", "or", "xor")  # with steps of the caller's: `irun`
 CODES = {name: i for i, name in enumerate(("all_reduce", *OTHERS, "", *OPERATIONS, *BROUGHT))}
 MOST_TAG: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
@@ -42,7 +43,7 @@ def told(call: Call) -> str:
     """The call in words: all_reduce of 1000 float32 (sum)."""
     name, kind, size, op, root = call
     what = "" if kind is None else f" of {size} {kind}"
-    return name + what + (f" ({op})" if op else "") + (f", root {root}" if name in ("broadcast", "reduce") else "")
+    return name + what + (f" ({op})" if op else "") + (f", root {root}" if name in ROOTED else "")
 
 
 def ranks_told(ranks: Sequence[int]) -> str:

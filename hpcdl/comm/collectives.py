@@ -93,7 +93,10 @@ class Collectives(Door):
             if memory is not None:
                 comm.counters.bytes += memory.take_written()
 
-        return self._request("all_reduce", steps, comm, finish)
+        request = self._request("all_reduce", steps, comm, finish)
+        if algorithm.steps is None:
+            request.wait()  # where calls are compared it is not done yet; nothing may come between
+        return request
 
     def _at_once(self, name: str, call: Callable[[], object]) -> Iterator[Step]:
         """The steps of a call that does not tell what it waits for: none, and all of its time counts as blocked."""

@@ -24,6 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.calls import differ
+from hpcdl.comm.flight import Recorder
 from hpcdl.errors import AgreedError
 
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: looking out before the first nap; the longest nap
@@ -66,6 +67,7 @@ class Activity:
         self.knowing = 0  # bodies of `known` that it works in
         self.known_until = -(1 << 62)  # when the last one ended
         self.last: str | None = "none yet"  # the operation before
+        self.flight: Recorder | None = None  # where operations are recorded (flight.py)
         self.tested: tuple[Any, int] | None = None  # the request whose last `test` was without success, and when
 
     def advance(self) -> None:
@@ -95,10 +97,14 @@ class Activity:
         comm: the `Communicator` all of whose ranks make this call, in the same order among those that it counts.
         """
         around = self.enter(name, None if comm is None else comm.calls(name))
+        flight = self.flight if comm is not None else None
+        record = flight.begin(comm, name, self.since, ALL) if flight is not None else 0
         try:
             yield
         finally:
             self.leave(around)
+            if flight is not None:
+                flight.end(record, clock(), 0)
 
     @contextlib.contextmanager
     def known(self) -> Iterator[None]:

@@ -116,7 +116,7 @@ class Training:
         with refuse_together(world):
             device = open_device(options.device if role == "worker" else "cpu", number)
         spans = 0 if options.out == "none" else options.trace
-        everyone = Communicator(world, options.allreduce, options.timeout, spans, device)
+        everyone = Communicator(world, options.allreduce, options.timeout, spans, device, check=options.checks.asked)
         opened.append(everyone.free)
         comm = everyone.split(int(role == "data server"), name="training") if options.data_servers else everyone
         data = open_for(role, roles, options, everyone)
