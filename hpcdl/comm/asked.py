@@ -1,7 +1,7 @@
 """SIGUSR2 asks a running job what its ranks are doing; it may hang, or be in a call of MPI's that takes long.
 
-A handler in Python runs when the main thread comes back to the interpreter, which one that waits for a message does not.
-So the number of the signal goes into a pipe, which Python's part in C writes to at once, and the watchdog's thread looks
+A handler in Python runs when the main thread comes back to the interpreter; one that waits for a message does not. So
+the number of the signal goes into a pipe, which Python's part in C writes to at once, and the watchdog's thread looks
 into the pipe. It asks the ranks and prints what they say, once, whichever rank has had the signal (watchdog.py).
 """
 

@@ -45,9 +45,9 @@ class Communicator(PointToPoint, Collectives):
     allocates (hpcdl.kernels.device). ends_job: whether an exception that nobody catches on a rank is to end all ranks,
     and ranks that would wait for ever are: the first communicator over several ranks that says so installs what does
     (hpcdl/comm/failure.py). check: whether the ranks compare what they call together before each such call
-    (hpcdl/comm/checking.py); None: where $HPCDL_CHECK says so. Buffers are C-contiguous numpy arrays, or arrays on a GPU (hpcdl/comm/staging.py), of any
-    shape and of any type that MPI knows (float32, float64, int64, ...). Making one, `split`, `duplicate`, `expose` and
-    `free` are collective calls.
+    (hpcdl/comm/checking.py); None: where $HPCDL_CHECK says so. Buffers are C-contiguous numpy arrays, or arrays on a
+    GPU (hpcdl/comm/staging.py), of any shape and of any type that MPI knows (float32, float64, int64, ...). Making one,
+    `split`, `duplicate`, `expose` and `free` are collective calls.
     """
 
     def __init__(

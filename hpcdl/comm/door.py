@@ -16,7 +16,7 @@ from mpi4py import MPI
 from hpcdl.comm.calls import TYPES, Call, number, told
 from hpcdl.comm.checking import Checking
 from hpcdl.comm.counting import LANES, Counters, CountingIntracomm, Routes, places_among
-from hpcdl.comm.flight import FAILED
+from hpcdl.comm.flight import FAILED, REMEMBERED
 from hpcdl.comm.progress import ALL, Awaits, activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.steps import Step
@@ -26,7 +26,6 @@ from hpcdl.kernels.device import Array, on_device
 
 OWN_LANES = LANES - 1  # for operations that take one; lane 0 is for tags that the caller names
 MOST_TAG = 32767  # what MPI guarantees
-REMEMBERED = 64  # calls of all ranks, for those that wait longer for the others
 
 
 def flat(array: np.ndarray) -> np.ndarray:

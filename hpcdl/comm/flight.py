@@ -30,6 +30,7 @@ from hpcdl.comm.calls import TYPES, Call
 
 FOLDER = "flight"  # within a run's
 MAGIC, VERSION = b"hpcdlfly", 1
+REMEMBERED = 64  # calls of all ranks that a communicator knows, for those that wait longer for the others
 ALL = -1  # as in progress.py: the operation is one of all ranks
 STARTED, WAITING, DONE, FAILED = 1, 2, 3, 4  # of an operation: in flight, waited in, over
 RUNS, LEFT, BROKE = 0, 1, 2  # of a rank: it runs, or nobody knows how it ended; left in good order; failed, as it says
@@ -55,32 +56,33 @@ HEAD = np.dtype(
         ("why", "S400"),  # how it ended
     ]
 )
+# last: the number of its last call of all ranks by when the ring was full last; the records tell of later ones.
 GROUP = np.dtype([("last", "<i8"), ("size", "<i4"), ("rank", "<i4"), ("key", "S32"), ("name", "S48")])
 RECORD = np.dtype(
     [
         ("number", "<i8"),  # of this rank's operations, from 1 on; 0: none yet
         ("start", "<i8"),
-        ("end", "<i8"),  # 0: not yet
         ("call", "<i8"),  # the number of the call among those of all ranks of the group; of two ranks: 0
         ("elements", "<i8"),
-        ("bytes", "<i8"),  # sent; known at its end
+        ("other", "<i4"),  # the rank that it is with; ALL, SOME
         ("operation", "<u2"),  # texts by their numbers
         ("group", "<u2"),
         ("line", "<u2"),
-        ("kind", "u1"),  # of elements: calls.TYPES
-        ("state", "u1"),
-        ("other", "<i4"),  # the rank that it is with, or root; ALL, SOME
         ("reduction", "<u2"),
         ("root", "<u2"),  # its last 16 bits
+        ("kind", "u1"),  # of elements: calls.TYPES
+        ("state", "u1"),
+        ("end", "<i8"),  # 0: not yet
+        ("bytes", "<i8"),  # sent; known at its end
     ]
 )
-BEGIN = struct.Struct("<6q3H2BiHH").pack_into
-END = struct.Struct("<qqq").pack_into
+BEGIN = struct.Struct("<4qi5H2Bqq").pack_into
+END = struct.Struct("<Bqq").pack_into  # from the state on
 BYTE = struct.Struct("B").pack_into
 LONG = struct.Struct("<q").pack_into
 STATE = RECORD.fields["state"][1]  # type: ignore[index]
 NO_TYPE = 255
-assert struct.calcsize("<6q3H2BiHH") == RECORD.itemsize == 64
+assert struct.calcsize("<4qi5H2Bqq") == RECORD.itemsize == 64
 
 
 def sizes(capacity: int) -> tuple[int, int, int, int]:
@@ -102,7 +104,8 @@ def born(process: int | str = "self") -> int:
 class Recorder:
     """Records what this rank does in the file at `path`, the last `capacity` operations of it.
 
-    rank, size: of the ranks whose files lie together. groups: the communicators that there are. Raises OSError where the file cannot be made.
+    rank, size: of the ranks whose files lie together. groups: the communicators that there are. Raises OSError where
+    the file cannot be made.
     """
 
     def __init__(self, path: Path, rank: int, size: int, capacity: int, groups: Iterable[Any] = ()):
@@ -111,7 +114,9 @@ class Recorder:
         path.unlink(missing_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            os.posix_fallocate(file, 0, length)  # a store into a page that the disk has no room for would end the process
+            os.posix_fallocate(
+                file, 0, length
+            )  # a store into a page that the disk has no room for would end the process
             self.map = mmap.mmap(file, length)
         except OSError:
             path.unlink(missing_ok=True)
@@ -123,7 +128,8 @@ class Recorder:
         self.lines: dict[tuple[int, int], int] = {}
         self.kept: list[Any] = []  # code whose id is in `lines`
         self.groups: dict[int, int] = {}  # their numbers, by id
-        self.lasts: list[int] = []  # of each group, where the number of its last call stands
+        self.members: dict[int, Any] = {}  # the communicators by these numbers
+        self.made = 0
         self.calls: dict[Call, tuple[int, int, int, int]] = {}
         self.head = np.frombuffer(self.map, HEAD, 1)
         head = self.head[0]
@@ -154,24 +160,24 @@ class Recorder:
         if line is None:
             line = self._line(frame)
         if other == ALL:
-            call = group._latest
+            sequence = group.sequence
+            call = group._calls[sequence % REMEMBERED]
             what = self.calls.get(call)
             if what is None:
                 what = self._call(call)
             operation, kind, reduction, root = what
-            LONG(self.map, self.lasts[known], group.sequence)
-            BEGIN(self.map, at, number, start, 0, group.sequence, call[2], 0, operation, known, line, kind, state, ALL,
-                  reduction, root)  # fmt: skip
+            BEGIN(self.map, at, number, start, sequence, call[2], ALL, operation, known, line, reduction, root, kind,
+                  state, 0, 0)  # fmt: skip
         else:
             operation = self.texts.get(name) or self._text(name)
-            BEGIN(self.map, at, number, start, 0, 0, 0, 0, operation, known, line, NO_TYPE, state, other, 0, 0)
+            BEGIN(self.map, at, number, start, 0, 0, other, operation, known, line, 0, 0, NO_TYPE, state, 0, 0)
+        if number % self.capacity == 0:
+            self._note_calls()
         return at
 
     def end(self, at: int, stop: int, sent: int, state: int = DONE) -> None:
         """The operation whose record lies there is over."""
-        BYTE(self.map, at + STATE, state)
-        LONG(self.map, at + 16, stop)
-        LONG(self.map, at + 40, sent)
+        END(self.map, at + STATE, state, stop, sent)
 
     def waits(self, at: int) -> None:
         """This rank waits in that operation."""
@@ -214,21 +220,27 @@ class Recorder:
 
     def know(self, group: Any) -> int:
         """The number of a communicator, from when it is made on; the last one stands for all that find no room."""
-        number = min(len(self.lasts), GROUPS - 1)
+        number = min(self.made, GROUPS - 1)
         at = self.first_group + number * GROUP.itemsize
         watcher = group._watcher
         key = "" if watcher is None else watcher.keys.get(id(group), "")
         values = group.sequence, group.size, group.rank, key.encode()[:31], group.name.encode()[:47]
         self.map[at : at + GROUP.itemsize] = np.array([values], GROUP).tobytes()
-        if number == len(self.lasts):
-            self.lasts.append(at)
-            self.head["groups"] = number + 1
-        self.groups[id(group)] = number
+        self.made += 1
+        self.head["groups"] = number + 1
+        self.groups[id(group)], self.members[number] = number, group
         return number
+
+    def _note_calls(self) -> None:
+        """How many calls of all ranks there were on each communicator: the records of older ones are overwritten."""
+        for number, group in self.members.items():
+            LONG(self.map, self.first_group + number * GROUP.itemsize, group.sequence)
 
     def forget(self, group: Any) -> None:
         """That communicator is freed: another one may come to lie where it lay."""
-        self.groups.pop(id(group), None)
+        number = self.groups.pop(id(group), None)
+        if number is not None and self.members.get(number) is group:
+            LONG(self.map, self.first_group + number * GROUP.itemsize, self.members.pop(number).sequence)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

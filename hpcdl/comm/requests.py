@@ -48,7 +48,9 @@ class Request:
         counters.calls += 1
         activity.in_flight.append(self)
         self.flight = activity.flight  # where it is recorded, as `record`
-        self.record = self.flight.begin(communicator, name, self.start, other, STARTED) if self.flight is not None else 0
+        self.record = (
+            self.flight.begin(communicator, name, self.start, other, STARTED) if self.flight is not None else 0
+        )
         self._next_step()
         counters.seconds += (clock() - self.start) / 1e9
 

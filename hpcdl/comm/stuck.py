@@ -13,7 +13,7 @@ A rank that computes is never stuck, nor is one that all others have joined, how
 
 Ranks that wait for each other while none has left are, too, where each waits in a call that nobody can leave before all
 have come (`TOGETHER`; where calls are compared, any of all ranks), and another of them has not come, for it waits in a
-call of another communicator (`crossed`, the greatest fixpoint). Other ranks that wait for each other are not taken to be
+call of another communicator (`crossed`, the greatest fixpoint). Others that wait for each other are not taken to be
 stuck, for their messages may be on their way: --timeout ends those, and tells of each where it is (`explained`).
 """
 
@@ -160,8 +160,8 @@ def conclusions(said: dict[int, Said]) -> list[str]:
         if len(set(what.values())) > 1:
             lines.append(f"{number}: {differ(what)}")
         if late := absent(first, said):
-            come = f"{ranks_told(late)} {'has' if len(late) == 1 else 'have'} not come"
-            lines.append(f"{ranks_told(there)} {verb(there, 'wait')} for {ranks_told(late)}: to {number} {come}")
+            come = f"which {'has' if len(late) == 1 else 'have'} not come to {number}"
+            lines.append(f"{ranks_told(there)} {verb(there, 'wait')} for {ranks_told(late)}, {come}")
     for rank in waiting:
         if said[rank].other >= 0:
             lines.append(f"rank {rank} waits for rank {said[rank].other}")

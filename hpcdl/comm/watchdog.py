@@ -308,7 +308,9 @@ class Watchdog:
             members=members,
             other=members[other] if other >= 0 else other,
             call=self.number(wait.awaits),
-            called=wait.awaits.group.called(self.number(wait.awaits)) or wait.operation if other == ALL else wait.operation,
+            called=wait.awaits.group.called(self.number(wait.awaits)) or wait.operation
+            if other == ALL
+            else wait.operation,
             name=wait.awaits.group.name,
             at=self.line(),
             together=other == ALL and (wait.operation in TOGETHER or wait.awaits.group.checked),
@@ -349,11 +351,11 @@ class Watchdog:
         """End the job, unless that is left to the program."""
         if self.ends:
             sys.stderr.write(f"error: {line}\n")
-            end_job(status, line)
+            end_job(status, f"ended the job: {line}")
 
     def end(self, lines: list[str]) -> None:
         sys.stderr.write("".join(f"hpcdl watchdog: {line}\n" for line in lines))
-        end_job(1, lines[0])
+        end_job(1, f"ended the job: {lines[0]}")
 
     def farewell(self) -> None:
         """The program of this rank ends: rank 0 learns of it."""

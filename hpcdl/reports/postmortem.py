@@ -68,6 +68,9 @@ class Recording:
         bad = [name for name in ("operation", "line", "reduction") if (self.records[name] >= len(self.texts)).any()]
         if bad or (len(self.records) and (self.records["group"] >= len(self.groups)).any()):
             raise UsageError(f"{damaged}: its records tell of what is not there")
+        for record in self.records[self.records["other"] == ALL]:
+            group = self.groups[record["group"]]
+            group.last = max(group.last, int(record["call"]))
         self.rank, self.size = int(head["rank"]), int(head["size"])
         if not 0 <= self.rank < self.size:
             raise UsageError(f"{damaged}: it is of rank {self.rank} of {self.size}")
@@ -215,6 +218,9 @@ def endings(found: dict[int, Recording], gone: list[int]) -> list[str]:
                   for rank in early]  # fmt: skip
         if not early:
             lines.append(f"{ranks_told(silent)} ended without a word, at about {clock(last)}: killed, or crashed")
+            waiting = [rank for rank in silent if found[rank].waits is not None]
+            if waiting and (busy := sorted(set(silent) - set(waiting))):
+                lines.append(f"which was first is not known; {ranks_told(busy)} waited for nobody: look there first")
     return lines
 
 

@@ -8,7 +8,7 @@ KNOWN = ("collectives", "replicas=STEPS")
 
 
 class Checks(NamedTuple):
-    """collectives: whether what ranks call together is compared. replicas: every so many steps, what they hold; or 0."""
+    """collectives: whether what ranks call together is compared. replicas: after so many steps what they hold, or 0."""
 
     collectives: bool = False
     replicas: int = 0

@@ -1,8 +1,8 @@
 """The folder of a run: config.yaml, started.json, metrics.jsonl, checkpoint.h5, trace.json, summary.json, and logs/.
 
-With --log there is more (metric_logs.py); while it goes on, and where it breaks off, flight/ (hpcdl/comm/flight.py). Rank 0 writes all but the ranks' logs. What is rewritten as a whole is
-written under a temporary name first. One job writes at a time: it holds a lock on the file .lock, which goes with the
-process.
+With --log there is more (metric_logs.py); while it goes on, and where it breaks off, flight/ (hpcdl/comm/flight.py).
+Rank 0 writes all but the ranks' logs and recordings. What is rewritten as a whole is written under a temporary name
+first. One job writes at a time: it holds a lock on the file .lock, which goes with the process.
 """
 
 import contextlib

@@ -172,8 +172,8 @@ class Options:
     )
     check: str = option(
         "",
-        "look for mistakes while the run goes on: collectives (whether the ranks call the same together), replicas=STEPS "
-        "(whether they hold the same, every so many steps), or both with a comma between",
+        "look for mistakes on the way: collectives (whether the ranks call the same together), replicas=STEPS (whether "
+        "they hold the same, every so many steps), or both with a comma between",
         group="run",
     )
     straggler: str = option("", "make computing slower: RANK:FACTOR, or random:PROBABILITY:FACTOR", group="run")
@@ -183,7 +183,9 @@ class Options:
     )
     trace: int = option(2000, "last spans per rank kept for trace.json; 0: no trace", group="run")
     flight: int = option(
-        1000, "last operations per rank that are recorded for a postmortem, where the run has a folder; 0: none", group="run"
+        1000,
+        "last operations per rank that are recorded for hpcdl postmortem, in the run's folder; 0: none",
+        group="run",
     )
     progress: Literal["auto", "bar", "lines", "none"] = option("auto", "how a run shows how far it is", group="run")
 

@@ -34,6 +34,7 @@ from hpcdl.random import Random
 from hpcdl.runs import extra, signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
 from hpcdl.runs.advice import advice, not_finite
+from hpcdl.runs.agreeing_replicas import AgreeingReplicas
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
 from hpcdl.runs.averaging import averaged
 from hpcdl.runs.folder import Folder
@@ -74,12 +75,11 @@ class Run:
         self.random, self.display = Random(self.options.seed), Display(self.options.progress, comm.rank)
         self.stopwatch, self.memory = stopwatch.Stopwatch(comm.traffic, comm.timeline), Memory()
         self.stopping, self.state = Stopping(self.options.patience, self.options.allowance), State()
-        self.folder, self.metrics = Folder(None, comm.rank), Metrics(self.display, self.options)
+        self.legs, self.metrics = Legs(self.everyone), Metrics(self.display, self.options)
         self.strategy, self.model, self.optimizer, self.data = "", None, None, None  # type: str, Any, Any, Any
-        self.step = self.examples = 0
+        self.folder, self.step, self.examples = Folder(None, comm.rank), 0, 0
         self.signalled = False  # whether a rank that does not meet the others has had a signal
         self.saved: int | None = None  # the step of the checkpoint that this run has written last
-        self.legs = Legs(self.everyone)
         self.reported, self.groups, self.observers = {}, [], []  # type: dict, list[Any], list[Callable]
         self.summary, self.agree = None, None  # type: dict | None, bool | None
 
@@ -135,16 +135,15 @@ class Run:
         extra.follow(held.model, self.random)
         held.join(self.bookkeeping, self.memory)
         self.legs.begin(self.bookkeeping)
-        if held.peers is not None:
-            for name, vector in data.statistics.items():
-                self.state.track(f"data/{name}", Same(vector))
-        for name, tracked in held.saved().items():
+        known = {f"data/{name}": Same(vector) for name, vector in data.statistics.items()}
+        for name, tracked in ((known if held.peers is not None else {}) | held.saved()).items():
             self.state.track(name, tracked)
         self.folder = open_folder(self)
         if self.optimizer.averaged:  # loaded as it was shown
             held.hide_average()
         self.metrics.open(self.folder, self.per_epoch, self.optimizer.schedule)
         self.agreement = Agreement(held.peers, self.step)
+        self.replicas = AgreeingReplicas(held, self.options.checks.replicas, strategy, self.step)
         with self.memory.paused():
             warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
         self.bookkeeping.barrier()
@@ -226,6 +225,7 @@ class Run:
 
     def boundary(self) -> None:
         """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop."""
+        self.replicas.look(self)
         every, ends = self.options.checkpoint_every // (self.options.per_step or 1), self.step >= self.steps
         epoch_ends, saving = self.step % self.per_epoch == 0, bool(every) and self.step % every == 0
         if not (epoch_ends or saving or ends or self.agreement.due(self.step)):
