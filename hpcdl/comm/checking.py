@@ -18,6 +18,7 @@ cost      an all-reduce of 16 bytes by the library before each call, none of it 
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,8 +27,8 @@ from mpi4py import MPI
 
 from hpcdl.comm.callers import caller, place
 from hpcdl.comm.calls import Call, differ, ranks_told, told
-from hpcdl.comm.progress import activity
-from hpcdl.comm.steps import Step
+from hpcdl.comm.progress import activity, clock
+from hpcdl.comm.steps import Step, Until
 from hpcdl.errors import AgreedError, UsageError
 
 VARIABLE = "HPCDL_CHECK"
@@ -49,6 +50,7 @@ class Checking:
     def __init__(self, comm: MPI.Intracomm):
         self.comm = comm.Dup()
         self.codes: dict[tuple[Call, str], int] = {}
+        self.beginning: deque[np.ndarray] = deque()  # asynchronous calls that are compared, in the order of the calls
 
     def code(self, call: Call, algorithm: str) -> int:
         """A number of 56 bits, the same on all ranks for the same call."""
@@ -66,9 +68,13 @@ class Checking:
         largest = np.array([code, -code])
         return largest, self.comm.Iallreduce(MPI.IN_PLACE, largest, MPI.MAX)
 
-    def before(self, group: Any, call: Call) -> None:
-        """Wait until all have come to this call, taking forward what is in flight. Raises AgreedError on all ranks."""
+    def before(self, group: Any, call: Call) -> int:
+        """Wait until all have come to this call, taking forward what is in flight; returns the nanoseconds waited.
+
+        Raises AgreedError, on all ranks, where they have come to different calls.
+        """
         around = activity.enter(call[0], group._everyone)
+        start = activity.since
         try:
             largest, come = self.start(call, group.algorithm_of(call))
             while not come.Test():
@@ -78,18 +84,30 @@ class Checking:
                 self.refuse(group, call, group.sequence, place(caller()))
         finally:
             activity.leave(around)
+        return clock() - start
 
     def first(self, group: Any, call: Call, steps: Iterator[Step]) -> Iterator[Step]:
-        """The steps of an asynchronous call, with the comparison before the first."""
+        """The steps of an asynchronous call, with the comparison before the first.
+
+        Such calls begin in the order in which they were made, as ever: those in the memory of a node take turns by it.
+        """
         where, number = place(caller()), group.sequence
 
         def compared() -> Iterator[Step]:
-            largest, come = self.start(call, group.algorithm_of(call))
-            yield [come]
-            if largest[0] != -largest[1]:
-                self.refuse(group, call, number, where)
-            yield from steps
+            try:
+                yield [come]
+                if largest[0] != -largest[1]:
+                    self.refuse(group, call, number, where)
+                yield Until(lambda: self.beginning[0] is largest)
+                begun = next(steps, None)
+            finally:
+                self.beginning = deque(each for each in self.beginning if each is not largest)
+            if begun is not None:
+                yield begun
+                yield from steps
 
+        largest, come = self.start(call, group.algorithm_of(call))
+        self.beginning.append(largest)
         return compared()
 
     def refuse(self, group: Any, call: Call, number: int, where: str) -> None:

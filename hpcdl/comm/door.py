@@ -120,8 +120,7 @@ class Door:
         flight = activity.flight
         record = flight.begin(self, name, start, ALL if awaits is None else awaits.other) if flight is not None else 0
         try:
-            if awaits is None and self._checking is not None:
-                self._checking.before(self, self._latest)
+            compared = self._checking.before(self, self._latest) if awaits is None and self._checking is not None else 0
             waited, written = run(argument)
             if finish is not None:
                 finish()
@@ -136,7 +135,7 @@ class Door:
         if flight is not None:
             flight.end(record, stop, counters.bytes - before)
         counters.seconds += (stop - start) / 1e9
-        counters.blocked_seconds += waited / 1e9
+        counters.blocked_seconds += (waited + compared) / 1e9
         timeline = self.timeline
         if timeline.limit:  # as `add` does; once the deque is full, this is all the time
             sent = {"bytes sent": counters.bytes - before}
