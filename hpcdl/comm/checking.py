@@ -26,9 +26,9 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.callers import caller, place
-from hpcdl.comm.calls import Call, differ, ranks_told, told
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.steps import Step, Until
+from hpcdl.comm.told import Call, differ, ranks_told, told
 from hpcdl.errors import AgreedError, UsageError
 
 VARIABLE = "HPCDL_CHECK"

@@ -19,7 +19,6 @@ from numpy.typing import DTypeLike
 
 from hpcdl.comm import failure
 from hpcdl.comm.allreduce import algorithm, auto
-from hpcdl.comm.calls import differ, told
 from hpcdl.comm.checking import Checking, wanted
 from hpcdl.comm.collectives import Collectives
 from hpcdl.comm.door import flat
@@ -28,6 +27,7 @@ from hpcdl.comm.node import KEY
 from hpcdl.comm.point_to_point import PointToPoint
 from hpcdl.comm.progress import activity, meet
 from hpcdl.comm.staging import takes_device_arrays
+from hpcdl.comm.told import differ, told
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.comm.watchdog import Watchdog
 from hpcdl.errors import AgreedError

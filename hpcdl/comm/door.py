@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.calls import TYPES, Call, number, told
+from hpcdl.comm.calls import number
 from hpcdl.comm.checking import Checking
 from hpcdl.comm.counting import LANES, Counters, CountingIntracomm, Routes, places_among
 from hpcdl.comm.flight import FAILED, REMEMBERED
-from hpcdl.comm.progress import ALL, Awaits, activity, clock
+from hpcdl.comm.progress import Awaits, activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.steps import Step
+from hpcdl.comm.told import ALL, TYPES, Call, told
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array, on_device

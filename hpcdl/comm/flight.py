@@ -26,12 +26,11 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm.callers import caller, passed, place
-from hpcdl.comm.calls import TYPES, Call
+from hpcdl.comm.told import ALL, TYPES, Call
 
 FOLDER = "flight"  # within a run's
 MAGIC, VERSION = b"hpcdlfly", 1
 REMEMBERED = 64  # calls of all ranks that a communicator knows, for those that wait longer for the others
-ALL = -1  # as in progress.py: the operation is one of all ranks
 STARTED, WAITING, DONE, FAILED = 1, 2, 3, 4  # of an operation: in flight, waited in, over
 RUNS, LEFT, BROKE = 0, 1, 2  # of a rank: it runs, or nobody knows how it ended; left in good order; failed, as it says
 TEXTS, WIDTH = 640, 144  # entries of the table of texts, and bytes of each

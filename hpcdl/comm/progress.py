@@ -23,14 +23,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.calls import differ
 from hpcdl.comm.flight import Recorder
+from hpcdl.comm.told import ALL, differ
 from hpcdl.errors import AgreedError
 
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: looking out before the first nap; the longest nap
 TESTED_LATELY = 0.25  # seconds since the last `test` for which a loop of them is taken to go on
 clock = time.perf_counter_ns
-ALL, SOME = -1, -2  # in the place of the rank that is waited for
 
 
 class Awaits(NamedTuple):

@@ -8,8 +8,9 @@ from mpi4py import MPI
 
 from hpcdl.comm.counting import Counters
 from hpcdl.comm.flight import FAILED, STARTED
-from hpcdl.comm.progress import ALL, Awaits, activity, clock, nap_until
+from hpcdl.comm.progress import Awaits, activity, clock, nap_until
 from hpcdl.comm.steps import Step, complete, ready
+from hpcdl.comm.told import ALL
 
 
 class Request:

@@ -20,8 +20,7 @@ stuck, for their messages may be on their way: --timeout ends those, and tells o
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from hpcdl.comm.calls import differ, ranks_told
-from hpcdl.comm.progress import ALL, SOME
+from hpcdl.comm.told import ALL, SOME, differ, ranks_told
 
 SENT = 5.0  # seconds
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")

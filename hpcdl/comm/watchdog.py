@@ -33,7 +33,7 @@ from hpcdl import kernels, shared_memory
 from hpcdl.comm import asked
 from hpcdl.comm.callers import innermost, place
 from hpcdl.comm.ending import at_the_end, end_job
-from hpcdl.comm.progress import ALL, Awaits, Wait, activity
+from hpcdl.comm.progress import Awaits, Wait, activity
 from hpcdl.comm.stuck import (
     LONG,
     TOGETHER,
@@ -47,6 +47,7 @@ from hpcdl.comm.stuck import (
     wait_for_each_other,
     waits_for_ever,
 )
+from hpcdl.comm.told import ALL
 
 BELOW = *(os.path.dirname(file) + os.sep for file in (__file__, kernels.__file__)), shared_memory.__file__
 SELDOM = 30.0  # seconds between two questions at most

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm import flight
-from hpcdl.comm.calls import KINDS, ranks_told, told
 from hpcdl.comm.flight import ALL, BROKE, DONE, FAILED, LEFT, RUNS, WAITING
 from hpcdl.comm.stuck import LONG, Said, explained
+from hpcdl.comm.told import KINDS, ranks_told, told
 from hpcdl.errors import UsageError, blamed_on, printable
 from hpcdl.words import counted
 
@@ -86,7 +86,7 @@ class Recording:
 
     def at(self, clock: int) -> float:
         """A time of the recording as seconds since 1970."""
-        return float(self.head["time"] + (clock - self.head["clock"])) / 1e9
+        return (int(self.head["time"]) + int(clock) - int(self.head["clock"])) / 1e9
 
     @property
     def last_seen(self) -> float:

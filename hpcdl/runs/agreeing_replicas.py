@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcdl.chunks import chunk
-from hpcdl.comm.calls import ranks_told
+from hpcdl.comm.told import ranks_told
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.runs.held import Held, Whole
 

@@ -7,22 +7,23 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.calls import ranks_told
 from hpcdl.comm.checking import VARIABLE, wanted
+from hpcdl.comm.told import ranks_told
 from hpcdl.errors import AgreedError, UsageError
 
+F8, F4 = "all_reduce of 9 float64 (sum)", "all_reduce of 9 float32"
 WAYS = {  # what most ranks call, what the last one calls, and what either is told to have called
-    "kind": ("barrier()", "all_reduce(vector(9))", "barrier", "all_reduce of 9 float64 (sum)"),
-    "length": ("all_reduce(vector(9))", "all_reduce(vector(8))", "all_reduce of 9", "all_reduce of 8"),
-    "type": ("all_reduce(vector(9))", "all_reduce(vector(9, 'f4'))", "all_reduce of 9 float64", "all_reduce of 9 float32"),
-    "operation": ("all_reduce(vector(9), 'sum')", "all_reduce(vector(9), 'max')", "of 9 float64 (sum)", "of 9 float64 (max)"),
+    "kind": ("barrier()", "all_reduce(vector(9))", "barrier", F8),
+    "length": ("all_reduce(vector(9))", "all_reduce(vector(8))", F8, "all_reduce of 8"),
+    "type": ("all_reduce(vector(9))", "all_reduce(vector(9, 'f4'))", F8, F4),
+    "operation": ("all_reduce(vector(9))", "all_reduce(vector(9), 'max')", F8, "of 9 float64 (max)"),
     "root": ("broadcast(vector(9), 0)", "broadcast(vector(9), 1)", "broadcast of 9 float64, root 0", "root 1"),
     "root of a sum": ("reduce(vector(9), 0)", "reduce(vector(9), 1)", "reduce of 9 float64 (sum), root 0", "root 1"),
     "parts": ("reduce_scatter(vector(9))", "reduce_scatter(vector(5))", "reduce_scatter of 9", "reduce_scatter of 5"),
     "gathered": ("all_gather(vector(9))", "all_gather(vector(9, 'i8'))", "all_gather of 9 float64", "of 9 int64"),
     "split": ("split(0)", "barrier()", "split", "barrier"),
     "duplicate": ("duplicate('a')", "expose(vector(3))", "duplicate", "expose"),
-}  # fmt: skip
+}
 
 
 def vector(n, kind="f8"):
@@ -160,14 +161,15 @@ comm.barrier()
 print("nobody saw it")
 """
 
+SUM, BARRIER = "comm.all_reduce(ones())", "group.barrier()"
+WORLD = r"ranks 0 and 1 in call number \d+ of 'world', all_reduce of 30 float64 \(sum\), at .*"
+CROSSED = r"ranks 0, 1 and 2 wait for each other for ever \("
 ENDED = [  # --timeout, what most call, what the last rank calls, status, and what the line says
-    (0, "comm.all_reduce(ones())", "group.barrier()", 2, r"ranks 0, 1 and 2 wait for each other for ever \(ranks 0 and 1 in call "
-     r"number \d+ of 'world', all_reduce of 30 float64 \(sum\), at .*; rank 2 in call number 1 of 'part', barrier, at "),
-    (0, "comm.barrier(); group.barrier()", "group.barrier(); comm.barrier()", 2, r"wait for each other for ever \(.*'world'.*'part'"),
-    (2, "comm.all_reduce(ones())", "time.sleep(50)", 1, r"ranks 0 and 1 wait for rank 2, which has not come to call number \d+ of "
-     r"'world'"),
-    (0, "comm.all_reduce(ones())", "comm.all_reduce(ones()[1:])", 2, r"rank 2: all_reduce of 29 float64 \(sum\)\); .* \(call number"),
-]  # fmt: skip
+    (0, SUM, BARRIER, 2, rf"{CROSSED}{WORLD}; rank 2 in call number 1 of 'part', barrier, at "),
+    (0, f"comm.barrier(); {BARRIER}", f"{BARRIER}; comm.barrier()", 2, rf"{CROSSED}.*'world'.*'part'"),
+    (2, SUM, "time.sleep(50)", 1, r"ranks 0 and 1 wait for rank 2, which has not come to call number \d+ of 'world'"),
+    (0, SUM, "comm.all_reduce(ones()[1:])", 2, r"rank 2: all_reduce of 29 float64 \(sum\)\); .* \(call number"),
+]
 
 
 @pytest.mark.parametrize("checked", ["0", "1"])
