@@ -94,10 +94,12 @@ class Collectives(Door):
             if memory is not None:
                 comm.counters.bytes += memory.take_written()
 
-        request = self._request("all_reduce", steps, comm, finish)
-        if algorithm.steps is None:
-            request.wait()  # where calls are compared it is not done yet; nothing may come between
-        return request
+        at_once = algorithm.steps is None  # then it blocks, and so may what stands before it
+        if at_once and self._checking is not None:
+            waited = self._checking.before(self, self._latest) / 1e9
+            comm.counters.blocked_seconds += waited
+            comm.counters.seconds += waited
+        return self._request("all_reduce", steps, comm, finish, compared=at_once)
 
     def _at_once(self, name: str, call: Callable[[], object]) -> Iterator[Step]:
         """The steps of a call that does not tell what it waits for: none, and all of its time counts as blocked."""

@@ -74,8 +74,9 @@ class Door:
         statuses: list[MPI.Status] | None = None,
         peer: dict[str, int] | None = None,
         other: int = ALL,
+        compared: bool = False,
     ) -> Request:
-        if other == ALL and self._checking is not None:
+        if other == ALL and self._checking is not None and not compared:
             steps = self._checking.first(self, self._latest, steps)
         return Request(self, name, steps, comm.counters, finish, statuses, peer, other)
 

@@ -49,7 +49,7 @@ class AgreeingReplicas:
     def compare(self, step: int) -> None:
         """What the ranks hold after this step; collective."""
         vectors = {"parameters": self.held.parameters} | {
-            f"the optimizer's {name}": vector for name, vector in self.held.optimizer.state.items()
+            f"optimizer state ({name})": vector for name, vector in self.held.optimizer.state.items()
         }
         peers = self.held.peers
         sums = np.zeros((peers.size, len(vectors)), np.int64)
