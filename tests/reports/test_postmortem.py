@@ -19,9 +19,9 @@ from hpcdl.comm.told import TYPES
 from hpcdl.errors import UsageError
 from hpcdl.reports.postmortem import recordings, said, story, table
 
-HERE = Path(__file__).parent
-SCRIPTS = HERE.parents[1] / "scripts"
-TRAIN = ("--data", "faulty_line:curve", "--allreduce", "ring", "--progress", "none", "--force")
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+SCRIPTS = EXAMPLES.parents[1] / "scripts"
+TRAIN = ("--data", "faulty:curve", "--allreduce", "ring", "--progress", "none", "--force")
 CALLS = ["", "all_reduce", "sum", "barrier", "train.py:7 in main", "push"]
 SECOND = 10**9
 
@@ -186,10 +186,10 @@ def test_the_program_refuses_in_one_line(alone, tmp_path):
 
 def test_of_runs_that_break_off(launch, tmp_path):
     """One raises, one leaves, one is killed; of a run that comes to its end nothing is kept."""
-    where = {"PYTHONPATH": str(HERE)}
+    where = {"PYTHONPATH": str(EXAMPLES)}
 
     def run(what):
-        model = f"faulty_line:Line,what={what}"
+        model = f"faulty:Line,what={what}"
         return launch(3, SCRIPTS / "train_allreduce.py", *TRAIN, "--model", model, "--out", what, **where)
 
     with ThreadPoolExecutor(2) as pool:
@@ -211,15 +211,15 @@ def test_of_runs_that_break_off(launch, tmp_path):
         assert re.search(r"ranks 0 and 2 wait in call number \d+ of 'world', all_reduce of 2 float32 \(sum\), at "
                          r"hpcdl/strategies/all_reduce.py:\d+ in train", out)  # fmt: skip
         assert lines[-3] == "rank 1, the last 2 operations:" and "all_reduce of 2 float32 (sum), number" in lines[-1]
-    done = launch(3, SCRIPTS / "train_allreduce.py", *TRAIN, "--model", "faulty_line:Line,what=kill", "--epochs", "0",
+    done = launch(3, SCRIPTS / "train_allreduce.py", *TRAIN, "--model", "faulty:Line,what=kill", "--epochs", "0",
                   "--steps", "9", "--out", "kill", **where)  # fmt: skip
     assert done.returncode == 2  # --epochs 0
-    done = launch(3, SCRIPTS / "train_allreduce.py", *TRAIN, "--model", "faulty_line:Line,what=kill", "--steps", "9",
+    done = launch(3, SCRIPTS / "train_allreduce.py", *TRAIN, "--model", "faulty:Line,what=kill", "--steps", "9",
                   "--out", "kill", check=0, **where)  # fmt: skip
     assert not (tmp_path / "kill" / "flight").exists()
     status, out, _ = program("kill", folder=tmp_path)
     assert status == 0 and out == "kill: the run has ended in good order, and has left no recordings\n"
-    run = SCRIPTS / "train_sequential.py", *TRAIN, "--model", "faulty_line:Line", "--steps", "9"
+    run = SCRIPTS / "train_sequential.py", *TRAIN, "--model", "faulty:Line", "--steps", "9"
     launch(1, *run, "--out", "kept", "--flight", "0", check=0, **where)
     assert not (tmp_path / "kept" / "flight").exists()
 
@@ -227,10 +227,10 @@ def test_of_runs_that_break_off(launch, tmp_path):
 def test_of_a_run_that_hangs(alone, environment, tmp_path, launch):
     """While it does: from its folder, and by SIGUSR2 to any rank, which ends nothing."""
     command = [launch.mpiexec, "-n", "3", sys.executable, SCRIPTS / "train_allreduce.py", *TRAIN]
-    command += ["--model", "faulty_line:Line,what=hang", "--out", "hang"]
+    command += ["--model", "faulty:Line,what=hang", "--out", "hang"]
     with (tmp_path / "said").open("w+b") as output:
         job = subprocess.Popen(
-            command, cwd=tmp_path, env=environment | {"PYTHONPATH": str(HERE)}, stdout=output, stderr=output
+            command, cwd=tmp_path, env=environment | {"PYTHONPATH": str(EXAMPLES)}, stdout=output, stderr=output
         )
         try:
             wanted = "ranks 0 and 2 wait for rank 1, which has not come to call number"

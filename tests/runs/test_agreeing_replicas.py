@@ -74,7 +74,7 @@ def test_a_difference_that_comes_back_is_seen_between(world):
 
 @pytest.mark.mpi(min_size=2)
 def test_replicas_that_need_not_agree_are_refused(world):
-    with pytest.raises(AgreedError, match="--check replicas: under local sgd a rank holds .* which need not agree"):
+    with pytest.raises(AgreedError, match=r"--check replicas: under local sgd a rank holds .* which need not agree"):
         train(world, "replicas=2", lambda run: None, local_sgd.train)
 
 
