@@ -133,8 +133,6 @@ class Folder:
             (self.path / "logs").mkdir(exist_ok=True)
             if (self.path / FLIGHT).is_dir():  # of a leg that did not come to its end, on as many ranks as it had
                 remove_files(self.path / FLIGHT, RECORDING)
-            if options.flight:
-                (self.path / FLIGHT).mkdir(exist_ok=True)
             self._write_config(self.path / "config.yaml", options, used or {})
 
     def ended(self, step: int) -> bool:
@@ -225,6 +223,7 @@ class Folder:
             return
         path = self.path / FLIGHT / f"rank-{self.rank:04d}.bin"
         try:
+            path.parent.mkdir(exist_ok=True)
             self.recorder = activity.flight = Recorder(path, self.rank, size, capacity, groups)
         except OSError as error:
             log.warning("%s cannot be written (%s): a postmortem will know nothing of this rank", path, error.strerror)
