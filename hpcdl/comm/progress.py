@@ -68,6 +68,7 @@ class Activity:
         self.last: str | None = "none yet"  # the operation before
         self.flight: Recorder | None = None  # where operations are recorded (flight.py)
         self.tested: tuple[Any, int] | None = None  # the request whose last `test` was without success, and when
+        self.abandoned: list = []  # requests that nobody waits for any more: MPI may still write to their buffers
 
     def advance(self) -> None:
         """Take all that is in flight as far as its messages have come."""
@@ -76,6 +77,12 @@ class Activity:
                 request.advance()
             except Exception:
                 continue  # the request keeps it, for who waits for that
+
+    def abandon(self) -> None:
+        """Nobody waits for what is in flight any more; what this process was doing is over."""
+        self.abandoned.extend(self.in_flight)
+        self.in_flight.clear()
+        self.operation = self.awaits = self.tested = None
 
     def enter(self, name: str, awaits: Awaits | None = None) -> Around:
         """Wait in this operation from now on; returns what it stands in, for `leave`."""
