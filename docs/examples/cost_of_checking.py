@@ -15,7 +15,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.flight import Recorder
 from hpcdl.comm.progress import activity
 
-ROUNDS = int(sys.argv[1]) if sys.argv[1:] else 25
+ROUNDS = int(sys.argv[1]) if sys.argv[1:] else 200
 world = MPI.COMM_WORLD
 
 
@@ -38,7 +38,7 @@ with tempfile.TemporaryDirectory() as folder:
             vector[:] = 0
         for _ in range(ROUNDS):
             for way, (comm, activity.flight) in ways.items():
-                took[way].append(once(comm, vectors[comm], 1000 if size == 256 else 50))
+                took[way].append(once(comm, vectors[comm], 100 if size == 256 else 10))
         if world.rank == 0:
             each = ", ".join(f"{way} {min(found):.1f} us" for way, found in took.items())
             print(f"{4 * size} bytes, {world.size} ranks: {each}")

@@ -6,7 +6,7 @@ A record is written when an operation begins and completed when it ends. The fil
 store and no call of the system: what has been stored is in the file whether the process exits, crashes or is killed by
 SIGKILL (not when its whole machine fails). `hpcdl postmortem` reads the files of all ranks together.
 
-    cost    under 1 us for each operation; 64 bytes for each record, 100 KB for the tables
+    cost    about 1 us for each operation; 64 bytes for each record, 100 KB for the tables
 
 Times are those of this host's `perf_counter_ns`; the head says which time of day that was. Texts (operations, groups,
 lines of code) are written once and numbered.
