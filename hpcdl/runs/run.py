@@ -30,7 +30,7 @@ from hpcdl.machine.threads import threads
 from hpcdl.memory import Memory
 from hpcdl.optim import Optimizer
 from hpcdl.random import Random
-from hpcdl.runs import extra, signals, stopwatch
+from hpcdl.runs import extra, inject, signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
 from hpcdl.runs.advice import not_finite
 from hpcdl.runs.agreeing_replicas import AgreeingReplicas
@@ -136,10 +136,12 @@ class Run:
         extra.follow(held.model, self.random)
         held.join(self.bookkeeping, self.memory)
         self.legs.begin(self.bookkeeping)
-        known = {f"data/{name}": Same(vector) for name, vector in data.statistics.items()}
-        for name, tracked in ((known if held.peers is not None else {}) | held.saved()).items():
-            self.state.track(name, tracked)
+        if held.peers is not None:
+            for name, vector in data.statistics.items():
+                self.state.track(f"data/{name}", Same(vector))
+        self.state.tracked |= held.saved()
         self.folder = open_folder(self)
+        inject.arm(self)
         if self.optimizer.averaged:  # loaded as it was shown
             held.hide_average()
         self.metrics.open(self.folder, self.per_epoch, self.optimizer.schedule)
