@@ -93,9 +93,10 @@ def sizes(capacity: int) -> tuple[int, int, int, int]:
 
 
 def born(process: int | str = "self") -> int:
-    """When a process started, in the kernel's ticks; 0: there is none, or nobody knows."""
+    """When a process started, in the kernel's ticks; 0: there is none, or none any more (a zombie), or nobody knows."""
     try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return 0 if fields[0] in "ZX" else int(fields[19])
     except (OSError, ValueError, IndexError):
         return 0
 
