@@ -1,4 +1,4 @@
-"""What the ranks of a group call together: said in words, compared, and part of each message's tag.
+"""What the ranks of a group call together: compared, and part of each message's tag.
 
 Ranks that call an operation of all with different vectors, types or operations would add what does not belong together,
 or wait for ever. So what each of them calls is known to the others, at no cost that can be measured:
@@ -11,20 +11,17 @@ or wait for ever. So what each of them calls is known to the others, at no cost 
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.operations import OPERATIONS, Operation
 from hpcdl.comm.steps import Until
+from hpcdl.comm.told import TYPES, Call, differ, told
 from hpcdl.errors import AgreedError
 
-# That MPI knows, by a small number; types that are one (long, long long) are one here.
-TYPES = {kind: i for i, kind in enumerate(map(np.dtype, "?bBhHiIlLqQefdgFDG"))}
-KINDS = {i: kind for kind, i in TYPES.items()}
-Call: TypeAlias = tuple[str, np.dtype | None, int, str, int]  # operation, type, length, reduction, root
 OTHERS = ("all_reduce_compressed", "reduce", "broadcast", "reduce_scatter", "all_gather", "barrier")
 BROUGHT = ("gather", "scatter", "all_to_all", "product", "and", "or", "xor")  # with steps of the caller's: `irun`
 CODES = {name: i for i, name in enumerate(("all_reduce", *OTHERS, "", *OPERATIONS, *BROUGHT))}
@@ -36,31 +33,6 @@ def number(call: Call) -> int:
     """A number below NUMBERS that is the same on all ranks, and another one for most other calls."""
     name, kind, size, op, root = call
     return hash((CODES[name], -1 if kind is None else TYPES[kind], size, CODES[op], root)) % NUMBERS
-
-
-def told(call: Call) -> str:
-    """The call in words: all_reduce of 1000 float32 (sum)."""
-    name, kind, size, op, root = call
-    what = "" if kind is None else f" of {size} {kind}"
-    return name + what + (f" ({op})" if op else "") + (f", root {root}" if name in ("broadcast", "reduce") else "")
-
-
-def ranks_told(ranks: Sequence[int]) -> str:
-    """rank 3, or ranks 0, 1 and 5, or of many the first few and their number."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 8:
-        return f"ranks {', '.join(map(str, ranks[:8]))} and {len(ranks) - 8} more"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
-def differ(calls: dict[int, str]) -> str:
-    """The message for ranks that call different things, given by their numbers in words."""
-    groups: dict[str, list[int]] = {}
-    for rank in sorted(calls):
-        groups.setdefault(calls[rank], []).append(rank)
-    each = "; ".join(f"{ranks_told(ranks)}: {call}" for call, ranks in groups.items())
-    return f"the ranks differ in what they call together ({each}); call the same on all, with vectors of one length"
 
 
 TURNS = MPI.Comm.Create_keyval()  # of a communicator: whose turn it is to call what the library has for all ranks

@@ -17,7 +17,7 @@ from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.ring import ring_all_gather, ring_reduce_scatter
 from hpcdl.comm.allreduce.tree import tree_broadcast, tree_reduce
 from hpcdl.comm.barrier import dissemination_barrier
-from hpcdl.comm.calls import Call, SameCall, number
+from hpcdl.comm.calls import SameCall, number
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.counting import CountingIntracomm
 from hpcdl.comm.door import Door, flat
@@ -27,6 +27,7 @@ from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
 from hpcdl.comm.steps import Step, complete
+from hpcdl.comm.told import Call
 
 BARRIER: Call = "barrier", None, 0, "", 0
 MOST_CALLS = 1000  # that are kept: a program has a few lengths, or any number of them
@@ -93,7 +94,12 @@ class Collectives(Door):
             if memory is not None:
                 comm.counters.bytes += memory.take_written()
 
-        return self._request("all_reduce", steps, comm, finish)
+        at_once = algorithm.steps is None  # then it blocks, and so may what stands before it
+        if at_once and self._checking is not None:
+            waited = self._checking.before(self, self._latest) / 1e9
+            comm.counters.blocked_seconds += waited
+            comm.counters.seconds += waited
+        return self._request("all_reduce", steps, comm, finish, compared=at_once)
 
     def _at_once(self, name: str, call: Callable[[], object]) -> Iterator[Step]:
         """The steps of a call that does not tell what it waits for: none, and all of its time counts as blocked."""

@@ -10,7 +10,7 @@ A `Communicator` checks buffers, chooses the algorithm, and counts and times wha
 made, cut into groups, and given back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike
 
 from hpcdl.comm import failure
 from hpcdl.comm.allreduce import algorithm, auto
-from hpcdl.comm.calls import differ, told
+from hpcdl.comm.checking import Checking, wanted
 from hpcdl.comm.collectives import Collectives
 from hpcdl.comm.door import flat
 from hpcdl.comm.exposed import Exposed
@@ -27,6 +27,7 @@ from hpcdl.comm.node import KEY
 from hpcdl.comm.point_to_point import PointToPoint
 from hpcdl.comm.progress import activity, meet
 from hpcdl.comm.staging import takes_device_arrays
+from hpcdl.comm.told import differ, told
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.comm.watchdog import Watchdog
 from hpcdl.errors import AgreedError
@@ -43,9 +44,10 @@ class Communicator(PointToPoint, Collectives):
     wait where. 0: never. trace: how many of the last spans to keep for the picture of the run. device: where `empty`
     allocates (hpcdl.kernels.device). ends_job: whether an exception that nobody catches on a rank is to end all ranks,
     and ranks that would wait for ever are: the first communicator over several ranks that says so installs what does
-    (hpcdl/comm/failure.py). Buffers are C-contiguous numpy arrays, or arrays on a GPU (hpcdl/comm/staging.py), of any
-    shape and of any type that MPI knows (float32, float64, int64, ...). Making one, `split`, `duplicate`, `expose` and
-    `free` are collective calls.
+    (hpcdl/comm/failure.py). check: whether the ranks compare what they call together before each such call
+    (hpcdl/comm/checking.py); None: where $HPCDL_CHECK says so. Buffers are C-contiguous numpy arrays, or arrays on a
+    GPU (hpcdl/comm/staging.py), of any shape and of any type that MPI knows (float32, float64, int64, ...). Making one,
+    `split`, `duplicate`, `expose` and `free` are collective calls.
     """
 
     def __init__(
@@ -56,11 +58,13 @@ class Communicator(PointToPoint, Collectives):
         trace: int = 0,
         device: Device = CPU,
         ends_job: bool = True,
+        check: bool | None = None,
     ):
         if ends_job and comm.Get_size() > 1:
             failure.install()
         self.device = device
-        self._open(comm, "world", Traffic(), allreduce)
+        check = wanted() if check is None else check
+        self._open(comm, "world", Traffic(), allreduce, bool(comm.allreduce(check, MPI.LOR)))
         self.direct = takes_device_arrays(self.mpi, device)
         self.timeline = Timeline(self.mpi, trace)
         watches = timeout > 0 or (ends_job and self.size > 1)
@@ -83,14 +87,16 @@ class Communicator(PointToPoint, Collectives):
         """How all_reduce sends an array on its GPU: direct or staged (hpcdl/comm/staging.py)."""
         return "direct" if self.direct and self.algorithm.direct else "staged"
 
-    def _open(self, comm: MPI.Intracomm, name: str, traffic: Traffic, allreduce: str) -> None:
-        self.name, self.traffic = name, traffic
+    def _open(self, comm: MPI.Intracomm, name: str, traffic: Traffic, allreduce: str, check: bool) -> None:
+        self.name, self.traffic, self._checking = name, traffic, None
         self.mpi, self.rank, self.size = comm.Dup(), comm.Get_rank(), comm.Get_size()
         self._exposed: list[Exposed] = []
         self._parent: Communicator | None = None
         self._derived: list[Communicator] = []  # those that were not given back yet
         self._open_door(comm.Dup())
         self.use(allreduce)
+        if check:
+            self._checking = Checking(comm)
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -141,6 +147,12 @@ class Communicator(PointToPoint, Collectives):
         """Its groups and duplicates that were not given back yet."""
         return list(self._derived)
 
+    def family(self) -> Iterator["Communicator"]:
+        """This one, its groups and duplicates, and theirs."""
+        yield self
+        for group in self._derived:
+            yield from group.family()
+
     def duplicate(self, name: str, allreduce: str | None = None) -> "Communicator":
         """The same ranks with a traffic count of their own and no trace, for what is no part of the training."""
         meet(self, "duplicate")
@@ -153,7 +165,7 @@ class Communicator(PointToPoint, Collectives):
         group.device, group.direct = self.device, self.direct
         group.timeline, group.watchdog = self.timeline, None
         with activity.inside("duplicate"):
-            group._open(comm, name, traffic, allreduce or self.allreduce)
+            group._open(comm, name, traffic, allreduce or self.allreduce, self._checking is not None)
         group._watched_by(self._watcher)
         group._parent = self
         self._derived.append(group)
@@ -163,6 +175,8 @@ class Communicator(PointToPoint, Collectives):
         self._watcher = watcher
         if watcher is not None:
             watcher.watch(self)
+        if activity.flight is not None:
+            activity.flight.know(self)
 
     def _compare(self, name: str, mine: str) -> None:
         """Raise AgreedError, on all ranks, where what they ask for in the call `name` is not the same; collective."""
@@ -209,7 +223,7 @@ class Communicator(PointToPoint, Collectives):
         """
         for group in self._derived:
             group.revoke()
-        for comm in (self.mpi, self._collective):
+        for comm in (self.mpi, self._collective, *([self._checking.comm] if self._checking is not None else [])):
             if comm != MPI.COMM_NULL:
                 comm.Revoke()
 
@@ -233,6 +247,8 @@ class Communicator(PointToPoint, Collectives):
             self.watchdog.close()
         if self._watcher is not None:
             self._watcher.forget(self)
+        if activity.flight is not None:
+            activity.flight.forget(self)
         with activity.inside("free"):
             for exposed in self._exposed:
                 exposed.free()
@@ -243,5 +259,7 @@ class Communicator(PointToPoint, Collectives):
                 memory.free()
             self.mpi.Free()
             self._collective.Free()
+            if self._checking is not None:
+                self._checking.free()
             self._short_calls.clear()  # they know the memory that is gone, ...
             self._counting.clear()  # ... and these the communicators

@@ -13,18 +13,20 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.calls import TYPES, Call, number, told
+from hpcdl.comm.calls import number
+from hpcdl.comm.checking import Checking
 from hpcdl.comm.counting import LANES, Counters, CountingIntracomm, Routes, places_among
-from hpcdl.comm.progress import ALL, Awaits, activity, clock
+from hpcdl.comm.flight import FAILED, REMEMBERED
+from hpcdl.comm.progress import Awaits, activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.steps import Step
+from hpcdl.comm.told import ALL, TYPES, Call, told
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array, on_device
 
 OWN_LANES = LANES - 1  # for operations that take one; lane 0 is for tags that the caller names
 MOST_TAG = 32767  # what MPI guarantees
-REMEMBERED = 64  # calls of all ranks, for those that wait longer for the others
 
 
 def flat(array: np.ndarray) -> np.ndarray:
@@ -48,6 +50,8 @@ class Door:
     size: int
     traffic: Traffic
     timeline: Timeline
+    allreduce: str
+    _checking: Checking | None
 
     def _open_door(self, collective: MPI.Intracomm) -> None:
         self._collective = collective  # for operations of all ranks
@@ -70,7 +74,10 @@ class Door:
         statuses: list[MPI.Status] | None = None,
         peer: dict[str, int] | None = None,
         other: int = ALL,
+        compared: bool = False,
     ) -> Request:
+        if other == ALL and self._checking is not None and not compared:
+            steps = self._checking.first(self, self._latest, steps)
         return Request(self, name, steps, comm.counters, finish, statuses, peer, other)
 
     def _lane(self, call: Call) -> CountingIntracomm:
@@ -112,16 +119,25 @@ class Door:
         activity.since = start = clock()
         activity.operation, activity.awaits = name, awaits or self._everyone
         activity.last = name
+        flight = activity.flight
+        record = flight.begin(self, name, start, ALL if awaits is None else awaits.other) if flight is not None else 0
         try:
+            compared = self._checking.before(self, self._latest) if awaits is None and self._checking is not None else 0
             waited, written = run(argument)
             if finish is not None:
                 finish()
+        except BaseException:
+            if flight is not None:
+                flight.end(record, clock(), 0, FAILED)
+            raise
         finally:
             activity.operation, activity.since, activity.awaits = around, began, waits  # as `leave` does
         counters.bytes += written
         stop = clock()
+        if flight is not None:
+            flight.end(record, stop, counters.bytes - before)
         counters.seconds += (stop - start) / 1e9
-        counters.blocked_seconds += waited / 1e9
+        counters.blocked_seconds += (waited + compared) / 1e9
         timeline = self.timeline
         if timeline.limit:  # as `add` does; once the deque is full, this is all the time
             sent = {"bytes sent": counters.bytes - before}
@@ -155,7 +171,23 @@ class Door:
     def calls(self, name: str) -> Awaits:
         """All ranks make a call of MPI's of this name, which is counted among those of all ranks."""
         self._next((name, None, 0, "", 0))
+        if self._checking is not None:
+            self._checking.before(self, self._latest)
         return self._everyone
+
+    @property
+    def _latest(self) -> Call:
+        """The call of all ranks that has begun last."""
+        return self._calls[self.sequence % REMEMBERED]  # type: ignore[return-value]
+
+    @property
+    def checked(self) -> bool:
+        """Whether the ranks compare what they call together."""
+        return self._checking is not None
+
+    def algorithm_of(self, call: Call) -> str:
+        """By what name the ranks compare the algorithm of a call."""
+        return self.allreduce if call[0] == "all_reduce" else ""
 
     def _next(self, call: Call) -> None:
         """One more operation of all ranks begins."""

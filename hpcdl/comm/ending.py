@@ -8,16 +8,23 @@ from collections.abc import Callable
 
 from mpi4py import MPI
 
+from hpcdl.comm.flight import BROKE
+from hpcdl.comm.progress import activity
+
 alone = False  # whether a rank that fails ends by itself, and others may go on (hpcdl/services/survival.py)
 at_the_end: list[Callable[[], None]] = []  # what is left to do when this rank's program ends, and others go on
 
 
-def end_job(status: int) -> None:
+def end_job(status: int, why: str = "") -> None:
     """Flush what this rank has printed, and abort the whole job with this status; or, where it is `alone`, be gone.
+
+    why: for who looks back (flight.py).
 
     The launcher reads the ranks' output from pipes, and drops what it has not read yet when it ends the job (seen with
     MPICH): a tenth of a second lets it read.
     """
+    if activity.flight is not None:
+        activity.flight.ended(BROKE, why or f"ended the job with status {status}")
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(0.1)

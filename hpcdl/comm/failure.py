@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from hpcdl.comm import ending
+from hpcdl.comm import asked, ending
 from hpcdl.comm.ending import at_the_end, end_job
+from hpcdl.comm.flight import LEFT
 from hpcdl.comm.progress import activity
-from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line
+from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line, reason
 
 
 @functools.cache  # once
@@ -32,12 +33,13 @@ def install() -> None:
 
     Programs install it when they start (runs/program.py), and for a user's own program the first `Communicator` over
     several ranks does, unless it is made with `ends_job=False`. It replaces sys.excepthook, threading.excepthook and
-    sys.exit, and stays until the process ends.
+    sys.exit, takes over SIGUSR2 (asked.py), and stays until the process ends.
     """
     sys.excepthook = abort
     threading.excepthook = in_thread
     sys.exit = leave
     atexit.register(end_all)
+    asked.install()
 
 
 def in_thread(event: Any) -> None:
@@ -69,7 +71,9 @@ def end_all() -> None:
     if Leaving.status not in (None, 0) and MPI.COMM_WORLD.size > 1 and not MPI.Is_finalized():
         if not isinstance(Leaving.status, int):  # a text, which the interpreter has printed
             Leaving.status = 1
-        end_job(Leaving.status)
+        end_job(Leaving.status, f"left by sys.exit({Leaving.status})")
+    if activity.flight is not None:
+        activity.flight.ended(LEFT, "left its program")
     if not MPI.Is_finalized():
         for each in at_the_end:
             each()
@@ -90,7 +94,7 @@ def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) ->
         text = "".join(traceback.format_exception(kind, value, trace))
         ends = "" if ending.alone else "; all ranks are ended"
         say(f"rank {comm.rank} of {comm.size} failed{ends}\n{text}")
-    end_job(2 if issubclass(kind, UsageError) else 1)
+    end_job(2 if issubclass(kind, UsageError) else 1, f"failed with {kind.__name__}: {reason(value)}")
 
 
 def say(text: str) -> None:

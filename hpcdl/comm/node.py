@@ -19,10 +19,10 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl import shared_memory
-from hpcdl.comm.calls import KINDS, TYPES, differ, told
 from hpcdl.comm.operations import SUM, Operation, reducible
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.steps import Step, Until
+from hpcdl.comm.told import KINDS, TYPES, differ, told
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.kernels import shared as kernels
 

@@ -9,9 +9,10 @@ from mpi4py import MPI
 from hpcdl.comm.barrier import EMPTY
 from hpcdl.comm.door import Door, flat
 from hpcdl.comm.exposed import Exposed
-from hpcdl.comm.progress import SOME, activity, clock, nap_until
+from hpcdl.comm.progress import activity, clock, nap_until
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
+from hpcdl.comm.told import SOME
 from hpcdl.errors import UsageError
 
 ANY = MPI.ANY_SOURCE

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.calls import differ
+from hpcdl.comm.flight import Recorder
+from hpcdl.comm.told import ALL, differ
 from hpcdl.errors import AgreedError
 
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: looking out before the first nap; the longest nap
 TESTED_LATELY = 0.25  # seconds since the last `test` for which a loop of them is taken to go on
 clock = time.perf_counter_ns
-ALL, SOME = -1, -2  # in the place of the rank that is waited for
 
 
 class Awaits(NamedTuple):
@@ -66,6 +66,7 @@ class Activity:
         self.knowing = 0  # bodies of `known` that it works in
         self.known_until = -(1 << 62)  # when the last one ended
         self.last: str | None = "none yet"  # the operation before
+        self.flight: Recorder | None = None  # where operations are recorded (flight.py)
         self.tested: tuple[Any, int] | None = None  # the request whose last `test` was without success, and when
         self.abandoned: list = []  # requests that nobody waits for any more: MPI may still write to their buffers
 
@@ -102,10 +103,14 @@ class Activity:
         comm: the `Communicator` all of whose ranks make this call, in the same order among those that it counts.
         """
         around = self.enter(name, None if comm is None else comm.calls(name))
+        flight = self.flight if comm is not None else None
+        record = flight.begin(comm, name, self.since, ALL) if flight is not None else 0
         try:
             yield
         finally:
             self.leave(around)
+            if flight is not None:
+                flight.end(record, clock(), 0)
 
     @contextlib.contextmanager
     def known(self) -> Iterator[None]:

@@ -7,8 +7,10 @@ from typing import Any
 from mpi4py import MPI
 
 from hpcdl.comm.counting import Counters
-from hpcdl.comm.progress import ALL, Awaits, activity, clock, nap_until
+from hpcdl.comm.flight import FAILED, STARTED
+from hpcdl.comm.progress import Awaits, activity, clock, nap_until
 from hpcdl.comm.steps import Step, complete, ready
+from hpcdl.comm.told import ALL
 
 
 class Request:
@@ -46,6 +48,10 @@ class Request:
         self.start, self.bytes = clock(), 0
         counters.calls += 1
         activity.in_flight.append(self)
+        self.flight = activity.flight  # where it is recorded, as `record`
+        self.record = (
+            self.flight.begin(communicator, name, self.start, other, STARTED) if self.flight is not None else 0
+        )
         self._next_step()
         counters.seconds += (clock() - self.start) / 1e9
 
@@ -64,12 +70,16 @@ class Request:
                 self.result = self.finish()
         self.bytes += self.counters.bytes - before  # others in flight may count on the same counters meanwhile
         if self.done:
-            details = {"bytes sent": self.bytes} | self.peer
-            self.communicator.timeline.add(self.name, self.start, clock(), **details)
+            details, stop = {"bytes sent": self.bytes} | self.peer, clock()
+            self.communicator.timeline.add(self.name, self.start, stop, **details)
+            if self.flight is not None:
+                self.flight.end(self.record, stop, self.bytes)
 
     def _fail(self, error: BaseException) -> None:
         """It is over: something in it went wrong, as a refused vector does; others in flight may go on."""
         self.done, self.error = True, error
+        if self.flight is not None:
+            self.flight.end(self.record, clock(), self.bytes, FAILED)
         activity.in_flight.remove(self)
 
     def then(self, follow: Callable[[Any], Any]) -> None:
@@ -119,6 +129,8 @@ class Request:
             raise self.error
         if self.done:
             return self.result
+        if self.flight is not None:
+            self.flight.waits(self.record)
         start, blocked, around = clock(), 0, activity.enter(self.name, self.awaits)
         try:
             while not self.done:

@@ -16,6 +16,7 @@ SystemExit that ends a program, and MPI_Finalize waits for the others, who may w
 """
 
 import json
+import math
 import os
 import sys
 import threading
@@ -29,9 +30,24 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl import kernels, shared_memory
+from hpcdl.comm import asked
+from hpcdl.comm.callers import innermost, place
 from hpcdl.comm.ending import at_the_end, end_job
-from hpcdl.comm.progress import ALL, Awaits, Wait, activity
-from hpcdl.comm.stuck import LONG, Said, as_said, different, stuck, waits_for_ever
+from hpcdl.comm.progress import Awaits, Wait, activity
+from hpcdl.comm.stuck import (
+    LONG,
+    TOGETHER,
+    Said,
+    as_said,
+    conclusions,
+    crossed,
+    different,
+    explained,
+    stuck,
+    wait_for_each_other,
+    waits_for_ever,
+)
+from hpcdl.comm.told import ALL
 
 BELOW = *(os.path.dirname(file) + os.sep for file in (__file__, kernels.__file__)), shared_memory.__file__
 SELDOM = 30.0  # seconds between two questions at most
@@ -51,6 +67,10 @@ class Eyes(threading.Thread):
     def run(self) -> None:
         while True:
             time.sleep(min((each.period for each in list(watching)), default=PERIOD))
+            if activity.flight is not None:
+                activity.flight.beat()
+            if watching and asked.come():
+                watching[0].show_where_asked()
             for each in list(watching):
                 with looking:
                     if not each.stopped.is_set():
@@ -110,6 +130,7 @@ class Watchdog:
         self.sending: list[tuple[MPI.Request, bytes]] = []
         self.alarms: list[Any] = []  # what rank 0 is still to ask about
         self.question = 0  # the number of the last one: an answer to an earlier one is none
+        self.shown = -math.inf  # when what the ranks do was printed last
         self.freed: dict[str, int] = {}  # the numbers of the last calls of communicators that are freed
         if not MPI.COMM_SELF.Get_attr(FINALIZING):
             MPI.COMM_SELF.Set_attr(FINALIZING, True)
@@ -117,6 +138,7 @@ class Watchdog:
         if not eyes.is_alive():
             eyes = Eyes()
             eyes.start()
+            asked.threads.append(eyes)
 
     def watch(self, group: Any) -> None:
         """Watch this communicator, too; all of its ranks. One that is made of a group when this is closed is not."""
@@ -192,6 +214,8 @@ class Watchdog:
             self.ask(message["alarm"], True)
         elif "alarm" in message and message["alarm"] not in self.alarms:  # all may wait in the same call
             self.alarms.append(message["alarm"])
+        elif "asked" in message:
+            self.show()
         elif "left" in message:
             self.left[source] = as_said(message["left"])
             self.ask_again = time.monotonic() + LONG
@@ -214,23 +238,35 @@ class Watchdog:
                 self.send({"spare": True}, rank)
         elif overdue:
             lines = [f"rank {rank}: {said[rank].text if rank in said else 'no answer'}" for rank in range(self.size)]
-            self.end([f"a rank has waited longer than --timeout {self.timeout:g} s; the job is ended", *lines])
+            over = f"a rank has waited longer than --timeout {self.timeout:g} s; the job is ended"
+            self.end([over, *lines, *conclusions(said)])
         members = next((each.members for each in said.values() if about and each.key == about[0]), ())
         if found := different(said, members):
             self.end_where_told(found, 2)
-        waiting = {rank: said[rank].waits[1] for rank in stuck(said, self.size)}  # type: ignore[index]
+        for_ever, each_other = stuck(said, self.size), crossed(said)
+        waiting = {rank: said[rank].waits[1] for rank in for_ever | each_other}  # type: ignore[index]
         if waiting and waiting == self.suspects:  # since the last time, too: nothing has moved
-            self.end_where_told(waits_for_ever(said, set(waiting)), 1)
+            if each_other:
+                self.end_where_told(wait_for_each_other(said, each_other), 2)
+            else:
+                self.end_where_told(waits_for_ever(said, for_ever), 1)
         self.suspects = waiting
         pause = LONG if waiting else SELDOM if self.ask_again is None else 4 * LONG
         self.ask_again = time.monotonic() + pause if self.left or waiting else None
 
+    def show(self) -> None:
+        """Print what all ranks do: somebody has asked by SIGUSR2, of one rank or, as schedulers do, of all at once."""
+        if time.monotonic() - self.shown > LONG:
+            said = self.answers(None)
+            sys.stderr.write("".join(f"hpcdl: {line}\n" for line in explained(said, self.size)))
+            sys.stderr.flush()
+            self.shown = time.monotonic()
+
     def answers(self, about: Any) -> dict[int, Said]:
         """What each rank says of itself, as far as it answers in time."""
         said = {0: self.said(about)} | self.left
-        asked = [rank for rank in range(self.size) if rank not in said]
         self.question += 1
-        for rank in asked:
+        for rank in sorted(set(range(self.size)) - set(said)):
             self.send({"ask": about, "question": self.question}, rank)
         deadline = time.monotonic() + self.grace
         while len(said) < self.size and time.monotonic() < deadline and not self.stopped.is_set():
@@ -273,7 +309,17 @@ class Watchdog:
             members=members,
             other=members[other] if other >= 0 else other,
             call=self.number(wait.awaits),
+            called=wait.awaits.group.called(self.number(wait.awaits)) or wait.operation
+            if other == ALL
+            else wait.operation,
+            name=wait.awaits.group.name,
+            at=self.line(),
+            together=other == ALL and (wait.operation in TOGETHER or wait.awaits.group.checked),
         )
+
+    def line(self) -> str:
+        """Of the program of the main thread, which makes the call (callers.py)."""
+        return place(innermost(sys._current_frames()[self.main]))
 
     def report(self) -> str:
         """Operation, seconds and caller: of the main thread the innermost frame that calls hpcdl.comm, or any."""
@@ -287,6 +333,15 @@ class Watchdog:
             return f"in no communication (the last was {activity.last}), at {where}"
         return f"waits in {wait.operation} for {wait.seconds:.1f} s, called from {where}"
 
+    def show_where_asked(self) -> None:
+        """The signal that asks has come to this rank."""
+        if not self.talks:
+            sys.stderr.write(f"hpcdl: rank {self.rank}: {self.report()}\n")
+        elif self.rank > 0:
+            self.send({"asked": True}, 0)
+        else:
+            self.show()
+
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def end_alone(self) -> None:
@@ -297,11 +352,11 @@ class Watchdog:
         """End the job, unless that is left to the program."""
         if self.ends:
             sys.stderr.write(f"error: {line}\n")
-            end_job(status)
+            end_job(status, f"ended the job: {line}")
 
     def end(self, lines: list[str]) -> None:
         sys.stderr.write("".join(f"hpcdl watchdog: {line}\n" for line in lines))
-        end_job(1)
+        end_job(1, f"ended the job: {lines[0]}")
 
     def farewell(self) -> None:
         """The program of this rank ends: rank 0 learns of it."""

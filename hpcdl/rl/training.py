@@ -92,7 +92,7 @@ class Learning(Training):
             learns = world.rank in roles.learners
             device = open_device(options.device if learns else "cpu", number)
         spans = 0 if options.out == "none" else options.trace
-        everyone = Communicator(world, options.allreduce, options.timeout, spans, device)
+        everyone = Communicator(world, options.allreduce, options.timeout, spans, device, check=options.checks.asked)
         opened.append(everyone.free)
         comm = everyone if self.assist is None else everyone.split(int(not learns), name="training")
         with refuse_together(world):

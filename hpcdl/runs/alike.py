@@ -18,8 +18,8 @@ from typing import Any
 from mpi4py import MPI
 
 from hpcdl.comm import refuse_together
-from hpcdl.comm.calls import ranks_told
 from hpcdl.comm.progress import activity
+from hpcdl.comm.told import ranks_told
 from hpcdl.errors import AgreedError
 from hpcdl.machine.versions import versions
 from hpcdl.runs.help import dashed

@@ -1,8 +1,8 @@
 """The folder of a run: config.yaml, started.json, metrics.jsonl, checkpoint.h5, trace.json, summary.json, and logs/.
 
-With --log there is more (metric_logs.py). Rank 0 writes all but the ranks' logs. What is rewritten as a whole is
-written under a temporary name first. One job writes at a time: it holds a lock on the file .lock, which goes with the
-process.
+With --log there is more (metric_logs.py); while it goes on, and where it breaks off, flight/ (hpcdl/comm/flight.py).
+Rank 0 writes all but the ranks' logs and recordings. What is rewritten as a whole is written under a temporary name
+first. One job writes at a time: it holds a lock on the file .lock, which goes with the process.
 """
 
 import contextlib
@@ -20,12 +20,17 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
 import yaml
 from mpi4py import MPI
 
+from hpcdl.comm import Communicator
+from hpcdl.comm.flight import FOLDER as FLIGHT
+from hpcdl.comm.flight import Recorder
+from hpcdl.comm.progress import activity
 from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
 from hpcdl.files import atomic_write, refuse_full
 from hpcdl.machine.versions import versions
@@ -43,6 +48,7 @@ UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, n
 WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|(started|summary|trace)\.json|(checkpoint|best|samples)\.h5"
 OURS = re.compile(rf"{WHOLE}|{OLDER.pattern}")
 LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
+RECORDING = re.compile(r"rank-[0-9]{4,}\.bin")
 # Temporary names (hpcdl/files.py) of what a run writes.
 LEFTOVER = re.compile(
     rf"\.+(checkpoint(-\d+)?\.h5|(best|samples)\.h5|\w+\.(json|jsonl|yaml)|metrics\.csv|{EVENTS_NAME.pattern})(\.\d+\.part)+"
@@ -104,6 +110,7 @@ class Folder:
         self.logs: list[Csv | Events] = []
         self.handler: logging.FileHandler | None = None
         self.lock: int | None = None
+        self.recorder: Recorder | None = None
 
     def create(self, options: Options, resumed: bool, used: dict | None = None) -> None:
         """Make the folder with its config.yaml (rank 0): a new one, or with `resumed` that of the run that goes on.
@@ -125,6 +132,8 @@ class Folder:
                 check_run_folder(self.path, resumed)  # again: nobody else comes after us
             remove_leftovers(self.path)
             (self.path / "logs").mkdir(exist_ok=True)
+            if (self.path / FLIGHT).is_dir():  # of a leg that did not come to its end, on as many ranks as it had
+                remove_files(self.path / FLIGHT, RECORDING)
             self._write_config(self.path / "config.yaml", options, used or {})
 
     def ended(self, step: int) -> bool:
@@ -205,6 +214,26 @@ class Folder:
                 began = time.time() - (last.get("seconds") or 0.0)
                 options = dataclasses.asdict(self.options)
                 self.logs.append(write_events(self.path / EVENTS, map(json.loads, lines), began, options))
+
+    def record_flight(self, size: int, capacity: int, groups: Iterable[Communicator]) -> None:
+        """Keep this rank's last operations, so many, where `hpcdl postmortem` finds them.
+
+        size: of all ranks. groups: the communicators that there are.
+        """
+        if self.path is None or not capacity:
+            return
+        path = self.path / FLIGHT / f"rank-{self.rank:04d}.bin"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            self.recorder = activity.flight = Recorder(path, self.rank, size, capacity, groups)
+        except OSError as error:
+            log.warning("%s cannot be written (%s): a postmortem will know nothing of this rank", path, error.strerror)
+
+    def landed(self) -> None:
+        """The run has ended in good order: its recording says nothing that anybody needs."""
+        if self.recorder is not None:
+            self.recorder.discard()
+            activity.flight, self.recorder = None, None
 
     def record(self, lines: list[dict]) -> None:
         """Append lines to metrics.jsonl, and to what --log has asked for."""
@@ -311,11 +340,16 @@ def remove_run(folder: Path, faults: bool = True) -> None:
     if faults:
         (folder / JOURNAL).unlink(missing_ok=True)
     parts = ((folder, OURS), (folder / "logs", LOG_NAME), (folder / LATER, OURS), (folder / EVENTS, EVENTS_NAME))
-    for part, ours in parts:
+    for part, ours in (*parts, (folder / FLIGHT, RECORDING)):
         if part == folder or (part.is_dir() and not part.is_symlink()):
-            for path in part.iterdir():
-                if ours.fullmatch(path.name) and (path.is_file() or path.is_symlink()):
-                    path.unlink()
+            remove_files(part, ours)
+
+
+def remove_files(folder: Path, ours: re.Pattern[str]) -> None:
+    """Remove the files of these names."""
+    for path in folder.iterdir():
+        if ours.fullmatch(path.name) and (path.is_file() or path.is_symlink()):
+            path.unlink()
 
 
 def automatic(strategy: str) -> Path:

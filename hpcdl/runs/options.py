@@ -19,6 +19,7 @@ import yaml
 from hpcdl.errors import UsageError, blamed_on, line, refuse_beyond, whole
 from hpcdl.memory import available
 from hpcdl.runs.averaging import first_update
+from hpcdl.runs.checks import Checks
 from hpcdl.runs.help import dashed, parser
 from hpcdl.runs.inject import read as read_faults
 from hpcdl.runs.metric_logs import forms
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
 
 LONGEST = 1e9  # seconds, or milliseconds: no clock of the system waits for ever so long
+MOST_RECORDS = 1_000_000  # of a flight recorder: 64 MB for each rank
 LARGEST = 1_000_000  # bytes of a file of options
 INSTEAD = {"epochs": "steps", "batch_size": "batch_per_rank"}  # the second, where not 0, holds instead of the first
 
@@ -171,6 +173,12 @@ class Options:
     timeout: float = option(
         0.0, "seconds that a rank may wait in one communication before the job is ended; 0: any", group="run"
     )
+    check: str = option(
+        "",
+        "look for mistakes on the way: collectives (whether the ranks call the same together), replicas=STEPS (whether "
+        "they hold the same, every so many steps), or both with a comma between",
+        group="run",
+    )
     straggler: str = option("", "make computing slower: RANK:FACTOR, or random:PROBABILITY:FACTOR", group="run")
     inject: str = option(
         "",
@@ -183,6 +191,11 @@ class Options:
         "none", "write metrics for other tools, too: csv, tensorboard, or both with a comma between", group="run"
     )
     trace: int = option(2000, "last spans per rank kept for trace.json; 0: no trace", group="run")
+    flight: int = option(
+        1000,
+        "last operations per rank that are recorded for hpcdl postmortem, in the run's folder; 0: none",
+        group="run",
+    )
     progress: Literal["auto", "bar", "lines", "none"] = option("auto", "how a run shows how far it is", group="run")
 
     def __post_init__(self) -> None:
@@ -199,7 +212,7 @@ class Options:
                 raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {value}")
         for name in ("steps", "batch_per_rank", "weight_decay", "clip_norm", "checkpoint_every", "patience"):
             self._refuse_negative(name)
-        for name in ("time_limit", "timeout", "pretend_compute", "trace", "seed"):
+        for name in ("time_limit", "timeout", "pretend_compute", "trace", "flight", "seed"):
             self._refuse_negative(name)
         for name in ("time_limit", "timeout", "pretend_compute"):
             if getattr(self, name) > LONGEST:
@@ -208,7 +221,9 @@ class Options:
         read_faults(self.inject)
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
-        self.allowance = Budget.read(self.budget)
+        self.allowance, self.checks = Budget.read(self.budget), Checks.read(self.check)
+        if self.flight > MOST_RECORDS:
+            raise UsageError(f"--flight is {MOST_RECORDS:,} at most, not {self.flight}")
         first_update(self.average)
         if self.patience and not self.validation:
             raise UsageError("--patience looks at the validation loss; add --validation FRACTION")

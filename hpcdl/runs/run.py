@@ -33,6 +33,7 @@ from hpcdl.random import Random
 from hpcdl.runs import extra, inject, signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
 from hpcdl.runs.advice import not_finite
+from hpcdl.runs.agreeing_replicas import AgreeingReplicas
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
 from hpcdl.runs.due import Due, evaluate_and_save
 from hpcdl.runs.folder import Folder
@@ -73,14 +74,13 @@ class Run:
         self.random, self.display = Random(self.options.seed), Display(self.options.progress, comm.rank)
         self.stopwatch, self.memory = stopwatch.Stopwatch(comm.traffic, comm.timeline), Memory()
         self.stopping, self.state = Stopping(self.options.patience, self.options.allowance), State()
-        self.folder, self.metrics = Folder(None, comm.rank), Metrics(self.display, self.options)
+        self.legs, self.metrics = Legs(self.everyone), Metrics(self.display, self.options)
         self.strategy, self.model, self.optimizer, self.data = "", None, None, None  # type: str, Any, Any, Any
-        self.step = self.examples = 0
+        self.folder, self.step, self.examples = Folder(None, comm.rank), 0, 0
         self.signalled = False  # whether a rank that does not meet the others has had a signal
         self.saved: int | None = None  # the step of the checkpoint that this run has written last
         self.bounded = 0  # the last step whose boundary has been passed
         self.before = math.inf, 0  # of `stopping`, the best and the evaluations since, before the last evaluation
-        self.legs = Legs(self.everyone)
         self.reported, self.groups, self.observers = {}, [], []  # type: dict, list[Any], list[Callable]
         self.summary, self.agree = None, None  # type: dict | None, bool | None
 
@@ -146,6 +146,7 @@ class Run:
             held.hide_average()
         self.metrics.open(self.folder, self.per_epoch, self.optimizer.schedule)
         self.agreement = Agreement(held.peers, self.step)
+        self.replicas = AgreeingReplicas(held, self.options.checks.replicas, strategy, self.step)
         with self.memory.paused():
             warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
         self.bounded = self.step
@@ -232,6 +233,7 @@ class Run:
 
     def boundary(self) -> None:
         """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop."""
+        self.replicas.look(self)
         due = Due.of(self)
         if any(due) or self.agreement.due(self.step):
             with self.stopwatch.apart():

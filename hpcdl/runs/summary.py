@@ -79,6 +79,8 @@ def finish(run: "Run") -> None:
         if not run.display.console.quiet:
             run.display.console.print(as_table(run.summary))
     log.info("ended after step %d: %s", run.step, run.stopped)
+    if run.agree is not False:
+        run.folder.landed()
     run.folder.close()
     if run.agree is False:
         raise TrainingError("the replicas do not agree: the ranks hold different parameters, which must not be")

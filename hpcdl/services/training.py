@@ -123,7 +123,8 @@ class Training:
             device = open_device(options.device if role == "worker" else "cpu", number)
         spans = 0 if options.out == "none" else options.trace
         survivor = options.survivor  # who goes on where ranks are gone is not ended by what ends jobs
-        everyone = Communicator(world, options.allreduce, options.timeout, spans, device, ends_job=survivor is None)
+        how = options.allreduce, options.timeout, spans, device, survivor is None, options.checks.asked
+        everyone = Communicator(world, *how)
         if survivor is not None:
             survivor.everyone = everyone
         opened.append(everyone.free)

@@ -23,7 +23,6 @@ from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import Work
 
 from hpcdl.chunks import chunks
-from hpcdl.comm.calls import Call
 from hpcdl.comm.exchange import (
     Message,
     exchange,
@@ -34,6 +33,7 @@ from hpcdl.comm.exchange import (
 )
 from hpcdl.comm.operations import reducible
 from hpcdl.comm.point_to_point import ANY
+from hpcdl.comm.told import Call
 from hpcdl.torch.arrays import CODED, Back, all_back, own, reading, writing
 from hpcdl.torch.monitored import monitored_barrier
 from hpcdl.torch.process_group import OfCommunicator

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import ProcessGroup, Work
 
-from hpcdl.comm.calls import Call
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.requests import Request
+from hpcdl.comm.told import Call
 from hpcdl.torch.arrays import Back, all_back
 from hpcdl.torch.giving_back import Gone, destroy
 from hpcdl.torch.work import DONE, Pending, engine

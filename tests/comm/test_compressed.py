@@ -191,7 +191,7 @@ def test_what_it_cannot_do_is_refused_in_one_line(world):
     if world.size > 1:
         vector = np.ones(8, "f4")
         request = comm.iall_reduce_compressed(vector, state)
-        if not request.done:  # on some ranks it may be
+        if not request.done and not comm.checked:  # on some ranks it may be; a checked one has not begun
             with pytest.raises(UsageError, match="in flight"):
                 comm.iall_reduce_compressed(vector, state)
         request.wait()

@@ -7,9 +7,9 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.calls import NUMBERS, differ, number, ranks_told, told
-from hpcdl.comm.progress import ALL, SOME
+from hpcdl.comm.calls import NUMBERS, number
 from hpcdl.comm.stuck import Said, stuck, waits_for_ever
+from hpcdl.comm.told import ALL, SOME, differ, ranks_told, told
 from hpcdl.errors import AgreedError
 
 SHARING = ["shared", "hierarchical", "mpi"]  # algorithms under which all ranks see it

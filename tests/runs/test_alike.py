@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hpcdl.comm.calls import ranks_told
+from hpcdl.comm.told import ranks_told
 from hpcdl.data import open_data
 from hpcdl.data.prepare import Output
 from hpcdl.data.prepare_npz import prepare_npz

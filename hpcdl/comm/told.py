@@ -1,0 +1,38 @@
+"""What ranks call together, and who they are, in words; without MPI, for whoever reads what a job has left."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+# That MPI knows, by a small number; types that are one (long, long long) are one here.
+TYPES = {kind: i for i, kind in enumerate(map(np.dtype, "?bBhHiIlLqQefdgFDG"))}
+KINDS = {i: kind for kind, i in TYPES.items()}
+Call: TypeAlias = tuple[str, np.dtype | None, int, str, int]  # operation, type, length, reduction, root
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+ALL, SOME = -1, -2  # in the place of the rank that is waited for
+
+
+def told(call: Call) -> str:
+    """The call in words: all_reduce of 1000 float32 (sum)."""
+    name, kind, size, op, root = call
+    what = "" if kind is None else f" of {size} {kind}"
+    return name + what + (f" ({op})" if op else "") + (f", root {root}" if name in ROOTED else "")
+
+
+def ranks_told(ranks: Sequence[int]) -> str:
+    """rank 3, or ranks 0, 1 and 5, or of many the first few and their number."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 8:
+        return f"ranks {', '.join(map(str, ranks[:8]))} and {len(ranks) - 8} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def differ(calls: dict[int, str]) -> str:
+    """The message for ranks that call different things, given by their numbers in words."""
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(calls):
+        groups.setdefault(calls[rank], []).append(rank)
+    each = "; ".join(f"{ranks_told(ranks)}: {call}" for call, ranks in groups.items())
+    return f"the ranks differ in what they call together ({each}); call the same on all, with vectors of one length"
