@@ -33,6 +33,9 @@ from hpcdl.runs.checkpoint import OLDER
 from hpcdl.runs.export import write_json
 from hpcdl.runs.metric_logs import CSV, EVENTS, EVENTS_NAME, Csv, Events, forms, write_csv, write_events
 from hpcdl.runs.options import Options
+from hpcdl.runs.pieces import FOLDER as PIECES
+from hpcdl.runs.pieces import NAME as PIECE
+from hpcdl.runs.pieces import sweep
 from hpcdl.runs.rewind import LATER
 from hpcdl.words import counted
 
@@ -123,6 +126,7 @@ class Folder:
             elif not resumed:
                 check_run_folder(self.path, resumed)  # again: nobody else comes after us
             remove_leftovers(self.path)
+            sweep(self.path)
             (self.path / "logs").mkdir(exist_ok=True)
             self._write_config(self.path / "config.yaml", options, used or {})
 
@@ -296,8 +300,8 @@ def remove_leftovers(folder: Path) -> None:
 
 def remove_run(folder: Path) -> None:
     """Remove what a run has written to its folder, and no other file; whoever has the lock writes alone."""
-    parts = ((folder, OURS), (folder / "logs", LOG_NAME), (folder / LATER, OURS), (folder / EVENTS, EVENTS_NAME))
-    for part, ours in parts:
+    parts = [(folder, OURS), (folder / "logs", LOG_NAME), (folder / LATER, OURS), (folder / EVENTS, EVENTS_NAME)]
+    for part, ours in [*parts, (folder / PIECES, PIECE), (folder / LATER / PIECES, PIECE)]:
         if part == folder or (part.is_dir() and not part.is_symlink()):
             for path in part.iterdir():
                 if ours.fullmatch(path.name) and (path.is_file() or path.is_symlink()):

@@ -41,8 +41,9 @@ from hpcdl.runs.held import Held, warm_up
 from hpcdl.runs.legs import Legs
 from hpcdl.runs.metrics import Metrics
 from hpcdl.runs.options import Options
-from hpcdl.runs.position import open_folder, save_best, save_last
+from hpcdl.runs.position import open_folder
 from hpcdl.runs.progress import Display
+from hpcdl.runs.saving import BEST, LAST, Saver
 from hpcdl.runs.state import PerRank, Same, State, Tracked
 from hpcdl.runs.stopping import Stopping
 from hpcdl.runs.summary import finish
@@ -79,7 +80,7 @@ class Run:
         self.step = self.examples = 0
         self.signalled = False  # whether a rank that does not meet the others has had a signal
         self.saved: int | None = None  # the step of the checkpoint that this run has written last
-        self.legs = Legs(self.everyone)
+        self.legs, self.saver = Legs(self.everyone), Saver(self)
         self.reported, self.groups, self.observers = {}, [], []  # type: dict, list[Any], list[Callable]
         self.summary, self.agree = None, None  # type: dict | None, bool | None
 
@@ -250,23 +251,22 @@ class Run:
         self.stopping.used(self.step, agreed.seconds, self.legs.bytes, self.examples)
 
     def _evaluate_and_save(self, epoch_ends: bool, saving: bool, ends: bool) -> None:
-        """What of it is due."""
+        """What of it is due; a checkpoint that has been written in the background is known from here on."""
+        self.saver.settle(wait=False)
         epochs = 1 if self.options.per_step else self.options.evaluate_every  # who acts has an epoch between two
         due = epoch_ends and self.step // self.per_epoch % epochs == 0
         if not (due or ends or saving or self.stopped is not None):
             return
         with averaged(self):
+            names = []
             if due or ends or self.stopped in ("time limit", "budget"):
                 self.held.refresh()
                 with self.comm.timeline.span("evaluate"), self.comm.traffic.uncounted():
                     self._evaluate()
-                if self.stopping.improved:
-                    save_best(self)
+                names += [BEST] if self.stopping.improved else []
                 self.stopping.extend(self.step, self.held.horizon(self.step))
-            if saving or ends or self.stopped is not None:
-                self.held.refresh()
-                with self.comm.timeline.span("checkpoint"):
-                    save_last(self)
+            names += [LAST] if saving or ends or self.stopped is not None else []
+            self.saver.save(names)
 
     def _evaluate(self) -> None:
         """Score the model on the test part and the validation part, all ranks together."""
@@ -294,7 +294,7 @@ class Run:
         if kind is None:
             finish(self)
         else:
-            self.folder.close()
+            self.saver.abandon()
         known = kind is None or issubclass(kind, TrainingError | AgreedError)  # on all ranks; to free is collective
         for group in [*self.groups, self.bookkeeping] if known else []:
             group.free()

@@ -65,7 +65,7 @@ def test_score_predict_and_export(run_on, trained, tmp_path):
 def test_rows_are_standardized_as_the_training_rows_were(run_on, trained, tmp_path):
     found = Checkpoint.read(trained)
     statistics = {"mean": np.linspace(0, 1, 64), "deviation": np.linspace(1, 2, 64)}
-    found.vectors |= {f"data/{name}": vector for name, vector in statistics.items()}
+    found.vectors = dict(found.vectors) | {f"data/{name}": vector for name, vector in statistics.items()}
     found.write(tmp_path / "s.h5")
     run_on(2, FOLDER / "evaluate.py", "s.h5", "--predict", "p.npz", "--export", "w.npz", check=0)
     test = open_data("digits").test
