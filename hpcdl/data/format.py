@@ -404,20 +404,17 @@ def slabs_of(dataset: h5py.Dataset) -> Iterator[slice]:
 
 
 class NewFile(h5py.File):
-    """An HDF5 file that is written; `check` raises the OSError of what could not be."""
+    """An HDF5 file that is written; `check` raises the OSError of what could not be. how: of h5py.File."""
 
-    def __init__(self, sink: Sink, versions: tuple[str, str] | None = None):
-        super().__init__(sink, "w", libver=versions)
+    def __init__(self, sink: Sink, **how: Any):
+        super().__init__(sink, "w", **how)
         self.check = sink.check
 
 
 @contextlib.contextmanager
-def new_file(path: FilePath, versions: tuple[str, str] | None = None) -> Iterator[NewFile]:
-    """An HDF5 file to write, which gets its name when all went well and leaves nothing when not.
-
-    versions: of the format, the lowest and the highest, as h5py names them; None: what the oldest library can read.
-    """
+def new_file(path: FilePath) -> Iterator[NewFile]:
+    """An HDF5 file to write, which gets its name when all went well and leaves nothing when not."""
     with atomic_path(path) as temporary, Sink(temporary, "w+") as sink:
-        with NewFile(sink, versions) as file:
+        with NewFile(sink) as file:
             yield file
         sink.check()

@@ -8,9 +8,9 @@
 Of a model that is cut the vectors lie in files of the ranks beside it (pieces.py): the same names, as virtual data sets.
 
 A checkpoint is written under a temporary name, synced and renamed, so that under its own name there is never half of
-one. The checksum (BLAKE2 over the names, bytes and attributes; where vectors lie in pieces, over where they lie, and
-each piece has one of its own) tells a damaged one. It is made while the file is written, and read slab by slab: a
-checkpoint is as large as a disk, not as a memory.
+one. The checksum (BLAKE2 over the attributes, and name, type and CRC-32 of each vector; where vectors lie in pieces, over
+where they lie, and each piece has one of its own) tells a damaged one. It is made while the file is written, and read
+slab by slab: a checkpoint is as large as a disk, not as a memory.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,9 +32,10 @@ from hpcdl.data.format import SLAB_BYTES, new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
 from hpcdl.files import atomic_path, part
 from hpcdl.memory import available
-from hpcdl.runs.pieces import FOLDER, REGULAR, Joined, files_of, problem_of, sweep
+from hpcdl.runs.pieces import FOLDER, Joined, files_of, joining_file, joins_pieces, problem_of, sweep
 
-VERSIONS = (1, 2)  # 2: in pieces
+VERSION = 2
+READ = (1, VERSION)  # 1: no pieces, and the checksum is over all bytes of the vectors
 OLDER = re.compile(r"checkpoint-([0-9]{9,})\.h5")  # as `rotate` names them; what users name otherwise is theirs
 
 
@@ -52,13 +54,17 @@ class Checkpoint:
     attributes: dict
     joined: Joined | None = None
 
-    def digest(self) -> str:
+    def digest(self, version: int = VERSION) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for name in sorted(self._inline):
             digest.update(name.encode())
             digest.update(str(form_of(self.vectors, name)[1]).encode())
-            for slab in slabs_of(self.vectors, name):
-                digest.update(np.ascontiguousarray(slab))  # type: ignore[arg-type]
+            slabs, crc = map(np.ascontiguousarray, slabs_of(self.vectors, name)), 0
+            for slab in slabs:
+                if version == 1:
+                    digest.update(slab)  # type: ignore[arg-type]
+                crc = zlib.crc32(slab, crc)  # type: ignore[arg-type]
+            digest.update(b"" if version == 1 else b"%08x" % crc)
         digest.update(json.dumps(self.attributes, sort_keys=True).encode())
         if self.joined is not None:
             digest.update(self.joined.described().encode())
@@ -71,7 +77,7 @@ class Checkpoint:
 
     def write(self, path: Path) -> None:
         """Raises OSError where there is no room; what stood under that name is then as it was."""
-        with new_file(path, REGULAR if self.joined else None) as file, ThreadPoolExecutor(1) as beside:
+        with joining_file(path) if self.joined else new_file(path) as file, ThreadPoolExecutor(1) as beside:
             checksum = beside.submit(self.digest)  # numpy, hashlib and the system's write leave Python to each other
             for name in self._inline:
                 shape, dtype = form_of(self.vectors, name)
@@ -85,7 +91,7 @@ class Checkpoint:
             if self.joined is not None:
                 self.joined.join(file)
             file.attrs["format"] = "hpcdl checkpoint"
-            file.attrs["version"] = 1 if self.joined is None else 2
+            file.attrs["version"] = VERSION
             file.attrs["attributes"] = json.dumps(self.attributes, sort_keys=True)
             file.attrs["checksum"] = checksum.result()
 
@@ -100,15 +106,21 @@ class Checkpoint:
             path = path / "checkpoint.h5"
         if not os.path.isfile(path):
             raise UsageError(f"there is no checkpoint {path}")
+        with blamed_on(f"{path} is damaged or cut off; {others(path)}", Damaged):
+            return cls._read(path, pieces)
+
+    @classmethod
+    def _read(cls, path: Path, pieces: bool) -> "Checkpoint":
         forms: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
-        with blamed_on(f"{path} is damaged or cut off; {others(path)}", Damaged), h5py.File(path, "r") as file:
+        joins = joins_pieces(path)  # before HDF5 opens it
+        with h5py.File(path, "r") as file:
             if file.attrs.get("format") != "hpcdl checkpoint":
                 raise UsageError(f"{path} is not a checkpoint of hpcdl")
-            if file.attrs["version"] not in VERSIONS:
-                known = " and ".join(map(str, VERSIONS))
+            if file.attrs["version"] not in READ:
+                known = " and ".join(map(str, READ))
                 raise UsageError(f"{path} is of format version {file.attrs['version']}; this program reads {known}")
             attributes, checksum = json.loads(file.attrs["attributes"]), file.attrs["checksum"]
-            joined = Joined.read(file)
+            joined = Joined.read(file) if joins else None
 
             def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
                 if isinstance(item, h5py.Dataset):
@@ -122,10 +134,12 @@ class Checkpoint:
 
             file.visititems(visit)
             found = cls(Stored(path, forms, joined), attributes, joined)
-            if found.digest() != checksum:
-                raise ValueError("its checksum does not fit its contents")
-            if problem := next(filter(None, found.problems(pieces)), ""):
+            if problem := next(filter(None, found.problems(False)), ""):
                 raise ValueError(problem)
+            if found.digest(file.attrs["version"]) != checksum:
+                raise ValueError("its checksum does not fit its contents")
+        if pieces and (problem := next(filter(None, found.problems(True)), "")):
+            raise ValueError(problem)
         return found
 
     def problems(self, contents: bool, first: int = 0, step: int = 1) -> Iterator[str]:
@@ -259,3 +273,26 @@ def move(paths: Iterable[Path], folder: Path) -> None:
     for each in paths:
         link_pieces(each, folder)
         os.replace(each, folder / each.name)
+
+
+def pack(source: Path, target: Path) -> Checkpoint:
+    """Write a checkpoint that lies in pieces as one file; slab by slab, whatever its size. Returns the one file's.
+
+    target: may be the same file. Raises UsageError where a piece is damaged, OSError where there is no room.
+    """
+    found = Checkpoint.read(source)
+    Checkpoint(found.vectors, found.attributes).write(target)
+    return Checkpoint.read(target)
+
+
+def checkpoints_of(path: Path) -> list[Path]:
+    """The checkpoint files of a run's folder, the last one first; or the file itself. UsageError where there is none."""
+    if not os.path.isdir(path):
+        if not os.path.isfile(path):
+            raise UsageError(f"there is no file or folder {path}")
+        return [path]
+    names = sorted((each.name for each in path.iterdir() if OLDER.fullmatch(each.name)), reverse=True)
+    found = [path / name for name in ("checkpoint.h5", *names, "best.h5") if os.path.isfile(path / name)]
+    if not found:
+        raise UsageError(f"there is no checkpoint in {path}")
+    return found

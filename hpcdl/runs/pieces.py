@@ -14,7 +14,9 @@ used. checkpoint.h5 is replaced when all are there, and what no checkpoint of th
 (`sweep`): whenever a run dies, a whole checkpoint is there. HDF5 lays out a piece, and its numbers are then written to
 their places as plain bytes: a full disk is an error of the write, and no lock of HDF5's is held meanwhile.
 
-CRC-32 of a whole file, its header too, is computed at some GB/s while it is written: faster than disks are.
+CRC-32 of a whole file, its header too, is computed at some GB/s while it is written: faster than disks are. That of
+checkpoint.h5 stands in its first 512 bytes, which HDF5 leaves to the user, and is looked at before HDF5 sees the file:
+where a mapping is broken HDF5 may end the process.
 
 The folder lies on a file system that all ranks see; where it does not, rank 0 gathers the whole state (saving.py).
 """
@@ -45,6 +47,9 @@ FOLDER = "pieces"
 NAME = re.compile(r"step-[0-9]{9,}-[0-9a-f]{8}-rank-[0-9]{4,}\.h5")
 LEFT = re.compile(rf"\.{NAME.pattern}\.\d+\.part")
 SLAB = 8 << 20  # bytes that are read or written at a time
+SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5, at the beginning of its files
+BLOCK = 512  # bytes before HDF5's own, in the file that joins the pieces
+SEAL = b"hpcdl checkpoint in pieces: "  # with which they begin
 REGULAR = ("v112", "latest")  # versions of the format: from 1.12 on a strided mapping is stored as a few numbers
 
 
@@ -226,10 +231,11 @@ def problem_of(folder: Path, piece: Written, contents: bool = True) -> str:
     return ""
 
 
-def crc_of(path: Path) -> int:
-    """The CRC-32 of a file."""
+def crc_of(path: Path, first: int = 0) -> int:
+    """The CRC-32 of a file, from its byte `first` on."""
     crc, buffer = 0, memoryview(bytearray(SLAB))
     with open(path, "rb", buffering=0) as file:
+        file.seek(first)
         while count := file.readinto(buffer):
             crc = zlib.crc32(buffer[:count], crc)
     return crc
@@ -275,10 +281,8 @@ class Joined:
         file.attrs[FOLDER] = self.listed()
 
     @classmethod
-    def read(cls, file: h5py.File) -> "Joined | None":
-        """What a file has of it, None where it has no pieces; raises ValueError where that is not as `join` made it."""
-        if FOLDER not in file.attrs:
-            return None
+    def read(cls, file: h5py.File) -> "Joined":
+        """What a file that joins pieces has of it; raises ValueError where that is not as `join` made it."""
         pieces = [Written(*each, {}) for each in json.loads(file.attrs[FOLDER])]
         known, forms = {piece.file: piece for piece in pieces}, {}
         if not all(isinstance(each.file, str) and NAME.fullmatch(each.file) for each in pieces):
@@ -339,17 +343,58 @@ def read_into(dataset: h5py.Dataset, pieces: "list[Piece]", array: Array) -> boo
     return finite
 
 
+# -- the file that joins them ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def joining_file(path: Path) -> Iterator[h5py.File]:
+    """As `new_file`, the file that joins pieces, which is sealed when it is whole."""
+    with atomic_path(path) as temporary:
+        with Sink(temporary, "w+") as sink:
+            with NewFile(sink, libver=REGULAR, userblock_size=BLOCK) as file:
+                yield file
+            sink.check()
+        seal(temporary)
+
+
+def seal(path: Path) -> None:
+    """Write size and CRC-32 of all but the first bytes into these. Raises OSError."""
+    with open(path, "r+b", buffering=0) as file:
+        write_at(file.fileno(), np.frombuffer(sealed(path), np.uint8), 0)
+
+
+def sealed(path: Path) -> bytes:
+    """The first bytes of such a file, as its contents say."""
+    said = b"%d bytes, crc32 %08x\n" % (path.stat().st_size, crc_of(path, BLOCK))
+    return (SEAL + said).ljust(BLOCK, b"\0")
+
+
+def joins_pieces(path: Path) -> bool:
+    """Whether it is a file that joins pieces; for others HDF5 says what they are. Raises ValueError for a broken one."""
+    with open(path, "rb") as file:
+        first = file.read(BLOCK)
+    if first.startswith(SIGNATURE):
+        return False
+    if not first.startswith(SEAL):
+        raise ValueError("it does not begin as an HDF5 file")
+    if first != sealed(path):
+        raise ValueError("its checksum does not fit its contents")
+    return True
+
+
 # -- folders ---------------------------------------------------------------------------------------------------------
 
 
 def files_of(path: Path) -> set[str] | None:
-    """The names of the pieces that a checkpoint file needs; None where it cannot be said."""
+    """The names of the pieces that a file needs; None where it cannot be said, for it is broken."""
     try:
-        if not h5py.is_hdf5(path):
-            return set()
+        with open(path, "rb") as first:
+            if not first.read(len(SEAL)) == SEAL:
+                return set()
+        joins_pieces(path)
         with h5py.File(path, "r") as file:
-            return {each[0] for each in json.loads(file.attrs.get(FOLDER, "[]"))}
-    except Exception:  # whatever h5py raises at a damaged one
+            return {each[0] for each in json.loads(file.attrs[FOLDER])}
+    except Exception:  # whatever h5py raises
         return None
 
 

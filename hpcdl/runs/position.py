@@ -254,7 +254,6 @@ def whole_one(run: "Run") -> tuple[str, Checkpoint | None]:
             more = "; none beside it is whole" if resume != run.options.resume else ""
             raise AgreedError(f"{first}{more}")
         resume = older.pop(0)
-        log.warning("%s", problem)
         run.display.line(f"warning: {problem}; going on from {resume}")
 
 
