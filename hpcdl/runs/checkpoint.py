@@ -5,12 +5,13 @@
     ranks/NAME            what belongs to a rank, one row for each (these need the same number of ranks)
     attributes            model, layout, data, step, position, ... as one JSON text, and a checksum of all of it
 
-Of a model that is cut the vectors lie in files of the ranks beside it (pieces.py): the same names, as virtual data sets.
+Of a model that is cut the vectors lie in files of the ranks beside it (pieces.py), under the same names, as virtual
+data sets.
 
 A checkpoint is written under a temporary name, synced and renamed, so that under its own name there is never half of
-one. The checksum (BLAKE2 over the attributes, and name, type and CRC-32 of each vector; where vectors lie in pieces, over
-where they lie, and each piece has one of its own) tells a damaged one. It is made while the file is written, and read
-slab by slab: a checkpoint is as large as a disk, not as a memory.
+one. The checksum (BLAKE2 over the attributes, and name, type and CRC-32 of each vector; where vectors lie in pieces,
+over where they lie, and each piece has one of its own) tells a damaged one. It is made while the file is written, and
+read slab by slab: a checkpoint is as large as a disk, not as a memory.
 """
 
 import contextlib
@@ -286,7 +287,7 @@ def pack(source: Path, target: Path) -> Checkpoint:
 
 
 def checkpoints_of(path: Path) -> list[Path]:
-    """The checkpoint files of a run's folder, the last one first; or the file itself. UsageError where there is none."""
+    """The checkpoint files of a run's folder, the last one first; or the file itself. Raises UsageError: none there."""
     if not os.path.isdir(path):
         if not os.path.isfile(path):
             raise UsageError(f"there is no file or folder {path}")

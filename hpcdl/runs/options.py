@@ -155,7 +155,11 @@ class Options:
         "", "folder of a run to go on with, from its last checkpoint; or a checkpoint file in it", group="run"
     )
     checkpoint_every: int = option(0, "updates between checkpoints; 0: only when the run ends", group="run")
-    keep: int = option(1, "how many of the last checkpoints are kept, beside the best", group="run")
+    keep: int = option(
+        2,
+        "how many of the last checkpoints are kept, beside the best; where one is damaged the one before is taken",
+        group="run",
+    )
     checkpoint_async: bool = option(
         False, "write checkpoints in the background: a step pays for a copy, and memory for it", group="run"
     )

@@ -202,7 +202,7 @@ def parent(file: h5py.File, name: str) -> h5py.Group:
 
 def write_at(file: int, values: np.ndarray, place: int) -> None:
     """Write all of them. Raises OSError."""
-    left = memoryview(values).cast("B")
+    left = memoryview(values).cast("B")  # type: ignore[arg-type]
     while left:
         count = os.pwrite(file, left, place)
         if not count:
@@ -283,7 +283,7 @@ class Joined:
     @classmethod
     def read(cls, file: h5py.File) -> "Joined":
         """What a file that joins pieces has of it; raises ValueError where that is not as `join` made it."""
-        pieces = [Written(*each, {}) for each in json.loads(file.attrs[FOLDER])]
+        pieces = [Written(name, size, crc, {}) for name, size, crc in json.loads(file.attrs[FOLDER])]
         known, forms = {piece.file: piece for piece in pieces}, {}
         if not all(isinstance(each.file, str) and NAME.fullmatch(each.file) for each in pieces):
             raise ValueError("its pieces have other names")
@@ -299,7 +299,7 @@ class Joined:
                     raise ValueError("it is made of other files")
                 (start,), (stride,), (blocks,), (length,) = slab(how.get_virtual_vspace(each))
                 (at,), (apart,), (count,), (block,) = slab(how.get_virtual_srcspace(each))
-                if count > 1 and apart != block or count * block != blocks * length:
+                if (count > 1 and apart != block) or count * block != blocks * length:
                     raise ValueError("it maps its pieces otherwise")
                 row = Row.of(source, at, start, blocks, length, stride)
                 known[source].rows.setdefault(name, []).append(row)
@@ -370,7 +370,7 @@ def sealed(path: Path) -> bytes:
 
 
 def joins_pieces(path: Path) -> bool:
-    """Whether it is a file that joins pieces; for others HDF5 says what they are. Raises ValueError for a broken one."""
+    """Whether it is a file that joins pieces; HDF5 says what others are. Raises ValueError for a broken one."""
     with open(path, "rb") as file:
         first = file.read(BLOCK)
     if first.startswith(SIGNATURE):
@@ -389,7 +389,7 @@ def files_of(path: Path) -> set[str] | None:
     """The names of the pieces that a file needs; None where it cannot be said, for it is broken."""
     try:
         with open(path, "rb") as first:
-            if not first.read(len(SEAL)) == SEAL:
+            if first.read(len(SEAL)) != SEAL:
                 return set()
         joins_pieces(path)
         with h5py.File(path, "r") as file:

@@ -13,7 +13,7 @@ from hpcdl.data.meaning import Meaning, few
 from hpcdl.errors import AgreedError, UsageError, blamed_on
 from hpcdl.models import name_of
 from hpcdl.runs.attributes import check_attributes
-from hpcdl.runs.checkpoint import Checkpoint, Damaged
+from hpcdl.runs.checkpoint import Checkpoint, Damaged, Stored
 from hpcdl.runs.folder import Folder, automatic, check_run_folder
 from hpcdl.runs.rewind import before, folder_of, is_last, later_than, set_aside
 from hpcdl.runs.started import NAME, started
@@ -263,13 +263,13 @@ def problem_with(comm: Communicator, found: Checkpoint | None, problem: str) -> 
     problem: what rank 0 knows to be wrong already. Collective.
     """
     seen = everywhere(comm, found)
-    with activity.known(), activity.inside("read the pieces", comm):
-        path, pieces = comm.mpi.bcast((str(found.vectors.path), found.joined) if found and found.joined else ("", None))
-        if found is None and pieces is not None and seen is not None:
-            found = Checkpoint(seen, {}, pieces)
-        share = (comm.rank, comm.size) if seen is not None else (0, 1)
-        if found is not None and not problem:
-            problem = next((f"{path} is damaged: {each}" for each in found.problems(True, *share) if each), "")
+    look, share = (found, (0, 1)) if seen is None else (Checkpoint(seen, {}, seen.joined), (comm.rank, comm.size))
+    if look is not None and not problem:
+        assert isinstance(look.vectors, Stored)
+        with activity.known():
+            broken = next(filter(None, look.problems(True, *share)), "")
+        problem = f"{look.vectors.path} is damaged: {broken}" if broken else ""
+    with activity.inside("read the pieces", comm):
         return next(filter(None, comm.mpi.allgather(problem)), "")
 
 

@@ -146,12 +146,12 @@ class Saver:
     def _save(self, names: list[str]) -> None:
         run = self.run
         run.held.gather_costs(run)
-        *collected, good = run.state.collect(run.held.peers, self.apart)
+        vectors, portions, good = run.state.collect(run.held.peers, self.apart)
         if not good:
             raise TrainingError(f"the parameters after step {run.step} are not finite; {run.folder.kept()}")
         self.token = (self.token + 1) % TOKENS
         piece = name_of_piece(run.step, f"{self.token:08x}", run.held.peers.rank) if self.apart else ""
-        self.job = Job(run, names, (collected[0], collected[1]), piece)
+        self.job = Job(run, names, (vectors, portions), piece)
         if run.options.checkpoint_async and not run.over:
             self.job.copy()
             self.job.thread = threading.Thread(target=self.job.write, name="checkpoint", daemon=True)

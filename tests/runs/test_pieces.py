@@ -94,7 +94,8 @@ def test_what_one_cut_has_written_any_program_and_any_other_cut_reads(how, ranks
     assert holds(Checkpoint.read(tmp_path), 5)
     with h5py.File(tmp_path / "checkpoint.h5") as file:
         np.testing.assert_array_equal(file["parameters"][()], vectors(5)["parameters"])
-        np.testing.assert_array_equal(file["optimizer/first_moment"][10:20], vectors(5)["optimizer/first_moment"][10:20])
+        part = file["optimizer/first_moment"][10:20]
+        np.testing.assert_array_equal(part, vectors(5)["optimizer/first_moment"][10:20])
     found = Checkpoint.read(tmp_path)
     for other in [*CUTS, "chunks"]:
         for of in (1, 3):
@@ -121,12 +122,11 @@ def test_a_strided_piece_is_a_few_numbers_and_neighbours_are_one(tmp_path):
     ]
     assert merged([Piece(0, 4, 2, 3, 9), Piece(6, 16, 1, 3, 3)]) == [Piece(0, 4, 2, 3, 9), Piece(6, 16, 1, 3, 3)]
     rows = 5000
-    for blocks in (1, rows):
-        portion = {"w": Portion(np.zeros(rows), [Piece(0, 0, blocks, rows // blocks, 1 if blocks > 1 else rows)], rows)}
-        half = [Piece(0, 0, rows, 1, 2)] if blocks > 1 else [Piece(0, 0, 1, rows, rows)]
-        portion = {"w": Portion(np.zeros(rows), half, 2 * rows)}
-        rest = {"w": Portion(np.zeros(rows), [half[0]._replace(start=1 if blocks > 1 else rows)], 2 * rows)}
-        written = [write_piece(tmp_path, name_of_piece(1, f"{blocks:08x}", r), p) for r, p in enumerate((portion, rest))]
+    for blocks, start in ((1, rows), (rows, 1)):
+        piece = Piece(0, 0, blocks, rows // blocks, 2 * rows // blocks)
+        halves = [{"w": Portion(np.zeros(rows), [piece._replace(start=at)], 2 * rows)} for at in (0, start)]
+        names = [name_of_piece(1, f"{blocks:08x}", rank) for rank in range(2)]
+        written = [write_piece(tmp_path, name, portions) for name, portions in zip(names, halves, strict=True)]
         assert [len(each.rows["w"]) for each in written] == [1, 1]
         Checkpoint({}, {}, Joined(written, {"w": (2 * rows, np.dtype("f8"))})).write(tmp_path / "checkpoint.h5")
         assert (tmp_path / "checkpoint.h5").stat().st_size < 20_000

@@ -75,7 +75,7 @@ def test_where_the_last_checkpoint_is_damaged_the_one_before_is_taken(run, world
         run(out=str(out), resume=str(out / "checkpoint.h5"))  # a file that is named is the one that is meant
     again = run(out=str(out), resume=str(out), progress="lines")
     said = capsys.readouterr().out
-    assert world.rank > 0 or "damaged" in said and f"; going on from {out}/checkpoint-000000010.h5" in said
+    assert world.rank > 0 or ("damaged" in said and f"; going on from {out}/checkpoint-000000010.h5" in said)
     assert np.array_equal(whole.parameters, again.parameters)
     world.Barrier()
     assert Checkpoint.read(out).attributes["step"] == 20 and not list(out.glob("checkpoint-*15.h5"))

@@ -1,5 +1,6 @@
 """Runs that save in pieces, in the background, on a disk that fails, from a folder that not all ranks see."""
 
+import collections
 import errno
 import os
 import threading
@@ -16,6 +17,7 @@ from hpcdl.strategies import all_reduce, fully_sharded
 
 pytestmark = pytest.mark.four
 CUT = {"train": fully_sharded.train, "optimizer": "adam", "lr": 0.01}
+OFTEN = CUT | {"checkpoint_every": 5, "evaluate_every": 99}
 WHOLE = CUT | {"train": all_reduce.train}
 SEVERAL = pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="on one rank nothing is cut")
 
@@ -30,7 +32,7 @@ def contents(path):
 def pieces_of(folder):
     """The steps of the pieces that are there, with how many there are of each."""
     names = [each.name for each in (folder / "pieces").iterdir()] if (folder / "pieces").exists() else []
-    return {step: sum(int(name[5:14]) == step for name in names) for step in sorted({int(name[5:14]) for name in names})}
+    return dict(collections.Counter(int(name[5:14]) for name in names))
 
 
 @SEVERAL
@@ -42,7 +44,7 @@ def test_each_rank_writes_and_reads_its_own_and_nobody_all(run, world, mpi_tmp_p
     monkeypatch.setattr(CutVector, "scatter", whole)
     out = mpi_tmp_path / "a"
     never_stopped = run(**CUT)
-    run(**CUT, out=str(out), checkpoint_every=5, keep=2, steps=13, evaluate_every=99)
+    run(**OFTEN, out=str(out), keep=2, steps=13)
     world.Barrier()
     assert pieces_of(out) == {10: world.size, 13: world.size}
     world.Barrier()
@@ -102,7 +104,8 @@ def test_in_the_background_the_same_is_written(how, run, world, mpi_tmp_path, mo
             go.set()
 
     monkeypatch.setattr(saving.Job, "write", late)
-    monkeypatch.setattr(saving.Saver, "settle", lambda self, wait=True, it=saving.Saver.settle: (go.set(), it(self, wait)))
+    settle = saving.Saver.settle
+    monkeypatch.setattr(saving.Saver, "settle", lambda *of, **how: (go.set(), settle(*of, **how)))
     done = run(**how, **often, out=str(mpi_tmp_path / "beside"), checkpoint_async=True, observer=later)
     world.Barrier()
     assert set(most) == {1} and done.saver.job is None and done.saver.failed == 0 and done.saved == 20
@@ -133,27 +136,17 @@ def failing(monkeypatch, world):
 def test_a_piece_that_cannot_be_written_is_known_to_all(background, run, world, mpi_tmp_path, failing, capsys):
     out = mpi_tmp_path / "a"
     failing(10, 15)
-    done = run(
-        **CUT, out=str(out), checkpoint_every=5, keep=9, evaluate_every=99, checkpoint_async=background, progress="lines"
-    )
+    done = run(**OFTEN, out=str(out), keep=9, checkpoint_async=background, progress="lines")
     assert done.saver.failed == 1 and (world.rank or done.summary["checkpoints_failed"] == 1)
     said = " ".join(capsys.readouterr().out.split())
-    assert world.rank or "step 10, " in said and "cannot be written: No space left on device; the run goes on" in said
+    assert world.rank or ("step 10, " in said and "cannot be written: No space left on device; the run goes on" in said)
     world.Barrier()
     assert pieces_of(out) == dict.fromkeys((5, 15, 20), world.size)  # and of step 10 nothing is left
     world.Barrier()
     failing(10, 99)
     words = "the checkpoint of step 10, .*: No space left on device; the last good checkpoint is "
     with pytest.raises(TrainingError, match=words):
-        run(
-            **CUT,
-            out=str(out),
-            force=True,
-            checkpoint_every=5,
-            evaluate_every=99,
-            checkpoint_must=True,
-            checkpoint_async=background,
-        )
+        run(**OFTEN, out=str(out), force=True, checkpoint_must=True, checkpoint_async=background)
     world.Barrier()
     assert pieces_of(out) == {5: world.size} and Checkpoint.read(out).attributes["step"] == 5
     world.Barrier()
@@ -164,7 +157,7 @@ def test_a_piece_that_cannot_be_written_is_known_to_all(background, run, world, 
 @SEVERAL
 def test_a_broken_piece_is_named_and_the_checkpoint_before_taken(run, world, mpi_tmp_path, capsys):
     out = mpi_tmp_path / "a"
-    whole = run(**CUT, out=str(out), checkpoint_every=5, keep=3, evaluate_every=99)
+    whole = run(**OFTEN, out=str(out), keep=3)
     world.Barrier()
 
     def spoil(step):
@@ -179,9 +172,9 @@ def test_a_broken_piece_is_named_and_the_checkpoint_before_taken(run, world, mpi
     spoil(20)
     with pytest.raises(UsageError, match=r"checkpoint.h5 is damaged: its piece \S*step-000000020-\S* is damaged: the"):
         run(**CUT, out=str(out), resume=str(out / "checkpoint.h5"))
-    done = run(**CUT, out=str(out), resume=str(out), checkpoint_every=5, keep=3, evaluate_every=99, progress="lines")
+    done = run(**OFTEN, out=str(out), resume=str(out), keep=3, progress="lines")
     said = " ".join(capsys.readouterr().out.split())
-    assert world.rank or "its piece" in said and f"; going on from {out}/checkpoint-000000015.h5" in said
+    assert world.rank or ("its piece" in said and f"; going on from {out}/checkpoint-000000015.h5" in said)
     assert done.parameters.tobytes() == whole.parameters.tobytes() and done.legs.first == 15
     world.Barrier()
     assert pieces_of(out / "later") == {20: world.size}
