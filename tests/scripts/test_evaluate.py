@@ -147,11 +147,11 @@ def test_sample(run_on, tmp_path, refused):
     assert "takes quantities" not in refused(tmp_path / "wordless.h5", "--sample", 5)
     other = make_model("softmax", data.features, data.classes)
     found.attributes |= {"model": "softmax", "layout": other.layout.describe(), "meaning": Meaning().describe()}
-    found.vectors["parameters"] = np.zeros(other.size, "float32")
+    found.vectors = dict(found.vectors) | {"parameters": np.zeros(other.size, "float32")}
     found.write(tmp_path / "softmax.h5")
     assert "needs a model that writes text, gpt" in refused(tmp_path / "softmax.h5", "--sample", 5)
     found.attributes |= {"model": spec, "layout": model.layout.describe(), "meaning": data.meaning.describe()}
-    found.vectors["parameters"] = np.full(model.size, np.nan, "float32")
+    found.vectors = dict(found.vectors) | {"parameters": np.full(model.size, np.nan, "float32")}
     found.write(tmp_path / "nan.h5")
     done = run_on(2, program, "nan.h5", "--sample", 5)
     assert done.returncode == 2 and "its training diverged" in done.stderr and "Traceback" not in done.stderr
