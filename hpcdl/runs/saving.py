@@ -9,18 +9,20 @@ next one waits for it, and so does the end of the run. The threads send no messa
 they agree whether all have written, and rank 0 then joins the pieces; so a failure is known to all there.
 
 One that cannot be written in the middle of a run, as on a full disk, leaves the one before and costs a warning: the
-next may find room. The last one is what a run is for, and with --checkpoint-must each is: then all ranks end.
+next may find room. The last one is what a run is for, and with --checkpoint-must each is: then all ranks end. With
+--keep 2 the one before the last is a spare, which gives way where the disk is full.
 
 Where the ranks do not see the same folder, rank 0 gathers the whole state, which has to fit into its memory.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -29,7 +31,7 @@ from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError, UsageError, blamed_on, reason
 from hpcdl.files import part
-from hpcdl.runs.checkpoint import Checkpoint, rotate
+from hpcdl.runs.checkpoint import OLDER, Checkpoint, rotate
 from hpcdl.runs.pieces import Joined, Portion, Written, name_of_piece, sweep, write_piece
 from hpcdl.runs.position import position
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("hpcdl")
 LAST, BEST = "checkpoint.h5", "best.h5"
 TOKENS = 1 << 32
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Job:
@@ -49,6 +52,7 @@ class Job:
 
     written: Written | None = None  # this rank's piece
     problem = ""  # what is in its way, as this rank knows it
+    full = False  # whether that is a full disk
     thread: threading.Thread | None = None
 
     def __init__(self, run: "Run", names: list[str], collected: tuple[dict, dict[str, Portion]], piece: str):
@@ -67,24 +71,29 @@ class Job:
 
     def write(self) -> None:
         """This rank's part of it: its piece, or on rank 0 the whole file."""
+        self.written, self.problem, self.full = None, "", False
         try:
             if self.piece:
                 self.written = write_piece(self.folder, self.piece, self.portions)
             elif self.rank == 0:
                 self.name(Checkpoint(self.vectors, self.attributes))
         except Exception as error:  # whatever h5py raises: all ranks are to know
-            self.problem = reason(error)
+            self._fail(error)
 
-    def join(self, parts: list[tuple[Written | None, str, dict]]) -> None:
+    def _fail(self, error: Exception) -> None:
+        self.problem, self.full = reason(error), isinstance(error, OSError) and error.errno in FULL
+
+    def join(self, parts: "list[Part]") -> None:
         """On rank 0: make one checkpoint of what the ranks have written, if all have."""
-        self.problem = next((problem for _, problem, _ in parts if problem), "")
+        self.problem = next((part.problem for part in parts if part.problem), "")
+        self.full = any(part.full for part in parts)
         try:
             if not self.problem:
-                forms = {name: form for _, _, forms in parts for name, form in forms.items()}
-                joined = Joined([written for written, _, _ in parts if written], forms)
+                forms = {name: form for part in parts for name, form in part.forms.items()}
+                joined = Joined([part.written for part in parts if part.written], forms)
                 self.name(Checkpoint(self.vectors, self.attributes, joined))
         except Exception as error:
-            self.problem = reason(error)
+            self._fail(error)
         if self.problem:
             with contextlib.suppress(OSError):
                 sweep(self.folder)
@@ -98,9 +107,35 @@ class Job:
             same = {"same": best} if BEST in self.names else {}
             rotate(self.folder, self.keep, found, self.previous, **same)
 
+    def give_up_spare(self) -> str:
+        """On rank 0: remove the checkpoint before the last one where that makes room; its name, or ""."""
+        last, given = self.folder / LAST, ""
+        if self.full and self.keep == 2:
+            with contextlib.suppress(OSError):
+                for each in [each for each in self.folder.iterdir() if OLDER.fullmatch(each.name)]:
+                    given = given if each.samefile(last) else each.name
+                    each.unlink()
+                sweep(self.folder)
+        return given
+
+    @property
+    def part(self) -> "Part":
+        """What this rank has to say of it."""
+        forms = {name: (portion.size, portion.dtype) for name, portion in self.portions.items()}
+        return Part(self.written, self.problem, self.full, forms)
+
     @property
     def done(self) -> bool:
         return self.thread is None or not self.thread.is_alive()
+
+
+class Part(NamedTuple):
+    """What a rank has written of a checkpoint, or why not, and the vectors (size, type) that it has a part of."""
+
+    written: Written | None
+    problem: str
+    full: bool
+    forms: dict[str, tuple[int, np.dtype]]
 
 
 class Saver:
@@ -176,14 +211,11 @@ class Saver:
         if job.thread is not None:
             job.thread.join()
         self.job = None
-        if job.piece:
-            forms = {name: (portion.size, portion.dtype) for name, portion in job.portions.items()}
-            with activity.inside("gather what was written", comm):
-                parts = comm.mpi.gather((job.written, job.problem, forms))
-            if parts is not None:
-                job.join(parts)
-        with activity.inside("say what was written", comm):
-            problem = comm.mpi.bcast(job.problem)
+        problem, given = agreed(comm, job)
+        if given:
+            self._warn(f"the disk has no room for the checkpoint of step {job.step}: {given} gives way to it")
+            job.write()
+            problem, _ = agreed(comm, job)
         if problem:
             self._not_written(job, problem)
         elif LAST in job.names:
@@ -206,6 +238,18 @@ class Saver:
         if self.job is not None and self.job.thread is not None:
             self.job.thread.join()
         self.run.folder.close()
+
+
+def agreed(comm: Communicator, job: Job) -> tuple[str, str]:
+    """Join what all ranks have written: what is in the way, or "", and the file that has made room; collective."""
+    if job.piece:
+        with activity.inside("gather what was written", comm):
+            parts = comm.mpi.gather(job.part)
+        if parts is not None:
+            job.join(parts)
+    with activity.inside("say what was written", comm):
+        given = job.give_up_spare() if comm.rank == 0 else ""
+        return comm.mpi.bcast((job.problem, given))  # type: ignore[no-any-return]
 
 
 def unseen(comm: Communicator, folder: Path) -> tuple[list[str], int]:

@@ -154,6 +154,46 @@ def test_a_piece_that_cannot_be_written_is_known_to_all(background, run, world, 
         run(**CUT, out=str(out), resume=str(out), evaluate_every=99)
 
 
+@pytest.mark.parametrize("keep", [1, 2, 3])
+@pytest.mark.parametrize("how", [WHOLE, CUT], ids=["whole", "cut"])
+def test_on_a_full_disk_the_spare_gives_way(how, keep, run, world, mpi_tmp_path, monkeypatch, capsys):
+    """A disk that has room for two checkpoints, and for the one that is written beside one that stays."""
+    out, write_piece, write = mpi_tmp_path / "a", saving.write_piece, Checkpoint.write
+
+    def limited(there):
+        if there >= 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def piece(folder, name, portions):
+        limited(len({each.name[:14] for each in (folder / "pieces").glob("step*")} - {name[:14]}))
+        return write_piece(folder, name, portions)
+
+    def whole(self, path):
+        if self.joined is None:
+            limited(len({each.stat().st_ino for each in path.parent.glob("*.h5")}))
+        write(self, path)
+
+    monkeypatch.setattr(saving, "write_piece", piece)
+    monkeypatch.setattr(Checkpoint, "write", whole)
+    often = how | {"checkpoint_every": 5, "evaluate_every": 99, "steps": 19, "out": str(out), "keep": keep}
+    often |= {"progress": "lines"}
+    if keep == 3:
+        with pytest.raises(TrainingError, match=r"the checkpoint of step 19, .*No space left on device"):
+            run(**often)
+    else:
+        done = run(**often)
+        assert done.saver.failed == 0 and done.saved == 19
+    said = " ".join(capsys.readouterr().out.split())
+    gone = [] if keep != 2 or world.rank else ["000000005", "000000010"]
+    assert [f"checkpoint-{each}.h5 gives way" in said for each in gone] == [True] * len(gone)
+    assert said.count("gives way") == len(gone)
+    world.Barrier()
+    left = {int(each.name[11:20]) for each in out.glob("checkpoint-*.h5")}
+    assert left == {1: set(), 2: {15}, 3: {5, 10}}[keep]
+    assert Checkpoint.read(out).attributes["step"] == (10 if keep == 3 else 19)
+    world.Barrier()
+
+
 @SEVERAL
 def test_a_broken_piece_is_named_and_the_checkpoint_before_taken(run, world, mpi_tmp_path, capsys):
     out = mpi_tmp_path / "a"
