@@ -285,12 +285,13 @@ def test_pieces_stay_as_long_as_a_checkpoint_of_the_folder_needs_them(tmp_path):
 def test_in_another_folder_a_checkpoint_has_its_pieces(tmp_path):
     saved(tmp_path, 1)
     (tmp_path / "later").mkdir()
-    link(tmp_path / "checkpoint.h5", tmp_path / "later" / "checkpoint.h5")
-    saved(tmp_path, 2, previous=1, keep=2)
-    move([tmp_path / "checkpoint-000000001.h5"], tmp_path / "later")
+    link(tmp_path / "checkpoint.h5", tmp_path / "later" / "best.h5")
+    for step in (2, 3):
+        saved(tmp_path, step, previous=step - 1, keep=2)
+    move([tmp_path / "checkpoint-000000002.h5"], tmp_path / "later")
     sweep(tmp_path)
-    assert holds(Checkpoint.read(tmp_path / "later"), 1) and holds(Checkpoint.read(tmp_path), 2)
-    assert holds(Checkpoint.read(tmp_path / "later" / "checkpoint-000000001.h5"), 1)
+    assert holds(Checkpoint.read(tmp_path / "later" / "best.h5"), 1) and holds(Checkpoint.read(tmp_path), 3)
+    assert holds(Checkpoint.read(tmp_path / "later" / "checkpoint-000000002.h5"), 2)
     assert len(list((tmp_path / "pieces").iterdir())) == 3
 
 
@@ -316,7 +317,19 @@ def dying(monkeypatch, after):
 
     for name in ("pwrite", "fsync", "replace", "link", "unlink", "rmdir", "mkdir"):
         monkeypatch.setattr(os, name, mortal(name, getattr(os, name)))
-    monkeypatch.setattr(Sink, "write", mortal("write", Sink.write))
+
+    def write(sink, data, write=Sink.write):
+        if len(done) >= after:
+            return memoryview(data).nbytes  # HDF5 bears no error here; `check` comes next
+        done.append("write")
+        return write(sink, data)
+
+    def check(sink):
+        if len(done) >= after:
+            raise Died
+
+    monkeypatch.setattr(Sink, "write", write)
+    monkeypatch.setattr(Sink, "check", check)
     return done
 
 
