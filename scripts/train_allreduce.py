@@ -21,6 +21,7 @@ class AllReduceOptions(Options):
     overlap: bool = option(False, "reduce the gradient in buckets of layers while the layers before are computed")
     bucket_mib: float = option(1.0, "MiB that a bucket of --overlap has at least; layers are not cut")
 
+    survive: int = option(0, "ranks that may be lost: the others go on, under mpiexec --with-ft ulfm of Open MPI")
     noise_scale: bool = option(False, "measure the gradient noise scale: the largest batch that is worth taking")
 
     def __post_init__(self):

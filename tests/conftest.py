@@ -232,11 +232,14 @@ def alone():
 
 @pytest.fixture
 def launch(alone, tmp_path):
-    """A function: start a program on so many ranks, as a user would; for tests that run on one rank themselves."""
+    """A function: start a program on so many ranks, as a user would; for tests that run on one rank themselves.
 
-    def run(ranks, *command, timeout=60, check=None, cwd=tmp_path, **environment):
+    given: options of mpiexec.
+    """
+
+    def run(ranks, *command, timeout=60, check=None, cwd=tmp_path, given=(), **environment):
         done = subprocess.run(
-            [mpiexec(), "-n", str(ranks), sys.executable, *map(str, command)],
+            [mpiexec(), *given, "-n", str(ranks), sys.executable, *map(str, command)],
             env=clean_environment() | environment,
             cwd=cwd,
             timeout=timeout,

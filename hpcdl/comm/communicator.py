@@ -202,6 +202,17 @@ class Communicator(PointToPoint, Collectives):
         self._exposed.append(exposed)
         return exposed
 
+    def revoke(self) -> None:
+        """Let all ranks leave what they wait in here or in a group of it: their calls raise; local (ULFM).
+
+        It is for ranks that have seen another fail, and cannot be used any more then.
+        """
+        for group in self._derived:
+            group.revoke()
+        for comm in (self.mpi, self._collective):
+            if comm != MPI.COMM_NULL:
+                comm.Revoke()
+
     def free(self) -> None:
         """Complete the collective operations in flight; give back windows and communicators, and stop the watchdog.
 

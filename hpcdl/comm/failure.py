@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
+from hpcdl.comm import ending
 from hpcdl.comm.ending import at_the_end, end_job
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line
@@ -87,7 +88,8 @@ def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) ->
         say(f"rank {comm.rank}: interrupted\n")
     else:
         text = "".join(traceback.format_exception(kind, value, trace))
-        say(f"rank {comm.rank} of {comm.size} failed; all ranks are ended\n{text}")
+        ends = "" if ending.alone else "; all ranks are ended"
+        say(f"rank {comm.rank} of {comm.size} failed{ends}\n{text}")
     end_job(2 if issubclass(kind, UsageError) else 1)
 
 

@@ -67,6 +67,7 @@ class Activity:
         self.known_until = -(1 << 62)  # when the last one ended
         self.last: str | None = "none yet"  # the operation before
         self.tested: tuple[Any, int] | None = None  # the request whose last `test` was without success, and when
+        self.abandoned: list = []  # requests that nobody waits for any more: MPI may still write to their buffers
 
     def advance(self) -> None:
         """Take all that is in flight as far as its messages have come."""
@@ -75,6 +76,12 @@ class Activity:
                 request.advance()
             except Exception:
                 continue  # the request keeps it, for who waits for that
+
+    def abandon(self) -> None:
+        """Nobody waits for what is in flight any more; what this process was doing is over."""
+        self.abandoned.extend(self.in_flight)
+        self.in_flight.clear()
+        self.operation = self.awaits = self.tested = None
 
     def enter(self, name: str, awaits: Awaits | None = None) -> Around:
         """Wait in this operation from now on; returns what it stands in, for `leave`."""

@@ -15,6 +15,7 @@ itself, which `hpcdl.comm.requests.Request` takes forward whenever its messages 
 What is yielded is a list of MPI requests, or, where no message comes (shared memory), an `Until`.
 """
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -31,19 +32,42 @@ class Until:
 
 
 Step: TypeAlias = Sequence[MPI.Request] | Until
+one_by_one = False  # whether requests are waited for by themselves: where ranks may be gone (services/survival.py)
+failed: list[Step] = []  # steps of which a request has failed; MPI may still know the others
+
+
+@contextlib.contextmanager
+def kept(step: Step) -> Iterator[None]:
+    """Requests are kept where the body raises.
+
+    Open MPI's Waitall frees them where one has failed, and ends the process when another one fails later.
+    """
+    try:
+        yield
+    except MPI.Exception:
+        failed.append(step)
+        raise
 
 
 def ready(step: Step, statuses: list[MPI.Status] | None = None) -> bool:
     """Whether the step is complete; does not block."""
     if isinstance(step, Until):
         return step.condition()
+    if one_by_one and statuses is None:
+        with kept(step):
+            return all([each.Test() for each in step])
     return MPI.Request.Testall(step, statuses)
 
 
 def complete(step: Step, statuses: list[MPI.Status] | None = None) -> None:
     """Block until the step is complete."""
     if not isinstance(step, Until):
-        MPI.Request.Waitall(step, statuses)
+        if not one_by_one or statuses is not None:
+            MPI.Request.Waitall(step, statuses)
+            return
+        with kept(step):
+            for each in step:
+                each.Wait()
     elif step.block is not None:
         step.block()
     else:

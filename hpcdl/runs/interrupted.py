@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from hpcdl.runs.due import Due, evaluate_and_save
+
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
@@ -12,5 +14,4 @@ def end_here(run: "Run") -> None:
         if run.agreement.steps_done:
             run._agree()
         run.stopping.told(run.step, True, False)
-        with run.memory.paused():
-            run._evaluate_and_save(False, False, False)
+        evaluate_and_save(run, Due(False, False, False))

@@ -58,12 +58,13 @@ class Options:
     before: program and step of the run that this one goes on with, if of another strategy. told: what the command line
     gives, where there is one; given: what that or a file does. pause: the epoch after which this leg ends, 0: the
     last. heir: whether it goes on from one that had other options. per_step: environment steps of a step, of a run
-    that acts in one: its options count these. data_seed, prepare: of services/training.py.
+    that acts in one: its options count these. data_seed, prepare: of services/training.py. survivor: what those that
+    are left go on from when ranks are gone (survivor.py).
     """
 
     unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program
     before, pause, heir, per_step = "", 0.0, False, 0  # without a type it is no field, and so no option
-    told = given = data_seed = prepare = None  # type: Any
+    told = given = data_seed = prepare = survivor = None  # type: Any
 
     data: str = option(
         "digits",

@@ -172,9 +172,11 @@ def open_folder(run: "Run") -> Folder:
     """
     out, resume, leads = run.options.out, run.options.resume, run.comm.rank == 0
     path = automatic(run.strategy) if out == "auto" else None if out in ("", "none") else Path(out)
+    survivor = run.options.survivor
+    left = survivor is not None and survivor.goes_on  # from what a rank holds in memory
     folder, found = Folder(path, run.comm.rank), None
     later: list[Path] = []
-    same = bool(resume) and path is not None and path.resolve() == folder_of(resume).resolve()
+    same = left or (bool(resume) and path is not None and path.resolve() == folder_of(resume).resolve())
     try:
         with refuse_together(run.bookkeeping.mpi):
             if path is not None and leads:
@@ -185,31 +187,33 @@ def open_folder(run: "Run") -> Folder:
                 _ = run.data.digest  # now, while all wait for it: a pass over the data, where nobody knows it yet
             if same and leads:
                 folder.claim()  # before the checkpoint is read: whoever has the folder writes the next one
-        if resume:
+        if resume and not left:
             resume, found = whole_one(run)
             if resume != run.options.resume:
                 run.options = copy.copy(run.options)
                 run.options.resume = resume
         with refuse_together(run.bookkeeping.mpi):
-            if found is not None:
+            if left and leads:
+                found = survivor.found
+            elif found is not None:
                 refuse_another(run, found)
                 if same:
                     later = later_than(found.attributes["step"], Path(resume))
                     if any(each.name == "best.h5" for each in later):
                         found.attributes["best"] = None  # there is no file of it any more: the next one is the best
-        if resume:
+        if resume or left:
             with activity.inside("broadcast", run.bookkeeping):
                 attributes = run.bookkeeping.mpi.bcast(found.attributes if found else None)
             run.state.load(run.held.peers, found, f"--resume {resume}: that run's")
             run.held.resumed(run.bookkeeping)
             go_on_from(run, attributes)
-            run.saved = run.step if same else None
+            run.saved = (survivor.saved if left else run.step) if same else None
         with refuse_together(run.bookkeeping.mpi):
-            if leads and same and is_last(resume) and run.over and folder.ended(run.step):
+            if leads and same and (left or is_last(resume)) and run.over and folder.ended(run.step):
                 folder.leave()
             elif leads:
                 folder.create(run.options, same, used(run))
-                if same and not is_last(resume):
+                if same and not left and not is_last(resume):
                     with blamed_on(f"--out {path} cannot be written"):
                         set_aside(Path(resume), later)
         with activity.inside("broadcast", run.bookkeeping):

@@ -23,7 +23,6 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.progress import activity
 from hpcdl.data import Batch
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.kernels.device import CPU, Array
@@ -33,9 +32,9 @@ from hpcdl.optim import Optimizer
 from hpcdl.random import Random
 from hpcdl.runs import extra, signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
-from hpcdl.runs.advice import advice, not_finite
+from hpcdl.runs.advice import not_finite
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
-from hpcdl.runs.averaging import averaged
+from hpcdl.runs.due import Due, evaluate_and_save
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.held import Held, warm_up
 from hpcdl.runs.legs import Legs
@@ -43,7 +42,7 @@ from hpcdl.runs.metrics import Metrics
 from hpcdl.runs.options import Options
 from hpcdl.runs.position import open_folder
 from hpcdl.runs.progress import Display
-from hpcdl.runs.saving import BEST, LAST, Saver
+from hpcdl.runs.saving import Saver
 from hpcdl.runs.state import PerRank, Same, State, Tracked
 from hpcdl.runs.stopping import Stopping
 from hpcdl.runs.summary import finish
@@ -80,6 +79,8 @@ class Run:
         self.step = self.examples = 0
         self.signalled = False  # whether a rank that does not meet the others has had a signal
         self.saved: int | None = None  # the step of the checkpoint that this run has written last
+        self.bounded = 0  # the last step whose boundary has been passed
+        self.before = math.inf, 0  # of `stopping`, the best and the evaluations since, before the last evaluation
         self.legs, self.saver = Legs(self.everyone), Saver(self)
         self.reported, self.groups, self.observers = {}, [], []  # type: dict, list[Any], list[Callable]
         self.summary, self.agree = None, None  # type: dict | None, bool | None
@@ -148,7 +149,10 @@ class Run:
         self.agreement = Agreement(held.peers, self.step)
         with self.memory.paused():
             warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
+        self.bounded = self.step
         self.bookkeeping.barrier()
+        if self.options.survivor is not None:
+            self.options.survivor.follow(self)
         log.info("%s, rank %d of %d, from step %d", strategy, self.comm.rank, self.comm.size, self.step)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -212,6 +216,8 @@ class Run:
         """The loop begins: clocks and display start."""
         self.agreement.start()
         self.display.start(self.step, self.steps)
+        if self.options.survivor is not None and self.options.survivor.owed:
+            evaluate_and_save(self, Due.of(self))
 
     def end(self) -> None:
         """The loop has ended."""
@@ -227,16 +233,14 @@ class Run:
 
     def boundary(self) -> None:
         """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop."""
-        every, ends = self.options.checkpoint_every // (self.options.per_step or 1), self.step >= self.steps
-        epoch_ends, saving = self.step % self.per_epoch == 0, bool(every) and self.step % every == 0
-        if not (epoch_ends or saving or ends or self.agreement.due(self.step)):
-            return
-        with self.stopwatch.apart():
-            with self.comm.timeline.span("agree"):
-                self._agree()
-            self.stopping.extend(self.step, self.held.horizon(self.step))
-            with self.memory.paused(), activity.known():
-                self._evaluate_and_save(epoch_ends, saving, ends)
+        due = Due.of(self)
+        if any(due) or self.agreement.due(self.step):
+            with self.stopwatch.apart():
+                with self.comm.timeline.span("agree"):
+                    self._agree()
+                self.stopping.extend(self.step, self.held.horizon(self.step))
+                evaluate_and_save(self, due)
+        self.bounded = self.step
 
     def _agree(self) -> None:
         """Share losses, signals and the time limit; write and show them."""
@@ -249,36 +253,6 @@ class Run:
         self.metrics.record(first, agreed.steps, self.steps, self.rate)
         self.stopping.told(self.step, agreed.signalled, agreed.late)
         self.stopping.used(self.step, agreed.seconds, self.legs.bytes, self.examples)
-
-    def _evaluate_and_save(self, epoch_ends: bool, saving: bool, ends: bool) -> None:
-        """What of it is due; a checkpoint that has been written in the background is known from here on."""
-        self.saver.settle(wait=False)
-        epochs = 1 if self.options.per_step else self.options.evaluate_every  # who acts has an epoch between two
-        due = epoch_ends and self.step // self.per_epoch % epochs == 0
-        if not (due or ends or saving or self.stopped is not None):
-            return
-        with averaged(self):
-            names = []
-            if due or ends or self.stopped in ("time limit", "budget"):
-                self.held.refresh()
-                with self.comm.timeline.span("evaluate"), self.comm.traffic.uncounted():
-                    self._evaluate()
-                names += [BEST] if self.stopping.improved else []
-                self.stopping.extend(self.step, self.held.horizon(self.step))
-            names += [LAST] if saving or ends or self.stopped is not None else []
-            self.saver.save(names)
-
-    def _evaluate(self) -> None:
-        """Score the model on the test part and the validation part, all ranks together."""
-        found = self.metrics.with_largest(self.held.scores(self.data))
-        for name, value in found.items():
-            if not math.isfinite(value):  # on all ranks alike: the sums are the same
-                what = f"the {name.replace('_', ' ')} after step {self.step} is not finite"
-                raise TrainingError(f"{what}; {self.folder.kept()}; {advice(self)}")
-        judged = self.held.judged(found, self.metrics.train_loss)
-        self.stopping.judge(judged, found.get("test_accuracy"), found.get("duality_gap"))
-        self.metrics.scores = found | (self.held.last_scores(self.data) if self.over else {})
-        self.metrics.evaluated(self.step, self.steps, found, self.seconds, self.rate, self.legs.sent_so_far)
 
     # -- after the loop ----------------------------------------------------------------------------------------------
 

@@ -235,8 +235,11 @@ class Saver:
 
     def abandon(self) -> None:
         """The run ends in an error: its folder is closed, when nothing is written there any more."""
-        if self.job is not None and self.job.thread is not None:
-            self.job.thread.join()
+        job = self.job
+        if job is not None and job.thread is not None:
+            job.thread.join()
+            if job.rank == 0 and not job.piece and not job.problem and LAST in job.names:
+                self.run.saved = job.step  # it is there, and ranks that outlive others (survivor.py) go on after it
         self.run.folder.close()
 
 

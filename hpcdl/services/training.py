@@ -27,6 +27,7 @@ failure.install()  # what fails from here on ends all ranks
 import logging  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
+from functools import partial  # noqa: E402
 from typing import Any  # noqa: E402
 
 from mpi4py import MPI  # noqa: E402
@@ -54,6 +55,7 @@ from hpcdl.runs.summary import conclude  # noqa: E402
 from hpcdl.services.data_server import introduce, serve  # noqa: E402
 from hpcdl.services.remote_data import RemoteData  # noqa: E402
 from hpcdl.services.roles import ROLES, Roles, divide  # noqa: E402
+from hpcdl.services.survival import outlived, refuse_no_survival, survive  # noqa: E402
 from hpcdl.words import counted  # noqa: E402
 
 log = logging.getLogger("hpcdl")
@@ -81,7 +83,7 @@ class Training:
     def main(self, arguments: list[str] | None = None) -> None:
         """The program: parse, train on all ranks, and leave."""
         world = MPI.COMM_WORLD
-        with ended(self.program, world.rank) as remarks:
+        with outlived(), ended(self.program, world.rank) as remarks:
             if self.ranks is None:
                 one_world(world)
             with reading(world) as parse:
@@ -89,7 +91,8 @@ class Training:
                 remarks.append(remark(options.before))
                 self.refuse(options, world.size)
             warn(world, self.ranks is None)
-            if self.run(world, options).stopped == "signal":
+            run = self.run if not getattr(options, "survive", 0) else partial(survive, self.run)
+            if run(world, options).stopped == "signal":
                 raise SystemExit(signals.STATUS)
 
     def refuse(self, options: Options, size: int) -> None:
@@ -104,6 +107,7 @@ class Training:
             raise UsageError("--initial is where a run begins, and --resume goes on with one: give one of them")
         divide(size, getattr(options, "servers", 0), options.data_servers)
         algorithm(options.allreduce)
+        refuse_no_survival(options)
 
     def run(self, world: MPI.Intracomm, options: Options, opened: list | None = None) -> Run:
         """Open, build, train and finish on all ranks of `world`; collective. Returns the run, which has ended.
@@ -116,7 +120,10 @@ class Training:
         with refuse_together(world):
             device = open_device(options.device if role == "worker" else "cpu", number)
         spans = 0 if options.out == "none" else options.trace
-        everyone = Communicator(world, options.allreduce, options.timeout, spans, device)
+        survivor = options.survivor  # who goes on where ranks are gone is not ended by what ends jobs
+        everyone = Communicator(world, options.allreduce, options.timeout, spans, device, ends_job=survivor is None)
+        if survivor is not None:
+            survivor.everyone = everyone
         opened.append(everyone.free)
         comm = everyone.split(int(role == "data server"), name="training") if options.data_servers else everyone
         data = open_for(role, roles, options, everyone)
@@ -177,6 +184,7 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
                 standardize=options.standardized,
                 from_file=options.from_file("data"),
                 data_seed=options.data_seed,
+                keep=options.survivor is not None,
                 **how,
             )
     part.Free()

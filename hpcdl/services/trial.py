@@ -34,7 +34,6 @@ PATIENCE = 5.0  # seconds for which a rank that has failed waits for the others 
 FAILED = "failed.json"  # in the folder of a run: why it could not go on
 BEGUN = "begun"  # in the folder of a run: how often it was begun, and neither ended nor was stopped in good order
 MOST = 3  # times that it is begun so
-abandoned: list = []  # requests of runs that could not go on
 
 
 class Outcome(NamedTuple):
@@ -136,8 +135,7 @@ def forget(folder: Path) -> None:
 
 def abandon(opened: list) -> None:
     """Give back what a run held that cannot go on; collective. All ranks have come out of it."""
-    abandoned.extend(activity.in_flight)
-    activity.in_flight.clear()
+    activity.abandon()
     for give_back in reversed(opened):
         give_back()
 

@@ -30,7 +30,7 @@ def interfere(tmp_path):
             "from hpcdl.scripts import train_allreduce\n"
             "def record(self, loss, batch, original=run.Run.record):\n"
             "    original(self, loss, batch)\n"
-            f"    if self.step == {step} and self.comm.rank == {rank}: {code}\n"
+            f"    if self.step == {step} and training.MPI.COMM_WORLD.rank == {rank}: {code}\n"
             "run.Run.record = record\n"
             "train_allreduce.main(sys.argv[1:])\n"
         )

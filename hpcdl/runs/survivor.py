@@ -1,0 +1,133 @@
+"""What ranks that outlive others go on from: the state of the run that one of them holds, in memory.
+
+    step      40        41                         41        42
+    rank 0    |---------|----                rank 0 |---------|
+    rank 1    |---------|----      gone      rank 1 |---------|      it holds what is after step 41: all begin there
+    rank 2    |------ killed
+    rank 3    |---------                     rank 2 |---------|
+
+Where all ranks hold the same vectors, and exchange them by messages alone, a rank that has ended a step holds what all
+hold after that step, for each has added its share to it. So whoever is furthest has everything: the others take its
+vectors, and the step that it was in is done again, by those that are left, with their shares of the same batch. No step
+is lost, none counted twice, and nothing is read from a disk.
+
+This is what one rank knows; how they find each other again is services/survival.py.
+"""
+
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from hpcdl.comm import Communicator
+from hpcdl.errors import AgreedError
+from hpcdl.runs.averaging import averaged
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.legs import SUMMED, measured
+from hpcdl.runs.position import position
+from hpcdl.runs.state import Same
+from hpcdl.words import counted
+
+if TYPE_CHECKING:
+    from hpcdl.runs.run import Run
+
+log = logging.getLogger("hpcdl")
+
+
+class Survivor:
+    """Of one rank, for all legs of a run. everyone: the communicator of this leg, once it is made.
+
+    run: that of this leg, once it has begun. goes_on: whether this leg goes on from what a rank holds; found: that, on
+    rank 0. owed: whether what is due after its last step (due.py) is still to be done. saved: the step of the last
+    checkpoint. reason: why the run is to end, None while it goes on. folder: where it writes. since: when the last leg
+    has failed. losses: of all legs before, for the summary.
+    """
+
+    def __init__(self) -> None:
+        self.everyone: Communicator | None = None
+        self.run: Run | None = None
+        self.goes_on = self.owed = False
+        self.found: Checkpoint | None = None
+        self.saved: int | None = None
+        self.reason: str | None = None
+        self.folder: str | None = None
+        self.since = 0.0
+        self.losses: list[dict] = []
+
+    def follow(self, run: "Run") -> None:
+        """A leg has begun. Raises AgreedError where a rank has what no other has."""
+        alone = [name for name, each in run.state.tracked.items() if not isinstance(each, Same)]
+        if alone:
+            raise AgreedError(f"--survive: each rank has its own {' and '.join(alone)}, which would be gone with it")
+        if "{ranks}" in run.data.order:
+            raise AgreedError(
+                "--survive: the rows of a rank would be gone with it; take --placement shared or streamed"
+            )
+        self.run, self.found = run, None
+        run.stopping.reason = run.stopping.reason or self.reason
+        if self.goes_on:
+            last = self.losses[-1]
+            last["seconds"] = time.monotonic() - self.since
+            left = f"{counted(run.comm.size, 'rank')} {'goes' if run.comm.size == 1 else 'go'} on"
+            said = f"{self.told(last['ranks'])} after step {run.step}; {left}"
+            run.display.line(f"{said}, {last['seconds']:.2f} s later")
+            log.warning("%s", said)
+        run.report(losses=self.losses)
+
+    def told(self, gone: list[int]) -> str:
+        """Which ranks are gone, in words; by their numbers in the last leg."""
+        return f"rank {gone[0]} is gone" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))} are gone"
+
+    def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm) -> tuple[MPI.Intracomm, list[int]]:
+        """Order those that are left so that rank 0 has the state; returns their world, and who is gone; collective.
+
+        left: those of the world `before` that are left. gone: their ranks there.
+        """
+        run = self.run
+        assert run is not None
+        furthest = max(
+            (step, passed, -rank) for rank, (step, passed) in enumerate(left.allgather((run.step, not self.owes)))
+        )
+        comm: Any = left.Split(0, -1 if -furthest[2] == left.rank else left.rank)
+        left.Free()
+        spent = dict(comm.allgather((before.rank, self.spent())))
+        gone = [rank for rank in range(before.size) if rank not in spent]
+        facts = None
+        if comm.rank == 0:
+            self.found = self.hold([spent.get(rank, {}) for rank in range(before.size)])
+            folder = None if run.folder.path is None else str(run.folder.path)
+            facts = run.saved, self.owes, run.stopping.reason, folder, run.step
+        self.saved, self.owed, self.reason, self.folder, step = comm.bcast(facts)
+        self.goes_on = True
+        self.losses.append({"step": step, "ranks": gone, "left": comm.size})
+        return comm, gone
+
+    def spent(self) -> dict:
+        """What this leg has cost this rank."""
+        assert self.run is not None
+        known = measured(self.run)
+        return {name: known[name] for name in SUMMED}
+
+    def hold(self, table: list[dict]) -> Checkpoint:
+        """The state of the run as this rank holds it. table: what each rank has spent in this leg, where known."""
+        run = self.run
+        assert run is not None
+        run.legs.table = table
+        totals = [sum(row.get(name) or 0 for row in table) for name in ("bytes_sent_per_rank", "messages_per_rank")]
+        run.legs.sent = float(totals[0]), float(totals[1])
+        alone = Communicator(MPI.COMM_SELF, ends_job=False)
+        with averaged(run):  # as a checkpoint has it
+            vectors = {name: vector.copy() for name, vector in run.state.collect(alone, False)[0].items()}
+        alone.free()
+        found = Checkpoint(vectors, position(run))
+        if self.owes:
+            best, found.attributes["waited"] = run.before
+            found.attributes["best"] = None if math.isinf(best) else best
+        return found
+
+    @property
+    def owes(self) -> bool:
+        """Whether the boundary of the last step has not been passed."""
+        return self.run is not None and self.run.bounded != self.run.step

@@ -1,0 +1,151 @@
+"""--survive N: when a rank is gone, the others go on in the job, from what they hold in memory.
+
+    a call of MPI's raises on some rank, for a rank that it needs is gone            ULFM: PROC_FAILED
+    it revokes the communicators of the run: what the others wait in raises, too     revoke
+    all that are left say whether they have come to the end of the run               agree
+    they make a new world of those that are left, whoever is furthest first          shrink
+    its rank 0 has the state, the others take it, and the step is done again         runs/survivor.py
+
+This needs an MPI that hands failures to the program: Open MPI from 5.0 on, started by `mpiexec --with-ft ulfm`. Sums
+travel by messages: a rank that waits in the memory of a node for one that is gone would wait for ever.
+
+Bland, Bouteiller, Herault, Bosilca, Dongarra, "Post-failure recovery of MPI communication capability: design and
+rationale", Int. J. High Performance Computing Applications 2013.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+
+from hpcdl.comm import ending, steps
+from hpcdl.comm.progress import activity
+from hpcdl.errors import TrainingError, UsageError
+from hpcdl.machine.world import OPEN_MPI, library
+from hpcdl.runs.survivor import Survivor
+
+if TYPE_CHECKING:
+    from hpcdl.runs.options import Options
+    from hpcdl.runs.run import Run
+
+log = logging.getLogger("hpcdl")
+ENABLED = "OMPI_MCA_mpi_ft_enable"  # what mpiexec --with-ft ulfm sets
+BY_MESSAGES = "recursive"  # in the place of auto, which may share memory
+HEARD = 5.0  # seconds within which a rank that a call has failed on learns why
+worlds: list[MPI.Intracomm] = []  # those that have outlived a rank
+
+
+def refuse_no_survival(options: "Options") -> None:
+    """Raise UsageError where a run of these options cannot outlive a rank."""
+    ranks = getattr(options, "survive", 0)
+    if not ranks:
+        return
+    if ranks < 0:
+        raise UsageError(f"--survive {ranks}: it is how many ranks may be lost, at least 0")
+    if library() != OPEN_MPI or os.environ.get(ENABLED) not in ("1", "true"):
+        raise UsageError(
+            f"--survive {ranks}: this {library()} ends all ranks when one is gone; it needs Open MPI from 5.0 on, "
+            "started with mpiexec --with-ft ulfm"
+        )
+    if options.allreduce == "auto":
+        options.allreduce = BY_MESSAGES
+    elif options.allreduce in ("shared", "hierarchical"):
+        raise UsageError(
+            f"--survive {ranks}: in the memory of a node ({options.allreduce}) nobody sees that a rank is gone; take "
+            f"--allreduce {BY_MESSAGES}, ring, tree or mpi"
+        )
+    if options.timeout:
+        raise UsageError("--timeout ends all ranks, and --survive is to go on: give one of them")
+    if options.data_servers:
+        raise UsageError("--survive: a data server's rows would be gone with it; leave out --data-servers")
+
+
+def survive(run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm, options: "Options") -> "Run":
+    """Call run(comm, options) on the ranks of `world`, and again on those that are left when some are gone.
+
+    A rank that fails alone from now on is gone. Ranks that are gone before a leg's first step are not outlived. Raises
+    TrainingError, on all that are left, when more are gone than --survive says.
+    """
+    survivor = options.survivor = Survivor()
+    ending.alone = steps.one_by_one = True
+    comm, most, lost = world.Dup(), options.survive, 0  # type: ignore[attr-defined]
+    while True:
+        survivor.run, done, begun = None, None, time.monotonic()
+        try:
+            done = run(comm, options)
+        except Exception as error:
+            if survivor.run is None or not some_failed(comm, isinstance(error, MPI.Exception)):
+                raise
+            log.info("a call has failed: %s", error)
+            assert survivor.everyone is not None
+            survivor.everyone.revoke()
+            comm.Revoke()
+        failed = time.monotonic()
+        if all_done(comm, done is not None):
+            assert done is not None
+            return done
+        activity.abandon()
+        left: Any = comm.Shrink()
+        before = comm
+        worlds.append(left)
+        comm, gone = survivor.hand_over(left, before)
+        worlds[-1] = comm
+        lost += len(gone)
+        if lost > most:
+            raise TrainingError(f"{survivor.told(gone)}: {lost} in all, and --survive says {most}")
+        survivor.since = failed
+        options.out, options.resume, options.force = survivor.folder or "none", "", False
+        if options.time_limit:
+            options.time_limit = max(1e-3, options.time_limit - (failed - begun))
+
+
+def some_failed(comm: MPI.Intracomm, wait: bool) -> bool:
+    """Whether ranks of `comm` are gone, as far as this rank knows, or others have seen that; wait: for a while."""
+    until = time.monotonic() + HEARD * wait
+    while True:
+        comm.Ack_failed()
+        group = comm.Get_failed()
+        known = group.size > 0 or comm.Is_revoked()
+        group.Free()
+        if known or time.monotonic() >= until:
+            return known
+        try:
+            comm.Iprobe()  # for MPI learns of it only while somebody calls it
+        except MPI.Exception:
+            return True
+        time.sleep(1e-3)
+
+
+def all_done(comm: MPI.Intracomm, done: bool) -> bool:
+    """Whether all ranks that are left have done it; collective over these."""
+    while True:
+        comm.Ack_failed()
+        with contextlib.suppress(MPI.Exception):  # one is gone that was not known to be: on all alike
+            all_have = bool(comm.Agree(int(done)))
+            if all_have and some_failed(comm, False):  # behind its last step
+                worlds.append(comm)
+            return all_have
+
+
+@contextlib.contextmanager
+def outlived() -> Iterator[None]:
+    """The program of a rank: MPI_Finalize may wait for those that are gone, and so it leaves without."""
+    status = 0
+    try:
+        yield
+    except SystemExit as left:
+        if not worlds:
+            raise
+        status = left.code if isinstance(left.code, int) else int(left.code is not None)
+    if worlds:
+        with contextlib.suppress(MPI.Exception):
+            worlds[-1].Barrier()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

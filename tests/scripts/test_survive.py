@@ -1,0 +1,94 @@
+"""--survive: ranks are killed, and the others go on in the job, as if they had been alone from that step on."""
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcdl.machine.world import OPEN_MPI, library
+from hpcdl.runs.checkpoint import Checkpoint
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
+OPTIONS = ["--data", "digits", "--model", "mlp:16", "--dtype", "float64", "--batch-size", "64", "--epochs", "2"]
+STEPS, EPOCH = 46, 23
+KILL = f"os.kill(os.getpid(), {int(signal.SIGKILL)})"
+ULFM = ["--with-ft", "ulfm"]
+with_ulfm = pytest.mark.skipif(library() != OPEN_MPI, reason="Open MPI hands failures to the program; MPICH does not")
+
+
+def evaluations(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["test_loss"] for line in lines if "test_loss" in line}
+
+
+@with_ulfm
+@pytest.mark.parametrize(
+    "step, rank, more",
+    [
+        pytest.param(30, 2, [], id="any"),
+        pytest.param(1, 0, ["--overlap", "--optimizer", "adam", "--lr", "0.01"], id="first"),
+        pytest.param(EPOCH, 0, ["--optimizer", "momentum", "--checkpoint-every", "5"], id="epoch"),
+        pytest.param(STEPS, 1, ["--average", "from=1", "--allreduce", "ring"], id="last"),
+    ],
+)
+def test_those_that_are_left_take_the_same_steps(step, rank, more, launch, run_on, interfere, tmp_path):
+    """A step's gradient is the batch's whoever shares it: to rounding it is the run that lost nobody."""
+    run_on(2, SCRIPT, *OPTIONS, *more, "--out", tmp_path / "whole", check=0)
+    program, out = interfere(step, rank, KILL), tmp_path / "left"
+    done = launch(3, program, *OPTIONS, *more, "--out", out, "--survive", "1", given=ULFM, check=0)
+    whole, left = (Checkpoint.read(tmp_path / name) for name in ("whole", "left"))
+    assert left.attributes["step"] == STEPS
+    for name, vector in whole.vectors.items():
+        assert np.abs(left.vectors[name] - vector).max() <= 1e-12 * np.abs(vector).max()
+    assert evaluations(out) == pytest.approx(evaluations(tmp_path / "whole"), rel=1e-10)
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["ranks"], summary["replicas_agree"], summary["stopped"]) == (2, True, "finished")
+    (loss,) = summary["losses"]
+    assert loss["ranks"] == [rank] and loss["left"] == 2 and loss["step"] in (step - 1, step)
+    assert [leg["ranks"] for leg in summary["legs"]] == [3, 2]
+    assert sum(leg["steps"] for leg in summary["legs"]) == STEPS
+    assert summary["legs"][0]["bytes_sent_per_rank"][rank] is None  # who is gone cannot say it
+    assert None not in summary["legs"][1]["bytes_sent_per_rank"]
+    assert f"rank {rank} is gone after step {loss['step']}; 2 ranks go on" in done.stdout
+
+
+@with_ulfm
+def test_more_are_gone_than_it_says(launch, interfere, tmp_path):
+    program = interfere(12, 1, f"(training.MPI.COMM_WORLD.rank == 1 and {KILL})")
+    program.write_text(
+        program.read_text().replace("rank == 1:", "rank in (1, 2):").replace("rank == 1 and", "rank and")
+    )
+    done = launch(3, program, *OPTIONS, "--out", "a", "--survive", "1", given=ULFM, check=1)
+    assert "2 in all, and --survive says 1" in done.stderr and "Traceback" not in done.stderr
+
+
+@with_ulfm
+def test_a_rank_that_raises_says_why_and_is_gone(launch, interfere, tmp_path):
+    program = interfere(12, 1, "raise ValueError('at twelve')")
+    done = launch(2, program, *OPTIONS, "--out", "a", "--survive", "1", given=ULFM, check=0)
+    assert "ValueError: at twelve" in done.stderr and "1 rank goes on" in done.stdout
+
+
+@with_ulfm
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (["--allreduce", "shared"], "nobody sees that a rank is gone; take --allreduce recursive, ring, tree or mpi"),
+        (["--timeout", "5"], "--timeout ends all ranks, and --survive is to go on: give one of them"),
+        (["--survive", "-1"], "--survive -1: it is how many ranks may be lost, at least 0"),
+        (["--compress", "bfloat16"], "each rank has its own residual, which would be gone with it"),
+        (["--placement", "partitioned"], "the rows of a rank would be gone with it"),
+    ],
+)
+def test_refusals(more, said, launch, tmp_path):
+    done = launch(2, SCRIPT, *OPTIONS, "--out", "none", "--survive", "1", *more, given=ULFM, check=2)
+    assert said in done.stderr and done.stderr.count("error") == 1
+
+
+def test_without_ulfm_it_is_refused(run_on):
+    done = run_on(2, SCRIPT, *OPTIONS, "--out", "none", "--survive", "1", check=2)
+    assert (
+        "ends all ranks when one is gone; it needs Open MPI from 5.0 on, started with mpiexec --with-ft" in done.stderr
+    )
