@@ -11,10 +11,18 @@ from typing import Any, BinaryIO
 
 import platformdirs
 
+full: set[Path] = set()  # folders in which, as a drill has it (runs/inject.py), no space is left
+
 
 def part(path: Path) -> Path:
     """The temporary name under which this process writes a file."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def refuse_full(path: str | os.PathLike[str]) -> None:
+    """Raise OSError where a drill has it that no space is left for this file."""
+    if full and not full.isdisjoint(Path(path).resolve().parents):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def probe(path: str | os.PathLike[str]) -> None:
@@ -46,6 +54,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "it is no file, and stays what it is", str(path))
+    refuse_full(path)
     temporary = part(path)
     try:
         yield temporary

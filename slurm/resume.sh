@@ -1,23 +1,30 @@
 # Training that outlives the time limit of its job: signal, checkpoint, status 85, requeue, resume. After env.sh.
 #
 #   Slurm                          this shell                     ranks
-#   USR1, --signal seconds early   passes it on to srun      ->   finish the step, save, exit with 85 (docs/runs.md)
+#   USR1, --signal seconds early   passes it on              ->   finish the step, save, exit with 85 (docs/runs.md)
 #   puts the job back in line  <-  scontrol requeue
 #   starts it again, same number   train ... --resume DIR    ->   go on, with the same bits
 #
 # Preemption ends in the same way: Slurm sends the ranks SIGTERM. After the loss of a node Slurm requeues the job, which
-# goes on from the last checkpoint of --checkpoint-every.
+# goes on from the last checkpoint of --checkpoint-every. Where a rank dies, `hpcdl supervise` goes on from there within
+# the job, HPCDL_RESTARTS times at most (3).
 
 task=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 task=${task:-$SLURM_JOB_ID}  # by this name, a member of an array is requeued without the others
 warned=0 step=''
 trap 'warned=$((warned + 1)); [ -z "$step" ] || kill -USR1 "$step"' USR1
 
-# start COMMAND...: run it on all ranks. A signal ends `wait` early; asked once more, it knows the true status.
-start() {
+# start COMMAND...: run it on all ranks.
+start() { await srun "$@"; }
+
+# keep COMMAND...: the same; what fails goes on from its last checkpoint, on the same nodes (docs/reliability.md).
+keep() { await hpcdl supervise --restarts "${HPCDL_RESTARTS:-3}" -- srun "$@"; }
+
+# await COMMAND...: run it. A signal ends `wait` early; asked once more, it knows the true status.
+await() {
   local status heard
   [ $warned = 0 ] || return 85
-  srun "$@" &
+  "$@" &
   step=$!
   while
     heard=$warned
@@ -50,7 +57,7 @@ train() {
   elif [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$dir" ]; then
     mv "$dir" "$dir-try-$SLURM_RESTART_COUNT"  # begun, but nothing was saved: it starts anew
   fi
-  start hpcdl "$@" "${more[@]}"
+  keep hpcdl "$@" "${more[@]}"
   status=$?
   if [ $status = 0 ] && [ ! -e "$dir/summary.json" ]; then  # srun has status 0 also where it could launch no rank
     echo "$dir/summary.json was not written: the training has not run" >&2

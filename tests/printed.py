@@ -40,7 +40,7 @@ def as_printed(shown, folder, environment):
 
 def assert_said(done, printed):
     """The lines that are printed came out, in their order, and numbers near to those that are printed."""
-    lines = (done.stdout + done.stderr).splitlines()
+    lines = (done.stdout + done.stderr).replace("\0", "").splitlines()  # Open MPI ends what it says by one
     texts = [NUMBER.sub("#", " ".join(line.split())) for line in lines]
     at = 0
     for line in printed:

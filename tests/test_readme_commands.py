@@ -15,6 +15,7 @@ PARTS = {
     "a comparison": [each for each in COMMANDS if "runs/c " in each],
     "planning": [each for each in COMMANDS if "hpcdl plan" in each],
     "images": [each for each in COMMANDS if "fashion" in each],
+    "a job that is kept": [each for each in COMMANDS if "supervise" in each],
     "a gpt": [each for each in COMMANDS if "gpt" in each or "runs/p " in each],
 }
 IMAGES = Path("/usr/share/datasets/fashion-mnist")
@@ -24,15 +25,17 @@ MADE = {
     "a comparison": "report.html",
     "planning": ".",
     "images": "fashion.h5",
+    "a job that is kept": "runs/s/summary.json",
     "a gpt": "runs/p/summary.json",
 }
 
 
 def test_none_is_left_out():
-    assert sorted(each for part in PARTS.values() for each in part) == sorted(COMMANDS) and len(COMMANDS) == 17
+    assert sorted(each for part in PARTS.values() for each in part) == sorted(COMMANDS) and len(COMMANDS) == 18
 
 
-LONG = [pytest.param(part, marks=pytest.mark.exhaustive) for part in ("images", "a gpt")]  # a minute
+LONG = ("images", "a gpt", "a job that is kept")  # a minute
+LONG = [pytest.param(part, marks=pytest.mark.exhaustive) for part in LONG]
 
 
 @pytest.mark.parametrize("part", [*LONG, "by hand", "planning"])

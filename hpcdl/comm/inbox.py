@@ -5,13 +5,15 @@ at once, shared memory and network, and take it back from one of them (MPICH 5.0
 hosts). So a server posts a receive per rank, and posts the next one when it has taken what came.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.requests import Request
+
+watchers: list[Callable[[], object]] = []  # are told of each message that this process takes from any inbox
 
 
 class Inbox:
@@ -42,4 +44,6 @@ class Inbox:
     def take(self, source: int) -> np.ndarray:
         """The message of this rank, which has come; no other one is expected until `listen` is called again."""
         del self.coming[source]
+        for watch in watchers:
+            watch()
         return self.room[source].copy()

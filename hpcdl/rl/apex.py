@@ -47,6 +47,7 @@ from hpcdl.rl.roles import Roles
 from hpcdl.rl.shards import AHEAD, Form, LocalShard, Memory, RemoteShard, Wanted
 from hpcdl.rl.tally import COUNTS, ByKind, Tally
 from hpcdl.rl.task import Task
+from hpcdl.runs import inject
 from hpcdl.runs.held import Whole
 from hpcdl.runs.run import Run
 from hpcdl.runs.state import Same, Tracked
@@ -365,6 +366,7 @@ def remember(comm: Communicator, run: Run, replay: Any, roles: Roles, tally: Tal
     assert tally.by_kind is not None
     intake = Intake(comm, roles.actors_of(comm.rank), roles.envs, replay, tally, tally.by_kind)
     memory = Memory(comm, intake, list(roles.learners), run.random, partial(kept, folder, replay, comm.rank))
+    inject.arm(run)
     with run.stopwatch.step("serve"):
         memory.serve()
     return memory.status
@@ -386,6 +388,7 @@ def explore(
     base = Epsilon.read(options.epsilon)
     exponents = boldness(roles.first_copy(comm.rank) + np.arange(roles.envs), copies, options.epsilon_alpha)
     receiver.first()
+    inject.arm(run)
     act(
         run,
         actor,

@@ -13,12 +13,12 @@ latency, so seldom that meetings take a twentieth of the time, but every two sec
 finite number ends the run: its step and rank are found by a second message.
 """
 
-import time
 from typing import NamedTuple
 
 import numpy as np
 
 from hpcdl.comm import Communicator
+from hpcdl.runs import clock
 
 SECONDS = 0.1  # the ranks agree about that often, or at every step when steps are longer
 SHARE = 1 / 20  # of the time, that meetings may take
@@ -63,12 +63,12 @@ class Agreement:
         self.comm, self.step, self.fewest = comm, step, fewest
         self.interval = fewest
         self.steps_done: list[Step] = []
-        self.begun = self.met = time.perf_counter()
+        self.begun = self.met = clock.seconds()
         self.took = 0.0  # seconds in the last meeting
 
     def start(self) -> None:
         """The loop begins."""
-        self.begun = self.met = time.perf_counter()
+        self.begun = self.met = clock.seconds()
 
     def due(self, step: int) -> bool:
         """Whether it is time to meet again."""
@@ -84,20 +84,20 @@ class Agreement:
         message[:count] = [step.loss for step in self.steps_done]
         message[count] = signals
         if self.comm.rank == 0:
-            message[count + 1] = bool(time_limit) and time.perf_counter() - self.begun >= time_limit
-            lately = (time.perf_counter() - self.met) / count
+            message[count + 1] = bool(time_limit) and clock.seconds() - self.begun >= time_limit
+            lately = (clock.seconds() - self.met) / count
             message[count + 2] = min(MOST, max(1, self.pause // lately))
             message[count + 3] = self.steps_done[-1].seconds
         message[count + 4 :] = sent
-        asked = time.perf_counter()
+        asked = clock.seconds()
         self.comm.all_reduce(message)
-        self.took = time.perf_counter() - asked
+        self.took = clock.seconds() - asked
         losses, (signalled, late, interval, seconds, *of_all) = message[:count], message[count:].tolist()
         if not np.isfinite(losses).all():
             raise self._not_finite()
         steps = [step._replace(loss=loss) for step, loss in zip(self.steps_done, losses, strict=True)]
         self.steps_done, self.step = [], self.step + count
-        self.interval, self.met = max(self.fewest, int(interval)), time.perf_counter()
+        self.interval, self.met = max(self.fewest, int(interval)), clock.seconds()
         return Agreed(steps, bool(signalled), bool(late), tuple(of_all), seconds)
 
     @property

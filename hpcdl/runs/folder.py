@@ -27,10 +27,11 @@ import yaml
 from mpi4py import MPI
 
 from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
-from hpcdl.files import atomic_write
+from hpcdl.files import atomic_write, refuse_full
 from hpcdl.machine.versions import versions
 from hpcdl.runs.checkpoint import OLDER
 from hpcdl.runs.export import write_json
+from hpcdl.runs.inject import JOURNAL
 from hpcdl.runs.metric_logs import CSV, EVENTS, EVENTS_NAME, Csv, Events, forms, write_csv, write_events
 from hpcdl.runs.options import Options
 from hpcdl.runs.pieces import FOLDER as PIECES
@@ -122,7 +123,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.claim()
             if options.force and not resumed:
-                remove_run(self.path)
+                remove_run(self.path, faults=not options.among)
             elif not resumed:
                 check_run_folder(self.path, resumed)  # again: nobody else comes after us
             remove_leftovers(self.path)
@@ -214,6 +215,7 @@ class Folder:
         if self.metrics is not None:
             text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
             with blamed_on(f"{self.metrics.name} cannot be written", LoneError):
+                refuse_full(self.metrics.name)
                 self.metrics.write(text)
                 self.metrics.flush()
             for each in self.logs:
@@ -246,6 +248,13 @@ class Folder:
 
 class Log(logging.FileHandler):
     """A rank's log, which ends the job in one line where it cannot be written."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            refuse_full(self.baseFilename)
+        except OSError:
+            self.handleError(record)
+        super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -298,8 +307,13 @@ def remove_leftovers(folder: Path) -> None:
                     path.unlink()
 
 
-def remove_run(folder: Path) -> None:
-    """Remove what a run has written to its folder, and no other file; whoever has the lock writes alone."""
+def remove_run(folder: Path, faults: bool = True) -> None:
+    """Remove what a run has written to its folder, and no other file; whoever has the lock writes alone.
+
+    faults: also what tells of faults on purpose, which strike again then.
+    """
+    if faults:
+        (folder / JOURNAL).unlink(missing_ok=True)
     parts = [(folder, OURS), (folder / "logs", LOG_NAME), (folder / LATER, OURS), (folder / EVENTS, EVENTS_NAME)]
     for part, ours in [*parts, (folder / PIECES, PIECE), (folder / LATER / PIECES, PIECE)]:
         if part == folder or (part.is_dir() and not part.is_symlink()):

@@ -20,6 +20,7 @@ from hpcdl.errors import UsageError, blamed_on, line, refuse_beyond, whole
 from hpcdl.memory import available
 from hpcdl.runs.averaging import first_update
 from hpcdl.runs.help import dashed, parser
+from hpcdl.runs.inject import read as read_faults
 from hpcdl.runs.metric_logs import forms
 from hpcdl.runs.stopping import Budget
 from hpcdl.runs.takeover import predecessor, taken
@@ -58,12 +59,13 @@ class Options:
     before: program and step of the run that this one goes on with, if of another strategy. told: what the command line
     gives, where there is one; given: what that or a file does. pause: the epoch after which this leg ends, 0: the
     last. heir: whether it goes on from one that had other options. per_step: environment steps of a step, of a run
-    that acts in one: its options count these. data_seed, prepare: of services/training.py. survivor: what those that
-    are left go on from when ranks are gone (survivor.py).
+    that acts in one: its options count these. among: whether it is one of many that a job runs, which begins it anew
+    with --force where it was killed (services/trial.py). data_seed, prepare: of services/training.py. survivor: what
+    those that are left go on from when ranks are gone (survivor.py).
     """
 
     unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program
-    before, pause, heir, per_step = "", 0.0, False, 0  # without a type it is no field, and so no option
+    before, pause, heir, per_step, among = "", 0.0, False, 0, False  # without a type it is no field, and so no option
     told = given = data_seed = prepare = survivor = None  # type: Any
 
     data: str = option(
@@ -180,6 +182,12 @@ class Options:
         0.0, "seconds that a rank may wait in one communication before the job is ended; 0: any", group="run"
     )
     straggler: str = option("", "make computing slower: RANK:FACTOR, or random:PROBABILITY:FACTOR", group="run")
+    inject: str = option(
+        "",
+        "faults on purpose, for drills, with blanks between: kill, stop, exit, exception, slow, corrupt, diskfull, "
+        "memory, clock, random, as kill:rank=1,step=20",
+        group="run",
+    )
     pretend_compute: float = option(0.0, "milliseconds that a gradient takes at least; the rest is slept", group="run")
     log: str = option(
         "none", "write metrics for other tools, too: csv, tensorboard, or both with a comma between", group="run"
@@ -207,6 +215,7 @@ class Options:
             if getattr(self, name) > LONGEST:
                 raise UsageError(f"--{dashed(name)} is {LONGEST:,.0f} at most, not {getattr(self, name)}")
         forms(self.log)
+        read_faults(self.inject)
         if not 0 <= self.validation < 1:
             raise UsageError(f"--validation is a fraction, at least 0 and less than 1, not {self.validation}")
         self.allowance = Budget.read(self.budget)

@@ -30,7 +30,7 @@ from hpcdl.machine.threads import threads
 from hpcdl.memory import Memory
 from hpcdl.optim import Optimizer
 from hpcdl.random import Random
-from hpcdl.runs import extra, signals, stopwatch
+from hpcdl.runs import extra, inject, signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
 from hpcdl.runs.advice import not_finite
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
@@ -140,9 +140,9 @@ class Run:
         if held.peers is not None:
             for name, vector in data.statistics.items():
                 self.state.track(f"data/{name}", Same(vector))
-        for name, tracked in held.saved().items():
-            self.state.track(name, tracked)
+        self.state.tracked |= held.saved()
         self.folder = open_folder(self)
+        inject.arm(self)
         if self.optimizer.averaged:  # loaded as it was shown
             held.hide_average()
         self.metrics.open(self.folder, self.per_epoch, self.optimizer.schedule)

@@ -14,16 +14,18 @@ It knows nothing of a run: it is handed the communicator's counters of seconds a
 """
 
 import contextlib
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hpcdl.comm.trace import Timeline, Traffic
-
-clock = time.perf_counter_ns
+from hpcdl.runs.clock import nanoseconds as clock
 
 
 class Stopwatch:
-    """The seconds of one rank. earlier: of a run that is gone on with, the seconds before."""
+    """The seconds of one rank. earlier: of a run that is gone on with, the seconds before. watcher: is told the name of
+    each step before it begins (inject.py).
+    """
+
+    watcher: Callable[[str], object] | None = None
 
     def __init__(self, traffic: Traffic, timeline: Timeline):
         self.traffic, self.timeline = traffic, timeline
@@ -35,6 +37,8 @@ class Stopwatch:
     @contextlib.contextmanager
     def step(self, name: str = "step") -> Iterator[None]:
         """What is inside is a step, and a span of this name, but for what is `fetching` or `apart` in it."""
+        if self.watcher is not None:
+            self.watcher(name)
         self._begin_lap()
         begun = self.lap_begun
         yield

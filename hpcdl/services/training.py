@@ -43,6 +43,7 @@ from hpcdl.kernels.device import open_device  # noqa: E402
 from hpcdl.machine.doctor import warn  # noqa: E402
 from hpcdl.models import for_data  # noqa: E402
 from hpcdl.own import is_own  # noqa: E402
+from hpcdl.runs import inject  # noqa: E402
 from hpcdl.runs.accumulated import accumulated  # noqa: E402
 from hpcdl.runs.alike import reading  # noqa: E402
 from hpcdl.runs.initial import begin_with  # noqa: E402
@@ -107,6 +108,7 @@ class Training:
             raise UsageError("--initial is where a run begins, and --resume goes on with one: give one of them")
         divide(size, getattr(options, "servers", 0), options.data_servers)
         algorithm(options.allreduce)
+        inject.check(options, size)
         refuse_no_survival(options)
 
     def run(self, world: MPI.Intracomm, options: Options, opened: list | None = None) -> Run:
@@ -198,6 +200,7 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
 
 def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> None:
     """What a data server does for a run. Raises, where that cannot go on, what the workers raise, who say why."""
+    inject.arm(run)
     with run.stopwatch.step("serve"):
         status = serve(everyone, data, clients)
     data.close()

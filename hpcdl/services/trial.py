@@ -55,6 +55,7 @@ def attempt(comm: MPI.Intracomm, training: "Training", options: Options, folder:
     of ours. Raises what a rank alone has come upon, which ends the job.
     """
     forget_peak()
+    options.among = True
     opened: list = []
     error: Any = None
     try:

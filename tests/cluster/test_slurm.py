@@ -331,6 +331,17 @@ def test_a_killed_rank(submit, gated, never_stopped, tmp_path):
 
 
 @ONE_MPI
+def test_a_killed_rank_goes_on_within_the_job(submit, never_stopped, tmp_path):
+    """From the last checkpoint, on the same nodes, with the same bits: no requeueing."""
+    options = [*TRAIN, "--allreduce", "ring", "--checkpoint-every", "100", "--inject", "kill:rank=1,step=150"]
+    job = submit("train_cpu.sbatch", *options, sbatch=["--ntasks-per-node=2"], SLURM_WAIT="1")
+    assert job.ended()["Restarts"] == "0" and "restart 1 of 3" in job.log and "from step 100 (" in job.log
+    folder = tmp_path / "runs" / f"train-{job.name}"
+    finished(folder, 2, 400)
+    assert same_bits(folder, never_stopped(submit))
+
+
+@ONE_MPI
 def test_a_cancelled_job_saves_and_stays_cancelled(submit, gated, tmp_path):
     """Also where its shell lives on after the SIGTERM. And the templates work from a copy of their folder."""
     options, environment = gated

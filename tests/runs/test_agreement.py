@@ -56,7 +56,7 @@ def test_a_signal_on_any_rank_and_the_clock_of_rank_0(meeting, world):
 @pytest.mark.parametrize("taken, interval", [(0.5, 1), (0.1, 1), (0.03, 3), (1e-9, agreement.MOST)])
 def test_when_to_meet_again_follows_how_long_a_step_takes_on_rank_0(meeting, world, monkeypatch, taken, interval):
     now = [0.0]
-    monkeypatch.setattr(agreement.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(agreement.clock, "seconds", lambda: now[0])
     meeting.start()
     now[0] = 2 * taken if world.rank == 0 else 1e3
     meeting.steps_done = done(0, 2)
@@ -69,7 +69,7 @@ def test_when_to_meet_again_follows_how_long_a_step_takes_on_rank_0(meeting, wor
 def test_meetings_that_take_long_are_seldom(meeting, world, monkeypatch, took, pause):
     """As on a network of high latency: a twentieth of the time at most, but every two seconds."""
     now = [0.0]
-    monkeypatch.setattr(agreement.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(agreement.clock, "seconds", lambda: now[0])
     add = meeting.comm.all_reduce
 
     def all_reduce(message):
