@@ -404,10 +404,10 @@ def slabs_of(dataset: h5py.Dataset) -> Iterator[slice]:
 
 
 class NewFile(h5py.File):
-    """An HDF5 file that is written; `check` raises the OSError of what could not be."""
+    """An HDF5 file that is written; `check` raises the OSError of what could not be. how: of h5py.File."""
 
-    def __init__(self, sink: Sink):
-        super().__init__(sink, "w")
+    def __init__(self, sink: Sink, **how: Any):
+        super().__init__(sink, "w", **how)
         self.check = sink.check
 
 

@@ -23,6 +23,7 @@ from hpcdl.rl.environments import Environments
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.task import APART, LONGEST, Episode, play
 from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.pieces import joins_pieces
 from hpcdl.runs.trained import parameters_of
 
 PICTURES = (".gif", ".mp4")
@@ -33,8 +34,10 @@ def acts(run: str) -> bool:
     """Whether it is a run, or a checkpoint file, of what has learned to act."""
     path = Path(run, "checkpoint.h5") if os.path.isdir(run) else Path(run)
     found: Any = {}
-    with contextlib.suppress(Exception), h5py.File(path, "r") as file:  # whoever reads it whole says what is wrong
-        found = json.loads(file.attrs["attributes"])
+    with contextlib.suppress(Exception):  # whoever reads it whole says what is wrong
+        joins_pieces(path)  # a broken one is not for HDF5
+        with h5py.File(path, "r") as file:
+            found = json.loads(file.attrs["attributes"])
     return isinstance(found, dict) and "environment" in found
 
 

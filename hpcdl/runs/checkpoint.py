@@ -5,8 +5,13 @@
     ranks/NAME            what belongs to a rank, one row for each (these need the same number of ranks)
     attributes            model, layout, data, step, position, ... as one JSON text, and a checksum of all of it
 
+Of a model that is cut the vectors lie in files of the ranks beside it (pieces.py), under the same names, as virtual
+data sets.
+
 A checkpoint is written under a temporary name, synced and renamed, so that under its own name there is never half of
-one. The checksum (BLAKE2 over the names, bytes and attributes) tells a damaged one.
+one. The checksum (BLAKE2 over the attributes, and name, type and CRC-32 of each vector; where vectors lie in pieces,
+over where they lie, and each piece has one of its own) tells a damaged one. It is made while the file is written, and
+read slab by slab: a checkpoint is as large as a disk, not as a memory.
 """
 
 import contextlib
@@ -14,74 +19,196 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from hpcdl.data.format import new_file
+from hpcdl.data.format import SLAB_BYTES, new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
+from hpcdl.files import atomic_path, part
 from hpcdl.memory import available
+from hpcdl.runs.pieces import FOLDER, Joined, files_of, joining_file, joins_pieces, problem_of, sweep
 
-VERSION = 1
+VERSION = 2
+READ = (1, VERSION)  # 1: no pieces, and the checksum is over all bytes of the vectors
 OLDER = re.compile(r"checkpoint-([0-9]{9,})\.h5")  # as `rotate` names them; what users name otherwise is theirs
+
+
+class Damaged(UsageError):
+    """A checkpoint that is there, and broken."""
 
 
 @dataclass
 class Checkpoint:
-    """What a checkpoint file holds: named vectors, and attributes that JSON can express."""
+    """What a checkpoint file holds: named vectors, and attributes that JSON can express.
 
-    vectors: dict[str, np.ndarray]
+    vectors: arrays, or `Stored` ones. joined: those that lie in pieces, which are not among them when it is written.
+    """
+
+    vectors: Mapping[str, np.ndarray]
     attributes: dict
+    joined: Joined | None = None
 
-    def digest(self) -> str:
+    def digest(self, version: int = VERSION) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        for name in sorted(self.vectors):
+        for name in sorted(self._inline):
             digest.update(name.encode())
-            digest.update(str(self.vectors[name].dtype).encode())
-            digest.update(np.ascontiguousarray(self.vectors[name]))  # type: ignore[arg-type]
+            digest.update(str(form_of(self.vectors, name)[1]).encode())
+            slabs, crc = map(np.ascontiguousarray, slabs_of(self.vectors, name)), 0
+            for slab in slabs:
+                if version == 1:
+                    digest.update(slab)  # type: ignore[arg-type]
+                crc = zlib.crc32(slab, crc)  # type: ignore[arg-type]
+            digest.update(b"" if version == 1 else b"%08x" % crc)
         digest.update(json.dumps(self.attributes, sort_keys=True).encode())
+        if self.joined is not None:
+            digest.update(self.joined.described().encode())
         return digest.hexdigest()
+
+    @property
+    def _inline(self) -> list[str]:
+        """The vectors that lie in the file itself."""
+        return [name for name in self.vectors if self.joined is None or name not in self.joined.forms]
 
     def write(self, path: Path) -> None:
         """Raises OSError where there is no room; what stood under that name is then as it was."""
-        with new_file(path) as file:
-            for name, vector in self.vectors.items():
-                file[name] = vector
+        with joining_file(path) if self.joined else new_file(path) as file, ThreadPoolExecutor(1) as beside:
+            checksum = beside.submit(self.digest)  # numpy, hashlib and the system's write leave Python to each other
+            for name in self._inline:
+                shape, dtype = form_of(self.vectors, name)
+                if isinstance(self.vectors, Stored):
+                    made, start = file.create_dataset(name, shape, dtype), 0
+                    for slab in slabs_of(self.vectors, name):
+                        made[start : start + len(slab)] = slab
+                        start += len(slab)
+                else:
+                    file[name] = self.vectors[name]
+            if self.joined is not None:
+                self.joined.join(file)
             file.attrs["format"] = "hpcdl checkpoint"
             file.attrs["version"] = VERSION
             file.attrs["attributes"] = json.dumps(self.attributes, sort_keys=True)
-            file.attrs["checksum"] = self.digest()
+            file.attrs["checksum"] = checksum.result()
 
     @classmethod
-    def read(cls, path: Path) -> "Checkpoint":
-        """Raises UsageError, one line, when the file is missing, damaged, cut off or something else."""
+    def read(cls, path: Path, pieces: bool = True) -> "Checkpoint":
+        """Raises UsageError, one line, when the file is missing, damaged, cut off or something else.
+
+        The vectors are read when they are asked for. pieces: read those, too, to tell whether one is damaged.
+        """
         path = Path(path)
         if os.path.isdir(path):  # unlike Path.is_dir, also where a folder above may not be searched
             path = path / "checkpoint.h5"
         if not os.path.isfile(path):
             raise UsageError(f"there is no checkpoint {path}")
-        vectors: dict[str, np.ndarray] = {}
-        with blamed_on(f"{path} is damaged or cut off; {others(path)}"), h5py.File(path, "r") as file:
+        with blamed_on(f"{path} is damaged or cut off; {others(path)}", Damaged):
+            return cls._read(path, pieces)
+
+    @classmethod
+    def _read(cls, path: Path, pieces: bool) -> "Checkpoint":
+        forms: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+        joins = joins_pieces(path)  # before HDF5 opens it
+        with h5py.File(path, "r") as file:
             if file.attrs.get("format") != "hpcdl checkpoint":
                 raise UsageError(f"{path} is not a checkpoint of hpcdl")
-            if file.attrs["version"] != VERSION:
-                raise UsageError(f"{path} is of format version {file.attrs['version']}; this program reads {VERSION}")
+            if file.attrs["version"] not in READ:
+                known = " and ".join(map(str, READ))
+                raise UsageError(f"{path} is of format version {file.attrs['version']}; this program reads {known}")
             attributes, checksum = json.loads(file.attrs["attributes"]), file.attrs["checksum"]
+            joined = Joined.read(file) if joins else None
 
             def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
                 if isinstance(item, h5py.Dataset):
                     if item.dtype.kind not in "biuf" or item.shape is None:
                         raise ValueError(f"{name} holds no numbers")
-                    refuse_beyond(f"{path}: {name}", item.nbytes, available())
-                    vectors[name] = item[()]
+                    if item.is_virtual and joined is None:
+                        raise ValueError(f"{name} lies in other files")
+                    if not item.is_virtual and item.id.get_storage_size() < item.nbytes:  # a few bytes that claim much
+                        refuse_beyond(f"{path}: {name}", item.nbytes, available())
+                    forms[name] = item.shape, item.dtype
 
             file.visititems(visit)
-            found = cls(vectors, attributes)
-            if found.digest() != checksum:
+            found = cls(Stored(path, forms, joined), attributes, joined)
+            if problem := next(filter(None, found.problems(False)), ""):
+                raise ValueError(problem)
+            if found.digest(file.attrs["version"]) != checksum:
                 raise ValueError("its checksum does not fit its contents")
+        if pieces and (problem := next(filter(None, found.problems(True)), "")):
+            raise ValueError(problem)
         return found
+
+    def problems(self, contents: bool, first: int = 0, step: int = 1) -> Iterator[str]:
+        """What is wrong with every step-th piece, "" for a good one; contents: read them, too."""
+        if self.joined is not None:
+            assert isinstance(self.vectors, Stored)
+            for piece in self.joined.pieces[first::step]:
+                yield problem_of(self.vectors.path.parent, piece, contents)
+
+
+class Stored(Mapping[str, np.ndarray]):
+    """The vectors of a checkpoint file, read when they are asked for, by any process that sees the file.
+
+    Reading raises Damaged where the file, or a piece of it, is no longer what it was.
+    """
+
+    def __init__(self, path: Path, forms: dict[str, tuple[tuple[int, ...], np.dtype]], joined: Joined | None):
+        self.path, self.forms, self.joined = Path(os.path.abspath(path)), forms, joined
+        self.was = self._now()
+
+    def _now(self) -> tuple[int, int, int]:
+        """What changes when another file takes the name."""
+        found = os.stat(self.path)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.forms)
+
+    def __len__(self) -> int:
+        return len(self.forms)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        shape, dtype = self.forms[name]
+        refuse_beyond(f"{self.path}: {name}", int(np.prod(shape, dtype=object)) * dtype.itemsize, available())
+        with self.opened() as file:
+            return file[name][()]  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[h5py.File]:
+        """The file, to read; where a piece is missing HDF5 would read zeros, so that is looked for when all is read."""
+        with blamed_on(f"{self.path} cannot be read", Damaged), h5py.File(self.path, "r") as file:
+            yield file
+            if not self.visible():
+                raise ValueError("the file, or a piece of it, has been replaced meanwhile")
+
+    def visible(self) -> bool:
+        """Whether this process sees the file and all of its pieces, as they were."""
+        with contextlib.suppress(OSError):
+            pieces = self.joined.pieces if self.joined else []
+            return self._now() == self.was and not any(problem_of(self.path.parent, each, False) for each in pieces)
+        return False
+
+
+def form_of(vectors: Mapping[str, np.ndarray], name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of one of a checkpoint's vectors, which is not read for it."""
+    return vectors.forms[name] if isinstance(vectors, Stored) else (vectors[name].shape, vectors[name].dtype)
+
+
+def slabs_of(vectors: Mapping[str, np.ndarray], name: str) -> Iterator[np.ndarray]:
+    """A vector in parts, along its first axis, of about SLAB_BYTES where it is on the disk."""
+    if not isinstance(vectors, Stored) or not vectors.forms[name][0]:
+        yield vectors[name]
+        return
+    with vectors.opened() as file:
+        dataset = file[name]
+        rows = max(1, SLAB_BYTES * len(dataset) // max(1, dataset.nbytes))
+        for start in range(0, len(dataset), rows):
+            yield dataset[start : start + rows]
 
 
 def others(path: Path) -> str:
@@ -94,24 +221,79 @@ def others(path: Path) -> str:
     return "there is no older checkpoint beside it"
 
 
-def rotate(folder: Path, keep: int, checkpoint: Checkpoint, previous: int | None) -> None:
+def rotate(folder: Path, keep: int, checkpoint: Checkpoint, previous: int | None, same: Path | None = None) -> None:
     """Write `checkpoint.h5`, and keep `keep - 1` older ones as checkpoint-STEP.h5; `previous` is the last one's step.
 
-    The last one gets its second name by a hard link, so that at each moment there is a whole checkpoint.h5.
+    same: a file that has been written with the same contents, of which it becomes a second name. The last one gets its
+    second name by a hard link, too, so that at each moment there is a whole checkpoint.h5.
     """
     last = folder / "checkpoint.h5"
     if previous is not None and keep > 1 and last.exists():
         link(last, folder / f"checkpoint-{previous:09d}.h5")
-    checkpoint.write(last)
+    if same is None:
+        checkpoint.write(last)
+    else:
+        link(same, last)
     older = {int(name[1]): path for path in folder.iterdir() if (name := OLDER.fullmatch(path.name))}
     for step in sorted(older)[: max(0, len(older) - (keep - 1))]:
         older[step].unlink()
+    sweep(folder)
 
 
 def link(source: Path, target: Path) -> None:
-    """Give the file a second name, replacing what bore that name."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    """Give a checkpoint a second name, replacing what bore that name; in another folder its pieces have one, too."""
+    if source.parent.resolve() != target.parent.resolve():
+        link_pieces(source, target.parent)
+    one_more_name(source, target)
+
+
+def link_pieces(source: Path, folder: Path) -> None:
+    """Give the pieces of a checkpoint second names in another folder, where they are found from there."""
+    for name in files_of(source) or ():
+        if not (folder / FOLDER / name).exists() and (source.parent / FOLDER / name).exists():
+            (folder / FOLDER).mkdir(exist_ok=True)
+            one_more_name(source.parent / FOLDER / name, folder / FOLDER / name)
+
+
+def one_more_name(source: Path, target: Path) -> None:
+    """By a hard link, and where a file system knows none, a copy."""
+    temporary = part(target)
     temporary.unlink(missing_ok=True)
-    os.link(source, temporary)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        with atomic_path(target) as copied:
+            shutil.copyfile(source, copied)
+        return
     os.replace(temporary, target)
     temporary.unlink(missing_ok=True)  # rename does nothing when both are the same file already
+
+
+def move(paths: Iterable[Path], folder: Path) -> None:
+    """Move checkpoints, with what they need, to another folder, where they replace what bears their names."""
+    for each in paths:
+        link_pieces(each, folder)
+        os.replace(each, folder / each.name)
+
+
+def pack(source: Path, target: Path) -> Checkpoint:
+    """Write a checkpoint that lies in pieces as one file; slab by slab, whatever its size. Returns the one file's.
+
+    target: may be the same file. Raises UsageError where a piece is damaged, OSError where there is no room.
+    """
+    found = Checkpoint.read(source)
+    Checkpoint(found.vectors, found.attributes).write(target)
+    return Checkpoint.read(target)
+
+
+def checkpoints_of(path: Path) -> list[Path]:
+    """The checkpoint files of a run's folder, the last one first; or the file itself. Raises UsageError: none there."""
+    if not os.path.isdir(path):
+        if not os.path.isfile(path):
+            raise UsageError(f"there is no file or folder {path}")
+        return [path]
+    names = sorted((each.name for each in path.iterdir() if OLDER.fullmatch(each.name)), reverse=True)
+    found = [path / name for name in ("checkpoint.h5", *names, "best.h5") if os.path.isfile(path / name)]
+    if not found:
+        raise UsageError(f"there is no checkpoint in {path}")
+    return found

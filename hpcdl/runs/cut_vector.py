@@ -6,7 +6,9 @@
     rank 3    . . . . . . # # . . # #
 
 A checkpoint is the whole vector in the order of the layout, whatever the cut was, so that any other cut can go on from
-it. Gathering puts one whole vector into the memory of rank 0 (on the host, where the others are on GPUs).
+it. Each rank writes what it speaks for (`portion`) and reads what is its own (`read`), so that no memory holds more.
+Where the ranks do not see the same files, and on one rank, `gather` puts the whole vector into the memory of rank 0 (on
+the host, where the others are on GPUs), and `scatter` gives it back.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +18,8 @@ import numpy as np
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.kernels.device import Array, device_of
+from hpcdl.runs.checkpoint import Stored
+from hpcdl.runs.pieces import Portion, read_into
 
 if TYPE_CHECKING:
     from hpcdl.models.layout import Piece
@@ -42,6 +46,18 @@ class CutVector:
     def form(self, ranks: int) -> tuple[tuple[int, ...], np.dtype]:
         """Whole, on any number of ranks."""
         return (self.size,), self.array.dtype
+
+    def portion(self) -> Portion:
+        """What this rank writes of a checkpoint."""
+        return Portion(self.array, [piece for piece, speaks in self.pieces if speaks], self.size)
+
+    def read(self, name: str, found: Stored) -> bool:
+        """Fill in what is this rank's, from a checkpoint that it sees; whether all of that are finite numbers.
+
+        Raises UsageError where the checkpoint is no longer what it was.
+        """
+        with found.opened() as file:
+            return read_into(file[name], [piece for piece, _ in self.pieces], self.array)
 
     def gather(self, comm: Communicator) -> np.ndarray | None:
         """The whole vector on rank 0, None elsewhere; collective."""

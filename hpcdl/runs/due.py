@@ -12,7 +12,7 @@ from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError
 from hpcdl.runs.advice import advice
 from hpcdl.runs.averaging import averaged
-from hpcdl.runs.position import save_best, save_last
+from hpcdl.runs.saving import BEST, LAST
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -33,24 +33,26 @@ class Due(NamedTuple):
 
 
 def evaluate_and_save(run: "Run", due: Due) -> None:
-    """What of it is due; collective over the ranks that agree."""
+    """What of it is due; collective over the ranks that agree.
+
+    A checkpoint that has been written in the background is known from here on.
+    """
+    run.saver.settle(wait=False)
     run.before = run.stopping.best, run.stopping.evaluations_since_best
     epochs = 1 if run.options.per_step else run.options.evaluate_every  # who acts has an epoch between two
     scored = due.epoch_ends and run.step // run.per_epoch % epochs == 0
     if not (scored or due.ends or due.saving or run.stopped is not None):
         return
     with run.memory.paused(), activity.known(), averaged(run):
+        names = []
         if scored or due.ends or run.stopped in ("time limit", "budget"):
             run.held.refresh()
             with run.comm.timeline.span("evaluate"), run.comm.traffic.uncounted():
                 evaluate(run)
-            if run.stopping.improved:
-                save_best(run)
+            names += [BEST] if run.stopping.improved else []
             run.stopping.extend(run.step, run.held.horizon(run.step))
-        if due.saving or due.ends or run.stopped is not None:
-            run.held.refresh()
-            with run.comm.timeline.span("checkpoint"):
-                save_last(run)
+        names += [LAST] if due.saving or due.ends or run.stopped is not None else []
+        run.saver.save(names)
 
 
 def evaluate(run: "Run") -> None:

@@ -39,6 +39,9 @@ from hpcdl.runs.export import write_json
 from hpcdl.runs.inject import JOURNAL
 from hpcdl.runs.metric_logs import CSV, EVENTS, EVENTS_NAME, Csv, Events, forms, write_csv, write_events
 from hpcdl.runs.options import Options
+from hpcdl.runs.pieces import FOLDER as PIECES
+from hpcdl.runs.pieces import NAME as PIECE
+from hpcdl.runs.pieces import sweep
 from hpcdl.runs.rewind import LATER
 from hpcdl.words import counted
 
@@ -131,6 +134,7 @@ class Folder:
             elif not resumed:
                 check_run_folder(self.path, resumed)  # again: nobody else comes after us
             remove_leftovers(self.path)
+            sweep(self.path)
             (self.path / "logs").mkdir(exist_ok=True)
             if (self.path / FLIGHT).is_dir():  # of a leg that did not come to its end, on as many ranks as it had
                 remove_files(self.path / FLIGHT, RECORDING)
@@ -339,8 +343,9 @@ def remove_run(folder: Path, faults: bool = True) -> None:
     """
     if faults:
         (folder / JOURNAL).unlink(missing_ok=True)
-    parts = ((folder, OURS), (folder / "logs", LOG_NAME), (folder / LATER, OURS), (folder / EVENTS, EVENTS_NAME))
-    for part, ours in (*parts, (folder / FLIGHT, RECORDING)):
+    parts = [(folder, OURS), (folder / "logs", LOG_NAME), (folder / LATER, OURS), (folder / EVENTS, EVENTS_NAME)]
+    parts += [(folder / PIECES, PIECE), (folder / LATER / PIECES, PIECE), (folder / FLIGHT, RECORDING)]
+    for part, ours in parts:
         if part == folder or (part.is_dir() and not part.is_symlink()):
             remove_files(part, ours)
 

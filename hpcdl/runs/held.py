@@ -43,6 +43,7 @@ class Held:
     `peers` are the ranks that meet at boundaries, once `join` has been called.
     """
 
+    still = True  # whether nothing of it changes while the ranks of a boundary score and save it
     average_shown = False  # whether parameters are the mean of the iterates now
     peers: Communicator
     parameters: Any  # Array | None: a strategy knows which

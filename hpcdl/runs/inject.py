@@ -385,9 +385,13 @@ def flip(vector: np.ndarray, index: int) -> None:
 
 
 def flip_in_file(path: Path, generator: np.random.Generator) -> tuple[int, int]:
-    """Flip a bit of a checkpoint's parameters, in its file; returns byte and bit."""
+    """Flip a bit of a checkpoint's parameters, in its file, or in the first piece of it; returns byte and bit there."""
     import h5py  # here: who only reads options needs no HDF5
 
+    from hpcdl.runs.pieces import FOLDER, files_of
+
+    if pieces := sorted(files_of(path) or ()):
+        path = path.parent / FOLDER / pieces[0]
     with h5py.File(path, "r", locking=False) as file:
         where: Any = file["parameters"].id
         begin, size = where.get_offset(), where.get_storage_size()

@@ -30,6 +30,7 @@ class OnOneRank(Held):
     works: whether this rank computes gradients.
     """
 
+    still = False  # others go on meanwhile
     leads = False  # whether this is rank 0, once the run has begun
     failure: TrainingError | None = None  # on rank 0: why the run cannot go on
 

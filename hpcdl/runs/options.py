@@ -160,7 +160,17 @@ class Options:
         "", "folder of a run to go on with, from its last checkpoint; or a checkpoint file in it", group="run"
     )
     checkpoint_every: int = option(0, "updates between checkpoints; 0: only when the run ends", group="run")
-    keep: int = option(1, "how many of the last checkpoints are kept, beside the best", group="run")
+    keep: int = option(
+        2,
+        "how many of the last checkpoints are kept, beside the best; where one is damaged the one before is taken",
+        group="run",
+    )
+    checkpoint_async: bool = option(
+        False, "write checkpoints in the background: a step pays for a copy, and memory for it", group="run"
+    )
+    checkpoint_must: bool = option(
+        False, "end the run where a checkpoint cannot be written, instead of going on with a warning", group="run"
+    )
     evaluate_every: int = option(1, "epochs between evaluations", group="run")
     patience: int = option(0, "end after so many evaluations without a better validation loss; 0: never", group="run")
     time_limit: float = option(0.0, "seconds after which the run ends in good order; 0: none", group="run")

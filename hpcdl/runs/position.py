@@ -1,24 +1,23 @@
-"""How far a run is, as a checkpoint says it beside its vectors; checkpoints written, and gone on from."""
+"""How far a run is, as a checkpoint says it beside its vectors; and going on from one, the last that is whole."""
 
 import copy
 import logging
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.comm import refuse_together
+from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.data.meaning import Meaning, few
-from hpcdl.errors import TrainingError, UsageError, blamed_on
+from hpcdl.errors import AgreedError, UsageError, blamed_on
 from hpcdl.models import name_of
 from hpcdl.runs.attributes import check_attributes
-from hpcdl.runs.checkpoint import Checkpoint, rotate
+from hpcdl.runs.checkpoint import Checkpoint, Damaged, Stored
 from hpcdl.runs.folder import Folder, automatic, check_run_folder
-from hpcdl.runs.rewind import folder_of, is_last, later_than, set_aside
+from hpcdl.runs.rewind import before, folder_of, is_last, later_than, set_aside
 from hpcdl.runs.started import NAME, started
-from hpcdl.runs.state import NOT_FINITE
+from hpcdl.runs.state import everywhere
 from hpcdl.runs.wrapped import plain
 from hpcdl.words import counted
 
@@ -188,10 +187,15 @@ def open_folder(run: "Run") -> Folder:
                 _ = run.data.digest  # now, while all wait for it: a pass over the data, where nobody knows it yet
             if same and leads:
                 folder.claim()  # before the checkpoint is read: whoever has the folder writes the next one
+        if resume and not left:
+            resume, found = whole_one(run)
+            if resume != run.options.resume:
+                run.options = copy.copy(run.options)
+                run.options.resume = resume
+        with refuse_together(run.bookkeeping.mpi):
             if left and leads:
                 found = survivor.found
-            elif resume and leads:
-                found = Checkpoint.read(Path(resume))
+            elif found is not None:
                 refuse_another(run, found)
                 if same:
                     later = later_than(found.attributes["step"], Path(resume))
@@ -200,7 +204,7 @@ def open_folder(run: "Run") -> Folder:
         if resume or left:
             with activity.inside("broadcast", run.bookkeeping):
                 attributes = run.bookkeeping.mpi.bcast(found.attributes if found else None)
-            run.state.load(run.held.peers, found)
+            run.state.load(run.held.peers, found, f"--resume {resume}: that run's")
             run.held.resumed(run.bookkeeping)
             go_on_from(run, attributes)
             run.saved = (survivor.saved if left else run.step) if same else None
@@ -219,56 +223,62 @@ def open_folder(run: "Run") -> Folder:
             folder.record_flight(run.comm.size, run.options.flight, run.everyone.family())
             if leads and folder.path is not None:
                 folder.write(NAME, started(run))
+        run.saver.begin(folder.path)
     except BaseException:
         folder.close()
         raise
     return folder
 
 
+def whole_one(run: "Run") -> tuple[str, Checkpoint | None]:
+    """The checkpoint that --resume names, and on rank 0 what it holds; collective.
+
+    Of a folder, where the last one is damaged, it is the latest before that is whole, and a line says so. Raises
+    AgreedError where there is none.
+    """
+    resume, comm = run.options.resume, run.bookkeeping
+    older: list[str] | None = None
+    first = ""
+    while True:
+        found, problem = None, ""
+        with refuse_together(comm.mpi):
+            if comm.rank == 0:
+                try:
+                    found = Checkpoint.read(Path(resume), pieces=False)
+                except Damaged as error:
+                    problem = str(error)
+        problem = problem_with(comm, found, problem)
+        if not problem:
+            return resume, found
+        first = first or problem
+        if older is None:
+            with activity.inside("look for older checkpoints", comm):
+                beside = [str(each) for each in before(Path(resume))] if os.path.isdir(resume) else []
+                older = comm.mpi.bcast(beside)
+        if not older:
+            more = "; none beside it is whole" if resume != run.options.resume else ""
+            raise AgreedError(f"{first}{more}")
+        resume = older.pop(0)
+        run.display.line(f"warning: {problem}; going on from {resume}")
+
+
+def problem_with(comm: Communicator, found: Checkpoint | None, problem: str) -> str:
+    """What is wrong with a checkpoint that rank 0 has read, on all ranks, each of which reads some of its pieces.
+
+    problem: what rank 0 knows to be wrong already. Collective.
+    """
+    seen = everywhere(comm, found)
+    look, share = (found, (0, 1)) if seen is None else (Checkpoint(seen, {}, seen.joined), (comm.rank, comm.size))
+    if look is not None and not problem:
+        assert isinstance(look.vectors, Stored)
+        with activity.known():
+            broken = next(filter(None, look.problems(True, *share)), "")
+        problem = f"{look.vectors.path} is damaged: {broken}" if broken else ""
+    with activity.inside("read the pieces", comm):
+        return next(filter(None, comm.mpi.allgather(problem)), "")
+
+
 def used(run: "Run") -> dict:
     """Of the options, what the run has really used: a program may hand it a model and data of its own."""
     of = {} if hasattr(run.data, "environment") else {"data": run.data.source or run.data.name}
     return of | {"model": name_of(plain(run.model))}
-
-
-def save_last(run: "Run") -> None:
-    """Write checkpoint.h5, and keep as many older ones as the options say; collective over the ranks that agree."""
-    path: Any = run.folder.path  # where there is none, nothing is saved
-    save(run, "checkpoint.h5", lambda found: rotate(path, run.options.keep, found, run.saved))
-    run.saved = run.step
-
-
-def save_best(run: "Run") -> None:
-    """Write best.h5; collective over the ranks that agree."""
-    path: Any = run.folder.path
-    save(run, "best.h5", lambda found: found.write(path / "best.h5"))
-
-
-def save(run: "Run", name: str, write: Callable[[Checkpoint], None]) -> None:
-    """Write a checkpoint of the run as it stands, where it has a folder. Raises TrainingError where that fails."""
-    if run.folder.path is None:
-        return
-    run.held.gather_costs(run)
-    problem = run.state.write(run.held.peers, position(run), write)
-    if problem == NOT_FINITE:
-        raise TrainingError(f"the parameters after step {run.step} are not finite; {run.folder.kept()}")
-    if problem:
-        what = f"the checkpoint of step {run.step}, {run.folder.path / name},"
-        raise TrainingError(f"{what} cannot be written: {problem}; {run.folder.kept()}")
-
-
-def keep_legs(run: "Run", legs: list[dict]) -> None:
-    """Let the last checkpoint keep what this leg has cost all ranks, now that it is known; on rank 0.
-
-    Where the ranks have met at that checkpoint it keeps that already. It is written anew, under its name when it is
-    whole; where that fails, what others have spent stays unknown to a run that goes on, which the log says.
-    """
-    if run.folder.path is None or run.saved is None or run.saved != run.step or run.legs.complete:
-        return
-    path = run.folder.path / "checkpoint.h5"
-    try:
-        found = Checkpoint.read(path)
-        found.attributes["legs"] = legs
-        found.write(path)
-    except (UsageError, OSError) as error:
-        log.warning("%s does not keep what the ranks have spent: %s", path, error)

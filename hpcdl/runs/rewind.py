@@ -3,6 +3,7 @@
     before, --resume RUN/checkpoint-000000080.h5                           after
         checkpoint.h5 (step 120, or damaged), checkpoint-000000100.h5          later/
         best.h5, where it is of a later step                                   later/
+        pieces/ that only these need (pieces.py)                               later/pieces/
         metrics.jsonl                                                          later/; in its place, the lines up to 80
         checkpoint-000000080.h5                                                the same, and as checkpoint.h5
         checkpoint-000000060.h5, what users have named                         as they were
@@ -16,7 +17,8 @@ import os
 from pathlib import Path
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.checkpoint import OLDER, Checkpoint, link
+from hpcdl.runs.checkpoint import OLDER, Checkpoint, link, move
+from hpcdl.runs.pieces import sweep
 
 LATER = "later"  # the folder for it, in the run's
 
@@ -39,7 +41,7 @@ def later_than(step: int, resume: Path) -> list[Path]:
     folder = folder_of(str(resume))
     found = [each for each in folder.iterdir() if (name := OLDER.fullmatch(each.name)) and int(name[1]) > step]
     best = folder / "best.h5"
-    if best.exists() and not best.samefile(resume) and _step(best) > step:
+    if best.exists() and not best.samefile(resume) and step_of(best) > step:
         found.append(best)
     return found
 
@@ -53,13 +55,21 @@ def set_aside(resume: Path, later: list[Path]) -> None:
         if each.exists():
             link(each, aside / each.name)
     link(resume, folder / "checkpoint.h5")
-    for each in later:
-        os.replace(each, aside / each.name)
+    move(later, aside)
+    for each in (folder, aside):
+        sweep(each)
 
 
-def _step(path: Path) -> float:
+def before(folder: Path) -> list[Path]:
+    """The checkpoints of a run beside its last one, the latest first; those that say no step are left out."""
+    names = [each for each in folder.iterdir() if OLDER.fullmatch(each.name) or each.name == "best.h5"]
+    steps = sorted(((step_of(each), each) for each in names), reverse=True)
+    return [each for step, each in steps if step < float("inf")]
+
+
+def step_of(path: Path) -> float:
     """The step of a checkpoint; one that is damaged is later than all."""
     try:
-        return Checkpoint.read(path).attributes["step"]
+        return Checkpoint.read(path, pieces=False).attributes["step"]
     except (UsageError, KeyError, TypeError):
         return float("inf")

@@ -43,6 +43,7 @@ from hpcdl.runs.metrics import Metrics
 from hpcdl.runs.options import Options
 from hpcdl.runs.position import open_folder
 from hpcdl.runs.progress import Display
+from hpcdl.runs.saving import Saver
 from hpcdl.runs.state import PerRank, Same, State, Tracked
 from hpcdl.runs.stopping import Stopping
 from hpcdl.runs.summary import finish
@@ -81,6 +82,7 @@ class Run:
         self.saved: int | None = None  # the step of the checkpoint that this run has written last
         self.bounded = 0  # the last step whose boundary has been passed
         self.before = math.inf, 0  # of `stopping`, the best and the evaluations since, before the last evaluation
+        self.saver = Saver(self)
         self.reported, self.groups, self.observers = {}, [], []  # type: dict, list[Any], list[Callable]
         self.summary, self.agree = None, None  # type: dict | None, bool | None
 
@@ -269,7 +271,7 @@ class Run:
         if kind is None:
             finish(self)
         else:
-            self.folder.close()
+            self.saver.abandon()
         known = kind is None or issubclass(kind, TrainingError | AgreedError)  # on all ranks; to free is collective
         for group in [*self.groups, self.bookkeeping] if known else []:
             group.free()

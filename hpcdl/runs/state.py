@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run: named vectors, however they lie on the ranks, gathered on rank 0 and given back.
+"""What a checkpoint holds of a run: named vectors, however they lie on the ranks, collected and given back.
 
     Same         the same on all ranks                       stored as it is on rank 0
     PerRank      each rank's own, of one length on all       ranks/NAME, a row for each rank: the number of ranks stays
@@ -7,21 +7,23 @@
     Elsewhere    on other ranks that rank 0 can ask          the whole vector
     Loose        on rank 0, of any length, or not there      as it is
 
-Each of them has a name, a shape and a type in the file, `gather` and `scatter`: the state neither knows nor asks which
-it has.
+Each of them has a name, a shape and a type in the file, and goes by rank 0 (`gather` and `scatter`). Of a cut vector
+each rank writes and reads its own part (pieces.py), where all ranks see the same files.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
+from mpi4py import MPI
 
-from hpcdl.comm import Communicator
-from hpcdl.errors import UsageError, reason
+from hpcdl.comm import Communicator, refuse_together
+from hpcdl.comm.progress import activity
+from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array, device_of
-from hpcdl.runs.checkpoint import Checkpoint
-
-NOT_FINITE, UNWRITTEN = "not finite", "unwritten"
+from hpcdl.runs.checkpoint import Checkpoint, Stored, form_of, slabs_of
+from hpcdl.runs.cut_vector import CutVector
+from hpcdl.runs.pieces import Portion
 
 
 class Tracked(Protocol):
@@ -164,6 +166,20 @@ class Loose:
             self.write(whole)
 
 
+def finite(arrays: Iterable[np.ndarray]) -> bool:
+    """Whether they hold nothing but finite numbers."""
+    return all(bool(np.isfinite(each).all()) for each in arrays)
+
+
+def everywhere(comm: Communicator, found: Checkpoint | None) -> Stored | None:
+    """The file of a checkpoint that rank 0 has read, if all ranks see it and its pieces; collective."""
+    vectors = found.vectors if found is not None and isinstance(found.vectors, Stored) else None
+    with activity.inside("look for the checkpoint", comm):
+        vectors = comm.mpi.bcast(vectors)
+        seen = comm.mpi.allreduce(vectors is not None and vectors.visible(), MPI.LAND)
+    return vectors if seen else None
+
+
 def described(shape: tuple[int, ...], dtype: np.dtype) -> str:
     """A vector's form, for people."""
     return f"{' x '.join(map(str, shape)) or 'one'} of {dtype}"
@@ -187,49 +203,56 @@ class State:
         for name, vector in self.tracked.items():
             if vector.stored(name) in self._loose:
                 continue
-            whole, form = found.vectors[vector.stored(name)], vector.form(ranks)
-            if isinstance(vector, PerRank) and whole.ndim == 2 and len(whole) != ranks:
-                before = len(whole)
+            (shape, dtype), form = form_of(found.vectors, vector.stored(name)), vector.form(ranks)
+            if isinstance(vector, PerRank) and len(shape) == 2 and shape[0] != ranks:
+                before = shape[0]
                 raise UsageError(f"{refusal} {name} belongs to its {before} ranks; start {before}, not {ranks}")
-            if (whole.shape, whole.dtype) != form:
-                raise UsageError(f"{refusal} {name} is {described(whole.shape, whole.dtype)}, not {described(*form)}")
-            if not (may_be_infinite(vector) or np.isfinite(whole).all()):
+            if (shape, dtype) != form:
+                raise UsageError(f"{refusal} {name} is {described(shape, dtype)}, not {described(*form)}")
+            read_apart = isinstance(vector, CutVector) and isinstance(found.vectors, Stored)  # and looked at then
+            if not (may_be_infinite(vector) or read_apart or finite(slabs_of(found.vectors, vector.stored(name)))):
                 raise UsageError(f"{refusal} {name} is not finite, which no run saves")
 
-    def gather(self, comm: Communicator) -> dict[str, np.ndarray]:
-        """The whole vectors by their names in the file, on rank 0; nothing on the others. Collective."""
-        gathered = {}
+    @property
+    def cut(self) -> bool:
+        """Whether there is a vector of which each rank has a part."""
+        return any(isinstance(vector, CutVector) for vector in self.tracked.values())
+
+    def collect(self, comm: Communicator, apart: bool) -> tuple[dict[str, np.ndarray], dict[str, Portion], bool]:
+        """What a checkpoint is to hold by the names in the file, views where it is there: on rank 0 the whole vectors,
+        and what each rank writes by itself, nothing unless `apart`; whether all is finite, as a checkpoint always is.
+
+        Collective; all ranks know alike whether all is finite.
+        """
+        vectors: dict[str, np.ndarray] = {}
+        portions: dict[str, Portion] = {}
+        free = {each.stored(name) for name, each in self.tracked.items() if may_be_infinite(each)}
         for name, vector in self.tracked.items():
+            if apart and isinstance(vector, CutVector) and vector.size:
+                portions[vector.stored(name)] = vector.portion()
+                continue
             whole = vector.gather(comm)
             if whole is not None:
-                gathered[vector.stored(name)] = whole
-        return gathered
+                vectors[vector.stored(name)] = whole
+        good = all(finite([vector]) for name, vector in vectors.items() if name not in free)
+        bad = np.array([0.0 if good and all(finite(each.slabs()) for each in portions.values()) else 1.0])
+        comm.all_reduce(bad)
+        return vectors, portions, not bad[0]
 
-    def write(self, comm: Communicator, attributes: dict, write: Callable[[Checkpoint], None]) -> str:
-        """Let rank 0 write a checkpoint; returns, on all ranks, what is in the way: NOT_FINITE, a reason, or nothing.
+    def load(self, comm: Communicator, found: Checkpoint | None, refusal: str = "") -> None:
+        """Give all ranks what is theirs of the checkpoint that rank 0 has read; collective.
 
-        A checkpoint is always a good one: a state that is not finite is not written. The reason is known on rank 0,
-        the others say UNWRITTEN. Collective.
+        Raises AgreedError where a rank that reads its own part finds it damaged, or not finite: begun by `refusal`.
         """
-        vectors, problem, failed = self.gather(comm), "", np.zeros(1)
-        if comm.rank == 0:
-            free = {each.stored(name) for name, each in self.tracked.items() if may_be_infinite(each)}
-            if not all(np.isfinite(vector).all() for name, vector in vectors.items() if name not in free):
-                problem = NOT_FINITE
-            else:
-                try:
-                    write(Checkpoint(vectors, attributes))
-                except Exception as error:  # whatever h5py raises: all ranks are to know
-                    problem = reason(error)
-            failed[0] = {"": 0, NOT_FINITE: 1}.get(problem, 2)
-        comm.broadcast(failed)
-        return problem or ("", NOT_FINITE, UNWRITTEN)[int(failed[0])]
-
-    def load(self, comm: Communicator, found: Checkpoint | None) -> None:
-        """Give all ranks what is theirs of the checkpoint that rank 0 has read; collective."""
+        seen = everywhere(comm, found) if self.cut else None
         for name in sorted(self.tracked):
             vector = self.tracked[name]
-            vector.scatter(comm, found.vectors.get(vector.stored(name)) if found else None)
+            if seen is None or not isinstance(vector, CutVector):
+                vector.scatter(comm, found.vectors.get(vector.stored(name)) if found else None)
+                continue
+            with refuse_together(comm.mpi):
+                if not vector.read(vector.stored(name), seen):
+                    raise UsageError(f"{refusal} {name} is not finite, which no run saves")
 
     @property
     def _loose(self) -> set[str]:

@@ -16,7 +16,8 @@ from hpcdl.models import name_of
 from hpcdl.runs.closing_table import as_table
 from hpcdl.runs.folder import environment, summary_of
 from hpcdl.runs.legs import measured, summed
-from hpcdl.runs.position import keep_legs, used
+from hpcdl.runs.position import used
+from hpcdl.runs.saving import keep_legs
 from hpcdl.runs.wrapped import plain
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
         "seconds": run.seconds,
         "examples_per_second": run.rate,
         "replicas_agree": agree,
+        "checkpoints_failed": run.saver.failed,
         **run.reported,
         "allreduce_by_length": by_length(run.comm) if algorithm == run.comm.allreduce else None,
         "options": dataclasses.asdict(options) | used(run),

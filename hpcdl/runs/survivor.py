@@ -119,7 +119,7 @@ class Survivor:
         run.legs.sent = float(totals[0]), float(totals[1])
         alone = Communicator(MPI.COMM_SELF, ends_job=False)
         with averaged(run):  # as a checkpoint has it
-            vectors = {name: vector.copy() for name, vector in run.state.gather(alone).items()}
+            vectors = {name: vector.copy() for name, vector in run.state.collect(alone, False)[0].items()}
         alone.free()
         found = Checkpoint(vectors, position(run))
         if self.owes:

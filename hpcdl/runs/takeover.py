@@ -69,6 +69,9 @@ def predecessor(resume: str, program: str) -> str:
     with contextlib.suppress(Exception):
         import h5py  # here: who only reads options needs no HDF5
 
+        from hpcdl.runs.pieces import joins_pieces
+
+        joins_pieces(path)  # a broken one is not for HDF5
         with h5py.File(path, "r") as file:
             found = json.loads(file.attrs["attributes"])
     strategy, step = (found.get(name) for name in ("strategy", "step")) if isinstance(found, dict) else (None, None)

@@ -1,5 +1,8 @@
 """Checkpoints come back to the bit; a damaged one is refused in one line; nothing half-written gets the final name."""
 
+import hashlib
+import json
+
 import h5py
 import numpy as np
 import pytest
@@ -21,6 +24,25 @@ def test_round_trip_to_the_bit(tmp_path):
         assert found.vectors.keys() == sample().vectors.keys()
         for name, vector in sample().vectors.items():
             assert found.vectors[name].dtype == vector.dtype and np.array_equal(found.vectors[name], vector)
+
+
+def test_one_of_an_older_version_is_read_and_its_damage_found(tmp_path):
+    vectors, attributes = sample().vectors, json.dumps(sample().attributes, sort_keys=True)
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(vectors):
+        digest.update(name.encode() + str(vectors[name].dtype).encode() + vectors[name].tobytes())
+    digest.update(attributes.encode())
+    with h5py.File(tmp_path / "checkpoint.h5", "w") as file:
+        for name, vector in vectors.items():
+            file[name] = vector
+        told = {"version": 1, "attributes": attributes, "checksum": digest.hexdigest()}
+        file.attrs.update({"format": "hpcdl checkpoint"} | told)
+    found = Checkpoint.read(tmp_path)
+    assert found.attributes == sample().attributes
+    assert all(np.array_equal(found.vectors[name], vector) for name, vector in vectors.items())
+    with h5py.File(tmp_path / "checkpoint.h5", "a") as file:
+        file["parameters"][3] += 1e-9
+    refused(tmp_path, "checksum")
 
 
 def refused(path, words):

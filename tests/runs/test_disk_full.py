@@ -69,20 +69,60 @@ def test_wherever_the_disk_ends_a_checkpoint_is_the_old_one(tmp_path, monkeypatc
     assert Checkpoint.read(path).attributes["step"] == 2 and not said
 
 
-def test_a_checkpoint_that_finds_no_room_ends_the_run_on_all_ranks(run, world, mpi_tmp_path):
-    out, limit = mpi_tmp_path / "a", contextlib.ExitStack()
+@contextlib.contextmanager
+def full_after(step, until=0):
+    """An observer of runs: after this step no file of rank 0 grows beyond 20 kB, until another one is done."""
+    with contextlib.ExitStack() as limit:
 
-    def fill(running, loss, total):
-        if running.step == 7 and running.comm.rank == 0:
-            limit.enter_context(room(20_000))
+        def fill(running, loss, total):
+            if running.step in (step, until) and running.saver.job is not None:
+                running.saver.job.thread.join()  # what is written in the background is written by now
+            if running.step == step and running.comm.rank == 0:
+                limit.enter_context(room(20_000))
+            if running.step == until:
+                limit.pop_all().close()
 
-    with limit, pytest.raises(TrainingError) as caught:
-        run(out=str(out), checkpoint_every=5, evaluate_every=9, model="mlp:400", observer=fill)
-    words = r"the checkpoint of step 10, .*a/checkpoint.h5, cannot be written: .*; the last good checkpoint is "
-    assert world.rank > 0 or caught.match(words)
+        yield fill
+
+
+UNWRITTEN = r"the checkpoint of step 10, \S*a/checkpoint.h5, cannot be written: File too large; "
+LARGE = {"checkpoint_every": 5, "evaluate_every": 9, "model": "mlp:400"}  # 40 kB at least
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_checkpoint_that_finds_no_room_ends_a_run_that_must_have_it(background, run, world, mpi_tmp_path):
+    out = mpi_tmp_path / "a"
+    with full_after(7) as fill, pytest.raises(TrainingError, match=f"{UNWRITTEN}the last good checkpoint is "):
+        run(out=str(out), **LARGE, checkpoint_must=True, checkpoint_async=background, observer=fill)
     world.Barrier()
     assert Checkpoint.read(out).attributes["step"] == 5
     assert not [each.name for each in out.iterdir() if each.name.endswith(".part")]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_else_the_run_goes_on_with_a_warning(background, run, world, mpi_tmp_path, capsys):
+    out, steps = mpi_tmp_path / "a", []
+    whole = run(**LARGE)
+    with full_after(7, until=16) as fill:
+
+        def look(running, loss, total):
+            if running.step in (11, 16) and running.comm.rank == 0:
+                steps.append(Checkpoint.read(out).attributes["step"])
+            fill(running, loss, total)
+
+        done = run(out=str(out), **LARGE, checkpoint_async=background, observer=look, progress="lines")
+    said = " ".join(capsys.readouterr().out.split())
+    assert np.array_equal(done.parameters, whole.parameters) and done.saver.failed == 2 and done.saved == 20
+    if world.rank == 0:
+        assert done.summary["checkpoints_failed"] == 2 and steps == [5, 5]
+        assert said.count("warning: the checkpoint of step 1") == 2 and "the run goes on, and the last good" in said
+    world.Barrier()
+    assert Checkpoint.read(out).attributes["step"] == 20
+
+
+def test_the_last_one_is_what_a_run_is_for(run, mpi_tmp_path):
+    with full_after(17) as fill, pytest.raises(TrainingError, match="the checkpoint of step 20, "):
+        run(out=str(mpi_tmp_path / "a"), **LARGE, observer=fill)
 
 
 @pytest.fixture

@@ -64,18 +64,29 @@ def test_a_run_that_dies_before_its_next_checkpoint_goes_on_from_the_older_one(r
     assert run(out=str(out), resume=str(out), steps=12).step == 12
 
 
-def test_a_damaged_last_checkpoint_names_the_older_ones_which_can_be_gone_on_from(run, world, mpi_tmp_path):
+def test_where_the_last_checkpoint_is_damaged_the_one_before_is_taken(run, world, mpi_tmp_path, capsys):
     out = mpi_tmp_path / "a"
     whole = trained(run, world, out)
     if world.rank == 0:
         (out / "checkpoint.h5").write_bytes((out / "checkpoint.h5").read_bytes()[:3000])
+        (out / "checkpoint-000000015.h5").write_bytes(b"")
     world.Barrier()
     with pytest.raises(UsageError, match=r"damaged .*take .*a/checkpoint-000000015.h5 or .*-000000010.h5 .*best.h5"):
-        run(out=str(out), resume=str(out))
-    again = run(out=str(out), resume=str(out / "checkpoint-000000015.h5"))
+        run(out=str(out), resume=str(out / "checkpoint.h5"))  # a file that is named is the one that is meant
+    again = run(out=str(out), resume=str(out), progress="lines")
+    said = capsys.readouterr().out
+    assert world.rank > 0 or ("damaged" in said and f"; going on from {out}/checkpoint-000000010.h5" in said)
     assert np.array_equal(whole.parameters, again.parameters)
     world.Barrier()
-    assert Checkpoint.read(out).attributes["step"] == 20
+    assert Checkpoint.read(out).attributes["step"] == 20 and not list(out.glob("checkpoint-*15.h5"))
+    assert (out / "later" / "checkpoint.h5").stat().st_size == 3000
+    world.Barrier()
+    if world.rank == 0:
+        for each in (*out.glob("check*.h5"), out / "best.h5"):
+            each.write_bytes(each.read_bytes()[:3000])
+    world.Barrier()
+    with pytest.raises(UsageError, match=r"^\S*/a/checkpoint.h5 is damaged"):
+        run(out=str(out), resume=str(out))
 
 
 def test_the_best_and_the_last_by_name_and_another_folder(run, world, mpi_tmp_path):

@@ -24,7 +24,7 @@ def changed(run, tmp_path):
 
     def write(attributes=None, **vectors):
         found = Checkpoint.read(run)
-        kept = {name: vector for name, vector in (found.vectors | vectors).items() if vector is not None}
+        kept = {name: vector for name, vector in (dict(found.vectors) | vectors).items() if vector is not None}
         Checkpoint(kept, found.attributes | (attributes or {})).write(tmp_path / "b.h5")
         return str(tmp_path / "b.h5")
 

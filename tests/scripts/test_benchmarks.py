@@ -169,6 +169,17 @@ def test_bench_search(run_on, tmp_path, controller, groups):
     assert table(done.stdout)[0][:4] == ["took, s", "list, s", "best, s", "bound, s"] and len(table(done.stdout)) == 3
 
 
+def test_bench_checkpoint(run_on, tmp_path):
+    options = ["--megabytes", "3", "--repeats", "2", "--json", "c.json"]
+    done = run_on(2, FOLDER / "bench_checkpoint.py", *options, check=0)
+    rows = rows_of(tmp_path / "c.json", "bench-checkpoint")
+    assert [(row["round"], row["ranks"], row["megabytes"]) for row in rows] == [(0, 2, 3), (1, 2, 3)]
+    assert all(row[f"{name}_seconds"] > 0 for row in rows for name in ("plain", "pieces", "one_file", "read", "copy"))
+    assert len(table(done.stdout)) == 3 and [each.name for each in tmp_path.iterdir()] == ["c.json"]
+    done = run_on(2, FOLDER / "bench_checkpoint.py", "--folder", "nowhere")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "there is no such folder" in done.stderr
+
+
 def test_bench_search_methods(run_on, tmp_path):
     options = ["--trials", "4", "--epochs", "2", "--seeds", "2", "--methods", "asha", "--json", "m.json"]
     done = run_on(2, FOLDER / "bench_search_methods.py", *options, check=0)

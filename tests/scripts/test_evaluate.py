@@ -65,7 +65,7 @@ def test_score_predict_and_export(run_on, trained, tmp_path):
 def test_rows_are_standardized_as_the_training_rows_were(run_on, trained, tmp_path):
     found = Checkpoint.read(trained)
     statistics = {"mean": np.linspace(0, 1, 64), "deviation": np.linspace(1, 2, 64)}
-    found.vectors |= {f"data/{name}": vector for name, vector in statistics.items()}
+    found.vectors = dict(found.vectors) | {f"data/{name}": vector for name, vector in statistics.items()}
     found.write(tmp_path / "s.h5")
     run_on(2, FOLDER / "evaluate.py", "s.h5", "--predict", "p.npz", "--export", "w.npz", check=0)
     test = open_data("digits").test
@@ -147,11 +147,11 @@ def test_sample(run_on, tmp_path, refused):
     assert "takes quantities" not in refused(tmp_path / "wordless.h5", "--sample", 5)
     other = make_model("softmax", data.features, data.classes)
     found.attributes |= {"model": "softmax", "layout": other.layout.describe(), "meaning": Meaning().describe()}
-    found.vectors["parameters"] = np.zeros(other.size, "float32")
+    found.vectors = dict(found.vectors) | {"parameters": np.zeros(other.size, "float32")}
     found.write(tmp_path / "softmax.h5")
     assert "needs a model that writes text, gpt" in refused(tmp_path / "softmax.h5", "--sample", 5)
     found.attributes |= {"model": spec, "layout": model.layout.describe(), "meaning": data.meaning.describe()}
-    found.vectors["parameters"] = np.full(model.size, np.nan, "float32")
+    found.vectors = dict(found.vectors) | {"parameters": np.full(model.size, np.nan, "float32")}
     found.write(tmp_path / "nan.h5")
     done = run_on(2, program, "nan.h5", "--sample", 5)
     assert done.returncode == 2 and "its training diverged" in done.stderr and "Traceback" not in done.stderr

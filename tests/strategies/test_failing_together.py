@@ -9,7 +9,7 @@ import pytest
 from hpcdl.comm.progress import activity
 from hpcdl.comm.topology import topology
 from hpcdl.errors import TrainingError
-from hpcdl.runs import position
+from hpcdl.runs import saving
 from hpcdl.runs.checkpoint import Checkpoint, rotate
 from hpcdl.services.consistency import BSP, Consistency
 from hpcdl.strategies import asynchronous_gossip, parameter_server
@@ -64,7 +64,7 @@ def full_disk(monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         rotate(path, keep, found, saved)
 
-    monkeypatch.setattr(position, "rotate", full)
+    monkeypatch.setattr(saving, "rotate", full)
 
 
 UNWRITTEN = "the checkpoint of step 10, .*, cannot be written: No space left on device; the last good checkpoint is"
@@ -108,7 +108,7 @@ def test_parameter_servers_whose_checkpoint_cannot_be_written(own, fails, serve,
     """What was saved before stays, and nothing more is recorded."""
     for place in places(world.size):
         out = mpi_tmp_path / str(place)
-        fails(serve, place | own, UNWRITTEN, checkpoint_every=5, keep=9, lr=0.01, out=str(out))
+        fails(serve, place | own, UNWRITTEN, checkpoint_every=5, checkpoint_must=True, keep=9, lr=0.01, out=str(out))
         assert stopped_at(out)
         world.Barrier()
 
@@ -122,5 +122,5 @@ def test_pairs_whose_run_diverges(fails, average_in_pairs, world):
 def test_pairs_whose_checkpoint_cannot_be_written(fails, average_in_pairs, world, full_disk, mpi_tmp_path):
     """The ranks have met for it by then."""
     out = mpi_tmp_path / "a"
-    fails(average_in_pairs, "ring", UNWRITTEN, checkpoint_every=5, keep=9, lr=0.01, out=str(out))
+    fails(average_in_pairs, "ring", UNWRITTEN, checkpoint_every=5, checkpoint_must=True, keep=9, lr=0.01, out=str(out))
     assert stopped_at(out)

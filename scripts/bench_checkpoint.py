@@ -1,0 +1,177 @@
+"""How fast checkpoints are written, beside plain files: mpiexec -n 2 python scripts/bench_checkpoint.py --megabytes 512
+
+The state is of random numbers, of --megabytes in all: parameters and two vectors of an optimizer. --repeats times over,
+in turn, so that what else the disk has to do meets all alike; printed are medians with the lowest and highest value:
+
+    plain     each rank writes its part as one plain file, 8 MiB at a time, and syncs it: what `dd conv=fsync` does
+    pieces    each rank writes its piece, with its checksum, and rank 0 joins them (a model that is cut)
+    one file  rank 0 writes all of it (a model that each rank holds)
+    read      each rank reads its part of the pieces again, checked and loaded; from the system's memory, mostly
+    a step pays    for a checkpoint of pieces at once, and in the background (--checkpoint-async): the copy
+
+Bandwidths are those of the ranks together, on one disk. The files are made in --folder, and removed.
+"""
+
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcdl.chunks import chunk
+from hpcdl.comm.progress import activity
+from hpcdl.errors import UsageError, blamed_on
+from hpcdl.models.layout import Piece
+from hpcdl.runs.alike import reading
+from hpcdl.runs.benchmark_report import check_files, positive, report, spread
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.options import option
+from hpcdl.runs.pieces import SLAB, Joined, Portion, name_of_piece, read_into, write_at, write_piece
+from hpcdl.runs.program import ended
+
+VECTORS = ("parameters", "optimizer/first_moment", "optimizer/second_moment")
+
+
+@dataclass
+class CheckpointBench:
+    """How much is written, and where."""
+
+    megabytes: int = option(512, "of the whole state, all ranks together, 10^6 bytes each")
+    repeats: int = option(5, "rounds, in which each way has its turn")
+    folder: str = option(".", "on the disk that is measured")
+    json: str = option("", "file for the results")
+
+    def __post_init__(self):
+        positive(self, "megabytes", "repeats")
+        if not os.path.isdir(self.folder):
+            raise UsageError(f"--folder {self.folder}: there is no such folder")
+        free = shutil.disk_usage(self.folder).free
+        if 3 * self.megabytes * 10**6 > free:
+            raise UsageError(f"--folder {self.folder} has {free:,} bytes left, and three times --megabytes are written")
+
+
+def main(arguments=None):
+    """Measure in turns, and print the table."""
+    world = MPI.COMM_WORLD
+    with ended("bench-checkpoint", world.rank):
+        with reading(world) as parse:
+            options = parse(CheckpointBench, "bench-checkpoint", __doc__, arguments)
+            check_files(options, world.rank)
+        made = None
+        if world.rank == 0:
+            with blamed_on(f"--folder {options.folder} cannot be written"):
+                made = tempfile.mkdtemp(prefix="bench-checkpoint-", dir=options.folder)
+        folder = Path(world.bcast(made))
+        try:
+            with activity.known(), blamed_on(f"--folder {options.folder} cannot be written"):
+                rows = measured(world, options, folder)
+        finally:
+            if world.rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+        if world.rank == 0:
+            title = f"A state of {options.megabytes:,} MB, written by {world.size} at once"
+            report(title, "bench-checkpoint", options, [cells(rows)], rows)
+
+
+def measured(world, options, folder):
+    """The seconds of each way, by round; on rank 0, and what it returns elsewhere is not used."""
+    size = options.megabytes * 10**6 // (4 * len(VECTORS))
+    own = chunk(size, world.size, world.rank)
+    n = own.stop - own.start
+    random = np.random.default_rng(world.rank)
+    arrays = {name: random.standard_normal(n, dtype="f4") for name in VECTORS}
+    portions = {name: Portion(array, [Piece(0, own.start, 1, n, n)], size) for name, array in arrays.items()}
+    whole = {name: np.resize(array, size) for name, array in arrays.items()} if world.rank == 0 else {}
+    rows = []
+    for turn in range(options.repeats):
+        ways = [
+            ("plain", lambda: plain(folder / f"plain-{world.rank}", arrays)),
+            ("pieces", lambda turn=turn: in_pieces(world, folder, turn, portions)),
+            ("one_file", lambda: Checkpoint(whole, {}).write(folder / "one.h5") if world.rank == 0 else None),
+            ("read", lambda: read(world, folder, own)),
+            ("copy", lambda turn=turn: in_background(folder, turn, portions)),
+        ]
+        row = {"round": turn, "megabytes": options.megabytes, "ranks": world.size}
+        waiting = []
+        for name, body in ways:
+            world.Barrier()
+            begun = time.perf_counter()
+            left = body()
+            mine = time.perf_counter() - begun
+            if left is not None:
+                waiting.append(left)
+            row[f"{name}_seconds"] = world.allreduce(mine, MPI.MAX)
+        for each in waiting:
+            each.join()
+        rows.append(row)
+        world.Barrier()
+        if world.rank == 0:
+            for each in folder.glob("*.h5"):
+                each.unlink()
+            shutil.rmtree(folder / "pieces")
+        world.Barrier()
+    return rows
+
+
+def plain(path, arrays):
+    """The bytes of the arrays in a file, synced, and removed when it is measured."""
+    with open(path, "wb", buffering=0) as file:
+        path.unlink()
+        place = 0
+        for array in arrays.values():
+            step = SLAB // array.itemsize
+            for start in range(0, array.size, step):
+                write_at(file.fileno(), array[start : start + step], place)
+                place += array[start : start + step].nbytes
+        os.fsync(file.fileno())
+
+
+def in_pieces(world, folder, turn, portions):
+    """A checkpoint, as the ranks of a cut model write it."""
+    written = world.gather(write_piece(folder, name_of_piece(turn, "00000000", world.rank), portions))
+    if world.rank == 0:
+        forms = {name: (portion.size, portion.dtype) for name, portion in portions.items()}
+        Checkpoint({}, {}, Joined([each for each in written if each], forms)).write(folder / "checkpoint.h5")
+
+
+def read(world, folder, own):
+    """Look through the pieces together, and let each rank load its part."""
+    found = Checkpoint.read(folder, pieces=False)
+    if any(found.problems(True, world.rank, world.size)):
+        sys.exit("the disk has lost what was written")
+    n = own.stop - own.start
+    with found.vectors.opened() as file:
+        for name in VECTORS:
+            read_into(file[name], [Piece(0, own.start, 1, n, n)], np.empty(n, "f4"))
+
+
+def in_background(folder, turn, portions):
+    """What a step does before it goes on; returns what goes on beside it."""
+    copies = {name: portion.copied() for name, portion in portions.items()}
+    name = name_of_piece(turn, "ffffffff", MPI.COMM_WORLD.rank)
+    thread = threading.Thread(target=write_piece, args=(folder, name, copies))
+    thread.start()
+    return thread
+
+
+def cells(rows):
+    """The table's row."""
+    found = {}
+    for name, title in {"plain": "plain", "pieces": "pieces", "one_file": "one file", "read": "read"}.items():
+        found[f"{title}, MB/s"] = spread([row["megabytes"] / row[f"{name}_seconds"] for row in rows], ".0f")
+    ratios = [row["plain_seconds"] / row["pieces_seconds"] for row in rows]
+    found["pieces : plain"] = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    found["a step pays, s"] = spread([row["pieces_seconds"] for row in rows], ".3f")
+    found["in the background, s"] = spread([row["copy_seconds"] for row in rows], ".3f")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+"""docs/checkpoints.md as printed."""
+
+from pathlib import Path
+
+from printed import as_printed, commands
+
+PAGE = (Path(__file__).parents[1] / "docs" / "checkpoints.md").read_text()
+
+
+def test_as_printed(environment, tmp_path):
+    shown = commands(PAGE)
+    assert len(shown) == 4
+    as_printed(shown, tmp_path, environment)
