@@ -48,7 +48,7 @@ def test_the_option_and_the_ranks_are_named(name, world):
 
 @pytest.mark.mpi(min_size=2)
 def test_programs_versions_and_many_options(world):
-    options = Options(**{"seed": 1, "lr": 0.5, "steps": 3, "keep": 2} if world.rank == 0 else {})
+    options = Options(**{"seed": 1, "lr": 0.5, "steps": 3, "keep": 3} if world.rank == 0 else {})
     with pytest.raises(AgreedError, match=r"--steps is 3 on rank 0, 0 on .*; and 1 more differ; start"):
         refuse_unlike(world, described("train", options))
     with pytest.raises(AgreedError, match="the program is train on rank 0, evaluate on"):
