@@ -14,6 +14,7 @@ from in_process import ends
 
 BENCHMARKS = {
     "bench_allreduce": ["--algorithms", "ring", "--sizes", "4", "--seconds", "0.001"],
+    "bench_checkpoint": ["--megabytes", "1", "--repeats", "1"],
     "bench_coordinate_descent": ["--data", "small:rows=50"],
     "bench_hogwild": ["--data", "few.h5", "--model", "softmax"],
     "bench_svrg": ["--data", "few.h5"],
