@@ -165,7 +165,8 @@ def test_the_pictures_of_a_step(cut, world, monkeypatch):
         for picture in (planned, measured):
             lines = [line for line in picture.splitlines() if line[1:3] == " |"]
             assert len(lines) == world.size
-            assert all(line.count("F0") == line.count("B1") == 1 for line in lines) or "A" in lines[0]
+            if picture is planned:  # in the other one a short action has no room where another took long
+                assert all(line.count("F0") == line.count("B1") == 1 for line in lines)
 
 
 # -- PipeDream -----------------------------------------------------------------------------------------------------
