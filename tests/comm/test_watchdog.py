@@ -132,7 +132,7 @@ def test_a_rank_that_all_know_to_be_at_work_is_left_alone(launch, tmp_path):
         (program, "writes", "train_allreduce", "--out", "a"),
         (program, "scores", "train_parameter_server", "--consistency", "async"),
     ]
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(2) as pool:  # a second is long, but not where eight processes start
         hung, *others = pool.map(lambda way: launch(2, *way), ways)
     assert hung.returncode == 1 and "hpcdl watchdog: rank 1: waits in " in hung.stderr
     for done in others:
