@@ -52,7 +52,8 @@ def same_over_gloo(launch, tmp_path):
         for backend in ("hpcdl", "gloo"):
             path = tmp_path / f"over_{backend}.py"
             path.write_text(text.replace('init_process_group("hpcdl")', f'init_process_group("{backend}")'))
-            done = launch(2, path, check=0, timeout=150)
+            # Gloo's threads may still hold tensors when Python ends, and then abort: what was printed counts there.
+            done = launch(2, path, check=0 if backend == "hpcdl" else None, timeout=150)
             said.append([line for line in done.stdout.splitlines() if "loss" in line])
             assert backend == "gloo" or last in done.stdout
         assert said[0] == said[1] and len(said[0]) > 2
