@@ -42,7 +42,7 @@ class Survivor:
     run: that of this leg, once it has begun. goes_on: whether this leg goes on from what a rank holds; found: that, on
     rank 0. owed: whether what is due after its last step (due.py) is still to be done. saved: the step of the last
     checkpoint. reason: why the run is to end, None while it goes on. folder: where it writes. since: when the last leg
-    has failed. losses: of all legs before, for the summary.
+    has failed. batch: examples of a step. losses: of all legs before, for the summary.
     """
 
     def __init__(self) -> None:
@@ -53,6 +53,7 @@ class Survivor:
         self.saved: int | None = None
         self.reason: str | None = None
         self.folder: str | None = None
+        self.batch = 0
         self.since = 0.0
         self.losses: list[dict] = []
 
@@ -65,7 +66,7 @@ class Survivor:
             raise AgreedError(
                 "--survive: the rows of a rank would be gone with it; take --placement shared or streamed"
             )
-        self.run, self.found = run, None
+        self.run, self.found, self.batch = run, None, run.batch
         run.stopping.reason = run.stopping.reason or self.reason
         if self.goes_on:
             last = self.losses[-1]

@@ -101,6 +101,8 @@ def survive(run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm
             raise TrainingError(f"{survivor.told(gone)}: {lost} in all, and --survive says {most}")
         survivor.since = failed
         options.out, options.resume, options.force = survivor.folder or "none", "", False
+        if options.batch_per_rank:  # a step has as many examples as before
+            options.batch_size, options.batch_per_rank = survivor.batch, 0
         if options.time_limit:
             options.time_limit = max(1e-3, options.time_limit - (failed - begun))
 

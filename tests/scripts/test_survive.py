@@ -55,6 +55,16 @@ def test_those_that_are_left_take_the_same_steps(step, rank, more, launch, run_o
 
 
 @with_ulfm
+def test_a_batch_per_rank_stays_the_batch_that_it_was(launch, run_on, interfere, tmp_path):
+    options = [{"--batch-size": "--batch-per-rank", "64": "32"}.get(word, word) for word in OPTIONS]
+    run_on(2, SCRIPT, *options, "--out", tmp_path / "whole", check=0)
+    launch(2, interfere(31, 0, KILL), *options, "--out", "left", "--survive", "1", given=ULFM, check=0)
+    whole, left = (Checkpoint.read(tmp_path / name) for name in ("whole", "left"))
+    assert left.attributes["batch"] == 64 and left.attributes["step"] == STEPS
+    assert np.abs(left.vectors["parameters"] - whole.vectors["parameters"]).max() <= 1e-12
+
+
+@with_ulfm
 def test_more_are_gone_than_it_says(launch, interfere, tmp_path):
     program = interfere(12, 1, f"(training.MPI.COMM_WORLD.rank == 1 and {KILL})")
     program.write_text(
