@@ -32,6 +32,7 @@ class Until:
 
 
 Step: TypeAlias = Sequence[MPI.Request] | Until
+POLLS = 50  # looks for messages before the core is offered to others; some 20 us
 one_by_one = False  # whether requests are waited for by themselves: where ranks may be gone (services/survival.py)
 failed: list[Step] = []  # steps of which a request has failed; MPI may still know the others
 
@@ -59,20 +60,32 @@ def ready(step: Step, statuses: list[MPI.Status] | None = None) -> bool:
     return MPI.Request.Testall(step, statuses)
 
 
+def block(come: Callable[[], bool]) -> None:
+    """Look until it has come, and offer the core to others between two looks, after the first few.
+
+    MPI's own waiting may keep the core (MPICH's does), and then the others that work there, among them who is waited
+    for, come on when the kernel takes it away: after some milliseconds.
+    """
+    for _ in range(POLLS):
+        if come():
+            return
+    while not come():
+        os.sched_yield()
+
+
 def complete(step: Step, statuses: list[MPI.Status] | None = None) -> None:
     """Block until the step is complete."""
     if not isinstance(step, Until):
         if not one_by_one or statuses is not None:
-            MPI.Request.Waitall(step, statuses)
+            block(lambda: MPI.Request.Testall(step, statuses))
             return
         with kept(step):
             for each in step:
-                each.Wait()
+                block(each.Test)
     elif step.block is not None:
         step.block()
     else:
-        while not step.condition():
-            os.sched_yield()
+        block(step.condition)
 
 
 class Collective:

@@ -122,6 +122,7 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
         **run.scores,
         "seconds": run.seconds,
         "examples_per_second": run.rate,
+        "blas_threads": run.threads.used,
         "replicas_agree": agree,
         "checkpoints_failed": run.saver.failed,
         **run.reported,
