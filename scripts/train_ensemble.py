@@ -212,7 +212,7 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
         raise UsageError(
             f"{other[0].text} works on {counted(other[0].ranks, 'rank')}: --ranks-per-member {other[0].ranks}"
         )
-    about = [each.options(parse, "--seed=0", "--out=none") for each in commands.values()]
+    about = [each.options(parse, "--seed=0", "--out=auto") for each in commands.values()]
     validation = about[0].validation
     if options.combine == "stacking" and not validation:
         raise UsageError("--combine stacking is fitted on rows that no member is trained on: add --validation FRACTION")

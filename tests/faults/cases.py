@@ -90,7 +90,7 @@ FAULTS = (
     *("checkpoint", "message", "disk full", "memory", "clock ahead", "clock back", "random"),
 )
 WAITS = {"stop", "exit, status 0"}  # nothing but --timeout ends them
-TIMEOUT = 4
+FLIPS = {"parameters", "data", "message"}
 HARMLESS = {"slow", "clock back"}  # what is learned is the same
 
 
@@ -113,6 +113,16 @@ class Case:
     @property
     def name(self) -> str:
         return f"{self.line}, {self.ranks} ranks, {self.inject}"
+
+    @property
+    def timed(self) -> bool:
+        """Whether it needs --timeout."""
+        return self.kind in WAITS and self.line not in SEVERAL
+
+    @property
+    def wakes(self) -> bool:
+        """Whether a stopped process is to go on after a while, as there is no rank that would wait for it."""
+        return self.kind == "stop" and (self.ranks == 1 or self.line in SEVERAL)
 
     @property
     def by_chance(self) -> bool:
@@ -152,7 +162,7 @@ def draw(seed: int, number: int) -> Case:
     pairs = list(itertools.product(LINES, FAULTS))
     line, kind = pairs[Random(seed)("pairs", number // len(pairs)).permutation(len(pairs))[number % len(pairs)]]
     source = Random(seed)("case", number)
-    numbers, command, options = LINES[line]
+    numbers = LINES[line][0]
     ranks = int(numbers[source.integers(len(numbers))])
     writes = kind in ("checkpoint", "disk full") and source.integers(3) > 0  # rank 0 writes nearly all
     alone = line in ("search", "ensemble")  # each rank trains by itself
@@ -170,6 +180,5 @@ def of(number: int, line: str, ranks: int, kind: str, inject: str, resumed: bool
     if line not in SEVERAL:
         every = "50" if options is ACT else str(EVERY)
         words += ["--checkpoint-every", every] if "--fixed-delay" not in command else []
-        words += ["--timeout", str(TIMEOUT)] if kind in WAITS else []
         words += ["--time-limit", "1000"] if kind == "clock ahead" else []
     return Case(number, line, ranks, kind, inject, words, resumed)

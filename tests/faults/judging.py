@@ -21,7 +21,7 @@ import uuid
 from pathlib import Path
 
 import numpy as np
-from cases import FOUND, HARMLESS, SEVERAL, STEPS, TIMEOUT, WAITS, Case, of
+from faults.cases import FLIPS, FOUND, HARMLESS, SEVERAL, Case, of
 from few import write_few
 
 from hpcdl.comm.launcher import clean_environment, mpiexec
@@ -29,9 +29,11 @@ from hpcdl.errors import UsageError
 from hpcdl.runs.checkpoint import Checkpoint
 
 HERE = Path(__file__).parent
+ASLEEP = 1.0  # seconds for which a process is stopped that goes on
 SHARED = Path("/dev/shm")
 MARK = "HPCDL_FAULTS"
 TOO_LONG = 120.0  # seconds, after which a job hangs
+TIMEOUT = 4  # seconds of --timeout, on a machine with a core for each job, as SOON
 SOON = 5.0  # seconds from a fault to the end of all processes, on a machine with a core for each job
 KILLED = r"Killed \(signal 9\)|exited on\s+signal 9"
 CAUSES = {  # what names it, of the launchers (MPICH's, Open MPI's) or of ours
@@ -39,7 +41,7 @@ CAUSES = {  # what names it, of the launchers (MPICH's, Open MPI's) or of ours
     "stop": r"hpcdl watchdog: rank \d+: no answer|rank 0 does not answer",
     "exit, os": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|has left",
     "exit, sys": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|MPI_ABORT|MPI_Abort|has left",
-    "exit, status 0": r"no answer|does not answer|has left|have left|left its program|has ended its program",
+    "exit, status 0": r"due to process rank|no answer|does not answer|has left|have left|left its program|has ended its program",
     "exception": r"rank \d+ of \d+ failed.*\n(.*\n)*.*InjectedFault",
     "disk full": r"No space left on device",
     "memory": r"no memory left|[Mm]emory",
@@ -48,6 +50,7 @@ CAUSES = {  # what names it, of the launchers (MPICH's, Open MPI's) or of ours
     "data": r"do not agree|not a finite",
     "checkpoint": KILLED,
 }
+ENDS = {"kill", "stop", "exit, os", "exit, sys", "memory"}  # with status 0 after them nothing is well
 CAUSES["random"] = "|".join(CAUSES[kind] for kind in ("kill", "exit, os", "exception", "disk full"))
 OURS = re.compile(r"^(\S+: )?error: |^rank \d+ of \d+ failed|^hpcdl watchdog: (a rank has|--timeout)", re.MULTILINE)
 
@@ -59,7 +62,7 @@ class Wrong(Exception):
 class Job:
     """A job under way, and afterwards what it has said and left. words: the command, without launcher."""
 
-    def __init__(self, ranks: int, words: list[str], folder: Path, limit: float = TOO_LONG):
+    def __init__(self, ranks: int, words: list[str], folder: Path, wakes: bool = False):
         self.mark = f"{MARK}={uuid.uuid4()}"
         environment = clean_environment() | dict([self.mark.split("=")])
         environment |= {"PYTHONPATH": str(HERE.parent), "HPCDL_CACHE": str(folder.parent / "cache")}
@@ -75,7 +78,10 @@ class Job:
         self.hangs = False
         while self.process.poll() is None and not self.hangs:
             self.files |= self.shared()
-            self.hangs = time.monotonic() - self.begun > limit
+            self.hangs = time.monotonic() - self.begun > TOO_LONG
+            if wakes and self.struck and time.monotonic() - self.struck > ASLEEP:
+                for pid in self.ours():
+                    os.kill(pid, signal.SIGCONT)
             time.sleep(0.2)
         self.left = self.wait_for_all()
         self.seconds = time.monotonic() - (self.struck or self.begun)
@@ -133,11 +139,13 @@ def judge(case: Case, top: Path, keep: dict) -> str:
     """Run a case in the folder `top`, which it makes; returns how it ended. Raises Wrong. keep: runs without faults."""
     top.mkdir()
     write_few(top, classes=2)
-    job = Job(case.ranks, [*case.words, "--inject", case.inject], top)
+    patience = round(TIMEOUT * load())
+    words = [*case.words, "--inject", case.inject, *(["--timeout", str(patience)] if case.timed else [])]
+    job = Job(case.ranks, words, top, case.wakes)
     run = top / "run"
     (top / "said").write_text(job.text)
     clean(job, run)
-    ended = finished(case, job, run, keep, top) if job.status == 0 else broken(case, job)
+    ended = finished(case, job, run, keep, top) if job.status == 0 else broken(case, job, patience)
     if job.status and case.resumed and run.exists():
         ended += ", " + gone_on(case, top, keep)
     return ended
@@ -180,20 +188,22 @@ def checkpoints(run: Path) -> dict[str, Checkpoint]:
 def finished(case: Case, job: Job, run: Path, keep: dict, top: Path) -> str:
     """Of a job with status 0."""
     struck = bool(job.struck)
-    if struck and case.kind in ("kill", "stop", "exit, os", "exit, sys", "memory") and case.line not in SEVERAL:
+    if struck and case.kind in ENDS and case.line not in SEVERAL and not case.wakes:
         raise Wrong("status 0 after it was struck")
-    if struck and case.kind == "exit, status 0" and not (run / "summary.json").exists():
+    if struck and "status=0,how=os" in case.inject and not (run / "summary.json").exists():
         return "status 0, without a summary"
     complete(case, run)
     try:
         mine = parameters(run)
     except UsageError as error:
         raise Wrong(f"a checkpoint cannot be read: {error}") from None
-    if case.kind in ("parameters", "data", "message", "checkpoint") and struck:
-        if case.kind == "parameters" and case.program in FOUND and case.ranks > 1 and "nothing is flipped" not in job.text:
+    if case.kind in FLIPS and struck:
+        if "nothing is flipped" in job.text:
+            return "finished, nothing to flip"
+        if case.kind == "parameters" and case.program in FOUND and case.ranks > 1:
             raise Wrong("the replicas differ, and nobody says so")
-        return "finished" if case.kind == "checkpoint" else "finished, learned from it"
-    if not struck or case.kind in HARMLESS:
+        return "finished, learned from it"
+    if not struck or case.kind in HARMLESS or case.wakes:
         same(case, mine, keep, top)
         return "finished as undisturbed" if struck else "not struck"
     return "finished"
@@ -246,44 +256,44 @@ def same(case: Case, mine: dict[str, bytes], keep: dict, top: Path) -> None:
         raise Wrong("other parameters than without a fault")
 
 
-def broken(case: Case, job: Job) -> str:
-    """Of a job with another status."""
+def broken(case: Case, job: Job, patience: float = 0.0) -> str:
+    """Of a job with another status. patience: of its --timeout."""
     if not job.struck:
         raise Wrong(f"status {job.status}, and nothing has struck\n{job.text}")
-    allowed = SOON * load() + (3 * TIMEOUT if case.kind in WAITS else 0)
-    if job.seconds > allowed and case.kind not in HARMLESS | {"parameters", "data", "message", "memory"}:
+    allowed = SOON * load() + (4 * patience + SOON if case.timed else 0)
+    if job.seconds > allowed and case.kind not in HARMLESS | FLIPS | {"memory"}:
         raise Wrong(f"{job.seconds:.1f} s until all had ended, of {allowed:.1f}")
     rest = "".join(line for line in job.text.splitlines(keepends=True) if not line.startswith("inject: "))
-    if job.status in left_by_os(job.text) and not rest.strip():
+    if job.status in left_with(job.text) and not rest.strip():
         return "ended, with the rank's status"  # MPICH says no more of a process that leaves
     if case.kind not in CAUSES or not re.search(CAUSES[case.kind], rest):
         raise Wrong(f"status {job.status}, and no line names the cause\n{job.text}")
-    if len(OURS.findall(rest)) > 1:
+    if len(OURS.findall(rest)) > max(1, job.text.count("inject: ")):
         raise Wrong(f"more than one line names a cause\n{job.text}")
     if rest.count("Traceback") > (case.kind in ("exception", "memory", "random")):
         raise Wrong(f"a traceback\n{job.text}")
-    return "found" if case.kind in ("parameters", "message", "data") else "ended, in a line"
+    return "found" if case.kind in FLIPS else "ended, in a line"
 
 
-def left_by_os(text: str) -> set[int]:
-    """The statuses with which processes have left that had no time to say so."""
-    return {int(status) for status in re.findall(r"leaves by os\._exit\((\d+)\)", text)}
+def left_with(text: str) -> set[int]:
+    """The statuses with which processes have left by themselves."""
+    return {int(status) for status in re.findall(r"leaves by (?:os\._exit|sys\.exit)\((\d+)\)", text)}
 
 
 def gone_on(case: Case, top: Path, keep: dict) -> str:
     """Go on with it: it ends as it would have, or is refused in a line."""
-    job = Job(case.ranks, [*case.words[:1], "--resume", "run"], top)
+    job = Job(case.ranks, [*case.words[:1], "--resume", "run", *(["--timeout", "0"] if case.timed else [])], top)
     (top / "said").write_text(job.text)
     run = top / "run"
     clean(job, run)
-    if job.status and job.struck and case.line in SEVERAL:
+    if job.status and job.struck:  # by the second of two faults, or in the next of several runs
         broken(case, job)
-        return "struck in the next run"
+        return "struck again"
     if job.status:
         if job.status != 2 or len(re.findall("error: ", job.text)) != 1 or "Traceback" in job.text:
             raise Wrong(f"gone on with: status {job.status}\n{job.text}")
         return "refused"
     complete(case, run)
-    if case.kind not in ("parameters", "data", "message"):
+    if case.kind not in FLIPS:
         same(case, parameters(run), keep, top)
     return "gone on with"

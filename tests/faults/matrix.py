@@ -18,8 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cases import FAULTS, draw
-from judging import Wrong, judge
+from faults.cases import FAULTS, draw
+from faults.judging import Wrong, judge
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl import files
-from hpcdl.comm import inbox
+from hpcdl.comm import Communicator, inbox
 from hpcdl.errors import LoneError, TrainingError, UsageError
 from hpcdl.runs import Options, clock, flips, inject
 from hpcdl.runs.checkpoint import Checkpoint
@@ -239,3 +239,38 @@ def test_the_clock(alone):
     before = clock.seconds()
     clock.jump(1000)
     assert clock.seconds() - before >= 1000 and clock.jumped == 10**12
+
+
+def test_a_flipped_bit_of_a_message(world):
+    """One message of numbers arrives otherwise, of those that the training counts; its sender holds what it held."""
+    if world.size == 1:
+        pytest.skip("two ranks show it")
+    comm = Communicator(world, "ring")
+    other = comm.duplicate("other")
+    if world.rank == 0:
+        flips.flip_in_message(comm.traffic, np.random.default_rng(1))
+    for each, numbers, changes in (
+        (other, np.arange(1.0, 9.0), 0),
+        (comm, np.arange(1, 9), 0),
+        (comm, np.arange(1.0, 9.0), 1),
+        (comm, np.arange(1.0, 9.0), 0),
+    ):
+        vector = numbers.copy()
+        if world.rank == 0:
+            each.push(vector, 1)
+            assert np.array_equal(vector, numbers)
+        elif world.rank == 1:
+            each.wait(vector, 0)
+            assert np.count_nonzero(vector != numbers) == changes and np.isfinite(vector).all()
+    comm.free()
+
+
+def test_where_a_ring_keeps_what_it_got_the_replicas_differ(run, world):
+    """Of the second half of a ring; of the first half all get the same sum, which nobody knows to be wrong."""
+    if world.size == 1:
+        pytest.skip("two ranks show it")
+    with pytest.raises(TrainingError, match="the replicas do not agree"):
+        run(epochs=2, allreduce="tree", inject="corrupt:what=message,step=3,seed=2")  # rank 0 sends to who keeps it
+    if world.size == 2:
+        wrong = run(epochs=1, allreduce="tree", inject="corrupt:what=message,rank=1,step=3,seed=2").parameters.copy()
+        assert not np.array_equal(wrong, run(epochs=1, allreduce="tree").parameters)
