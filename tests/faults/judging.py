@@ -41,7 +41,7 @@ CAUSES = {  # what names it, of the launchers (MPICH's, Open MPI's) or of ours
     "stop": r"hpcdl watchdog: rank \d+: no answer|rank 0 does not answer",
     "exit, os": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|has left",
     "exit, sys": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|MPI_ABORT|MPI_Abort|has left",
-    "exit, status 0": r"due to process rank|no answer|does not answer|has left|have left|left its program|has ended its program",
+    "exit, status 0": r"due to process rank|no answer|does not answer|has left|have left|has ended",
     "exception": r"rank \d+ of \d+ failed.*\n(.*\n)*.*InjectedFault",
     "disk full": r"No space left on device",
     "memory": r"no memory left|[Mm]emory",
@@ -139,7 +139,7 @@ def judge(case: Case, top: Path, keep: dict) -> str:
     """Run a case in the folder `top`, which it makes; returns how it ended. Raises Wrong. keep: runs without faults."""
     top.mkdir()
     write_few(top, classes=2)
-    patience = round(TIMEOUT * load())
+    patience = round(TIMEOUT * min(2.5, load()))
     words = [*case.words, "--inject", case.inject, *(["--timeout", str(patience)] if case.timed else [])]
     job = Job(case.ranks, words, top, case.wakes)
     run = top / "run"
