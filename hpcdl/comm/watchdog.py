@@ -221,7 +221,7 @@ class Watchdog:
             self.left[source] = as_said(message["left"])
             self.ask_again = time.monotonic() + LONG
         elif "spare" in message:
-            self.spared = time.monotonic() + self.timeout
+            self.spared, self.overdue = time.monotonic() + self.timeout, None
         elif "ask" in message:
             self.send({"said": self.said(message["ask"])._asdict(), "question": message["question"]}, source)
 
@@ -237,7 +237,7 @@ class Watchdog:
         there = patient and not self.silent - {*said}
         self.silent = {*range(self.size)} - {*said} if patient else self.silent
         if overdue and (there or any(each.busy for each in said.values())):  # with what all know: look again later
-            self.spared = time.monotonic() + self.timeout
+            self.spared, self.overdue = time.monotonic() + self.timeout, None
             for rank in set(said) - set(self.left) - {0}:
                 self.send({"spare": True}, rank)
         elif overdue:
