@@ -69,7 +69,7 @@ def finish(run: "Run") -> None:
     if run.folder.left is not None:
         if ranks is not None:
             run.summary = summary_of(run.folder.left)
-            differed = run.summary.get("replicas_agree") is False
+            differed = (run.summary or {}).get("replicas_agree") is False
         differed = run.bookkeeping.mpi.bcast(differed)
         what = f"the run in {run.folder.left} has ended after step {run.step}"
         run.display.line(f"nothing is left to do: {what}; ask for more steps or epochs to go on")

@@ -76,6 +76,7 @@ def test_a_step_that_counts_twice_is_seen(tmp_path):
         ("disk full", "error: run cannot be written: No space left on device\n", None),
         ("disk full", 2 * "error: run cannot be written: No space left on device\n", "more than one line"),
         ("disk full", "Traceback\nerror: No space left on device\n", "a traceback"),
+        ("stop", 2 * "hpcdl watchdog: --timeout 4 s is over, rank 0 does not answer\n", None),
         ("exit, os", "", None),
         ("exit, os", "killed\n", "no line names"),
     ],
