@@ -71,6 +71,7 @@ from hpcdl.search.ensemble_members import (
 )
 from hpcdl.services.own_words import divided
 from hpcdl.services.trial import FAILED, all_come, failure
+from hpcdl.shared_memory import unname
 from hpcdl.words import counted
 
 PROGRAM = "train-allreduce"
@@ -149,6 +150,7 @@ def main(arguments=None):
                     told = plan.options.resume or plan.options.out
                     lock.path = automatic("ensemble") if told in ("", "auto") else Path(told)
                     prepare(lock, plan)
+            unname()  # all ranks have come so far
             data = opened(world, [each for each in plan.told if not is_own(each.data)])  # once for all members
             for each in data.values():
                 each.close()

@@ -41,7 +41,7 @@ CAUSES = {  # what names it, of the launchers (MPICH's, Open MPI's) or of ours
     "stop": r"hpcdl watchdog: rank \d+: no answer|rank 0 does not answer",
     "exit, os": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|has left",
     "exit, sys": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|MPI_ABORT|MPI_Abort|has left",
-    "exit, status 0": r"due to process rank|no answer|does not answer|has left|have left|has ended",
+    "exit, status 0": KILLED + r"|due to process rank|no answer|does not answer|has left|have left|has ended",
     "exception": r"rank \d+ of \d+ failed.*\n(.*\n)*.*InjectedFault",
     "disk full": r"No space left on device",
     "memory": r"no memory left|[Mm]emory",
@@ -193,7 +193,8 @@ def finished(case: Case, job: Job, run: Path, keep: dict, top: Path) -> str:
     struck = bool(job.struck)
     if struck and case.kind in ENDS and case.line not in SEVERAL and not case.wakes:
         raise Wrong("status 0 after it was struck")
-    if struck and "status=0,how=os" in case.inject and not (run / "summary.json").exists():
+    at_once = "status=0,how=os" in case.inject or ("status=0" in case.inject and case.ranks == 1)  # nobody may know
+    if struck and at_once and not (run / "summary.json").exists():
         return "status 0, without a summary"
     complete(case, run)
     try:
