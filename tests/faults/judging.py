@@ -50,7 +50,7 @@ CAUSES = {  # what names it, of the launchers (MPICH's, Open MPI's) or of ours
     "data": r"do not agree|not a finite",
     "checkpoint": KILLED,
 }
-ENDS = {"kill", "stop", "exit, os", "exit, sys", "memory"}  # with status 0 after them nothing is well
+ENDS = {"kill", "stop", "exit, os", "exit, sys"}  # with status 0 after them nothing is well
 CAUSES["random"] = "|".join(CAUSES[kind] for kind in ("kill", "exit, os", "exception", "disk full"))
 OURS = re.compile(r"^(\S+: )?error: |^rank \d+ of \d+ failed|^hpcdl watchdog: (a rank has|--timeout)", re.MULTILINE)
 
@@ -265,7 +265,7 @@ def broken(case: Case, job: Job, patience: float = 0.0) -> str:
     if not job.struck:
         raise Wrong(f"status {job.status}, and nothing has struck\n{job.text}")
     allowed = SOON * load() + (4 * patience + SOON if case.timed else 0)
-    if job.seconds > allowed and case.kind not in HARMLESS | FLIPS | {"memory"}:
+    if job.seconds > allowed and case.kind not in HARMLESS | FLIPS:
         raise Wrong(f"{job.seconds:.1f} s until all had ended, of {allowed:.1f}")
     rest = "".join(line for line in job.text.splitlines(keepends=True) if not line.startswith("inject: "))
     if job.status in left_with(job.text) and not rest.strip():
