@@ -35,14 +35,19 @@ def test_every_case_can_be_read():
 @pytest.mark.parametrize(
     "line, kind, inject, ended",
     [
-        ("all-reduce, ring", "kill", "kill:rank=1,step=13", "ended, in a line, gone on with"),
-        ("servers, bsp", "disk full", "diskfull:rank=0,step=7", "ended, in a line"),
-        ("sequential", "exit, status 0", "exit:step=3,status=0,how=os", "status 0, without a summary"),
+        ("all-reduce, ring", "kill", "kill:rank=1,step=13", ["ended, in a line, gone on with"]),
+        ("servers, bsp", "disk full", "diskfull:rank=0,step=7", ["ended, in a line"]),
+        (  # MPICH's launcher says nothing of it, Open MPI's does
+            "sequential",
+            "exit, status 0",
+            "exit:step=3,status=0,how=os",
+            ["status 0, without a summary", "ended, in a line"],
+        ),
     ],
 )
 def test_a_case(tmp_path, line, kind, inject, ended):
     case = of(1, line, min(LINES[line][0]), kind, inject, resumed=kind == "kill")
-    assert judge(case, tmp_path / "case", {}) == ended
+    assert judge(case, tmp_path / "case", {}) in ended
 
 
 @pytest.mark.parametrize(
