@@ -8,10 +8,12 @@ hosts). So a server posts a receive per rank, and posts the next one when it has
 from collections.abc import Callable, Iterable
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import DTypeLike
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.requests import Request
+from hpcdl.errors import UsageError
 
 watchers: list[Callable[[], object]] = []  # are told of each message that this process takes from any inbox
 
@@ -42,8 +44,24 @@ class Inbox:
         all(request.test() for request in self.coming.values())  # a test in vain takes forward all the others, too
 
     def take(self, source: int) -> np.ndarray:
-        """The message of this rank, which has come; no other one is expected until `listen` is called again."""
-        del self.coming[source]
+        """The message of this rank, which has come; no other one is expected until `listen` is called again.
+
+        Raises UsageError where it has another length: a part of it would be of the message before.
+        """
+        filled(self.coming.pop(source), self.room[source], source)
         for watch in watchers:
             watch()
         return self.room[source].copy()
+
+
+def filled(request: Request, array: np.ndarray, source: int) -> None:
+    """Wait, in naps, for a receive that is to fill `array`; UsageError where the message is a longer or shorter one."""
+    told = f"rank {source} has sent another message than the {array.size} numbers of {array.dtype} that are due"
+    try:
+        found = request.wait(doze=True)
+    except MPI.Exception as error:
+        if error.Get_error_class() != MPI.ERR_TRUNCATE:
+            raise
+        raise UsageError(f"{told}: a longer one") from None
+    if found.size != array.size:
+        raise UsageError(f"{told}: {found.size} of them")
