@@ -33,7 +33,7 @@ class Inbox:
 
     def listen(self, source: int) -> None:
         """One more message of this rank is expected."""
-        self.coming[source] = self.comm.iwait(self.room[source], source, self.tag)
+        self.coming[source] = coming(self.comm, self.room[source], source, self.tag)
 
     def arrived(self) -> list[int]:
         """The ranks whose messages have come."""
@@ -54,14 +54,27 @@ class Inbox:
         return self.room[source].copy()
 
 
+def fill(comm: Communicator, array: np.ndarray, source: int, tag: int) -> None:
+    """Receive a message of this rank that is due, and fills the array. Raises UsageError where it does not."""
+    filled(coming(comm, array, source, tag), array, source)
+
+
+def coming(comm: Communicator, array: np.ndarray, source: int, tag: int) -> Request:
+    """Post the receive. As bytes: of others a message of half a number would end MPICH's process."""
+    return comm.iwait(array.view(np.uint8), source, tag)
+
+
 def filled(request: Request, array: np.ndarray, source: int) -> None:
     """Wait, in naps, for a receive that is to fill `array`; UsageError where the message is a longer or shorter one."""
     told = f"rank {source} has sent another message than the {array.size} numbers of {array.dtype} that are due"
     try:
         found = request.wait(doze=True)
     except MPI.Exception as error:
-        if error.Get_error_class() != MPI.ERR_TRUNCATE:
+        code = error.Get_error_class()
+        if code == MPI.ERR_IN_STATUS and request.statuses:
+            code = MPI.Get_error_class(request.statuses[0].Get_error())
+        if code != MPI.ERR_TRUNCATE:
             raise
         raise UsageError(f"{told}: a longer one") from None
-    if found.size != array.size:
-        raise UsageError(f"{told}: {found.size} of them")
+    if found.size != array.nbytes:
+        raise UsageError(f"{told}: {found.size} bytes")

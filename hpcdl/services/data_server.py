@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.inbox import Inbox, filled
+from hpcdl.comm.inbox import Inbox, fill
 from hpcdl.comm.requests import Request
 from hpcdl.data import Data
 from hpcdl.data.cursor import following
@@ -192,7 +192,7 @@ class Server:
             raise wrong(client, f"{count} rows")
         refuse_beyond(f"what rank {client} asks for, {count:,} rows,", self.form.size(count), available())
         index = np.empty(count, np.int64)
-        filled(self.comm.iwait(index, client, INDEX), index, client)
+        fill(self.comm, index, client, INDEX)
         if count and not 0 <= index.min() <= index.max() < examples:
             raise wrong(client, f"rows {index.min()} to {index.max()} of {examples}")
         return self._taken(split, index)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.inbox import Inbox, filled
+from hpcdl.comm.inbox import Inbox, fill
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.requests import Request
 from hpcdl.kernels.device import CPU
@@ -149,15 +149,15 @@ class SliceServer:
         count = int(request["stop"] - request["start"])
         if request["operation"] in (Operation.PUSH, Operation.PUSH_AT):
             buffer = self.buffer()
-            self._fill(buffer[:count], client, Tag.VALUES)
+            fill(self.comm, buffer[:count], client, Tag.VALUES)
             if self.lead.beside:
                 numbers = np.empty(self.lead.beside)
-                self._fill(numbers, client, Tag.BESIDE)
+                fill(self.comm, numbers, client, Tag.BESIDE)
                 self.lead.told(client, numbers)
         elif request["operation"] == Operation.KEYS:
             assert self.rows is not None
             buffer = np.empty(count, KEY)
-            self._fill(buffer, client, Tag.VALUES)
+            fill(self.comm, buffer, client, Tag.VALUES)
             check_keys(buffer, self.rows.count(self.held), client)
         return Asked(request, client), buffer
 
@@ -169,10 +169,6 @@ class SliceServer:
         held = Held(self.values.size, vectors, rows, touched, client == 0 and self.gathered)
         waiting = sum(asked.client == client for asked in self.waiting)
         check_request(request, client, held, self.clocks, waiting)
-
-    def _fill(self, array: np.ndarray, client: int, tag: int) -> None:
-        """Receive what comes with a request."""
-        filled(self.comm.iwait(array, client, tag), array, client)
 
     def buffer(self) -> np.ndarray:
         """An array as long as the slice, for the values of a push."""
