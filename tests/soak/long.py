@@ -27,6 +27,7 @@ from hpcdl.comm.requests import Request
 from hpcdl.runs.run import Run
 
 WORLD = MPI.COMM_WORLD
+SETTLED = 10_000  # steps of a run from which on it has as much memory as it will take
 SPANS = 1_000  # that the trace keeps of each rank
 OPTIONS = ["--model", "mlp:8", "--batch-size", "16", "--allreduce", "ring", "--trace", str(SPANS), "--progress", "none"]
 FLAT = "files", "shm", "communicators", "requests"  # may not differ at all
@@ -79,7 +80,7 @@ def grown(notes: list[dict[str, int]]) -> list[str]:
     for name in FLAT:
         if other := {each[name] for each in notes} - {first[name]}:
             found.append(f"{name}: {first[name]} at step {first['step']}, then {sorted(other)}")
-    for name, more in MORE.items():
+    for name, more in MORE.items() if notes[-1]["step"] >= SETTLED else ():
         if notes[-1][name] > first[name] + more:
             found.append(f"{name}: {first[name]:,} at step {first['step']}, {notes[-1][name]:,} at the end")
     return found
