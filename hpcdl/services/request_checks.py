@@ -115,5 +115,5 @@ def _push(said: dict[str, Any], clocks: Clocks) -> str:
 
 def check_keys(keys: np.ndarray, rows: int, client: int) -> None:
     """Raise UsageError where keys of this rank are not those of rows of the slice, sorted, each once."""
-    if len(keys) and not (0 <= keys[0] and keys[-1] < rows and (np.diff(keys) > 0).all()):
+    if len(keys) and not (keys[0] >= 0 and keys[-1] < rows and (np.diff(keys) > 0).all()):
         raise wrong(client, f"keys that are not sorted numbers of {rows} rows, each once")

@@ -24,7 +24,16 @@ FUZZERS = [  # file, tests of it, how many times as many cases as in a run of th
 def main(seed: str = "1") -> None:
     for file, chosen, times, cases in FUZZERS:
         begun = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-q", "--all", "--color=no", "--no-header", f"--hypothesis-seed={seed}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--all",
+            "--color=no",
+            "--no-header",
+            f"--hypothesis-seed={seed}",
+        ]
         command += ["-k", chosen] if chosen else []
         done = subprocess.run([*command, file], env=clean_environment() | {"HPCDL_FUZZ": str(times)})
         if done.returncode:

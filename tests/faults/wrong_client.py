@@ -1,4 +1,4 @@
-"""A server, a good client, and one that sends what no client sends: mpiexec -n 3 python tests/faults/wrong_client.py CASE
+"""A server, a good client and a wrong one: mpiexec -n 3 python tests/faults/wrong_client.py CASE
 
 Rank 0 serves a vector or a data set, rank 1 asks as it should, and so does rank 2 for some steps; then it sends a
 message that is drawn from CASE: a wrong number in a header, a wrong length, type or tag, values that do not come, or

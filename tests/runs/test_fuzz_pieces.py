@@ -63,7 +63,9 @@ def lie(path, how, folder):
         del file["parameters"]
         size = len(values)
         if how == "external":
-            file.create_dataset("parameters", (size,), values.dtype, external=[(str(folder / "secret.raw"), 0, 4 * size)])
+            file.create_dataset(
+                "parameters", (size,), values.dtype, external=[(str(folder / "secret.raw"), 0, 4 * size)]
+            )
         elif how == "virtual":
             layout = h5py.VirtualLayout((size,), values.dtype)
             layout[:] = h5py.VirtualSource(secret, "secret", (size,))

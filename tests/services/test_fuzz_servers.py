@@ -95,11 +95,6 @@ class Receive:
         return self.taken
 
 
-def fields(**known):
-    """A header, of right numbers but for at most two."""
-    return st.tuples(st.just(known), st.lists(st.tuples(FIELDS, VALUE), max_size=2))
-
-
 REQUESTS = st.tuples(
     st.sampled_from(CLIENTS),
     st.sampled_from([*Operation, Operation.PUSH, Operation.PULL, Operation.PUSH]),
