@@ -3,7 +3,7 @@
 # make test-all       with whole grids of parameters, and on 4 ranks also what needs but one; longer
 # make test-cluster   what needs a cluster, both MPIs: emulated hosts, a real Slurm, made here; root on Debian, installs
 # make soak           random operations, pipelines, runs, also such as act; thousands of bad inputs; three quarters of an hour
-# make faults         every strategy is struck by every kind of fault, a job for each; a hundred of them    ARGS="500 2": cases, seed
+# make faults         a hundred jobs, each struck by a fault; fuzzers, thousands of new cases    ARGS="500 2": jobs, seed
 # make lint           ruff, its format, and mypy                                  make clean   take away what make made
 # MPI=mpich (default) or openmpi: from the registry, into a .venv; MPI=site: the mpiexec on the PATH, mpi4py built for it
 MPI    ?= mpich
@@ -69,6 +69,7 @@ soak: $(STAMP)
 
 faults: $(STAMP)
 	$(BIN)/python tests/faults/matrix.py $(ARGS)
+	$(BIN)/python tests/faults/fuzzers.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check
