@@ -41,18 +41,31 @@ HEARD = 5.0  # seconds within which a rank that a call has failed on learns why
 worlds: list[MPI.Intracomm] = []  # those that have outlived a rank
 
 
-def refuse_no_survival(options: "Options") -> None:
+def handed_over() -> bool:
+    """Whether this library hands failures to the program."""
+    return library() == OPEN_MPI and os.environ.get(ENABLED) in ("1", "true")
+
+
+def losable(options: "Options", size: int) -> int:
+    """How many of so many ranks a run of these options may lose: with replicas of what servers hold, any number."""
+    if getattr(options, "replicas", 1) > 1 and handed_over():
+        return getattr(options, "survive", 0) or size
+    return getattr(options, "survive", 0)
+
+
+def refuse_no_survival(options: "Options", size: int) -> None:
     """Raise UsageError where a run of these options cannot outlive a rank."""
     ranks = getattr(options, "survive", 0)
-    if not ranks:
-        return
     if ranks < 0:
         raise UsageError(f"--survive {ranks}: it is how many ranks may be lost, at least 0")
-    if library() != OPEN_MPI or os.environ.get(ENABLED) not in ("1", "true"):
+    if ranks and not handed_over():
         raise UsageError(
             f"--survive {ranks}: this {library()} ends all ranks when one is gone; it needs Open MPI from 5.0 on, "
             "started with mpiexec --with-ft ulfm"
         )
+    ranks = losable(options, size)
+    if not ranks:
+        return
     if options.allreduce == "auto":
         options.allreduce = BY_MESSAGES
     elif options.allreduce in ("shared", "hierarchical"):
@@ -66,15 +79,17 @@ def refuse_no_survival(options: "Options") -> None:
         raise UsageError("--survive: a data server's rows would be gone with it; leave out --data-servers")
 
 
-def survive(run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm, options: "Options") -> "Run":
+def survive(
+    run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm, options: "Options", survivor: Survivor
+) -> "Run":
     """Call run(comm, options) on the ranks of `world`, and again on those that are left when some are gone.
 
     A rank that fails alone from now on is gone. Ranks that are gone before a leg's first step are not outlived. Raises
     TrainingError, on all that are left, when more are gone than --survive says.
     """
-    survivor = options.survivor = Survivor()
+    options.survivor = survivor
     ending.alone = steps.one_by_one = True
-    comm, most, lost = world.Dup(), options.survive, 0  # type: ignore[attr-defined]
+    comm, most, lost = world.Dup(), losable(options, world.size), 0  # type: Any, int, int
     while True:
         survivor.run, done, begun = None, None, time.monotonic()
         try:
@@ -100,6 +115,7 @@ def survive(run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm
         if lost > most:
             raise TrainingError(f"{survivor.told(gone)}: {lost} in all, and --survive says {most}")
         survivor.since = failed
+        survivor.adapt(options)
         options.out, options.resume, options.force = survivor.folder or "none", "", False
         if options.batch_per_rank:  # a step has as many examples as before
             options.batch_size, options.batch_per_rank = survivor.batch, 0
