@@ -1,8 +1,8 @@
 """A model that counts: parameter r is minus the times that row r was learned from, where the rate is 1 (SGD).
 
 `python counting.py KILLS ...` is `hpcdl train-parameter-server ...` of which ranks kill themselves: KILLS is
-RANK:COUNT, several with commas between, and the rank is gone when it is about to send its COUNT-th message of the store.
-So a rank dies between any two messages, of one push, too.
+RANK:COUNT, several with commas between, and the rank is gone when it is about to send its COUNT-th message of the
+store. So a rank dies between any two messages, of one push, too.
 """
 
 import os
@@ -39,9 +39,8 @@ def rows(count=240):
 
 def main(kills, *arguments):
     """Train, and be gone where that is asked for."""
-    from hpcdl.scripts import train_parameter_server as program
-
     from hpcdl.comm.point_to_point import PointToPoint
+    from hpcdl.scripts import train_parameter_server as program
     from hpcdl.services import training
 
     mine = dict(tuple(map(int, each.split(":"))) for each in kills.split(",") if each)

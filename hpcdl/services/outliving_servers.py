@@ -47,10 +47,10 @@ SERVER = 1 << 40  # that of a slice is further than any that follows it
 
 
 class Share(NamedTuple):
-    """From step `first` on a worker has part `index` of `parts` of each batch; an orphan: of this step alone."""
+    """From step `first` on a worker has part `part` of `parts` of each batch; an orphan: of this step alone."""
 
     first: int
-    index: int
+    part: int
     parts: int
 
 
@@ -80,9 +80,17 @@ class Division(NamedTuple):
         orphans = {rank: [*waiting[rank], *adopted[index :: len(left)]] for index, rank in enumerate(left)}
         return Division(shares, orphans, {rank: pushed[rank] for rank in left})
 
+    def only(self, left: list[int]) -> "Division":
+        """Of these workers, where each computes whole batches."""
+        return Division({rank: self.shares[rank] for rank in left}, {}, {rank: self.begun[rank] for rank in left})
+
     def numbered(self, numbers: dict[int, int]) -> "Division":
         """The same under other numbers of the ranks."""
-        return Division(*({numbers[rank]: each for rank, each in of.items()} for of in self))
+
+        def under(of: dict[int, Any]) -> dict[int, Any]:
+            return {numbers[rank]: each for rank, each in of.items()}
+
+        return Division(under(self.shares), under(self.orphans), under(self.begun))
 
 
 def share_at(shares: list[Share], step: int) -> Share:
@@ -188,7 +196,8 @@ class ServedSurvivor(Survivor):
         self.saved, self.reason, self.folder, self.signalled = (
             facts[name] for name in ("saved", "reason", "folder", "signalled")
         )
-        self.division = self.division.again(whole, workers).numbered(numbers)
+        clocked, division = self.store.consistency.clocked, self.division
+        self.division = (division.again(whole, workers) if clocked else division.only(workers)).numbered(numbers)
         self.servers, self.goes_on = len(servers), True
         self.losses.append(
             {
@@ -234,12 +243,12 @@ class ServedSurvivor(Survivor):
             names = ["parameters", *(f"optimizer/{name}" for name in mine.update.state)]
             whole = {name: CPU.empty(slices[-1].stop, mine.values.dtype) for name in names}
             for which, rank in enumerate(speakers):
-                here = vectors(self.held(which)[0]) if rank == 0 else [None] * len(names)
-                for name, vector in zip(names, here, strict=True):
-                    if vector is None:
-                        comm.Recv(whole[name][slices[which]], rank)
+                here = vectors(self.held(which)[0]) if rank == 0 else []
+                for number, name in enumerate(names):
+                    if here:
+                        whole[name][slices[which]] = here[number]
                     else:
-                        whole[name][slices[which]] = vector
+                        comm.Recv(whole[name][slices[which]], rank)
         return whole
 
     def _noted(self) -> dict:

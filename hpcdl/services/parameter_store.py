@@ -73,9 +73,9 @@ class ParameterStore:
     clocks (async: versions), without being asked; 0: never. delay: values are applied so many versions late. lead:
     on rank 0, who decides about steps (lead.py). start: the first clock. memory: counts what a rank holds for
     it. beside: the numbers, float64, that each push carries to the lead beside its values (`Lead.beside` of them); the
-    lead's own do not travel. replicas: on how many servers each slice is (replication.py); an update that has a state has
-    `of_size(n)`, which makes one for another slice. careful: pushes are acknowledged, as with replicas, also without.
-    progress: of the store whose place this one takes.
+    lead's own do not travel. replicas: on how many servers each slice is (replication.py); an update that has a state
+    then has `of_size(n)`, which makes one for another slice, and servers call `replicate` before they serve. careful:
+    pushes are acknowledged, as with replicas, also without. progress: of the store whose place this one takes.
 
     `server` is what this rank serves by, `client` what it pulls and pushes by; None where it does not.
 
@@ -296,7 +296,7 @@ class ParameterStore:
             self.server.lead.sent(each.rank, float(each.answer["bytes"]), float(each.answer["messages"]))
 
     def replicate(self) -> None:
-        """Let the replicas of slices be as these are; on all servers, once they have their slices, before they serve."""
+        """Let the replicas of slices be as these are: on all servers, once they have theirs, before they serve."""
         if self.serves:
             self.server.copies.begin()
             self.server.replicas.begin()

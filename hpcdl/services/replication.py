@@ -13,12 +13,12 @@
 Primary-backup rather than a chain: a push is on all R servers after two messages whatever R, in a chain of R servers
 after R; on a ring where each server is the primary of one slice and a backup of R - 1 the bytes of a server are the
 same, R - 1 copies of what is pushed to it. The gradient travels, not what it makes of the slice: a backup does the same
-updates in the same order and so holds the same bits (slice_state.py), the optimizer's state with them, which would be up
-to three vectors.
+updates in the same order, and so holds the same bits (slice_state.py) of the values and of the optimizer's vectors,
+which would be up to three.
 
 A push is applied only when its worker has asked for more, and so has had the receipts of all slices. Until then no
-server has applied it, from then on all servers have it: when one is gone, each push is on all slices, and is applied, or
-it is dropped from all, and its worker computes it again (outliving_servers.py). Its number is the worker's clock; a
+server has applied it, from then on all servers have it: when one is gone, each push is on all slices, and is applied,
+or it is dropped from all, and its worker computes it again (outliving_servers.py). Its number is the worker's clock; a
 store takes no other than the next one, so none is applied twice.
 
 Costs of a step, S servers, W workers, K values of k bytes: a server sends R - 1 copies of the W K k / S bytes that are
@@ -56,7 +56,8 @@ class Kept:
     """A push that waits until it is whole. waits: for the acknowledgements of those that hold replicas."""
 
     def __init__(self, push: Push, buffer: np.ndarray):
-        self.push, self.buffer, self.waits = push, buffer, []  # type: Push, np.ndarray, list[Request]
+        self.push, self.buffer = push, buffer
+        self.waits: list[Request] = []
         self.told = False  # whether its client has its receipt
 
 
@@ -89,10 +90,9 @@ def commit(state: SliceState, kept: dict[int, Kept], client: int) -> bool:
     if client not in kept:
         return False
     push, buffer = kept[client].push, kept[client].buffer
-    if push.clock != state.clocks.of_client[client]:
-        raise TrainingError(
-            f"a server was to apply push {push.clock} of rank {client}, and push {state.clocks.of_client[client]} is next"
-        )
+    due = state.clocks.of_client[client]
+    if push.clock != due:
+        raise TrainingError(f"a server was to apply push {push.clock} of rank {client}, and push {due} is next")
     del kept[client]
     state.take_in(push, buffer)
     return True

@@ -12,7 +12,7 @@ slice may change, so what is sent is a copy, one for all that are sent the same 
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class Subscription:
 
 
 class SliceServer(SliceState):
-    """Serves `values`, this server's slice, to the clients of `clocks` (ranks of comm); the others as `SliceState` has them.
+    """Serves `values`, this server's slice, to the clients of `clocks` (ranks of comm); see `SliceState`.
 
     broadcast_every: clocks (async: versions) after which subscribers are sent the slice. gathered: the lead, on rank 0,
     may ask until it says that it is over. copies: of this slice on other servers, replicas: those of other slices that

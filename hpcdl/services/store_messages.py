@@ -56,8 +56,9 @@ ENDED, NO_STEP = -1, -2  # in the place of a step: none is left; none is meant
 
 # reply: the tag of the answer. clock, seen, version, count, total, loss, norm: see `Push`. needs: the store's clock
 # that the answer waits for. start, stop: which elements of the slice; with keys, 0 and how many. which: 0 for the
-# values, 1, 2, ... for a vector of the update's state; of a push the step that it was computed for. signal: whether the sender knows of one. bytes, messages: all
-# that the sender has sent, with this; messages are NaN where a library hides them.
+# values, 1, 2, ... for a vector of the update's state; of a push the step that it was computed for. signal: whether the
+# sender knows of one. bytes, messages: all that the sender has sent, with this; messages are NaN where a library hides
+# them.
 REQUEST_HEADER = numbers(
     *("operation", "reply", "clock", "needs", "start", "stop", "seen", "version"),
     *("count", "total", "loss", "norm", "which", "signal", "bytes", "messages"),

@@ -198,8 +198,8 @@ class Batches:
     def orphans(self) -> Iterator[Batch]:
         """What has been left of steps by workers that are gone, once."""
         while self.left:
-            step, *parts = self.left[0]
-            with contextlib.closing(self.data.cursor(self.run.batch, tuple(parts), False)) as cursor:
+            step, *own = self.left[0]
+            with contextlib.closing(self.data.cursor(self.run.batch, (own[0], own[1]), False)) as cursor:
                 yield cursor.take(*divmod(step, self.run.per_epoch))
             self.left = self.left[1:]
 

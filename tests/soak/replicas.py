@@ -1,11 +1,11 @@
 """Servers of replicated slices that are killed: python tests/soak/replicas.py KILLS SEED [FIRST] (under Open MPI)
 
 Runs, until so many servers have been killed. Run i draws from (SEED, i): servers, replicas, workers, consistency, and
-who is killed when it is about to send which message: as many servers as replicas allow at once, and in every third run
-a worker as well. The model counts (tests/counting.py). Checked: each row has been learned from once in each epoch, each
-step is recorded once, all slices have applied the same number of pushes, which is that of the steps and workers where no
-worker was killed. Where several were killed and no replica of a slice was left, or ranks before the first step of those
-that were left, the run has to end with the line that says so, and status 1; such runs are counted apart.
+who is killed when it is about to send which message: one server or two, and in every third run a worker as well. The
+model counts (tests/counting.py). Checked: each row has been learned from once in each epoch, each step is recorded
+once, all slices have applied the same number of pushes, which is that of the steps and workers where no worker was
+killed. Where several were killed and no replica of a slice was left, or ranks before the first step of those that were
+left, the run has to end with the line that says so, and status 1; such runs are counted apart.
 """
 
 import json
@@ -42,7 +42,11 @@ def one(number, seed, folder):
     if workers > 1 and draw.random() < 1 / 3:
         killed[servers + draw.randrange(workers)] = draw.randint(1, 3 * STEPS * servers)
     kills = ",".join(f"{rank}:{count}" for rank, count in killed.items())
-    print(f"run {number}: {servers} servers, {replicas} replicas, {workers} workers, {how[0]}, {kills}", end=" ", flush=True)
+    print(
+        f"run {number}: {servers} servers, {replicas} replicas, {workers} workers, {how[0]}, {kills}",
+        end=" ",
+        flush=True,
+    )
     options = [*BASE, str(replicas), "--servers", str(servers), "--consistency", *how, "--out", "run", "--force"]
     command = [mpiexec(), "--with-ft", "ulfm", "-n", str(servers + workers), sys.executable, str(PROGRAM), kills]
     environment = clean_environment() | {"PYTHONPATH": str(PROGRAM.parent)}
@@ -80,7 +84,9 @@ def main(kills, seed, first=0):
             outlived, runs, ended = outlived + count, runs + 1, ended + (not took and not count)
             seconds += took
     print(f"{runs} runs, {outlived} servers killed and outlived; until the others went on: median ", end="")
-    print(f"{statistics.median(seconds):.3f} s, longest {max(seconds):.3f} s; {ended} runs lost nobody, or all replicas")
+    print(
+        f"{statistics.median(seconds):.3f} s, longest {max(seconds):.3f} s; {ended} runs lost nobody, or all replicas"
+    )
 
 
 if __name__ == "__main__":
