@@ -28,6 +28,8 @@ from hpcdl.services.lead import Lead, LedStore, Notes
 from hpcdl.services.parameter_store import ParameterStore
 from hpcdl.services.store_messages import Push
 
+NOTE = 1024  # a note is so many bytes long, or twice as many, ...
+
 
 def asked(comm: Communicator, store: ParameterStore, run: Run, ask: Callable, *arguments: Any) -> int | None:
     """What the store answers: a step, or None where none is left."""
@@ -181,6 +183,7 @@ class Keeper(Lead):
         fresh = run.agreement.steps_done[max(0, self.noted - known) :]
         self.noted = run.step
         noted = json.dumps(noted_of(run) | {"first": run.step - len(fresh), "fresh": fresh}).encode()
+        noted = noted.ljust(NOTE * -(-len(noted) // NOTE))  # counts do not depend on how long numbers are
         self.notes.add(run.step, noted, known)
         return noted, known
 

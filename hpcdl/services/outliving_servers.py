@@ -73,10 +73,10 @@ class Division(NamedTuple):
         adopted = [each for rank in pushed if rank not in left for each in waiting[rank]]
         for rank in [each for each in pushed if each not in left]:
             adopted += [share_at(self.shares[rank], step)._replace(first=step) for step in range(pushed[rank], ahead)]
-        shares = {
-            rank: [*self.shares[rank], Share(ahead, index, len(left))][-1 - (pushed[rank] < ahead) :]
-            for index, rank in enumerate(left)
-        }
+        shares = {rank: [*self.shares[rank], Share(ahead, index, len(left))] for index, rank in enumerate(left)}
+        for rank, of in shares.items():
+            while len(of) > 1 and of[1].first <= pushed[rank]:
+                del of[0]
         orphans = {rank: [*waiting[rank], *adopted[index :: len(left)]] for index, rank in enumerate(left)}
         return Division(shares, orphans, {rank: pushed[rank] for rank in left})
 

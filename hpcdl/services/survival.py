@@ -53,6 +53,18 @@ def losable(options: "Options", size: int) -> int:
     return getattr(options, "survive", 0)
 
 
+def warn_no_survival(options: "Options", rank: int) -> None:
+    """Say, on rank 0, where replicas are kept for nothing: the library ends all ranks with the one that is gone."""
+    replicas = getattr(options, "replicas", 1)
+    if rank == 0 and replicas > 1 and not handed_over():
+        log.warning(
+            "--replicas %d: slices have replicas, but this %s ends all ranks when one is gone; outliving it needs Open "
+            "MPI from 5.0 on, started with mpiexec --with-ft ulfm",
+            replicas,
+            library(),
+        )
+
+
 def refuse_no_survival(options: "Options", size: int) -> None:
     """Raise UsageError where a run of these options cannot outlive a rank."""
     ranks = getattr(options, "survive", 0)

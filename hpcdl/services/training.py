@@ -57,7 +57,7 @@ from hpcdl.runs.survivor import Survivor  # noqa: E402
 from hpcdl.services.data_server import introduce, serve  # noqa: E402
 from hpcdl.services.remote_data import RemoteData  # noqa: E402
 from hpcdl.services.roles import ROLES, Roles, divide  # noqa: E402
-from hpcdl.services.survival import losable, outlived, refuse_no_survival, survive  # noqa: E402
+from hpcdl.services.survival import losable, outlived, refuse_no_survival, survive, warn_no_survival  # noqa: E402
 from hpcdl.words import counted  # noqa: E402
 
 log = logging.getLogger("hpcdl")
@@ -94,6 +94,7 @@ class Training:
                 remarks.append(remark(options.before))
                 self.refuse(options, world.size)
             warn(world, self.ranks is None)
+            warn_no_survival(options, world.rank)
             run: Callable[..., Run] = self.run
             if losable(options, world.size):
                 run = partial(survive, self.run, survivor=self.survivor())
