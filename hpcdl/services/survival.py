@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import ending, steps
 from hpcdl.comm.progress import activity
-from hpcdl.errors import TrainingError, UsageError
+from hpcdl.errors import AgreedError, TrainingError, UsageError
 from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.runs.survivor import Survivor
 from hpcdl.shared_memory import remove_mapped
@@ -102,37 +102,43 @@ def survive(
     options.survivor = survivor
     ending.alone = steps.one_by_one = True
     comm, most, lost = world.Dup(), losable(options, world.size), 0  # type: Any, int, int
-    while True:
-        survivor.run, done, begun = None, None, time.monotonic()
-        try:
-            done = run(comm, options)
-        except Exception as error:
-            if survivor.run is None or not some_failed(comm, isinstance(error, MPI.Exception)):
-                raise
-            log.info("a call has failed: %s", error)
-            assert survivor.everyone is not None
-            survivor.everyone.revoke()
-            comm.Revoke()
-        failed = time.monotonic()
-        if all_done(comm, done is not None):
-            assert done is not None
-            return done
-        activity.abandon()
-        left: Any = comm.Shrink()
-        before = comm
-        worlds.append(left)
-        comm, gone = survivor.hand_over(left, before)
-        worlds[-1] = comm
-        lost += len(gone)
-        if lost > most:
-            raise TrainingError(f"{survivor.told(gone)}: {lost} in all, and --survive says {most}")
-        survivor.since = failed
-        survivor.adapt(options)
-        options.out, options.resume, options.force = survivor.folder or "none", "", False
-        if options.batch_per_rank:  # a step has as many examples as before
-            options.batch_size, options.batch_per_rank = survivor.batch, 0
-        if options.time_limit:
-            options.time_limit = max(1e-3, options.time_limit - (failed - begun))
+    here = comm.rank  # of those that are left
+    try:
+        while True:
+            survivor.run, done, begun = None, None, time.monotonic()
+            try:
+                done = run(comm, options)
+            except Exception as error:
+                if survivor.run is None or not some_failed(comm, isinstance(error, MPI.Exception)):
+                    raise
+                log.info("a call has failed: %s", error)
+                assert survivor.everyone is not None
+                survivor.everyone.revoke()
+                comm.Revoke()
+            failed = time.monotonic()
+            if all_done(comm, done is not None):
+                assert done is not None
+                return done
+            activity.abandon()
+            left: Any = comm.Shrink()
+            here, before = left.rank, comm
+            worlds.append(left)
+            comm, gone = survivor.hand_over(left, before)
+            here, worlds[-1] = comm.rank, comm
+            lost += len(gone)
+            if lost > most:
+                raise TrainingError(f"{survivor.told(gone)}: {lost} in all, and --survive says {most}")
+            survivor.since = failed
+            survivor.adapt(options)
+            options.out, options.resume, options.force = survivor.folder or "none", "", False
+            if options.batch_per_rank:  # a step has as many examples as before
+                options.batch_size, options.batch_per_rank = survivor.batch, 0
+            if options.time_limit:
+                options.time_limit = max(1e-3, options.time_limit - (failed - begun))
+    except (AgreedError, TrainingError) as error:
+        if error.speaker is not None:
+            error.speaker = world.rank if here == error.speaker else None
+        raise
 
 
 def some_failed(comm: MPI.Intracomm, wait: bool) -> bool:
