@@ -20,6 +20,7 @@ from hpcdl.errors import UsageError, blamed_on, line
 from hpcdl.files import probe
 from hpcdl.runs.checkpoint import Checkpoint, Damaged, Stored, checkpoints_of, link, pack
 from hpcdl.runs.folder import Folder
+from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
 from hpcdl.runs.pieces import sweep
 from hpcdl.words import counted
@@ -41,13 +42,10 @@ class CheckpointOptions:
 
 def main(arguments=None):
     """Do one of the three."""
-    try:
+    with one_process("checkpoint"):
         options = parse(CheckpointOptions, "checkpoint", __doc__, arguments)
         good = {"show": show, "verify": verify, "pack": pack_all}[options.action](options)
-    except UsageError as error:
-        print(f"checkpoint: error: {line(error)}", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(0 if good else 1)
+        sys.exit(0 if good else 1)
 
 
 def show(options):

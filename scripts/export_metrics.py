@@ -4,7 +4,6 @@ What --log writes while a run goes on, made of metrics.jsonl: metrics.csv, or a 
 in the run's folder or elsewhere (--out). Each FOLDER is a run's, or holds runs. One process is enough, without MPI.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +12,7 @@ from hpcdl.errors import UsageError, line
 from hpcdl.reports.exporting import Target, export
 from hpcdl.reports.load import runs_of
 from hpcdl.runs.metric_logs import CSV, EVENTS, need_tensorboard
+from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
 
 
@@ -28,7 +28,7 @@ class ExportOptions:
 
 def main(arguments=None):
     """Export one run after the other, and say of each what it had, and what of it was broken."""
-    try:
+    with one_process("export-metrics"):
         options = parse(ExportOptions, "export-metrics", __doc__, arguments)
         if options.to == "tensorboard":
             need_tensorboard("--to tensorboard")
@@ -37,9 +37,6 @@ def main(arguments=None):
             target.check(options.force)
         for target in targets:
             print(line(export(target)), flush=True)
-    except UsageError as error:
-        print(f"export-metrics: error: {line(error)}", file=sys.stderr)
-        sys.exit(2)
 
 
 def targets_of(options: ExportOptions) -> list[Target]:

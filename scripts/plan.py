@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from hpcdl.errors import LoneError, UsageError, line, unknown
-from hpcdl.machine.world import launch
+from hpcdl.errors import UsageError, line, unknown
 from hpcdl.programs import TRAINS
+from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
 
 DEFAULT = "--optimizer=adam"  # of a model by its name, as its state is counted
@@ -385,11 +385,8 @@ PLANS = {
 
 def main(arguments=None):
     """Print the plan; bad input is one line on stderr and exit status 2."""
-    started = launch(os.environ, library="")
-    if started is not None and started.number > 0:  # one rank does it
-        return
     arguments = sys.argv[1:] if arguments is None else arguments
-    try:
+    with one_process("plan"):
         if not arguments or arguments[0] in ("-h", "--help"):
             print("usage: hpcdl plan NAME [OPTIONS]; hpcdl plan NAME --help\n")
             print("\n".join(f"  {name:10}{plan.sentence}" for name, plan in PLANS.items()))
@@ -399,13 +396,7 @@ def main(arguments=None):
             raise unknown("plan", name, PLANS)
         plan = PLANS[name]
         said = plan.made(parse(plan.options, f"plan {name}", plan.sentence, rest))
-    except (UsageError, LoneError) as error:
-        print(f"plan: error: {line(error)}", file=sys.stderr)
-        sys.exit(2)
-    try:
         print("\n".join(map(line, said)), flush=True)
-    except BrokenPipeError:  # who reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -4,14 +4,12 @@ Reads what the ranks of a run have recorded in its folder (flight/), also when t
 run; one process is enough, without MPI. Recordings are there until a run ends in good order (docs/debugging.md).
 """
 
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.errors import UsageError, line
-from hpcdl.machine.world import launch
 from hpcdl.reports.postmortem import ended_well, recordings, story, table
+from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
 
 
@@ -29,10 +27,7 @@ class PostmortemOptions:
 
 
 def main(arguments=None):
-    started = launch(os.environ, library="")
-    if started is not None and started.number > 0:  # one rank does it
-        return
-    try:
+    with one_process("postmortem"):
         options = parse(PostmortemOptions, "postmortem", __doc__, arguments)
         folder = Path(options.folder)
         if ended_well(folder):
@@ -40,11 +35,6 @@ def main(arguments=None):
         else:
             lines = told(folder, options)
         print("\n".join(map(line, lines)), flush=True)
-    except UsageError as error:
-        print(f"postmortem: error: {line(error)}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:  # who reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def told(folder, options):

@@ -4,15 +4,14 @@ One HTML file that needs nothing from elsewhere: what the runs learned against s
 time went, who sent what to whom (docs/report.md). One process is enough; it takes all cores, and MPI is not needed.
 """
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcdl.errors import LoneError, UsageError, line
-from hpcdl.machine.world import launch
+from hpcdl.errors import line
 from hpcdl.reports.report import make
+from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
 from hpcdl.words import counted
 
@@ -30,23 +29,17 @@ class ReportOptions:
 
 def main(arguments=None):
     """Write the page and say what is in it; bad input is one line on stderr and exit status 2."""
-    started = launch(os.environ, library="")
-    if started is not None and started.number > 0:  # one rank does it
-        return
-    try:
+    with one_process("report"):
         options = parse(ReportOptions, "report", __doc__, arguments)
         out = Path(options.out or Path(*options.folders[:1], "report.html"))
         pictures = Path(options.pictures) if options.pictures else None
         made = make(options.folders, out, pictures, options.picture_format, options.force)
-    except (UsageError, LoneError) as error:
-        print(f"report: error: {line(error)}", file=sys.stderr)
-        sys.exit(2)
-    for each in made.missing:
-        print(f"report: {line(each)}", file=sys.stderr)
-    what = [counted(made.comparisons, "comparison")] if made.comparisons else []
-    what += [counted(made.searches, "search")] if made.searches else []
-    what += [counted(made.runs, "run")] if made.runs or not what else []
-    print(line(f"{out}: {' and '.join(what)}, {counted(made.pictures, 'picture')}"))
+        for each in made.missing:
+            print(f"report: {line(each)}", file=sys.stderr)
+        what = [counted(made.comparisons, "comparison")] if made.comparisons else []
+        what += [counted(made.searches, "search")] if made.searches else []
+        what += [counted(made.runs, "run")] if made.runs or not what else []
+        print(line(f"{out}: {' and '.join(what)}, {counted(made.pictures, 'picture')}"), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,16 @@ shows the one that has changed last. It ends with the run, or with Ctrl-C. One p
 """
 
 import contextlib
-import os
-import sys
 import time
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.live import Live
 
-from hpcdl.errors import UsageError, line
+from hpcdl.errors import UsageError
 from hpcdl.reports.watch_view import NEWS, facts, news, outlook, view
 from hpcdl.reports.watching import Watching
+from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
 
 LEAST, MOST = 0.1, 86400.0  # seconds
@@ -36,7 +35,7 @@ class WatchOptions:
 
 
 def main(arguments=None):
-    try:
+    with one_process("watch"):
         options = parse(WatchOptions, "watch", __doc__, arguments)
         watching, console = Watching(options.folder), Console(markup=False, highlight=False, emoji=False)
         with contextlib.suppress(KeyboardInterrupt):
@@ -46,11 +45,6 @@ def main(arguments=None):
                 on_terminal(watching, console, options.every)
             else:
                 in_lines(watching, options.every)
-    except UsageError as error:
-        print(f"watch: error: {line(error)}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:  # who reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def once(watching, console):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.told import ranks_told
 from hpcdl.errors import AgreedError
 from hpcdl.runs.averaging import averaged
 from hpcdl.runs.checkpoint import Checkpoint
@@ -86,7 +87,7 @@ class Survivor:
 
     def told(self, gone: list[int]) -> str:
         """Which ranks are gone, in words; by their numbers in the last leg."""
-        return f"rank {gone[0]} is gone" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))} are gone"
+        return f"{ranks_told(gone)} {'is' if len(gone) == 1 else 'are'} gone"
 
     def adapt(self, options: "Options") -> None:
         """Change what the options of the next leg have to say otherwise."""
@@ -98,10 +99,8 @@ class Survivor:
         """
         run = self.run
         assert run is not None
-        furthest = max(
-            (step, passed, -rank) for rank, (step, passed) in enumerate(left.allgather((run.step, not self.owes)))
-        )
-        comm: Any = left.Split(0, -1 if -furthest[2] == left.rank else left.rank)
+        reached = left.allgather((run.step, not self.owes))
+        comm: Any = left.Split(0, -1 if left.rank == reached.index(max(reached)) else left.rank)
         left.Free()
         spent = dict(comm.allgather((before.rank, self.spent())))
         gone = [rank for rank in range(before.size) if rank not in spent]
