@@ -152,8 +152,9 @@ class ParameterStore:
             size = self.slices[primary].stop - self.slices[primary].start
             values, clocks = CPU.zeros(size, self.server.values.dtype), Clocks(self.clients, self.consistency, start)
             own = update.of_size(size) if hasattr(update, "of_size") else update
-            for vector in getattr(own, "state", {}).values() if memory is not None else ():
-                memory.hold("optimizer", vector)
+            if memory is not None:
+                for vector in getattr(own, "state", {}).values():
+                    memory.hold("optimizer", vector)
             led = self.led and primary == 0
             self.server.replicas.of[primary] = Following(values, clocks, own, led, memory)
 
