@@ -20,8 +20,8 @@ delay: each update is applied so many versions late, w(t+1) = w(t) - lr g(w(t - 
 
 sparse_push: of sparse data, the rows of the first layer's weight travel that a batch touches (hpcdl/services/keys.py).
 
-replicas: each slice is on so many servers, and a push counts when all have it (hpcdl/services/replication.py); ranks that
-are gone are outlived then, where the library can (hpcdl/services/outliving_servers.py).
+replicas: each slice is on so many servers, and a push counts when all have it (hpcdl/services/replication.py); ranks
+that are gone are outlived then, where the library can (hpcdl/services/outliving_servers.py).
 
 The run is run by rank 0, the first server: it counts steps, scores, saves, and gives out the steps. Before a checkpoint
 no worker is let past its step, so that what is saved is the state of just those steps.
