@@ -68,7 +68,7 @@ class Division(NamedTuple):
         Batches that somebody has begun stay divided as they are: what those that are gone had not pushed of them is
         dealt out to the others.
         """
-        ahead = max(pushed.values())
+        ahead = max(*pushed.values(), *(of[-1].first for of in self.shares.values()))  # some who had begun may be gone
         waiting = {each: self.orphans.get(each, []) if pushed[each] == self.begun[each] else [] for each in pushed}
         adopted = [each for rank in pushed if rank not in left for each in waiting[rank]]
         for rank in [each for each in pushed if each not in left]:
