@@ -28,6 +28,7 @@ STEPS = ROWS // BATCH * EPOCHS
 BASE = ["--data", f"counting:rows,count={ROWS}", "--model", f"counting:Counting,rows={ROWS}", "--dtype", "float64"]
 BASE += ["--optimizer", "sgd", "--lr", "1", "--schedule", "constant", "--batch-size", str(BATCH)]
 BASE += ["--epochs", str(EPOCHS), "--progress", "none", "--replicas"]
+NOT_STARTED, TRIES = "listener thread failed to start", 3  # what the launcher says now and then of itself
 SAID = "replicas of slice", "before the first step"
 
 
@@ -50,9 +51,12 @@ def one(number, seed, folder):
     options = [*BASE, str(replicas), "--servers", str(servers), "--consistency", *how, "--out", "run", "--force"]
     command = [mpiexec(), "--with-ft", "ulfm", "-n", str(servers + workers), sys.executable, str(PROGRAM), kills]
     environment = clean_environment() | {"PYTHONPATH": str(PROGRAM.parent)}
-    done = subprocess.run(
-        [*command, *options], cwd=folder, env=environment, timeout=SECONDS, capture_output=True, text=True
-    )
+    for _ in range(TRIES):
+        done = subprocess.run(
+            [*command, *options], cwd=folder, env=environment, timeout=SECONDS, capture_output=True, text=True
+        )
+        if NOT_STARTED not in done.stderr:
+            break
     if done.returncode == 1 and len(killed) > 1 and any(each in done.stderr for each in SAID):
         print("ended: no replica was left", flush=True)
         return 0, []
