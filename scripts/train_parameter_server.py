@@ -9,7 +9,8 @@ from typing import Literal
 from hpcdl.errors import UsageError
 from hpcdl.runs.options import Options, option
 from hpcdl.services.consistency import Consistency
-from hpcdl.services.parameter_store import check_settings
+from hpcdl.services.outliving_servers import ServedSurvivor
+from hpcdl.services.parameter_store import check_settings, refuse_no_replicas
 from hpcdl.strategies.parameter_server import touched_rows, train
 
 
@@ -24,6 +25,8 @@ class ServerOptions(Options):
     broadcast_every: int = option(0, "servers send after so many clocks (async: versions), unasked; 0: when asked")
     staleness_aware: bool = option(False, "divide the learning rate of a gradient by 1 + its staleness")
     sparse_push: bool = option(False, "sparse data: send only what a batch touches of the first layer's weight")
+    replicas: int = option(1, "on how many servers each slice is, so that one that is gone is outlived")
+    survive: int = option(0, "--replicas: ranks that may be lost, under mpiexec --with-ft ulfm of Open MPI; 0: any")
     fixed_delay: int = option(0, "apply each gradient so many versions late, to see where training diverges")
 
     def __post_init__(self):
@@ -46,6 +49,13 @@ class ServerOptions(Options):
             raise UsageError("--broadcast-every sends all parameters, unasked: leave it out with --sparse-push")
         if self.sparse_push and self.device != "cpu":
             raise UsageError("--sparse-push finds what travels in the memory of the host: leave out --device")
+        if self.replicas < 1:
+            raise UsageError(f"--replicas {self.replicas}: each slice is on 1 server or more")
+        if self.survive and self.replicas == 1:
+            raise UsageError("--survive: what a server holds would be gone with it; give --replicas 2 as well")
+        if self.replicas > 1:
+            unfit = self.servers_on_workers, self.sparse_push, self.broadcast_every, self.fixed_delay
+            refuse_no_replicas(self.servers, self.replicas, *unfit)
         if self.servers_on_workers and self.device != "cpu":
             raise UsageError("--servers-on-workers keeps slices in the memory of the host; use --servers with a GPU")
 
@@ -76,10 +86,13 @@ def start(comm, model, data, optimizer, run):
         aware=options.staleness_aware,
         delay=options.fixed_delay,
         sparse_push=options.sparse_push,
+        replicas=options.replicas,
     )
 
 
-TRAINING = Training("train-parameter-server", ServerOptions, __doc__, start, check=check_servers)
+TRAINING = Training(
+    "train-parameter-server", ServerOptions, __doc__, start, check=check_servers, survivor=ServedSurvivor
+)
 main = TRAINING.main
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.comm import steps
 from hpcdl.comm.flight import Recorder
 from hpcdl.comm.told import ALL, differ
 from hpcdl.errors import AgreedError
@@ -68,6 +69,7 @@ class Activity:
         self.last: str | None = "none yet"  # the operation before
         self.flight: Recorder | None = None  # where operations are recorded (flight.py)
         self.tested: tuple[Any, int] | None = None  # the request whose last `test` was without success, and when
+        self.failure: Exception | None = None  # of a request in flight, where ranks may be gone: whoever naps leaves
         self.abandoned: list = []  # requests that nobody waits for any more: MPI may still write to their buffers
 
     def advance(self) -> None:
@@ -75,14 +77,20 @@ class Activity:
         for request in list(self.in_flight):
             try:
                 request.advance()
-            except Exception:
-                continue  # the request keeps it, for who waits for that
+            except Exception as error:  # the request keeps it, for who waits for that
+                if steps.one_by_one:
+                    self.failure = error
+
+    def check(self) -> None:
+        """Raise what a request in flight has failed with, where ranks may be gone."""
+        if self.failure is not None:
+            raise self.failure
 
     def abandon(self) -> None:
         """Nobody waits for what is in flight any more; what this process was doing is over."""
         self.abandoned.extend(self.in_flight)
         self.in_flight.clear()
-        self.operation = self.awaits = self.tested = None
+        self.operation = self.awaits = self.tested = self.failure = None
 
     def enter(self, name: str, awaits: Awaits | None = None) -> Around:
         """Wait in this operation from now on; returns what it stands in, for `leave`."""
@@ -184,6 +192,7 @@ def nap_until(
         activity.patient = activity.patient or patient
         while not condition():
             activity.advance()
+            activity.check()
             before = clock()
             if meanwhile is not None and meanwhile():
                 quiet = activity.since = clock()
@@ -192,6 +201,7 @@ def nap_until(
                 os.sched_yield()
             elif not condition():
                 time.sleep(min((before - quiet) / 8e9, LONGEST))
+        activity.check()  # a request that has failed is done, too
     finally:
         activity.leave(around)
     return (clock() - begun - busy) / 1e9

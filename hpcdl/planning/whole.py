@@ -31,6 +31,7 @@ from hpcdl.optim import SETTINGS, vectors_of
 from hpcdl.planning.case import Case
 from hpcdl.runs.whole_pass import ROWS
 from hpcdl.services.parameter_store import cut_slices
+from hpcdl.services.replication import backups
 from hpcdl.strategies.gossip import batches_of
 from hpcdl.strategies.hogwild import JOINS
 
@@ -90,16 +91,20 @@ def served(case: Case, memory: Memory, rank: int, holders: int, workers: int, ro
     """A server's slice: the values, copies of them that leave, and what is pushed.
 
     In rounds all workers are sent one copy; else each may be sent another version, and how many are on their way at
-    once is a matter of time: these are the most.
+    once is a matter of time: these are the most. Of a slice that it holds a replica of: the values and what is pushed.
     """
     width = 1
     if getattr(case.options, "sparse_push", False):
         width = case.model.layers[0].whole["weight"][1]
     own = cut_slices(case.length, holders, width)[rank]
-    length = own.stop - own.start
+    length, replicas = own.stop - own.start, getattr(case.options, "replicas", 1)
     case.add(memory, "parameters", 2 if rounds else 1 + workers, length)
-    case.add(memory, "gradients", workers if rounds else 1, length)
+    case.add(memory, "gradients", workers if rounds or replicas > 1 else 1, length)
     case.add(memory, "optimizer", optimizer, length)
+    for primary in [each for each in range(holders) if rank in backups(each, holders, replicas)]:
+        followed = cut_slices(case.length, holders, width)[primary]
+        for kind, vectors in (("parameters", 1), ("gradients", workers), ("optimizer", optimizer)):
+            case.add(memory, kind, vectors, followed.stop - followed.start)
 
 
 def parameter_server(case: Case, rank: int, memory: Memory) -> None:

@@ -32,6 +32,7 @@ from hpcdl.runs.state import Same
 from hpcdl.words import counted
 
 if TYPE_CHECKING:
+    from hpcdl.runs.options import Options
     from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
@@ -43,7 +44,8 @@ class Survivor:
     run: that of this leg, once it has begun. goes_on: whether this leg goes on from what a rank holds; found: that, on
     rank 0. owed: whether what is due after its last step (due.py) is still to be done. saved: the step of the last
     checkpoint. reason: why the run is to end, None while it goes on. folder: where it writes. since: when the last leg
-    has failed. batch: examples of a step. losses: of all legs before, for the summary.
+    has failed. batch: examples of a step. losses: of all legs before, for the summary. recorded: the step up to which
+    metrics.jsonl has lines that stay, where that is not the run's.
     """
 
     def __init__(self) -> None:
@@ -57,9 +59,10 @@ class Survivor:
         self.batch = 0
         self.since = 0.0
         self.losses: list[dict] = []
+        self.recorded: int | None = None
 
-    def follow(self, run: "Run") -> None:
-        """A leg has begun. Raises AgreedError where a rank has what no other has."""
+    def refuse(self, run: "Run") -> None:
+        """Raise AgreedError where a rank has what no other has."""
         alone = [name for name, each in run.state.tracked.items() if not isinstance(each, Same)]
         if alone:
             raise AgreedError(f"--survive: each rank has its own {' and '.join(alone)}, which would be gone with it")
@@ -67,6 +70,10 @@ class Survivor:
             raise AgreedError(
                 "--survive: the rows of a rank would be gone with it; take --placement shared or streamed"
             )
+
+    def follow(self, run: "Run") -> None:
+        """A leg has begun. Raises AgreedError as `refuse` does."""
+        self.refuse(run)
         self.run, self.found, self.batch = run, None, run.batch
         run.stopping.reason = run.stopping.reason or self.reason
         if self.goes_on:
@@ -81,6 +88,9 @@ class Survivor:
     def told(self, gone: list[int]) -> str:
         """Which ranks are gone, in words; by their numbers in the last leg."""
         return f"{ranks_told(gone)} {'is' if len(gone) == 1 else 'are'} gone"
+
+    def adapt(self, options: "Options") -> None:
+        """Change what the options of the next leg have to say otherwise."""
 
     def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm) -> tuple[MPI.Intracomm, list[int]]:
         """Order those that are left so that rank 0 has the state; returns their world, and who is gone; collective.

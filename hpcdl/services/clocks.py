@@ -15,7 +15,7 @@ consistency.py; steps wait where a lead says so (lead.py).
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError
 from hpcdl.services.consistency import Consistency
@@ -23,12 +23,30 @@ from hpcdl.services.lead import Lead
 from hpcdl.services.store_messages import ENDED, NO_STEP, Push
 
 
+class Progress(NamedTuple):
+    """How far a store is, for one that takes its place: its clocks, by client, and counts, as `Clocks` has them.
+
+    losses: of the steps from `counted` on, what has come of them: the sum of losses, and the examples.
+    """
+
+    of_client: dict[int, int]
+    counted: int
+    granted: int
+    pushes: int
+    version: int
+    low: int
+    beyond: frozenset[int]
+    staleness: dict[int, int]
+    losses: dict[int, tuple[float, float]]
+
+
 class Clocks:
     """The clocks as one server knows them, from clock `start` on; lead: what it says of the steps (default: nothing).
 
     version: the updates applied. pushes: how many have come. counted: steps below are complete, and were counted.
     granted: steps below have been given out. broadcast_at: the store's clock when subscribers were last sent the slice.
-    staleness: of the pushes applied, how many were how stale.
+    staleness: of the pushes applied, how many were how stale. Under async steps below `low` have been pushed, and those
+    in `beyond`; again: those that were given out to clients which are gone, and are to be given out again.
     """
 
     def __init__(self, clients: Iterable[int], consistency: Consistency, start: int = 0, lead: Lead | None = None):
@@ -36,7 +54,22 @@ class Clocks:
         self.of_client = dict.fromkeys(clients, start)
         self.open = set(self.of_client)  # clients that may still push
         self.start = self.version = self.pushes = self.counted = self.granted = self.broadcast_at = start
+        self.low, self.beyond, self.again = start, set(), deque()  # type: int, set[int], deque[int]
         self.staleness: Counter[int] = Counter()
+
+    def progress(self, losses: dict[int, tuple[float, float]]) -> Progress:
+        """How far this store is; losses: of the steps under way."""
+        counts = self.counted, self.granted, self.pushes, self.version, self.low, frozenset(self.beyond)
+        return Progress(dict(self.of_client), *counts, dict(self.staleness), dict(losses))
+
+    def go_on_from(self, progress: Progress) -> None:
+        """Take the place of a store that was so far; what had been given out and was not pushed is given out again."""
+        self.of_client |= progress.of_client
+        self.counted, self.granted, self.pushes, self.version, self.low, beyond, staleness, _ = progress[1:]
+        self.beyond, self.staleness = set(beyond), Counter(staleness)
+        if not self.consistency.clocked:
+            self.granted = max(beyond, default=self.low - 1) + 1
+            self.again = deque(step for step in range(self.low, self.granted) if step not in beyond)
 
     @property
     def of_store(self) -> int:
@@ -61,6 +94,11 @@ class Clocks:
             )
         self.of_client[push.client] += 1
         self.pushes += 1
+        if not self.consistency.clocked:
+            self.beyond.add(push.drawn)
+            while self.low in self.beyond:
+                self.beyond.remove(self.low)
+                self.low += 1
 
     def closed(self, client: int) -> None:
         """This client pushes no more."""
@@ -92,6 +130,8 @@ class Clocks:
     def grant(self, clock: int) -> int | None:
         """The step that a client which pulls at this clock may compute, ENDED, or None while it has to wait."""
         clocked = self.consistency.clocked
+        if self.again:
+            return self.again.popleft()
         step = clock if clocked else self.granted
         if step >= self.lead.steps:
             return ENDED

@@ -8,16 +8,31 @@
         signalled()             <---      a client has had a signal
         sent(rank, ...)         <---      so much has this rank sent in all
         told(rank, numbers)     <---      what a client's push carries beside its values, `beside` numbers
+        note()                  --->      what who takes its place has to know, where there are replicas
 
 A training counts, scores and saves in `done`; until it returns, nobody is answered.
 """
 
 import math
+from collections import deque
 from typing import Protocol
 
 import numpy as np
 
 from hpcdl.services.store_messages import Push
+
+
+class Notes:
+    """What a lead has noted of late, by steps: the last one, and before it those of steps that are not known yet."""
+
+    def __init__(self) -> None:
+        self.kept: deque[tuple[int, bytes]] = deque()
+
+    def add(self, step: int, noted: bytes, known: int) -> None:
+        """What was noted after a step; steps up to `known` are."""
+        self.kept.append((step, noted))
+        while len(self.kept) > 1 and self.kept[0][0] <= known:
+            self.kept.popleft()
 
 
 class LedStore(Protocol):
@@ -52,6 +67,13 @@ class Lead:
 
     def done(self, loss: float, total: float) -> None:
         """The next step is complete: the sum of its pushes' losses, and its examples."""
+
+    def note(self) -> tuple[bytes, int]:
+        """What who takes this one's place has to know after the last `done`, nothing where nobody does.
+
+        And up to which step nothing needs to be known any more of what was noted before.
+        """
+        return b"", 0
 
     def signalled(self) -> None:
         """A client has told that a rank was sent a signal to end."""

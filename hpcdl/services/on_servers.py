@@ -5,6 +5,7 @@ OnServers    what a run asks who holds its parameters (hpcdl/runs/held.py), whic
 asked        what a worker asks the store before a step
 """
 
+import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -23,9 +24,11 @@ from hpcdl.runs.extra import mean, pack, unpack
 from hpcdl.runs.on_one_rank import OnOneRank
 from hpcdl.runs.run import Run
 from hpcdl.runs.state import Elsewhere, Tracked
-from hpcdl.services.lead import Lead, LedStore
+from hpcdl.services.lead import Lead, LedStore, Notes
 from hpcdl.services.parameter_store import ParameterStore
 from hpcdl.services.store_messages import Push
+
+NOTE = 1024  # a note is so many bytes long, or twice as many, ...
 
 
 def asked(comm: Communicator, store: ParameterStore, run: Run, ask: Callable, *arguments: Any) -> int | None:
@@ -107,13 +110,32 @@ class OnServers(OnOneRank):
         return self.keeper.store.granted
 
 
+def noted_of(run: Run) -> dict:
+    """How far a run is, as rank 0 knows it: what whoever runs it in its place goes on from."""
+    return {
+        "step": run.step,
+        "examples": run.examples,
+        "scores": run.scores,
+        "train_loss": run.metrics.known_loss,
+        "seconds": run.seconds,
+        "best": None if math.isinf(run.stopping.best) else run.stopping.best,
+        "waited": run.stopping.evaluations_since_best,
+        "sent": run.legs.sent_so_far,
+        "saved": run.saved,
+        "reason": run.stopping.reason,
+        "signalled": run.stopping.pending == "signal",
+        "known": run.agreement.step,
+    }
+
+
 class Keeper(Lead):
     """On rank 0: runs the run, and decides which steps may be given out: none beyond the next checkpoint."""
 
     store: LedStore
 
-    def __init__(self, run: Run):
-        self.run = run
+    def __init__(self, run: Run, notes: bool = False):
+        """notes: whether it is to be known what who takes its place has to know."""
+        self.run, self.notes, self.noted = run, Notes() if notes else None, run.step
         self.told_beside: dict[int, np.ndarray] = {}  # of each worker: what its model holds beside its parameters
 
     @property
@@ -151,6 +173,19 @@ class Keeper(Lead):
         """The run cannot go on: what has been given out is computed, as after a signal, and nothing comes of it."""
         self.held.failure = error
         self.steps = self.limit = self.store.granted
+
+    def note(self) -> tuple[bytes, int]:
+        """How far the run is, and of the steps since the last note the losses that are not yet agreed on."""
+        if self.notes is None:
+            return b"", 0
+        run = self.run
+        known = run.agreement.step
+        fresh = run.agreement.steps_done[max(0, self.noted - known) :]
+        self.noted = run.step
+        noted = json.dumps(noted_of(run) | {"first": run.step - len(fresh), "fresh": fresh}).encode()
+        noted = noted.ljust(NOTE * -(-len(noted) // NOTE))  # counts do not depend on how long numbers are
+        self.notes.add(run.step, noted, known)
+        return noted, known
 
     def signalled(self) -> None:
         self.run.signalled = True

@@ -34,6 +34,7 @@ The parts: what is said (store_messages.py), the clients (store_client.py), the 
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -44,10 +45,11 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
 from hpcdl.memory import Memory
 from hpcdl.runs import signals
-from hpcdl.services.clocks import Clocks
+from hpcdl.services.clocks import Clocks, Progress
 from hpcdl.services.consistency import BSP, Consistency
 from hpcdl.services.keys import Rows
 from hpcdl.services.lead import Lead
+from hpcdl.services.replication import Following, backups
 from hpcdl.services.roles import divide
 from hpcdl.services.slice_server import SliceServer
 from hpcdl.services.store_client import Asking, Client, Connection, LocalConnection, Subscribed
@@ -71,7 +73,9 @@ class ParameterStore:
     clocks (async: versions), without being asked; 0: never. delay: values are applied so many versions late. lead:
     on rank 0, who decides about steps (lead.py). start: the first clock. memory: counts what a rank holds for
     it. beside: the numbers, float64, that each push carries to the lead beside its values (`Lead.beside` of them); the
-    lead's own do not travel.
+    lead's own do not travel. replicas: on how many servers each slice is (replication.py); an update that has a state
+    then has `of_size(n)`, which makes one for another slice, and servers call `replicate` before they serve. careful:
+    pushes are acknowledged, as with replicas, also without. progress: of the store whose place this one takes.
 
     `server` is what this rank serves by, `client` what it pulls and pushes by; None where it does not.
 
@@ -101,7 +105,12 @@ class ParameterStore:
         start: int = 0,
         memory: Memory | None = None,
         beside: Callable[[], np.ndarray] | None = None,
+        replicas: int = 1,
+        careful: bool = False,
+        progress: Progress | None = None,
     ):
+        if replicas > 1:
+            refuse_no_replicas(servers, replicas, on_workers, rows is not None, broadcast_every, delay)
         block = rows.width if rows is not None else block
         check_settings(comm.size, size // block, servers, on_workers, consistency, broadcast_every, delay)
         if rows is not None and broadcast_every:
@@ -121,13 +130,33 @@ class ParameterStore:
             clocks, gathered = Clocks(self.clients, consistency, start, lead), self.led and comm.rank > 0
             how = delay, max(1, broadcast_every), gathered, memory
             self.server = SliceServer(self.comm, values, clocks, update, *how, rows, held)
+            if replicas > 1 or careful:
+                self._hold_replicas(servers, replicas, update, start, memory)
+                if progress is not None:
+                    self.server.go_on_from(progress)
         if self.works:
-            self.client = self._make_client(np.dtype(dtype), bool(broadcast_every), start, memory or Memory())
+            begun = start if progress is None else progress.of_client[comm.rank]
+            self.client = self._make_client(np.dtype(dtype), bool(broadcast_every), begun, memory or Memory())
             self.client.beside = beside
+            for connection in self.client.connections:
+                connection.replicated = replicas > 1 or careful
         if given:
             self.scatter(initial)
         if lead is not None:
             lead.begin(self, start)
+
+    def _hold_replicas(self, servers: int, replicas: int, update: Any, start: int, memory: Memory | None) -> None:
+        copies, rank = self.server.copies, self.comm.rank
+        copies.careful, copies.backups = True, backups(rank, servers, replicas)
+        for primary in [each for each in range(servers) if rank in backups(each, servers, replicas)]:
+            size = self.slices[primary].stop - self.slices[primary].start
+            values, clocks = CPU.zeros(size, self.server.values.dtype), Clocks(self.clients, self.consistency, start)
+            own = update.of_size(size) if hasattr(update, "of_size") else update
+            if memory is not None:
+                for vector in getattr(own, "state", {}).values():
+                    memory.hold("optimizer", vector)
+            led = self.led and primary == 0
+            self.server.replicas.of[primary] = Following(values, clocks, own, led, memory)
 
     def _make_client(self, dtype: np.dtype, subscribed: bool, start: int, memory: Memory) -> Client:
         def connect(rank: int, held: slice, start: int) -> Connection:
@@ -269,6 +298,12 @@ class ParameterStore:
         for each in others:
             self.server.lead.sent(each.rank, float(each.answer["bytes"]), float(each.answer["messages"]))
 
+    def replicate(self) -> None:
+        """Let the replicas of slices be as these are: on all servers, once they have theirs, before they serve."""
+        if self.serves:
+            self.server.copies.begin()
+            self.server.replicas.begin()
+
     def free(self) -> None:
         """Give back the communicator; a collective call, after `close` and `serve`."""
         self.comm.free()
@@ -278,6 +313,24 @@ def cut_slices(size: int, holders: int, block: int = 1) -> list[slice]:
     """The slices of so many holders of a vector, cut at multiples of `block`."""
     slices = [slice(cut.start * block, cut.stop * block) for cut in chunks(size // block, holders)]
     return [*slices[:-1], slice(slices[-1].start, size)]
+
+
+def refuse_no_replicas(
+    servers: int, replicas: int, on_workers: bool, keyed: bool, broadcast_every: int, delay: int
+) -> None:
+    """Raise UsageError where so many servers cannot have so many replicas of slices, or not in this way."""
+    if replicas > servers:
+        raise UsageError(
+            f"{replicas} replicas of each slice need {replicas} servers, not {servers}: take --servers {replicas}"
+        )
+    for unfit, name in (
+        (on_workers, "--servers-on-workers"),
+        (keyed, "--sparse-push"),
+        (broadcast_every, "--broadcast-every"),
+        (delay, "--fixed-delay"),
+    ):
+        if unfit:
+            raise UsageError(f"--replicas {replicas}: {name} has no replicas of its slices; leave out one of them")
 
 
 def check_settings(

@@ -23,6 +23,7 @@ WHOLE = "operation", "reply", "clock", "start", "stop", "seen", "version", "whic
 AMOUNTS = "count", "total", "bytes"  # finite, and no less than 0
 PUSHES = Operation.PUSH, Operation.PUSH_AT
 KEYED = Operation.KEYS, Operation.PUSH_AT
+REQUESTS = tuple(each for each in Operation if each <= Operation.PEEK)  # the others are of servers among themselves
 FOR_LEAD = Operation.FINISH, Operation.OVER
 REPLIES = {
     Operation.OVER: (0,),  # there is no answer
@@ -36,13 +37,15 @@ WAITING = 4  # requests of a client that wait for their answers; it has two at m
 
 class Held(NamedTuple):
     """What a server holds: elements of its slice, vectors of the update's state, rows that keys may name (None: none
-    may), elements of a client's last keys (likewise), and whether the client leads."""
+    may), elements of a client's last keys (likewise), whether the client leads, and whether a push of it is kept that is
+    applied with its next request (replication.py)."""
 
     elements: int
     vectors: int
     rows: int | None
     touched: int | None
     leads: bool
+    kept: bool = False
 
 
 def check_request(request: np.ndarray, client: int, held: Held, clocks: Clocks, waiting: int) -> None:
@@ -69,8 +72,8 @@ def _numbers(said: dict[str, Any]) -> str:
             return f"{name} {said[name]:g} is no amount"
     if math.isnan(said["needs"]) or said["messages"] < 0:
         return f"needs {said['needs']:g}, messages {said['messages']:g}"
-    if said["operation"] not in Operation._value2member_map_:
-        return f"operation {said['operation']:g}, and there are {len(Operation)}"
+    if said["operation"] not in REQUESTS:
+        return f"operation {said['operation']:g}, and there are {len(REQUESTS)}"
     if said["reply"] not in REPLIES.get(Operation(int(said["operation"])), (Tag.ANSWER,)):
         return f"an answer with tag {said['reply']:g} to operation {said['operation']:g}"
     return ""
@@ -83,8 +86,10 @@ def _who(said: dict[str, Any], client: int, held: Held, clocks: Clocks, waiting:
         return "" if held.leads else f"operation {said['operation']:g}, which is for rank 0 alone"
     if client not in clocks.open:
         return f"operation {said['operation']:g}, after its last one"
-    if said["clock"] != clocks.of_client[client]:
-        return f"clock {said['clock']:g}, and it is at {clocks.of_client[client]}"
+    if held.kept and said["operation"] in PUSHES:
+        return "a push, before it has asked for anything after its last one"
+    if said["clock"] != clocks.of_client[client] + held.kept:
+        return f"clock {said['clock']:g}, and it is at {clocks.of_client[client] + held.kept}"
     return ""
 
 
@@ -100,7 +105,7 @@ def _elements(said: dict[str, Any], held: Held) -> str:
         most = rows
     if not 0 <= start <= stop <= most:
         return f"elements {start:g} to {stop:g} of {most}"
-    if not 0 <= said["which"] <= (held.vectors if held.leads else 0):
+    if operation not in PUSHES and not 0 <= said["which"] <= (held.vectors if held.leads else 0):
         return f"vector {said['which']:g}"
     return ""
 

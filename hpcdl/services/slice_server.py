@@ -11,21 +11,21 @@ slice may change, so what is sent is a copy, one for all that are sent the same 
 """
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.inbox import Inbox, fill
-from hpcdl.comm.operations import SUM
 from hpcdl.comm.requests import Request
-from hpcdl.kernels.device import CPU
 from hpcdl.memory import Memory
 from hpcdl.runs import signals
-from hpcdl.services.clocks import Clocks, Delay
-from hpcdl.services.keys import KEY, Rows, Touched, added
+from hpcdl.services.clocks import Clocks, Progress
+from hpcdl.services.keys import KEY, Rows, Touched
+from hpcdl.services.replication import Copies, Replicas
 from hpcdl.services.request_checks import Held, check_keys, check_request
+from hpcdl.services.slice_state import SliceState
 from hpcdl.services.store_messages import (
     ANSWER_HEADER,
     NO_STEP,
@@ -63,17 +63,13 @@ class Subscription:
         return self.sending is None or self.sending.done
 
 
-class SliceServer:
-    """Serves `values`, this server's slice, to the clients of `clocks` (ranks of comm).
+class SliceServer(SliceState):
+    """Serves `values`, this server's slice, to the clients of `clocks` (ranks of comm); see `SliceState`.
 
-    update(values, pushed, push): applies the pushed values to the part of the slice, in place; False: it has not, and
-    there is no new version. delay: how many versions late values are applied. broadcast_every: clocks (async: versions)
-    after which subscribers are sent the slice. gathered: the lead, on rank 0, may ask until it says that it is over.
-    memory: counts the slice, its copies and what is received. rows: how clients' keys name elements of the slice, which
-    is `held` of the vector (keys.py).
+    broadcast_every: clocks (async: versions) after which subscribers are sent the slice. gathered: the lead, on rank 0,
+    may ask until it says that it is over. copies: of this slice on other servers, replicas: those of other slices that
+    this server holds; empty where each slice is on one server.
     """
-
-    update: Any  # a function, which may have a member `state`
 
     def __init__(
         self,
@@ -88,20 +84,14 @@ class SliceServer:
         rows: Rows | None = None,
         held: slice | None = None,
     ):
-        self.rows, self.held = rows, held or slice(0, values.size)
+        super().__init__(values, clocks, update, delay, memory, rows, held)
         self.touched: dict[int, Touched] = {}  # what each client has asked for by its last keys
-        self.comm, self.values, self.clocks, self.lead, self.update = comm, values, clocks, clocks.lead, update
-        self.memory = memory or Memory()
-        self.memory.hold("parameters", values)
-        self.delay, self.broadcast_every, self.gathered = Delay(delay), broadcast_every, gathered
+        self.comm, self.broadcast_every, self.gathered = comm, broadcast_every, gathered
+        self.copies, self.replicas = Copies(comm, self), Replicas(comm)
         self.waiting: list[Asked] = []  # pulls that wait for their answers
         self.closing: list[Asked] = []  # last pulls, which wait until all clients have closed
         self.last_answers: list[Request] = []
         self.subscriptions: dict[int, Subscription] = {}
-        self.round: dict[int, tuple[np.ndarray, Push]] = {}  # of each client that has pushed: its buffer and its push
-        self.losses: dict[int, tuple[float, float]] = {}  # of the steps under way: the sum of losses, and the examples
-        self.snapshot: np.ndarray | None = None  # a copy of the values as they are now
-        self.buffers: list[np.ndarray] = []  # to receive pushes in
         heard = [rank for rank in range(comm.size) if rank != comm.rank and self._may_ask(rank)]
         self.inbox = Inbox(comm, Tag.REQUEST, heard, len(REQUEST_HEADER), "f8")  # type: ignore[arg-type]
 
@@ -109,15 +99,19 @@ class SliceServer:
 
     def serve(self) -> None:
         """Answer until all clients have closed, and have their last answers."""
-        while self.clocks.open or self.gathered:
-            self.comm.wait_until(self.inbox.arrived, self._catch_up, patient=True)
+        while self.clocks.open or self.gathered or self.replicas.open:
+            self.comm.wait_until(self._anything, self._catch_up, patient=True)
             self.attend()
         for answer in self.last_answers:
             answer.wait(doze=True)
 
+    def _anything(self) -> bool:
+        """Whether anything has come."""
+        return bool(self.inbox.arrived()) or self.copies.held() or self.replicas.arrived()
+
     def attend(self) -> bool:
         """Handle the requests that have arrived; whether there was anything to do."""
-        busy = self._catch_up()
+        busy = self._catch_up() | self.copies.acknowledge() | self.replicas.attend()
         while come := self.inbox.arrived():
             for client in come:
                 self.handle(*self._receive(client))
@@ -132,11 +126,22 @@ class SliceServer:
             self.lead.signalled()
         if asked.client != self.comm.rank:
             self.lead.sent(asked.client, float(asked.header["bytes"]), float(asked.header["messages"]))
+        counted = self.clocks.counted
         self._note(asked, buffer)
-        self._end_steps()
+        self.end_steps()
+        if self.clocks.counted > counted:
+            self.copies.note(*self.lead.note())
+        if asked.header["operation"] == Operation.LAST:
+            self.copies.tell(Operation.LAST, asked.client)
         self._answer_who_may_go_on()
         self._send_to_subscribers()
         self._answer_last_pulls()
+
+    def go_on_from(self, progress: Progress) -> None:
+        """Take the place of a server that was so far, with all replicas that this one holds."""
+        for state in (self, *self.replicas.of.values()):
+            state.clocks.go_on_from(progress)
+            state.losses = dict(progress.losses)
 
     def _may_ask(self, rank: int) -> bool:
         """Whether requests of this rank may still come."""
@@ -166,25 +171,22 @@ class SliceServer:
         rows = None if self.rows is None else self.rows.count(self.held)
         touched = len(self.touched[client].elements) if client in self.touched else None
         vectors = len(getattr(self.update, "state", ()))
-        held = Held(self.values.size, vectors, rows, touched, client == 0 and self.gathered)
+        leads, kept = client == 0 and self.gathered, client in self.copies.kept
+        held = Held(self.values.size, vectors, rows, touched, leads, kept)
         waiting = sum(asked.client == client for asked in self.waiting)
         check_request(request, client, held, self.clocks, waiting)
-
-    def buffer(self) -> np.ndarray:
-        """An array as long as the slice, for the values of a push."""
-        if self.buffers:
-            return self.buffers.pop()
-        return self.memory.hold("gradients", CPU.empty(self.values.size, self.values.dtype))
 
     def _note(self, asked: Asked, buffer: np.ndarray | None) -> None:
         """Take in what a request brings, or keep it until its time has come."""
         operation, client = asked.header["operation"], asked.client
         if operation == Operation.PUSH:
             assert buffer is not None
-            self._take_in(Push.read(asked.header, client), buffer)
-        elif operation == Operation.PUSH_AT:
+            (self.copies.keep if self.copies.careful else self.take_in)(Push.read(asked.header, client), buffer)
+            return
+        self.copies.commit(client)  # who asks for more knows that its last push is on all servers
+        if operation == Operation.PUSH_AT:
             assert buffer is not None
-            self._take_in(Push.read(asked.header, client)._replace(part=self.touched[client]), buffer)
+            self.take_in(Push.read(asked.header, client)._replace(part=self.touched[client]), buffer)
         elif operation == Operation.SUBSCRIBE:
             self.subscriptions[client] = Subscription(asked)
             self._send_unasked(self.subscriptions[client])
@@ -199,13 +201,6 @@ class SliceServer:
                 assert buffer is not None and self.rows is not None
                 self.touched[client] = Touched(buffer, self.rows.elements(buffer, self.held))
             self.waiting.append(asked)
-
-    def _end_steps(self) -> None:
-        """Apply the rounds that are complete, and tell the lead of the steps."""
-        for step in self.clocks.complete():
-            if self.round:
-                self._apply_round()
-            self.lead.done(*self.losses.pop(step))
 
     def _answer_who_may_go_on(self) -> None:
         for asked in list(self.waiting):
@@ -227,62 +222,6 @@ class SliceServer:
         self.apply_delayed()
         sent = [self._answer(asked, NO_STEP, last=True) for asked in self.closing]
         self.last_answers, self.closing = [each for each in sent if each is not None], []
-
-    # -- pushes ------------------------------------------------------------------------------------------------------
-
-    def _take_in(self, push: Push, buffer: np.ndarray) -> None:
-        step = self.clocks.step_of(push)
-        self.lead.admit(push._replace(step=step))
-        self.clocks.pushed(push)
-        loss, total = self.losses.get(step, (0.0, 0.0))
-        self.losses[step] = loss + push.loss, max(total, push.total)
-        if self.clocks.consistency.in_rounds:
-            self.round[push.client] = buffer, push
-        else:
-            self._apply(buffer[: push.size], push, [push])
-            self.buffers.append(buffer)
-
-    def _apply_round(self) -> None:
-        """Apply the sum of the round's pushes, added in the order of the clients: the same bits in every run."""
-        buffers, pushes = zip(*(self.round.pop(client) for client in sorted(self.round)), strict=True)
-        whole: Any = slice(0, self.values.size)
-        total = buffers[0]
-        if all(isinstance(push.part, Touched) for push in pushes):
-            values = [buffer[: push.size] for buffer, push in zip(buffers, pushes, strict=True)]
-            assert self.rows is not None
-            whole, total = added(self.rows, self.held, [push.part for push in pushes], values)
-        elif all(push.part == whole for push in pushes):
-            for buffer in buffers[1:]:
-                SUM(total, buffer)
-        else:
-            total = self._for_now("gradients", CPU.zeros(self.values.size, self.values.dtype))
-            for buffer, push in zip(buffers, pushes, strict=True):
-                total[push.part] += buffer[: push.size]
-        count = sum(push.count for push in pushes)
-        self._apply(total, pushes[0]._replace(part=whole, count=count, total=count), pushes)
-        self.buffers += buffers
-
-    def _apply(self, values: np.ndarray, push: Push, of: Iterable[Push]) -> None:
-        """Apply the values, or, with a delay, those of so many versions before; of: the pushes they are made of."""
-        if self.delay.versions:
-            values = self._for_now("gradients", values.copy())
-        for due in self.delay.enter((values, push, of)):
-            self._update(*due)
-
-    def apply_delayed(self) -> None:
-        """Apply what is delayed: nothing that was pushed is lost."""
-        for due in self.delay.rest():
-            self._update(*due)
-
-    def _update(self, values: np.ndarray, push: Push, of: Iterable[Push]) -> None:
-        which = push.part.elements if isinstance(push.part, Touched) else push.part
-        part = self.values[which]  # of numbers of elements a copy
-        if self.update(part, values, self.clocks.described(push)) is False:
-            return
-        if isinstance(push.part, Touched):
-            self.values[which] = part
-        self.clocks.applied(of)
-        self.snapshot = None
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -320,19 +259,6 @@ class SliceServer:
             apart=self.lead.apart_seconds,
             signal=bool(signals.received),
         )
-
-    def _snapshot(self) -> np.ndarray:
-        """The slice as it is now; one copy for all who get the same version."""
-        if self.snapshot is None:
-            self.snapshot = self._for_now("parameters", self.values.copy())
-        return self.snapshot
-
-    def _for_now(self, kind: str, array: np.ndarray) -> np.ndarray:
-        return self.memory.hold_while_it_is_there(kind, array)
-
-    def vector(self, which: int) -> np.ndarray:
-        """0: the values; 1, 2, ...: a vector of the update's own state."""
-        return self.values if which == 0 else list(self.update.state.values())[which - 1]
 
     def _send(self, asked: Asked, tag: int, answer: np.ndarray, values: np.ndarray | None = None) -> Request | None:
         """Answer; returns the last message, where it travels."""

@@ -51,6 +51,7 @@ class Connection:
         self.answer = new_header(ANSWER_HEADER)
         self.values: Any = None  # np.ndarray | None: where the answer's values go
         self.requests: list[Request] = []
+        self.replicated = False  # whether pushes are acknowledged (replication.py)
 
     def expect(self, values: np.ndarray | None, tag: int = Tag.ANSWER) -> None:
         """An answer will come: a header, and values where there is an array for them."""
@@ -81,10 +82,11 @@ class Connection:
             self.comm.ipush(keys, self.rank, Tag.VALUES)
 
     def push(self, request: np.ndarray, values: np.ndarray) -> list[Request]:
-        """Send values; returns what is on its way."""
+        """Send values; returns what is on its way, and the receipt where all replicas give one."""
         tell_sent(request, self.comm.traffic, values)
+        receipts = [self.comm.iwait(np.empty(1), self.rank, Tag.RECEIPT)] if self.replicated else []
         sent = self.comm.ipush(as_message(request), self.rank, Tag.REQUEST)
-        return [sent, self.comm.ipush(values, self.rank, Tag.VALUES)]
+        return [sent, self.comm.ipush(values, self.rank, Tag.VALUES), *receipts]
 
 
 class LocalConnection(Connection):
@@ -134,6 +136,7 @@ class Client:
     ):
         self.comm, self.connections, self.dtype, self.consistency = comm, connections, dtype, consistency
         self.size, self.attend, self.clock = connections[-1].slice.stop, attend, start
+        self.drawn = 0  # the step that the last pull has given
         # A server on this rank comes last, for its lead may wait for the other servers, and before it that of the lead,
         # who is so told what was sent to the others.
         self.beside: Callable[[], np.ndarray] | None = None  # what each push carries to the lead, on rank 0
@@ -152,7 +155,7 @@ class Client:
         part, sent = self.checked(values, part), []
         for connection in self.others_first:
             common = overlap(connection.slice, part)
-            request = self.request(Operation.PUSH, connection, common, **amounts)
+            request = self.request(Operation.PUSH, connection, common, which=self.drawn, **amounts)
             sent += connection.push(request, within(values, part, common))
             if self.beside is not None and connection.rank == 0 and not connection.local:
                 sent.append(self.comm.ipush(self.beside(), 0, Tag.BESIDE))
@@ -172,7 +175,9 @@ class Client:
         self.wait_until(lambda: all(connection.arrived for connection in self.connections))
         for connection in self.connections:
             connection.read()
-        return self.connections[0].step
+        step = self.connections[0].step
+        self.drawn = self.drawn if step is None else step
+        return step
 
     def request(
         self, operation: Operation, connection: Connection, part: slice | None = None, **numbers: float

@@ -13,6 +13,13 @@ request   the header, and for PUSH the values, for KEYS the keys
     PUSH_AT     as PUSH, to the elements of this client's last keys
     PEEK        as PULL, but it gives out no step and waits for nothing
 
+copy      from a server to those that hold replicas of its slice, where there are any (replication.py)
+
+    PUSH        a push of `client`, with its values; it is acknowledged
+    COMMIT      the last push of `client` is whole: apply it, or take it into its round
+    LAST        `client` pushes no more
+    NOTE        what who takes the lead's place has to know, `stop` bytes
+
 answer    the header, and, but for DRAW, the values in a second message, whose tag is the header's + 1
 """
 
@@ -27,7 +34,7 @@ from hpcdl.comm.trace import Traffic
 class Operation(IntEnum):
     """What a request is for."""
 
-    PULL, PUSH, DRAW, SUBSCRIBE, LAST, FINISH, OVER, KEYS, PUSH_AT, PEEK = range(10)
+    PULL, PUSH, DRAW, SUBSCRIBE, LAST, FINISH, OVER, KEYS, PUSH_AT, PEEK, COMMIT, NOTE = range(12)
 
 
 class Tag(IntEnum):
@@ -36,6 +43,8 @@ class Tag(IntEnum):
     REQUEST, VALUES = 1, 2
     ANSWER, GATHERED, UNASKED = 3, 5, 7  # to a client, to the lead, to a subscriber
     BESIDE = 9  # what a client's pushes carry to the lead beside their values
+    COPY, COPIED, HELD = 10, 11, 12  # to replicas: a header, what comes with it; and their acknowledgement
+    RECEIPT = 13  # to a client: all replicas have its push
 
 
 def numbers(*names: str) -> np.dtype:
@@ -47,11 +56,17 @@ ENDED, NO_STEP = -1, -2  # in the place of a step: none is left; none is meant
 
 # reply: the tag of the answer. clock, seen, version, count, total, loss, norm: see `Push`. needs: the store's clock
 # that the answer waits for. start, stop: which elements of the slice; with keys, 0 and how many. which: 0 for the
-# values, 1, 2, ... for a vector of the update's state. signal: whether the sender knows of one. bytes, messages: all
-# that the sender has sent, with this; messages are NaN where a library hides them.
+# values, 1, 2, ... for a vector of the update's state; of a push the step that it was computed for. signal: whether the
+# sender knows of one. bytes, messages: all that the sender has sent, with this; messages are NaN where a library hides
+# them.
 REQUEST_HEADER = numbers(
     *("operation", "reply", "clock", "needs", "start", "stop", "seen", "version"),
     *("count", "total", "loss", "norm", "which", "signal", "bytes", "messages"),
+)
+
+# client: whose push it is; the others as in its request.
+COPY_HEADER = numbers(
+    *("operation", "client", "clock", "start", "stop", "seen", "version", "count", "total", "loss", "norm", "which")
 )
 
 # step: the step to compute, ENDED or NO_STEP. seen, version: the store's clock and version. limit: steps from here on
@@ -91,8 +106,9 @@ class Push(NamedTuple):
 
     step: which step they are for: the clock, under async the version. part: the elements of the slice; with keys,
     `Touched` (keys.py). count: examples that the values are the sum over. total: examples of the whole step. norm: of
-    the worker's whole vector. staleness: see consistency.py. clock, seen, version: the client's clock, and the store's
-    clock and version when it had pulled.
+    the worker's whole vector. staleness: see consistency.py. clock, seen, version: the client's clock, which is the
+    number of this push of its, and the store's clock and version when it had pulled. drawn: under async, which of the
+    steps that all share it was computed for.
     """
 
     client: int
@@ -106,15 +122,17 @@ class Push(NamedTuple):
     norm: float
     step: int = 0
     staleness: int = 0
+    drawn: int = 0
 
     @classmethod
     def read(cls, request: np.ndarray, client: int) -> "Push":
-        """What a request of this client says."""
+        """What a request of this client, or a copy of it, says."""
         start, stop, clock, seen, version = (
             int(request[name]) for name in ("start", "stop", "clock", "seen", "version")
         )
         count, total, loss, norm = (float(request[name]) for name in ("count", "total", "loss", "norm"))
-        return cls(client, slice(start, stop), clock, seen, version, count, total, loss, norm)
+        push = cls(client, slice(start, stop), clock, seen, version, count, total, loss, norm)
+        return push._replace(drawn=int(request["which"]))
 
     @property
     def size(self) -> int:

@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import ending, steps
 from hpcdl.comm.progress import activity
-from hpcdl.errors import TrainingError, UsageError
+from hpcdl.errors import AgreedError, TrainingError, UsageError
 from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.runs.survivor import Survivor
 from hpcdl.shared_memory import remove_mapped
@@ -41,18 +41,43 @@ HEARD = 5.0  # seconds within which a rank that a call has failed on learns why
 worlds: list[MPI.Intracomm] = []  # those that have outlived a rank
 
 
-def refuse_no_survival(options: "Options") -> None:
+def handed_over() -> bool:
+    """Whether this library hands failures to the program."""
+    return library() == OPEN_MPI and os.environ.get(ENABLED) in ("1", "true")
+
+
+def losable(options: "Options", size: int) -> int:
+    """How many of so many ranks a run of these options may lose: with replicas of what servers hold, any number."""
+    if getattr(options, "replicas", 1) > 1 and handed_over():
+        return getattr(options, "survive", 0) or size
+    return getattr(options, "survive", 0)
+
+
+def warn_no_survival(options: "Options", rank: int) -> None:
+    """Say, on rank 0, where replicas are kept for nothing: the library ends all ranks with the one that is gone."""
+    replicas = getattr(options, "replicas", 1)
+    if rank == 0 and replicas > 1 and not handed_over():
+        log.warning(
+            "--replicas %d: slices have replicas, but this %s ends all ranks when one is gone; outliving it needs Open "
+            "MPI from 5.0 on, started with mpiexec --with-ft ulfm",
+            replicas,
+            library(),
+        )
+
+
+def refuse_no_survival(options: "Options", size: int) -> None:
     """Raise UsageError where a run of these options cannot outlive a rank."""
     ranks = getattr(options, "survive", 0)
-    if not ranks:
-        return
     if ranks < 0:
         raise UsageError(f"--survive {ranks}: it is how many ranks may be lost, at least 0")
-    if library() != OPEN_MPI or os.environ.get(ENABLED) not in ("1", "true"):
+    if ranks and not handed_over():
         raise UsageError(
             f"--survive {ranks}: this {library()} ends all ranks when one is gone; it needs Open MPI from 5.0 on, "
             "started with mpiexec --with-ft ulfm"
         )
+    ranks = losable(options, size)
+    if not ranks:
+        return
     if options.allreduce == "auto":
         options.allreduce = BY_MESSAGES
     elif options.allreduce in ("shared", "hierarchical"):
@@ -66,45 +91,54 @@ def refuse_no_survival(options: "Options") -> None:
         raise UsageError("--survive: a data server's rows would be gone with it; leave out --data-servers")
 
 
-def survive(run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm, options: "Options") -> "Run":
+def survive(
+    run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm, options: "Options", survivor: Survivor
+) -> "Run":
     """Call run(comm, options) on the ranks of `world`, and again on those that are left when some are gone.
 
     A rank that fails alone from now on is gone. Ranks that are gone before a leg's first step are not outlived. Raises
     TrainingError, on all that are left, when more are gone than --survive says.
     """
-    survivor = options.survivor = Survivor()
+    options.survivor = survivor
     ending.alone = steps.one_by_one = True
-    comm, most, lost = world.Dup(), options.survive, 0  # type: ignore[attr-defined]
-    while True:
-        survivor.run, done, begun = None, None, time.monotonic()
-        try:
-            done = run(comm, options)
-        except Exception as error:
-            if survivor.run is None or not some_failed(comm, isinstance(error, MPI.Exception)):
-                raise
-            log.info("a call has failed: %s", error)
-            assert survivor.everyone is not None
-            survivor.everyone.revoke()
-            comm.Revoke()
-        failed = time.monotonic()
-        if all_done(comm, done is not None):
-            assert done is not None
-            return done
-        activity.abandon()
-        left: Any = comm.Shrink()
-        before = comm
-        worlds.append(left)
-        comm, gone = survivor.hand_over(left, before)
-        worlds[-1] = comm
-        lost += len(gone)
-        if lost > most:
-            raise TrainingError(f"{survivor.told(gone)}: {lost} in all, and --survive says {most}")
-        survivor.since = failed
-        options.out, options.resume, options.force = survivor.folder or "none", "", False
-        if options.batch_per_rank:  # a step has as many examples as before
-            options.batch_size, options.batch_per_rank = survivor.batch, 0
-        if options.time_limit:
-            options.time_limit = max(1e-3, options.time_limit - (failed - begun))
+    comm, most, lost = world.Dup(), losable(options, world.size), 0  # type: Any, int, int
+    here = comm.rank  # of those that are left
+    try:
+        while True:
+            survivor.run, done, begun = None, None, time.monotonic()
+            try:
+                done = run(comm, options)
+            except Exception as error:
+                if survivor.run is None or not some_failed(comm, isinstance(error, MPI.Exception)):
+                    raise
+                log.info("a call has failed: %s", error)
+                assert survivor.everyone is not None
+                survivor.everyone.revoke()
+                comm.Revoke()
+            failed = time.monotonic()
+            if all_done(comm, done is not None):
+                assert done is not None
+                return done
+            activity.abandon()
+            left: Any = comm.Shrink()
+            here, before = left.rank, comm
+            worlds.append(left)
+            comm, gone = survivor.hand_over(left, before)
+            here, worlds[-1] = comm.rank, comm
+            lost += len(gone)
+            if lost > most:
+                raise TrainingError(f"{survivor.told(gone)}: {lost} in all, and --survive says {most}")
+            survivor.since = failed
+            survivor.adapt(options)
+            options.out, options.resume, options.force = survivor.folder or "none", "", False
+            if options.batch_per_rank:  # a step has as many examples as before
+                options.batch_size, options.batch_per_rank = survivor.batch, 0
+            if options.time_limit:
+                options.time_limit = max(1e-3, options.time_limit - (failed - begun))
+    except (AgreedError, TrainingError) as error:
+        if error.speaker is not None:
+            error.speaker = world.rank if here == error.speaker else None
+        raise
 
 
 def some_failed(comm: MPI.Intracomm, wait: bool) -> bool:

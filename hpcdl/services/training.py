@@ -53,10 +53,11 @@ from hpcdl.runs.program import ended  # noqa: E402
 from hpcdl.runs.run import Run  # noqa: E402
 from hpcdl.runs.straggler import slowed  # noqa: E402
 from hpcdl.runs.summary import conclude  # noqa: E402
+from hpcdl.runs.survivor import Survivor  # noqa: E402
 from hpcdl.services.data_server import introduce, serve  # noqa: E402
 from hpcdl.services.remote_data import RemoteData  # noqa: E402
 from hpcdl.services.roles import ROLES, Roles, divide  # noqa: E402
-from hpcdl.services.survival import outlived, refuse_no_survival, survive  # noqa: E402
+from hpcdl.services.survival import losable, outlived, refuse_no_survival, survive, warn_no_survival  # noqa: E402
 from hpcdl.words import counted  # noqa: E402
 
 log = logging.getLogger("hpcdl")
@@ -70,7 +71,7 @@ class Training:
     train(comm, model, data, optimizer, run): the strategy, on the ranks that train. ranks: how many it works on, when
     it is not any number. An options class with a field `servers` has that many parameter servers. check(options, ranks,
     model): raises UsageError where these do not go together. cut: no rank holds the whole model: the optimizer that
-    `train` is given is of size 0, for `of_size`.
+    `train` is given is of size 0, for `of_size`. survivor: what ranks that outlive others go on from.
     """
 
     program: str
@@ -80,6 +81,7 @@ class Training:
     ranks: int | None = None
     check: Callable | None = None
     cut: bool = False
+    survivor: Callable[[], Survivor] = Survivor
 
     def main(self, arguments: list[str] | None = None) -> None:
         """The program: parse, train on all ranks, and leave."""
@@ -92,7 +94,10 @@ class Training:
                 remarks.append(remark(options.before))
                 self.refuse(options, world.size)
             warn(world, self.ranks is None)
-            run = self.run if not getattr(options, "survive", 0) else partial(survive, self.run)
+            warn_no_survival(options, world.rank)
+            run: Callable[..., Run] = self.run
+            if losable(options, world.size):
+                run = partial(survive, self.run, survivor=self.survivor())
             if run(world, options).stopped == "signal":
                 raise SystemExit(signals.STATUS)
 
@@ -109,7 +114,7 @@ class Training:
         divide(size, getattr(options, "servers", 0), options.data_servers)
         algorithm(options.allreduce, options.from_file("allreduce"))
         inject.check(options, size)
-        refuse_no_survival(options)
+        refuse_no_survival(options, size)
 
     def run(self, world: MPI.Intracomm, options: Options, opened: list | None = None) -> Run:
         """Open, build, train and finish on all ranks of `world`; collective. Returns the run, which has ended.

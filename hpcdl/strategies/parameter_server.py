@@ -20,6 +20,9 @@ delay: each update is applied so many versions late, w(t+1) = w(t) - lr g(w(t - 
 
 sparse_push: of sparse data, the rows of the first layer's weight travel that a batch touches (hpcdl/services/keys.py).
 
+replicas: each slice is on so many servers, and a push counts when all have it (hpcdl/services/replication.py); ranks
+that are gone are outlived then, where the library can (hpcdl/services/outliving_servers.py).
+
 The run is run by rank 0, the first server: it counts steps, scores, saves, and gives out the steps. Before a checkpoint
 no worker is let past its step, so that what is saved is the state of just those steps.
 
@@ -28,6 +31,7 @@ no worker is let past its step, so that what is saved is the state of just those
 
 import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,7 +39,6 @@ import numpy as np
 from hpcdl.comm import Communicator
 from hpcdl.comm.failure import refuse_together
 from hpcdl.data import Batch, Data
-from hpcdl.data.cursor import Cursor
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.kernels.norm import sum_of_squares
@@ -48,6 +51,7 @@ from hpcdl.runs.wrapped import plain
 from hpcdl.services.consistency import BSP, Consistency
 from hpcdl.services.keys import KEY, Rows
 from hpcdl.services.on_servers import Keeper, OnServers, asked
+from hpcdl.services.outliving_servers import Share, share_at
 from hpcdl.services.parameter_store import ParameterStore, cut_slices
 from hpcdl.services.store_messages import Push
 
@@ -66,8 +70,11 @@ def train(
     aware: bool = False,
     delay: int = 0,
     sparse_push: bool = False,
+    replicas: int = 1,
 ) -> np.ndarray:
     """Train on all ranks of `comm`: the first `servers` serve, or all do (on_workers); the others work.
+
+    replicas: on how many servers each slice is (hpcdl/services/replication.py).
 
     Returns the parameters: whole on rank 0 and the workers, on other servers their slice.
     """
@@ -77,6 +84,9 @@ def train(
         rows = touched_rows(model) if sparse_push else None
         if rows is not None:
             check_sparse_push(optimizer, data.sparse or not works)  # a server sees them as it scores them
+        if replicas > 1:
+            check_replicas(model, optimizer, consistency)
+    survivor = run.options.survivor
     group = run.until_end(comm.split(0 if serves else None, name="servers", allreduce="tree"))
     cut = cut_slices(size, holders, rows.width if rows else 1)[comm.rank] if serves else slice(0, 0)
     optimizer = optimizer.of_size(cut.stop - cut.start)
@@ -84,10 +94,11 @@ def train(
         optimizer.average_from *= comm.size if on_workers else comm.size - servers  # which counts updates
     whole = CPU.array(model.initialize(run.random)) if comm.rank == 0 else None
     pulled: Any = getattr(model, "device", CPU).empty(size, model.layout.dtype) if works else None
-    keeper = Keeper(run) if comm.rank == 0 else None
+    careful = replicas > 1 or survivor is not None
+    keeper = Keeper(run, careful) if comm.rank == 0 else None
     held = OnServers(model, pulled if whole is None else whole, optimizer, works, keeper)
     run.report(allreduce=None, consistency=consistency.name, staleness=consistency.staleness)
-    run.report(servers=holders, broadcast_every=broadcast_every, fixed_delay=delay)
+    run.report(servers=holders, broadcast_every=broadcast_every, fixed_delay=delay, replicas=replicas)
     run.begin("parameter_server", held, data)
     store = ParameterStore(
         comm,
@@ -105,10 +116,18 @@ def train(
         start=run.step,
         memory=run.memory,
         beside=carried(model),
+        replicas=replicas,
+        careful=careful,
+        progress=None if survivor is None else survivor.progress,
     )
-    if run.options.resume:
+    if run.options.resume or (survivor is not None and survivor.goes_on):
         for which in range(1, 1 + len(optimizer.state)):
             store.scatter(held.loaded.get(which), which)
+    if careful:
+        store.replicate()
+    if survivor is not None:
+        survivor.begin(store)
+        run.bookkeeping.barrier()  # whoever is gone from here on is outlived
     run.start()
     if works:
         work(comm, store, model, data, pulled, run)
@@ -118,6 +137,8 @@ def train(
     if keeper is not None:
         counts = store.server.clocks.staleness
         run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
+    if careful:
+        report_pushes(store, run)
     run.end()
     if held.average:
         held.hand_out(run.bookkeeping, [rank for rank in store.clients if rank > 0])
@@ -128,48 +149,85 @@ def train(
 
 def work(comm: Communicator, store: ParameterStore, model: Any, data: Data, parameters: Array, run: Run) -> None:
     """What a worker does: pull, compute, push, until no step is left; at the end `parameters` are the final ones."""
-    clocked, clip, keyed = store.consistency.clocked, run.options.clip_norm > 0, store.rows is not None
-    share = (store.clients.index(comm.rank), len(store.clients)) if clocked else (0, 1)
+    clip, keyed = run.options.clip_norm > 0, store.rows is not None
     gradient = device_of(parameters).zeros(parameters.size, parameters.dtype)
-    batches = data.cursor(run.batch, share, clocked)
-    while True:
-        with run.stopwatch.step():
-            batch = (pull_touched if keyed else pull_all)(comm, store, parameters, batches, run)
-            if batch is None:
-                break
-            if not keyed:  # else the push has left zeros
-                gradient[:] = 0
-            loss = model.loss_and_gradient(parameters, batch, gradient, store.attend if store.serves else None)
-            norm = math.sqrt(sum_of_squares(gradient)) if clip else 0.0
-            push = store.push_at if keyed else store.push
-            push(gradient, count=len(batch.y), total=batch.total, loss=loss, norm=norm)
-    batches.close()
+    with contextlib.closing(Batches(comm, store, data, run)) as batches:
+        while True:
+            with run.stopwatch.step():
+                batch = (pull_touched if keyed else pull_all)(comm, store, parameters, batches, run)
+                if batch is None:
+                    break
+                if not keyed:  # else the push has left zeros
+                    gradient[:] = 0
+                loss = model.loss_and_gradient(parameters, batch, gradient, store.attend if store.serves else None)
+                count = len(batch.y)
+                for orphan in batches.orphans():
+                    loss += model.loss_and_gradient(parameters, orphan, gradient)
+                    count += len(orphan.y)
+                norm = math.sqrt(sum_of_squares(gradient)) if clip else 0.0
+                push = store.push_at if keyed else store.push
+                push(gradient, count=count, total=batch.total, loss=loss, norm=norm)
     with run.stopwatch.step("serve") if comm.rank == 0 else contextlib.nullcontext():  # rank 0's clock is the run's
         store.close(parameters)
 
 
-def pull_all(comm: Communicator, store: ParameterStore, parameters: Array, batches: Cursor, run: Run) -> Batch | None:
+class Batches:
+    """This worker's part of the batch of any step; under async the whole batch.
+
+    Where workers are gone that is another one from some step on, and what they have left is added to its next push
+    (hpcdl/services/outliving_servers.py).
+    """
+
+    def __init__(self, comm: Communicator, store: ParameterStore, data: Data, run: Run):
+        self.data, self.run, self.ahead = data, run, store.consistency.clocked
+        if run.options.survivor is None:
+            parts = (store.clients.index(comm.rank), len(store.clients)) if self.ahead else (0, 1)
+            self.shares, self.left = [Share(0, *parts)], []  # type: list[Share], list[Share]
+        else:
+            division = run.options.survivor.division
+            self.shares, self.left = division.shares[comm.rank], division.orphans.get(comm.rank, [])
+        self.share: Share | None = None
+        self.cursor: Any = None  # Cursor, from the first batch on
+
+    def take(self, step: int) -> Batch:
+        """The batch of a step."""
+        share = share_at(self.shares, step)
+        if share != self.share:
+            self.close()
+            self.share, self.cursor = share, self.data.cursor(self.run.batch, share[1:], self.ahead)
+        with self.run.stopwatch.fetching():
+            return self.cursor.take(*divmod(step, self.run.per_epoch))  # type: ignore[no-any-return]
+
+    def orphans(self) -> Iterator[Batch]:
+        """What has been left of steps by workers that are gone, once."""
+        while self.left:
+            step, *own = self.left[0]
+            with contextlib.closing(self.data.cursor(self.run.batch, (own[0], own[1]), False)) as cursor:
+                yield cursor.take(*divmod(step, self.run.per_epoch))
+            self.left = self.left[1:]
+
+    def close(self) -> None:
+        """End the thread that makes batches ahead, where there is one."""
+        if self.cursor is not None:
+            self.cursor.close()
+
+
+def pull_all(comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, run: Run) -> Batch | None:
     """The batch to compute on these parameters, which are pulled; None: no step is left."""
     step = asked(comm, store, run, store.pull, parameters)
-    return None if step is None else take(batches, step, run)
+    return None if step is None else batches.take(step)
 
 
 def pull_touched(
-    comm: Communicator, store: ParameterStore, parameters: Array, batches: Cursor, run: Run
+    comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, run: Run
 ) -> Batch | None:
     """Likewise, but the batch comes first, and what it touches of the parameters is pulled."""
     step = store.clock if store.consistency.clocked else asked(comm, store, run, store.draw)
     if step is None or step >= run.steps:
         return None
-    batch = take(batches, step, run)
+    batch = batches.take(step)
     keys = np.unique(batch.x.indices[batch.x.part]).astype(KEY)
     return None if asked(comm, store, run, store.pull_at, parameters, keys) is None else batch
-
-
-def take(batches: Cursor, step: int, run: Run) -> Batch:
-    """The batch of a step."""
-    with run.stopwatch.fetching():
-        return batches.take(*divmod(step, run.per_epoch))
 
 
 def touched_rows(model: Any) -> Rows:
@@ -192,12 +250,39 @@ def check_sparse_push(optimizer: Optimizer, sparse: bool) -> None:
         )
 
 
+def check_replicas(model: Any, optimizer: Optimizer, consistency: Consistency) -> None:
+    """Raise UsageError where replicas of slices would not do the updates that their servers do."""
+    if optimizer.clip_norm > 0 and consistency.in_rounds:
+        raise UsageError(
+            "--replicas: the norm of a round's sum is known to all servers together, not to replicas; leave out "
+            "--clip-norm, or take --consistency async or ssp with a staleness, which clip each push"
+        )
+    if optimizer.average_from is not None:
+        raise UsageError("--replicas: the mean of the iterates has no replicas; leave out --average")
+    if carried(model) is not None:
+        raise UsageError("--replicas: what a model holds beside its parameters has no replicas; leave out one of them")
+
+
+def report_pushes(store: ParameterStore, run: Run) -> None:
+    """Let rank 0 tell how many pushes each slice has applied, in all legs in this job; collective."""
+    mine = sum(store.server.clocks.staleness.values()) if store.serves else None
+    told = run.bookkeeping.mpi.gather(mine)
+    if told is not None:
+        run.report(pushes_applied=[each for each in told if each is not None])
+
+
 class Updates:
     """What a server does with a push: a step of the optimizer on its slice, by the mean over the examples pushed."""
 
     def __init__(self, optimizer: Optimizer, group: Any, consistency: Consistency, aware: bool):
-        self.optimizer, self.group, self.in_rounds, self.aware = optimizer, group, consistency.in_rounds, aware
-        self.state = optimizer.state
+        self.optimizer, self.group, self.consistency, self.aware = optimizer, group, consistency, aware
+        self.in_rounds, self.state = consistency.in_rounds, optimizer.state
+
+    def of_size(self, size: int) -> "Updates":
+        """The same of another slice, as far as this one is."""
+        optimizer = self.optimizer.of_size(size)
+        optimizer.step = self.optimizer.step
+        return Updates(optimizer, self.group, self.consistency, self.aware)
 
     def __call__(self, values: np.ndarray, gradient: np.ndarray, push: Push) -> None:
         if push.count == 0:  # a worker without examples in this batch

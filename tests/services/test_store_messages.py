@@ -54,6 +54,7 @@ def test_no_two_kinds_of_messages_share_a_tag():
         Tag.REQUEST,
         Tag.VALUES,
         Tag.BESIDE,
+        *(Tag.COPY, Tag.COPIED, Tag.HELD, Tag.RECEIPT),
         *(tag + i for tag in (Tag.ANSWER, Tag.GATHERED, Tag.UNASKED) for i in (0, 1)),
     ]
     assert len(set(tags)) == len(tags) and set(Tag) <= set(tags)
