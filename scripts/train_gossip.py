@@ -11,13 +11,17 @@ from hpcdl.comm.draw import draw
 from hpcdl.comm.mixing import RULES
 from hpcdl.comm.topology import topology
 from hpcdl.errors import UsageError
-from hpcdl.runs.options import Options, option
+from hpcdl.runs.options import option
+from hpcdl.services.options import SurvivingOptions
 from hpcdl.strategies import asynchronous_gossip
 from hpcdl.strategies.gossip import batches_of, train
 
 
+OUTLIVE = ("adapt-then-combine", "dpsgd", "gradient-tracking")  # methods whose ranks may be lost
+
+
 @dataclass
-class GossipOptions(Options):
+class GossipOptions(SurvivingOptions):
     topology: str = option(
         "ring",
         "ring, torus, torus:RxC, hypercube, exponential, one-peer, star, complete, random-regular:degree=3, "
@@ -39,12 +43,28 @@ class GossipOptions(Options):
 def check_method_and_graph(options, ranks, model):
     """Raise UsageError where these ranks have no such graph, or the method cannot use it."""
     graph = topology(options.topology, ranks, options.seed)
+    if options.survive:
+        refuse_no_survivors(options, ranks)
     if options.method == "adpsgd":
         asynchronous_gossip.check_undirected_and_unweighted(graph)
         if options.phase or options.mixing != RULES[0]:
             raise UsageError("adpsgd averages two at a time, half and half: leave out --mixing and --phase")
     else:
         batches_of(options.method, graph, options.mixing, options.phase)
+
+
+def refuse_no_survivors(options, ranks):
+    """Raise UsageError where the ranks that are left could not go on."""
+    if options.method not in OUTLIVE:
+        raise UsageError(
+            f"--survive: {options.method}'s state depends on how many ranks there are, or they do not step together; "
+            f"take --method {', '.join(OUTLIVE[:-1])} or {OUTLIVE[-1]}"
+        )
+    for left in range(max(1, ranks - options.survive), ranks):
+        try:
+            topology(options.topology, left, options.seed)
+        except UsageError as error:
+            raise UsageError(f"--survive {options.survive}: with {left} of {ranks} ranks left: {error}") from None
 
 
 def start(comm, model, data, optimizer, run):

@@ -9,7 +9,10 @@
 Where all ranks hold the same vectors, and exchange them by messages alone, a rank that has ended a step holds what all
 hold after that step, for each has added its share to it. So whoever is furthest has everything: the others take its
 vectors, and the step that it was in is done again, by those that are left, with their shares of the same batch. No step
-is lost, none counted twice, and nothing is read from a disk.
+is lost, none counted twice, and nothing is read from a disk. So it is with the rounds of federated averaging.
+
+Where each rank has vectors of its own, all go back to the last step after which they have met, each to what it had
+itself then (anchors.py).
 
 This is what one rank knows; how they find each other again is services/survival.py.
 """
@@ -19,11 +22,13 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.told import ranks_told
 from hpcdl.errors import AgreedError
+from hpcdl.runs.anchors import Anchors
 from hpcdl.runs.averaging import averaged
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.legs import SUMMED, measured
@@ -43,7 +48,8 @@ class Survivor:
     run: that of this leg, once it has begun. goes_on: whether this leg goes on from what a rank holds; found: that, on
     rank 0. owed: whether what is due after its last step (due.py) is still to be done. saved: the step of the last
     checkpoint. reason: why the run is to end, None while it goes on. folder: where it writes. since: when the last leg
-    has failed. batch: examples of a step. losses: of all legs before, for the summary.
+    has failed. batch: examples of a step. losses: of all legs before, for the summary. anchors: what this rank goes back
+    to, where its vectors are its own.
     """
 
     def __init__(self) -> None:
@@ -57,11 +63,15 @@ class Survivor:
         self.batch = 0
         self.since = 0.0
         self.losses: list[dict] = []
+        self.anchors: Anchors | None = None
 
     def follow(self, run: "Run") -> None:
         """A leg has begun. Raises AgreedError where a rank has what no other has."""
         alone = [name for name, each in run.state.tracked.items() if not isinstance(each, Same)]
-        if alone:
+        if run.held.own:
+            self.anchors = self.anchors or Anchors()
+            self.anchors.follow(run)
+        elif alone:
             raise AgreedError(f"--survive: each rank has its own {' and '.join(alone)}, which would be gone with it")
         if "{ranks}" in run.data.order:
             raise AgreedError(
@@ -73,10 +83,23 @@ class Survivor:
             last = self.losses[-1]
             last["seconds"] = time.monotonic() - self.since
             left = f"{counted(run.comm.size, 'rank')} {'goes' if run.comm.size == 1 else 'go'} on"
-            said = f"{self.told(last['ranks'])} after step {run.step}; {left}"
+            left += f" from step {run.step}" if last["redone"] else ""
+            said = f"{self.told(last['ranks'])} after step {run.step + last['redone']}; {left}"
             run.display.line(f"{said}, {last['seconds']:.2f} s later")
             log.warning("%s", said)
         run.report(losses=self.losses)
+
+    def passed(self, run: "Run") -> None:
+        """A step has come to its end, with its boundary."""
+        if self.anchors is not None:
+            self.anchors.passed(run)
+
+    def load(self, run: "Run", found: Checkpoint | None) -> None:
+        """Give all ranks of a leg that begins what is theirs; found: of the rank that had it, on rank 0. Collective."""
+        if self.anchors is not None:
+            self.anchors.give_back(run)
+        else:
+            run.state.load(run.held.peers, found)
 
     def told(self, gone: list[int]) -> str:
         """Which ranks are gone, in words; by their numbers in the last leg."""
@@ -89,6 +112,7 @@ class Survivor:
         """
         run = self.run
         assert run is not None
+        redone = self.anchors.go_back(run, left) if self.anchors is not None else 0
         reached = left.allgather((run.step, not self.owes))
         comm: Any = left.Split(0, -1 if left.rank == reached.index(max(reached)) else left.rank)
         left.Free()
@@ -101,7 +125,7 @@ class Survivor:
             facts = run.saved, self.owes, run.stopping.reason, folder, run.step
         self.saved, self.owed, self.reason, self.folder, step = comm.bcast(facts)
         self.goes_on = True
-        self.losses.append({"step": step, "ranks": gone, "left": comm.size})
+        self.losses.append({"step": step, "redone": redone, "ranks": gone, "left": comm.size})
         return comm, gone
 
     def spent(self) -> dict:
@@ -117,10 +141,12 @@ class Survivor:
         run.legs.table = table
         totals = [sum(row.get(name) or 0 for row in table) for name in ("bytes_sent_per_rank", "messages_per_rank")]
         run.legs.sent = float(totals[0]), float(totals[1])
-        alone = Communicator(MPI.COMM_SELF, ends_job=False)
-        with averaged(run):  # as a checkpoint has it
-            vectors = {name: vector.copy() for name, vector in run.state.collect(alone, False)[0].items()}
-        alone.free()
+        vectors: dict[str, np.ndarray] = {}
+        if self.anchors is None:
+            alone = Communicator(MPI.COMM_SELF, ends_job=False)
+            with averaged(run):  # as a checkpoint has it
+                vectors = {name: vector.copy() for name, vector in run.state.collect(alone, False)[0].items()}
+            alone.free()
         found = Checkpoint(vectors, position(run))
         if self.owes:
             best, found.attributes["waited"] = run.before
