@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.errors import AgreedError
+from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.kernels.device import device_of
 from hpcdl.runs.averaging import averaged
 from hpcdl.runs.state import PerRank, Same
@@ -85,6 +85,8 @@ class Anchors:
         """
         known = left.allgather((run.step, [each.step for each in self.kept]))
         common = set.intersection(*(set(steps) for _, steps in known))
+        if not common:  # ranks that do not meet between two anchors, which would be a mistake of the strategy's
+            raise TrainingError("the ranks that are left have no step in common to go on from")
         self.kept = [each for each in self.kept if each.step == max(common)][-1:]
         anchor = self.kept[0]
         run.step, run.bounded, run.examples = anchor.step, anchor.step, anchor.examples

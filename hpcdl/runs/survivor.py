@@ -103,6 +103,8 @@ class Survivor:
 
     def told(self, gone: list[int]) -> str:
         """Which ranks are gone, in words; by their numbers in the last leg."""
+        if not gone:  # a call has failed, and all have come back
+            return "no rank is gone"
         return f"{ranks_told(gone)} {'is' if len(gone) == 1 else 'are'} gone"
 
     def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm) -> tuple[MPI.Intracomm, list[int]]:
