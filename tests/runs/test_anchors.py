@@ -104,7 +104,7 @@ LOCAL = [
 ]
 
 
-@pytest.mark.parametrize("how, anchor", zip(LOCAL, [6, 7, 7, 6], strict=True))
+@pytest.mark.parametrize("how, anchor", list(zip(LOCAL, [6, 7, 7, 6], strict=True)))
 @pytest.mark.parametrize("lost", [[0], [1]])
 def test_local_sgd_goes_on_from_its_last_average(how, anchor, lost, world):
     """Killed within a round, or at its end: the round is done again by those that are left, each with its momentum."""
