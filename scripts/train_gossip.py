@@ -9,7 +9,7 @@ from typing import Literal
 from hpcdl.comm import refuse_together
 from hpcdl.comm.draw import draw
 from hpcdl.comm.mixing import RULES
-from hpcdl.comm.topology import topology
+from hpcdl.comm.topology import topology, without
 from hpcdl.errors import UsageError
 from hpcdl.runs.options import option
 from hpcdl.services.options import SurvivingOptions
@@ -42,9 +42,9 @@ class GossipOptions(SurvivingOptions):
 
 def check_method_and_graph(options, ranks, model):
     """Raise UsageError where these ranks have no such graph, or the method cannot use it."""
-    graph = topology(options.topology, ranks, options.seed)
+    graph = graph_of(options, ranks)
     if options.survive:
-        refuse_no_survivors(options, ranks)
+        refuse_no_survivors(options, graph)
     if options.method == "adpsgd":
         asynchronous_gossip.check_undirected_and_unweighted(graph)
         if options.phase or options.mixing != RULES[0]:
@@ -53,23 +53,34 @@ def check_method_and_graph(options, ranks, model):
         batches_of(options.method, graph, options.mixing, options.phase)
 
 
-def refuse_no_survivors(options, ranks):
+def graph_of(options, ranks):
+    """The graph of so many ranks; of those that are left, where the name has none, what is left of the one before."""
+    shrunk = options.survivor.shrunk if options.survivor is not None else []
+    try:
+        return topology(options.topology, ranks, options.seed)
+    except UsageError:
+        if not shrunk:
+            raise
+    graph = topology(options.topology, shrunk[0][0], options.seed)
+    for _, gone in shrunk:
+        graph = without(graph, gone)
+    return graph
+
+
+def refuse_no_survivors(options, graph):
     """Raise UsageError where the ranks that are left could not go on."""
     if options.method not in OUTLIVE:
         raise UsageError(
             f"--survive: {options.method}'s state depends on how many ranks there are, or they do not step together; "
             f"take --method {', '.join(OUTLIVE[:-1])} or {OUTLIVE[-1]}"
         )
-    for left in range(max(1, ranks - options.survive), ranks):
-        try:
-            topology(options.topology, left, options.seed)
-        except UsageError as error:
-            raise UsageError(f"--survive {options.survive}: with {left} of {ranks} ranks left: {error}") from None
+    if graph.weights is not None:
+        raise UsageError(f"--survive: {options.topology} has weights, of which nobody knows those of a smaller graph")
 
 
 def start(comm, model, data, optimizer, run):
     options = run.options
-    graph = topology(options.topology, comm.size, options.seed)
+    graph = graph_of(options, comm.size)
     with refuse_together(comm.mpi):
         if options.draw and comm.rank == 0:
             draw(graph, options.mixing, options.draw)

@@ -7,7 +7,8 @@ optimizer and the mixing matrices of hpcdl, and nothing of messages, checkpoints
 import numpy as np
 
 from hpcdl.comm.mixing import matrices
-from hpcdl.comm.topology import topology
+from hpcdl.comm.topology import topology, without
+from hpcdl.errors import UsageError
 from hpcdl.random import Random
 
 
@@ -84,19 +85,23 @@ class LocalSGD(World):
 
 
 class Gossip(World):
-    """method: as in hpcdl/strategies/gossip.py; of another size, the graph is that of the same name."""
+    """method: as in hpcdl/strategies/gossip.py; of another size, the graph is that of the same name, or a mended one."""
 
     def __init__(self, *about, spec="ring", method="adapt-then-combine", seed=0):
         super().__init__(*about, seed=seed)
-        self.spec, self.method, self.seed = spec, method, seed
+        self.spec, self.method, self.seed, self.graph = spec, method, seed, topology(spec, self.size, seed)
         self.y, self.last = ([np.zeros_like(w) for w in self.w] for _ in range(2))
 
     def lose(self, ranks):
         super().lose(ranks)
         self.y = [last.copy() for last in self.last]
+        try:
+            self.graph = topology(self.spec, self.size, self.seed)
+        except UsageError:
+            self.graph = without(self.graph, ranks)
 
     def mixed(self, vectors):
-        w = matrices(topology(self.spec, self.size, self.seed), "metropolis-hastings")(self.step)
+        w = matrices(self.graph, "metropolis-hastings")(self.step)
         return list(w @ np.array(vectors))
 
     def one(self):

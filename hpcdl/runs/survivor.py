@@ -27,7 +27,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.told import ranks_told
-from hpcdl.errors import AgreedError
+from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.runs.anchors import Anchors
 from hpcdl.runs.averaging import averaged
 from hpcdl.runs.checkpoint import Checkpoint
@@ -49,7 +49,9 @@ class Survivor:
     rank 0. owed: whether what is due after its last step (due.py) is still to be done. saved: the step of the last
     checkpoint. reason: why the run is to end, None while it goes on. folder: where it writes. since: when the last leg
     has failed. batch: examples of a step. losses: of all legs before, for the summary. anchors: what this rank goes back
-    to, where its vectors are its own.
+    to, where its vectors are its own. serves: whether it is a data server; servers: how many of these are left. note: what
+    else there is to say where a leg goes on. number: of this rank, in the world that is left.
+    shrunk: of each leg before, how many ranks trained, and which of these are gone, by their numbers among them.
     """
 
     def __init__(self) -> None:
@@ -64,6 +66,9 @@ class Survivor:
         self.since = 0.0
         self.losses: list[dict] = []
         self.anchors: Anchors | None = None
+        self.serves, self.servers, self.note = False, 0, ""
+        self.number = 0
+        self.shrunk: list[tuple[int, list[int]]] = []
 
     def follow(self, run: "Run") -> None:
         """A leg has begun. Raises AgreedError where a rank has what no other has."""
@@ -84,6 +89,7 @@ class Survivor:
             last["seconds"] = time.monotonic() - self.since
             left = f"{counted(run.comm.size, 'rank')} {'goes' if run.comm.size == 1 else 'go'} on"
             left += f" from step {run.step}" if last["redone"] else ""
+            left += self.note
             said = f"{self.told(last['ranks'])} after step {run.step + last['redone']}; {left}"
             run.display.line(f"{said}, {last['seconds']:.2f} s later")
             log.warning("%s", said)
@@ -108,24 +114,37 @@ class Survivor:
         return f"{ranks_told(gone)} {'is' if len(gone) == 1 else 'are'} gone"
 
     def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm) -> tuple[MPI.Intracomm, list[int]]:
-        """Order those that are left so that rank 0 has the state; returns their world, and who is gone; collective.
+        """Order those that are left: data servers, then who has the state; returns their world, and who is gone.
 
-        left: those of the world `before` that are left. gone: their ranks there.
+        left: those of the world `before` that are left. gone: their ranks there. Collective. Raises TrainingError where
+        only data servers are left.
         """
-        run = self.run
+        run, place = self.run, left.rank
         assert run is not None
-        redone = self.anchors.go_back(run, left) if self.anchors is not None else 0
-        reached = left.allgather((run.step, not self.owes))
-        comm: Any = left.Split(0, -1 if left.rank == reached.index(max(reached)) else left.rank)
+        alike, redone = left.Split(int(self.serves), place), 0
+        if self.serves:
+            place -= 2 * left.size
+        else:
+            redone = self.anchors.go_back(run, alike) if self.anchors is not None else 0
+            reached = alike.allgather((run.step, not self.owes))
+            trained, size = alike.allgather(run.comm.rank), run.comm.size
+            self.shrunk.append((size, [rank for rank in range(size) if rank not in trained]))
+            place = -1 if alike.rank == reached.index(max(reached)) else place
+        alike.Free()
+        comm: Any = left.Split(0, place)
         left.Free()
+        self.servers = comm.allreduce(int(self.serves))
+        if self.servers == comm.size:
+            raise TrainingError("only data servers are left: no rank that trains")
         spent = dict(comm.allgather((before.rank, self.spent())))
         gone = [rank for rank in range(before.size) if rank not in spent]
         facts = None
-        if comm.rank == 0:
+        if comm.rank == self.servers:
             self.found = self.hold([spent.get(rank, {}) for rank in range(before.size)])
             folder = None if run.folder.path is None else str(run.folder.path)
-            facts = run.saved, self.owes, run.stopping.reason, folder, run.step
-        self.saved, self.owed, self.reason, self.folder, step = comm.bcast(facts)
+            facts = run.saved, self.owes, run.stopping.reason, folder, self.batch, run.step, redone, self.shrunk
+        facts = comm.bcast(facts, self.servers)
+        self.saved, self.owed, self.reason, self.folder, self.batch, step, redone, self.shrunk = facts
         self.goes_on = True
         self.losses.append({"step": step, "redone": redone, "ranks": gone, "left": comm.size})
         return comm, gone

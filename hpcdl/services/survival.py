@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import ending, steps
 from hpcdl.comm.progress import activity
-from hpcdl.errors import TrainingError, UsageError
+from hpcdl.errors import AgreedError, TrainingError, UsageError
 from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.runs.survivor import Survivor
 from hpcdl.shared_memory import remove_mapped
@@ -62,8 +62,6 @@ def refuse_no_survival(options: "Options") -> None:
         )
     if options.timeout:
         raise UsageError("--timeout ends all ranks, and --survive is to go on: give one of them")
-    if options.data_servers:
-        raise UsageError("--survive: a data server's rows would be gone with it; leave out --data-servers")
 
 
 def survive(run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm, options: "Options") -> "Run":
@@ -72,11 +70,23 @@ def survive(run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm
     A rank that fails alone from now on is gone. Ranks that are gone before a leg's first step are not outlived. Raises
     TrainingError, on all that are left, when more are gone than --survive says.
     """
-    survivor = options.survivor = Survivor()
     ending.alone = steps.one_by_one = True
-    comm, most, lost = world.Dup(), options.survive, 0  # type: ignore[attr-defined]
+    options.survivor = Survivor()
+    try:
+        return in_legs(run, world.Dup(), options, options.survivor)
+    except (TrainingError, AgreedError) as error:
+        if error.speaker is not None:  # among those that are left; rank 0 of all may be gone
+            error.speaker = world.rank if options.survivor.number == error.speaker else None
+        raise
+
+
+def in_legs(
+    run: "Callable[[MPI.Intracomm, Options], Run]", comm: MPI.Intracomm, options: "Options", survivor: Survivor
+) -> "Run":
+    """What `survive` does, as long as there are enough ranks in `comm`."""
+    most, lost = options.survive, 0  # type: ignore[attr-defined]
     while True:
-        survivor.run, done, begun = None, None, time.monotonic()
+        survivor.number, survivor.run, done, begun = comm.rank, None, None, time.monotonic()
         try:
             done = run(comm, options)
         except Exception as error:
@@ -92,10 +102,10 @@ def survive(run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm
             return done
         activity.abandon()
         left: Any = comm.Shrink()
-        before = comm
         worlds.append(left)
-        comm, gone = survivor.hand_over(left, before)
-        worlds[-1] = comm
+        survivor.number = left.rank
+        comm, gone = survivor.hand_over(left, comm)
+        worlds[-1], survivor.number = comm, comm.rank
         lost += len(gone)
         if lost > most:
             raise TrainingError(f"{survivor.told(gone)}: {lost} in all, and --survive says {most}")
@@ -103,6 +113,9 @@ def survive(run: "Callable[[MPI.Intracomm, Options], Run]", world: MPI.Intracomm
         options.out, options.resume, options.force = survivor.folder or "none", "", False
         if options.batch_per_rank:  # a step has as many examples as before
             options.batch_size, options.batch_per_rank = survivor.batch, 0
+        alone = bool(options.data_servers) and not survivor.servers
+        survivor.note = ", and read the rows themselves, for no data server is left" if alone else ""
+        options.data_servers = survivor.servers
         if options.time_limit:
             options.time_limit = max(1e-3, options.time_limit - (failed - begun))
 

@@ -56,6 +56,7 @@ VARIANTS = {
         ["--topology", "complete", "--method", "dpsgd"],
         ["--topology", "one-peer", "--checkpoint-every", "7"],
         ["--topology", "exponential", "--method", "gradient-tracking"],
+        ["--topology", "star", "--method", "gradient-tracking"],
     ],
     "federated": [
         [],
