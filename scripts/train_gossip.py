@@ -16,7 +16,6 @@ from hpcdl.services.options import SurvivingOptions
 from hpcdl.strategies import asynchronous_gossip
 from hpcdl.strategies.gossip import batches_of, train
 
-
 OUTLIVE = ("adapt-then-combine", "dpsgd", "gradient-tracking")  # methods whose ranks may be lost
 
 

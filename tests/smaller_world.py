@@ -85,7 +85,7 @@ class LocalSGD(World):
 
 
 class Gossip(World):
-    """method: as in hpcdl/strategies/gossip.py; of another size, the graph is that of the same name, or a mended one."""
+    """method: as in hpcdl/strategies/gossip.py; of another size, the graph is that of its name, or a mended one."""
 
     def __init__(self, *about, spec="ring", method="adapt-then-combine", seed=0):
         super().__init__(*about, seed=seed)

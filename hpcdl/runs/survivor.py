@@ -48,10 +48,12 @@ class Survivor:
     run: that of this leg, once it has begun. goes_on: whether this leg goes on from what a rank holds; found: that, on
     rank 0. owed: whether what is due after its last step (due.py) is still to be done. saved: the step of the last
     checkpoint. reason: why the run is to end, None while it goes on. folder: where it writes. since: when the last leg
-    has failed. batch: examples of a step. losses: of all legs before, for the summary. anchors: what this rank goes back
-    to, where its vectors are its own. serves: whether it is a data server; servers: how many of these are left. note: what
-    else there is to say where a leg goes on. number: of this rank, in the world that is left.
-    shrunk: of each leg before, how many ranks trained, and which of these are gone, by their numbers among them.
+    has failed. batch: examples of a step. losses: of all legs before, for the summary.
+
+    anchors: what this rank goes back to, where its vectors are its own. serves: whether it is a data server; servers:
+    how many of these are left. note: what else there is to say where a leg goes on. number: of this rank, in the world
+    that is left. shrunk: of each leg before, how many ranks trained, and which of these are gone, by their numbers
+    among them.
     """
 
     def __init__(self) -> None:
@@ -80,7 +82,7 @@ class Survivor:
             raise AgreedError(f"--survive: each rank has its own {' and '.join(alone)}, which would be gone with it")
         if "{ranks}" in run.data.order:
             raise AgreedError(
-                "--survive: the rows of a rank would be gone with it; take --placement shared or streamed"
+                "--survive: the rows of a rank would be gone with it; take --placement shared or streamed, and --partition iid"
             )
         self.run, self.found, self.batch = run, None, run.batch
         run.stopping.reason = run.stopping.reason or self.reason
@@ -121,7 +123,8 @@ class Survivor:
         """
         run, place = self.run, left.rank
         assert run is not None
-        alike, redone = left.Split(int(self.serves), place), 0
+        alike: Any = left.Split(int(self.serves), place)
+        redone = 0
         if self.serves:
             place -= 2 * left.size
         else:

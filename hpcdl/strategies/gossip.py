@@ -182,9 +182,9 @@ class GradientTracking:
             run.track(name, PerRank(vector))
 
     def begin_anew(self) -> None:
-        """Ranks are gone, with their parts of the sum of all y: y is the rank's own last gradient, as at the first step.
+        """Ranks are gone, with their parts of the sum of all y: y is the rank's own last gradient, as in the beginning.
 
-        What y tracks is that the y of all ranks sum up to their last gradients; W keeps it so.
+        The y of all ranks sum up to their last gradients, which W keeps so: that is how y tracks their mean.
         """
         self.y[:] = self.last
 

@@ -146,9 +146,9 @@ def test_who_has_come_to_an_anchor_goes_back_with_who_has_not(step, average, wor
     found = outlive(world, [0], local_sgd, how, fails, **more)
     if found is None:
         return
-    replica, rank, run = found
+    _, rank, run = found
     wanted = reference(world.size, [0], step - 1, local_sgd, how, **more)
-    averages = [optimizer.state["average"] if average else w for w, optimizer in zip(wanted.w, wanted.optimizers)]
+    averages = [optimizer.state["average"] for optimizer in wanted.optimizers] if average else wanted.w
     assert np.abs(run.parameters - np.mean(averages, axis=0)).max() <= 1e-12
     if rank == 0:
         (loss,) = run.summary["losses"]
