@@ -104,11 +104,11 @@ LOCAL = [
 ]
 
 
-@pytest.mark.parametrize("how, anchor", list(zip(LOCAL, [6, 7, 7, 6], strict=True)))
+@pytest.mark.parametrize("how, at, anchor", [*zip(LOCAL, [7] * 4, [6, 7, 7, 6], strict=True), (LOCAL[2], 2, 2)])
 @pytest.mark.parametrize("lost", [[0], [1]])
-def test_local_sgd_goes_on_from_its_last_average(how, anchor, lost, world):
+def test_local_sgd_goes_on_from_its_last_average(how, at, anchor, lost, world):
     """Killed within a round, or at its end: the round is done again by those that are left, each with its momentum."""
-    found = outlive(world, lost, local_sgd, how, (7, "after"))
+    found = outlive(world, lost, local_sgd, how, (at, "after"))
     if found is None:
         return
     replica, rank, run = found
@@ -118,7 +118,7 @@ def test_local_sgd_goes_on_from_its_last_average(how, anchor, lost, world):
     assert run.step == STEPS
     if rank == 0:
         (loss,) = run.summary["losses"]
-        assert (loss["step"], loss["redone"], loss["left"]) == (anchor, 7 - anchor, world.size - 1)
+        assert (loss["step"], loss["redone"], loss["left"]) == (anchor, at - anchor, world.size - 1)
         assert [leg["steps"] for leg in run.summary["legs"]] == [anchor, STEPS - anchor]
         assert run.examples == 4 * 29
 
@@ -153,6 +153,24 @@ def test_who_has_come_to_an_anchor_goes_back_with_who_has_not(step, average, wor
     if rank == 0:
         (loss,) = run.summary["losses"]
         assert (loss["step"], loss["redone"]) == (step - 1, 1)
+
+
+def test_what_was_decided_since_is_undone(world):
+    """The best score so far, how long ago it was, and that the run is over."""
+    known = {}
+
+    class Watched(Survivor):
+        def passed(self, run):
+            super().passed(run)
+            known[run.step] = run.stopping.best, run.stopping.evaluations_since_best
+
+    survivor = Watched()
+    run, _ = leg(MPI.COMM_SELF, survivor, local_sgd, {"sync_every": 1}, lr=0.5)
+    assert known[11] != known[12] and run.stopping.reason == "finished"
+    survivor.anchors.kept.pop()
+    assert survivor.anchors.go_back(run, MPI.COMM_SELF) == 1
+    assert (run.stopping.best, run.stopping.evaluations_since_best) == known[11]
+    assert run.stopping.reason is None and not run.over
 
 
 def test_nothing_in_common_is_said(world):
