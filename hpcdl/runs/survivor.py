@@ -82,7 +82,8 @@ class Survivor:
             raise AgreedError(f"--survive: each rank has its own {' and '.join(alone)}, which would be gone with it")
         if "{ranks}" in run.data.order:
             raise AgreedError(
-                "--survive: the rows of a rank would be gone with it; take --placement shared or streamed and rows iid"
+                "--survive: the rows of a rank would be gone with it; take --placement shared or streamed, with "
+                "--partition iid"
             )
         self.run, self.found, self.batch = run, None, run.batch
         run.stopping.reason = run.stopping.reason or self.reason
