@@ -80,7 +80,7 @@ class Survivor:
             self.anchors.follow(run)
         elif alone:
             raise AgreedError(f"--survive: each rank has its own {' and '.join(alone)}, which would be gone with it")
-        if "{ranks}" in run.data.order:
+        if "{ranks}" in run.data.order and "clients" not in run.fixed:  # whose rows are theirs, on any rank
             raise AgreedError(
                 "--survive: the rows of a rank would be gone with it; take --placement shared or streamed, with "
                 "--partition iid"

@@ -104,7 +104,7 @@ def test_gossip(step, rank, method, spec, launch, interfere, tmp_path):
 
 
 @with_ulfm
-@pytest.mark.parametrize("step, rank, more", [(3, 0, []), (6, 1, ["--secure", "--late", "0"])])
+@pytest.mark.parametrize("step, rank, more", [(3, 0, ["--partition", "by-label"]), (6, 1, ["--secure", "--late", "0"])])
 def test_federated(step, rank, more, launch, run_on, interfere, tmp_path):
     """The clients of a round are those of the round, wherever they live: to the bit the run that lost nobody."""
     script = SCRIPTS / "train_federated.py"
