@@ -3,6 +3,7 @@
 # make test-all       with whole grids of parameters, and on 4 ranks also what needs but one; longer
 # make test-cluster   what needs a cluster, both MPIs: emulated hosts, a real Slurm, made here; root on Debian, installs
 # make soak           random operations, pipelines, runs, also such as act; thousands of bad inputs; three quarters of an hour
+# make faults         a hundred jobs, each struck by a fault; fuzzers, thousands of new cases    ARGS="500 2": jobs, seed
 # make lint           ruff, its format, and mypy                                  make clean   take away what make made
 # MPI=mpich (default) or openmpi: from the registry, into a .venv; MPI=site: the mpiexec on the PATH, mpi4py built for it
 MPI    ?= mpich
@@ -29,7 +30,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
 export OMPI_MCA_mpi_yield_when_idle = 1
 
-.PHONY: train test test-all test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak lint install print-bin clean
+.PHONY: train test test-all test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak faults lint install print-bin clean
 
 train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
@@ -65,6 +66,10 @@ install-cluster:
 
 soak: $(STAMP)
 	$(BIN)/python tests/soak/soak.py $(ARGS)
+
+faults: $(STAMP)
+	$(BIN)/python tests/faults/matrix.py $(ARGS)
+	$(BIN)/python tests/faults/fuzzers.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check

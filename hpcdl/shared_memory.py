@@ -11,6 +11,7 @@ import ctypes
 import logging
 import mmap
 import os
+import re
 import uuid
 from typing import Any
 
@@ -24,6 +25,18 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def unname() -> None:
+    """Take away the names that MPICH's files in /dev/shm still have, once all ranks of the job have mapped them.
+
+    It does so itself when a job ends in good order; of one that is killed, a MiB for each rank would stay for ever.
+    What is mapped stays mapped, and the library asks for these names no more. Open MPI's launcher cleans up after it.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        for path in set(re.findall(rf"({FOLDER}/mpich_shm_\w+)$", maps.read(), re.MULTILINE)):
+            with contextlib.suppress(OSError):  # another rank has done it
+                os.unlink(path)
 
 
 class Mapping:

@@ -42,9 +42,12 @@ BYTES = SCRATCH + BLOCK  # of that memory
 
 # A rank's state: its flag, the phase and block it stands in, bytes written, pieces of its leader known to be complete,
 # its number, looks at flags between two offers of its core to other processes (1 where ranks outnumber cores), the
-# nanoseconds for which it has waited for flags, what it calls, and two words for the clock.
-COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED, RANK, SPINS, WAITED, CALL, CLOCK = range(11)
+# nanoseconds for which it has waited for flags, what it calls, how many looks are yet in naps, two words for the clock.
+COUNT, PHASE, START, SIZE, WRITTEN, PUBLISHED, RANK, SPINS, WAITED, CALL, NAPS, CLOCK = range(12)
 WORDS = CLOCK + 2
+NAP = 20  # microseconds
+NAPPING = 1000  # looks in naps, when the core was taken away
+TAKEN = 500_000  # nanoseconds between two offers of the core: it was taken away
 MONOTONIC = 1  # CLOCK_MONOTONIC of Linux
 BEGIN, OFFERED, ADDED = range(3)  # phases
 WAITING, DONE, DIFFER = range(3)  # what a wait for all flags ends with
@@ -83,6 +86,7 @@ def pointer(context, address, like):
     return types.CPointer(like.dtype)(types.int64, like), generate
 
 
+usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
 clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
 
@@ -141,24 +145,43 @@ def called(line, count):
 
 
 @function
+def let_others(state, since):
+    """Let others on the core, after the offer at `since` (ns); returns the time of this one.
+
+    In naps for a while, where others have taken it: to yield does nothing for another session where the kernel groups
+    processes by them, and who has slept is the first to come on.
+    """
+    if state[NAPS] > 0:
+        state[NAPS] -= 1
+        usleep(NAP)
+    else:
+        sched_yield()
+    time = now(state)
+    if time - since > TAKEN:
+        state[NAPS] = NAPPING
+    return time
+
+
+@function
 def come(places, state, patience):
     """Wait until the flags of all have come as far as this rank's: DONE; DIFFER where one calls something else.
 
     WAITING where it takes more than `patience` looks.
     """
-    count, spins, looks, start = state[COUNT], state[SPINS], 0, 0
+    count, spins, looks = state[COUNT], state[SPINS], 0
+    start = since = 0
     same = True
     for rank in range(ranks_of(places)):
         line = peer(places, rank)
         while load(line) < count:
             if looks == 0:
-                start = now(state)
+                start = since = now(state)
             looks += 1
             if looks >= patience:
                 state[WAITED] += now(state) - start
                 return WAITING
             if looks % spins == 0:
-                sched_yield()
+                since = let_others(state, since)
         same = same and load(called(line, count)) == state[CALL]
     if looks:
         state[WAITED] += now(state) - start

@@ -50,6 +50,7 @@ from hpcdl.services.trial import (
     record,
     side_by_side,
 )
+from hpcdl.shared_memory import unname
 from hpcdl.words import counted
 
 AGAIN = {"resume", "seeds", "target", "columns", "at_once", "retry", "progress"}  # may be told where it goes on
@@ -96,6 +97,7 @@ def main(arguments=None):
                 if world.rank == 0:
                     lock.path = automatic("compare") if options.out in ("", "auto") else Path(options.out)
                     done = prepare(lock, options, entries)
+            unname()  # all ranks have come so far
             folder, done = world.bcast((lock.path, done))
             known: dict = {}
             stopped = run_all(world, options, entries, folder, done, known)

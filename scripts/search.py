@@ -54,6 +54,7 @@ from hpcdl.search.view import View
 from hpcdl.services.own_words import divided
 from hpcdl.services.trial import all_come
 from hpcdl.services.trial_rows import read as read_trials
+from hpcdl.shared_memory import unname
 
 AGAIN = ("out", "resume", "force", "space_file", "progress", "time_limit", "only")  # are those of one start
 WRITTEN = ("config.yaml", "trials.csv", "best.yaml")  # beside the journal, and a folder for each trial
@@ -131,6 +132,7 @@ def main(arguments=None):
                 if world.rank == 0:
                     refuse_unmakeable(command, tried, data)
                     controller = prepare(lock, trial, options, command, space, objective, most)
+            unname()  # all ranks have come so far
             for each in data.values():
                 each.close()
             folder = world.bcast(lock.path)

@@ -71,6 +71,7 @@ from hpcdl.search.ensemble_members import (
 )
 from hpcdl.services.own_words import divided
 from hpcdl.services.trial import FAILED, all_come, failure
+from hpcdl.shared_memory import unname
 from hpcdl.words import counted
 
 PROGRAM = "train-allreduce"
@@ -149,6 +150,7 @@ def main(arguments=None):
                     told = plan.options.resume or plan.options.out
                     lock.path = automatic("ensemble") if told in ("", "auto") else Path(told)
                     prepare(lock, plan)
+            unname()  # all ranks have come so far
             data = opened(world, [each for each in plan.told if not is_own(each.data)])  # once for all members
             for each in data.values():
                 each.close()
@@ -212,7 +214,7 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
         raise UsageError(
             f"{other[0].text} works on {counted(other[0].ranks, 'rank')}: --ranks-per-member {other[0].ranks}"
         )
-    about = [each.options(parse, "--seed=0", "--out=none") for each in commands.values()]
+    about = [each.options(parse, "--seed=0", "--out=auto") for each in commands.values()]
     validation = about[0].validation
     if options.combine == "stacking" and not validation:
         raise UsageError("--combine stacking is fitted on rows that no member is trained on: add --validation FRACTION")

@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 
+from hpcdl.comm.allreduce import algorithm
 from hpcdl.errors import UsageError
 from hpcdl.own import is_own, made, own
 
@@ -92,3 +93,11 @@ def test_of_a_file_only_what_is_the_users_own_is_imported(module):
         with pytest.raises(UsageError, match="stands in a file, and is no module of yours"):
             own(bad, "x", from_file=True)
         assert own(bad, "x")
+
+
+def test_an_all_reduce_that_a_file_names_is_a_users_own(module):
+    name = module("mine", "def ring(comm, vector, op): pass")
+    assert algorithm(f"{name}:ring", from_file=True).blocking is not None
+    for text in ("os:abort", "antigravity:fly", "numpy:add"):
+        with pytest.raises(UsageError, match="stands in a file"):
+            algorithm(text, from_file=True)

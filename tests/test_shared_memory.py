@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hpcdl import shared_memory
 
@@ -74,3 +75,29 @@ def test_any_other_failure_is_the_same_on_all_ranks(world, monkeypatch, missing)
     assert shared_memory.share(world, 100, "a test", "nothing") is None
     monkeypatch.undo()
     assert np.all([part.size for part in shared_memory.share(world, 100, "a test", "nothing")])
+
+
+KILLED = """
+import os, re, signal
+from mpi4py import MPI
+from hpcdl.comm import Communicator
+
+def names():
+    return sorted(set(re.findall(r"/dev/shm/(mpich_shm_\\w+)", open("/proc/self/maps").read())))
+
+if MPI.COMM_WORLD.rank == 0:
+    print("before", *names(), flush=True)
+comm = Communicator(MPI.COMM_WORLD)
+comm.barrier()
+if MPI.COMM_WORLD.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+comm.barrier()
+"""
+
+
+def test_a_job_that_is_killed_leaves_no_file_of_the_library(launch):
+    done = launch(2, "-c", KILLED)
+    assert done.returncode != 0
+    _, *names = done.stdout.split()
+    assert bool(names) == MPI.Get_library_version().startswith("MPICH")
+    assert not [name for name in names if os.path.exists(f"/dev/shm/{name}")]

@@ -26,7 +26,7 @@ from hpcdl.comm.operations import Operation, operation
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
-from hpcdl.comm.steps import Step, complete
+from hpcdl.comm.steps import Step, block, complete
 from hpcdl.comm.told import Call
 
 BARRIER: Call = "barrier", None, 0, "", 0
@@ -284,12 +284,12 @@ def at_once(
     start = clock()
     come = same.start() if same is not None else MPI.REQUEST_NULL  # some wait for all before the call: see `meeting`
     if same is not None and not checked:
-        come.Wait()
+        block(come.Test)
         same.check()
     try:
         algorithm.blocking(comm, vector, op)  # type: ignore[misc]  # here is one
     finally:
         if same is not None and checked:
-            come.Wait()
+            block(come.Test)
             same.check()
     return clock() - start

@@ -32,6 +32,7 @@ from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.comm.watchdog import Watchdog
 from hpcdl.errors import AgreedError
 from hpcdl.kernels.device import CPU, Array, Device, device_of
+from hpcdl.shared_memory import unname
 
 PAIRS = ("push", "pull", "notify", "wait")  # operations of two ranks, which may never be answered
 
@@ -65,6 +66,8 @@ class Communicator(PointToPoint, Collectives):
         self.device = device
         check = wanted() if check is None else check
         self._open(comm, "world", Traffic(), allreduce, bool(comm.allreduce(check, MPI.LOR)))
+        if self.size == MPI.COMM_WORLD.size:  # all ranks have come so far
+            unname()
         self.direct = takes_device_arrays(self.mpi, device)
         self.timeline = Timeline(self.mpi, trace)
         watches = timeout > 0 or (ends_job and self.size > 1)

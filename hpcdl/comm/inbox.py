@@ -8,10 +8,12 @@ hosts). So a server posts a receive per rank, and posts the next one when it has
 from collections.abc import Callable, Iterable
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import DTypeLike
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.requests import Request
+from hpcdl.errors import UsageError
 
 watchers: list[Callable[[], object]] = []  # are told of each message that this process takes from any inbox
 
@@ -31,7 +33,7 @@ class Inbox:
 
     def listen(self, source: int) -> None:
         """One more message of this rank is expected."""
-        self.coming[source] = self.comm.iwait(self.room[source], source, self.tag)
+        self.coming[source] = coming(self.comm, self.room[source], source, self.tag)
 
     def arrived(self) -> list[int]:
         """The ranks whose messages have come."""
@@ -42,8 +44,37 @@ class Inbox:
         all(request.test() for request in self.coming.values())  # a test in vain takes forward all the others, too
 
     def take(self, source: int) -> np.ndarray:
-        """The message of this rank, which has come; no other one is expected until `listen` is called again."""
-        del self.coming[source]
+        """The message of this rank, which has come; no other one is expected until `listen` is called again.
+
+        Raises UsageError where it has another length: a part of it would be of the message before.
+        """
+        filled(self.coming.pop(source), self.room[source], source)
         for watch in watchers:
             watch()
         return self.room[source].copy()
+
+
+def fill(comm: Communicator, array: np.ndarray, source: int, tag: int) -> None:
+    """Receive a message of this rank that is due, and fills the array. Raises UsageError where it does not."""
+    filled(coming(comm, array, source, tag), array, source)
+
+
+def coming(comm: Communicator, array: np.ndarray, source: int, tag: int) -> Request:
+    """Post the receive. As bytes: of others a message of half a number would end MPICH's process."""
+    return comm.iwait(array.view(np.uint8), source, tag)
+
+
+def filled(request: Request, array: np.ndarray, source: int) -> None:
+    """Wait, in naps, for a receive that is to fill `array`; UsageError where the message is a longer or shorter one."""
+    told = f"rank {source} has sent another message than the {array.size} numbers of {array.dtype} that are due"
+    try:
+        found = request.wait(doze=True)
+    except MPI.Exception as error:
+        code = error.Get_error_class()
+        if code == MPI.ERR_IN_STATUS and request.statuses:
+            code = MPI.Get_error_class(request.statuses[0].Get_error())
+        if code != MPI.ERR_TRUNCATE:
+            raise
+        raise UsageError(f"{told}: a longer one") from None
+    if found.size != array.nbytes:
+        raise UsageError(f"{told}: {found.size} bytes")

@@ -174,8 +174,9 @@ def nap_until(
     MPI's own waiting looks out all the time, which is fastest but takes a core. A nap here is an eighth of the time
     waited so far, at most a millisecond, and so is what it adds to the wait. name: of what is waited in, for the
     watchdog. meanwhile(): something to do while waiting, which returns whether it has done anything; its time is not
-    counted. patient: this may last for any time, as where a server waits for requests: --timeout does not count it.
-    awaits: whom it waits for, who bring the condition about: where all of them have left, the job is ended.
+    counted. patient: this may last for any time, as where a server waits for requests: --timeout counts it only where a
+    rank does not answer at all. awaits: whom it waits for, who bring the condition about: where all of them have left,
+    the job is ended.
     """
     begun = quiet = clock()
     busy, around = 0, activity.enter(name, awaits)

@@ -18,10 +18,13 @@ What is yielded is a list of MPI requests, or, where no message comes (shared me
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from mpi4py import MPI
+
+clock = time.perf_counter_ns
 
 
 class Until:
@@ -32,6 +35,10 @@ class Until:
 
 
 Step: TypeAlias = Sequence[MPI.Request] | Until
+NAP = float(os.environ.get("NAP", "2e-5"))  # seconds
+NAPS = int(os.environ.get("NAPS", "1000"))  # after the core was taken away
+TAKEN = 500_000  # nanoseconds between two looks: the core was taken away
+POLLS = 50  # looks for messages before the core is offered to others; some 20 us
 one_by_one = False  # whether requests are waited for by themselves: where ranks may be gone (services/survival.py)
 failed: list[Step] = []  # steps of which a request has failed; MPI may still know the others
 
@@ -59,20 +66,52 @@ def ready(step: Step, statuses: list[MPI.Status] | None = None) -> bool:
     return MPI.Request.Testall(step, statuses)
 
 
+def block(come: Callable[[], bool]) -> None:
+    """Look until it has come, and offer the core to others between two looks, after the first few.
+
+    MPI's own waiting may keep the core (MPICH's does), and then the others that work there, among them who is waited
+    for, come on when the kernel takes it away: after some milliseconds. Where that has happened, looks are in naps for
+    a while: to yield does nothing for another session where the kernel groups processes by them, and who has slept is
+    the first to come on.
+    """
+    for _ in range(POLLS):
+        if come():
+            return
+    before = clock()
+    while not come():
+        if crowd.naps:
+            crowd.naps -= 1
+            time.sleep(NAP)
+        else:
+            os.sched_yield()
+        now = clock()
+        if now - before > TAKEN:
+            crowd.naps = NAPS
+        before = now
+
+
+class Crowd:
+    """Others on the core: how many looks are yet in naps."""
+
+    naps = 0
+
+
+crowd = Crowd()
+
+
 def complete(step: Step, statuses: list[MPI.Status] | None = None) -> None:
     """Block until the step is complete."""
     if not isinstance(step, Until):
         if not one_by_one or statuses is not None:
-            MPI.Request.Waitall(step, statuses)
+            block(lambda: MPI.Request.Testall(step, statuses))
             return
         with kept(step):
             for each in step:
-                each.Wait()
+                block(each.Test)
     elif step.block is not None:
         step.block()
     else:
-        while not step.condition():
-            os.sched_yield()
+        block(step.condition)
 
 
 class Collective:

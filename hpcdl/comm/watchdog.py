@@ -123,6 +123,7 @@ class Watchdog:
         self.alarm, self.after = 0, LONG  # since when the wait lasts that was told, and the seconds of the next telling
         self.overdue: float | None = None  # since when the timeout is over
         self.spared = 0.0  # until when that does not count
+        self.silent: set[int] = set()  # ranks that did not answer when they were asked last
         self.left: dict[int, Said] = {}  # on rank 0: who has said that it leaves
         self.suspects: dict[int, Any] = {}  # stuck when the others were asked last, and since when each waits
         self.ask_again: float | None = None  # when
@@ -181,24 +182,24 @@ class Watchdog:
     def look_at_timeout(self, wait: Wait | None) -> None:
         """Tell of a wait that has lasted longer than the timeout; where nobody reacts, end the job."""
         now = time.monotonic()
-        if wait is None or wait.patient or wait.seconds <= self.timeout or now < self.spared:
+        if wait is None or wait.seconds <= self.timeout or now < self.spared or (wait.patient and not self.talks):
             self.overdue = None
         elif not self.talks:
             self.end_alone()
         elif self.overdue is None:
             self.overdue = now
-            self.tell(wait.awaits, True)
-        elif now - self.overdue > 2 * self.grace:
+            self.tell(wait.awaits, True, wait.patient)
+        elif now - self.overdue > 2 * self.grace + self.timeout * wait.patient:
             self.end_alone()
 
-    def tell(self, awaits: Awaits | None, overdue: bool) -> None:
-        """Rank 0 learns that this rank has waited long."""
+    def tell(self, awaits: Awaits | None, overdue: bool, patient: bool = False) -> None:
+        """Rank 0 learns that this rank has waited long; patient: which it may, as long as all are there."""
         key = self.keys.get(id(awaits.group)) if awaits is not None else None
         about = [key, self.number(awaits)] if awaits is not None and awaits.other == ALL else None
         if self.rank > 0:
-            self.send({"alarm": about, "overdue": overdue}, 0)
+            self.send({"alarm": about, "overdue": overdue, "patient": patient}, 0)
         else:
-            self.ask(about, overdue)
+            self.ask(about, overdue, patient)
 
     def listen(self) -> None:
         """Take what has come: rank 0 alarms and farewells, the others questions."""
@@ -211,7 +212,7 @@ class Watchdog:
     def hear(self, source: int, message: dict[str, Any]) -> None:
         """Take a message."""
         if "alarm" in message and message["overdue"]:
-            self.ask(message["alarm"], True)
+            self.ask(message["alarm"], True, message["patient"])
         elif "alarm" in message and message["alarm"] not in self.alarms:  # all may wait in the same call
             self.alarms.append(message["alarm"])
         elif "asked" in message:
@@ -220,20 +221,23 @@ class Watchdog:
             self.left[source] = as_said(message["left"])
             self.ask_again = time.monotonic() + LONG
         elif "spare" in message:
-            self.spared = time.monotonic() + self.timeout
+            self.spared, self.overdue = time.monotonic() + self.timeout, None
         elif "ask" in message:
             self.send({"said": self.said(message["ask"])._asdict(), "question": message["question"]}, source)
 
     # -- rank 0 ------------------------------------------------------------------------------------------------------
 
-    def ask(self, about: Any, overdue: bool) -> None:
+    def ask(self, about: Any, overdue: bool, patient: bool = False) -> None:
         """Ask all ranks what they do, and end the job where the answers say that it cannot go on.
 
-        about: key of a communicator and number of a call, in which a rank waits.
+        about: key of a communicator and number of a call, in which a rank waits. patient: a rank that serves waits for
+        requests; that is only too long where a rank does not answer, now and a timeout ago: it is stopped, or lost.
         """
         said = self.answers(about)
-        if overdue and any(each.busy for each in said.values()):  # with what all know: look again later
-            self.spared = time.monotonic() + self.timeout
+        there = patient and not self.silent - {*said}
+        self.silent = {*range(self.size)} - {*said} if patient else self.silent
+        if overdue and (there or any(each.busy for each in said.values())):  # with what all know: look again later
+            self.spared, self.overdue = time.monotonic() + self.timeout, None
             for rank in set(said) - set(self.left) - {0}:
                 self.send({"spare": True}, rank)
         elif overdue:

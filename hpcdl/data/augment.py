@@ -14,6 +14,8 @@ import numpy as np
 from hpcdl.errors import UsageError, unknown
 from hpcdl.random import Random
 
+DIGITS = 19  # of whole numbers of 64 bits, all of them; Python makes none of thousands
+
 
 class Moves(NamedTuple):
     """How each image of a batch moves, three int64 arrays (rows,): pixels down, pixels right, mirrored (0 or 1)."""
@@ -44,7 +46,7 @@ def make_augment(spec: str, features: tuple, seed: int) -> Augment | None:
     shift, flip = 0, False
     for word in filter(None, spec.split(",")):
         name, _, text = word.partition(":")
-        if name == "shift" and text.isdecimal() and int(text) > 0:
+        if name == "shift" and text.isdecimal() and len(text) < DIGITS and int(text) > 0:
             shift = int(text)
         elif word == "flip":
             flip = True

@@ -10,6 +10,7 @@ all rows; a training run warns at its start of what hurts among those that cost 
     world        a world of one where a launcher has started several (world.py)
     hosts        never
     cores        the threads of ranks outnumber the cores that these ranks may use, by OMP_NUM_THREADS or by binding
+    load         others take half of the ranks' cores, or more
     room         /dev/shm has less room than MPI and the scratch blocks of all ranks take
     hdf5         never
     gpus         never
@@ -39,6 +40,9 @@ MPI_ROOM = {launched.OPEN_MPI: 16 << 20}  # bytes of /dev/shm that the library t
 OTHER_ROOM = 2 << 20  # MPICH: 1.1 MB seen
 SMALL_MODEL = 10_000_000  # parameters: where there is no room for so many, that is worth knowing
 NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "afs", "panfs", "wekafs", "pvfs2", "9p", "fuse.")
+SPARE = 0.25  # of a core, that others may take unnoticed
+SHARED = 0.5  # of the cores
+SLOWER = "ranks wait for cores, and take fewer BLAS threads: wait, or take other cores"
 APART = 1.0  # seconds between the clocks of two hosts that are worth knowing
 ETHERNET = 1e9  # bytes per second between hosts below which it is no fast network
 SLOW = 0.5  # of the median bandwidth: a link worth naming
@@ -149,6 +153,22 @@ def crowded(ranks: list[Facts]) -> tuple[list[Facts], set[int]]:
         if sum(f.blas for f in among) / len(room) > excess:
             worst, excess = (among, set(room)), sum(f.blas for f in among) / len(room)
     return worst
+
+
+def busy(facts: list[Facts]) -> list[Row]:
+    """Cores that others have taken since the ranks began to start."""
+
+    def judge(ranks: list[Facts]) -> Row:
+        usable = len(set().union(*(f.cores for f in ranks)))
+        if any(f.spare is None for f in ranks):
+            return Row("load", "not known")
+        others = max(0.0, usable - sum(f.spare for f in ranks if f.spare is not None))
+        text = f"others take {others:.1f} of {counted(usable, 'core')}"
+        if others < SPARE:
+            return Row("load", text)
+        return Row("load", text, HURTS if others >= SHARED * usable else NOTE, SLOWER)
+
+    return per_host(facts, judge)
 
 
 def pools(facts: list[Facts]) -> list[Row]:
@@ -300,7 +320,16 @@ def examine(comm: MPI.Intracomm, quick: bool = False) -> list[Row]:
         return []
     library = launched.library()
     rows = [*mpi(seen), *mpiexec(comm.size, library, launched.mpiexecs()), *world(comm.size, library), *hosts(seen)]
-    rows += [*cores(seen), *pools(seen), *room(seen, library), *leftovers(seen), *hdf5(seen), *gpus(seen), *cache(seen)]
+    rows += [
+        *cores(seen),
+        *busy(seen),
+        *pools(seen),
+        *room(seen, library),
+        *leftovers(seen),
+        *hdf5(seen),
+        *gpus(seen),
+        *cache(seen),
+    ]
     return [*rows, *clocks(seen), *network(seen, links, seconds)]
 
 
@@ -320,7 +349,7 @@ def warn(comm: MPI.Intracomm, several: bool = True) -> None:
         return
     aside = launched.alone_in_allocation(comm.size, os.environ, launched.library()) if several else None
     rows = [Row("world", aside[0], NOTE, aside[1])] if aside else []
-    rows += [row for row in cores(seen) if row.verdict == HURTS] + per_host(seen, tight)
+    rows += [row for row in [*cores(seen), *busy(seen)] if row.verdict == HURTS] + per_host(seen, tight)
     for row in rows:
         log.warning("%s: %s; %s (hpcdl doctor says more)", row.what, row.found, row.advice)
 

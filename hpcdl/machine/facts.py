@@ -20,7 +20,8 @@ from hpcdl.comm.trace import clock_offset
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import open_device
 from hpcdl.kernels.shared import all_reduce
-from hpcdl.machine.threads import threads
+from hpcdl.machine.load import load
+from hpcdl.machine.threads import Threads
 from hpcdl.machine.versions import versions
 
 BLAS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # what says how many threads, the first of them
@@ -32,9 +33,10 @@ LEFT = ("mpich_shm_*", "sm_segment.*")  # names that MPICH and Open MPI give
 class Facts:
     """What one rank sees; what only `look` looks at has defaults. node: a number that the ranks of one host share.
 
-    cores: those it may use, of `machine` in all. blas: threads of its matrix products, as `variable` says, if any does.
-    room: free bytes of /dev/shm; left: names and bytes of old files there. cache: the compile cache's folder, its file
-    system, and why it cannot be written. clock: seconds that the host's clock is ahead of that of rank 0's.
+    cores: those it may use, of `machine` in all; spare: how many of them others leave it, where that is known. blas:
+    threads of its matrix products, as `variable` says, if any does. room: free bytes of /dev/shm; left: names and bytes
+    of old files there. cache: the compile cache's folder, its file system, and why it cannot be written. clock: seconds
+    that the host's clock is ahead of that of rank 0's.
     """
 
     rank: int
@@ -45,6 +47,7 @@ class Facts:
     blas: int
     variable: str
     room: int | None
+    spare: float | None = None
     left: dict[str, int] = field(default_factory=dict)
     library: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -65,7 +68,8 @@ def glance(comm: MPI.Intracomm) -> Facts:
     cores = sorted(os.sched_getaffinity(0))
     machine = os.cpu_count() or len(cores)
     host, room = MPI.Get_processor_name(), free(shared_memory.FOLDER)
-    return Facts(comm.rank, first, host, cores, machine, threads(comm), variable, room)
+    blas = Threads(comm)
+    return Facts(comm.rank, first, host, cores, machine, blas.now, variable, room, load.left(blas.share.ranks))
 
 
 def look(comm: MPI.Intracomm) -> Facts:

@@ -107,7 +107,9 @@ class Spans:
                         args = event.get("args") or {}
                         what = kinds.get(event["name"], COMMUNICATION)
                         micro = int(args.get("micro-batch", -1)), int(args.get("chunk", 0))
-                        if not (np.isfinite(begun) and length >= 0 and abs(lane) < 2**62 and max(micro) < 2**62):
+                        if not (
+                            np.isfinite(begun) and 0 <= length < 1e300 and abs(lane) < 2**62 and max(micro) < 2**62
+                        ):
                             continue
                     elif event["name"] == "thread_name" and (found := LANE.match(event["args"]["name"])):
                         ranks[int(event["tid"])] = int(found[1])

@@ -13,6 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpcdl.data.format import dataset
 from hpcdl.errors import LoneError, UsageError, blamed_on
 from hpcdl.files import atomic_path
 from hpcdl.rl.replay import Replay
@@ -60,7 +61,7 @@ def take_back(run: Run, replay: Replay | None, rank: int) -> None:
         log.warning("%s is not there: the replay memory is filled anew", path)
         return
     with blamed_on(f"--resume {options.resume}: {path} cannot be read"), h5py.File(path) as file:
-        state = {name: np.asarray(file[name]) for name in file}
+        state = {name: np.asarray(dataset(file, name)) for name in file}
     try:
         replay.load(state)
     except UsageError as error:

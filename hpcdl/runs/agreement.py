@@ -1,11 +1,11 @@
 """What the ranks of a run agree on between steps: losses, signals, limits and the next meeting, in one small message.
 
-    rank 0   | losses of the steps since the last meeting | signals | late? | steps until the next | seconds | sent
-    rank 1   | its own losses                             | signals | 0     | 0                    | 0       | sent
+    rank 0   | losses of the steps since the last time | signals | late? | steps until the next | seconds | sent | votes
+    rank 1   | its own losses                          | signals | 0     | 0                    | 0       | sent | votes
       ...      + sum over the ranks
-    all      | the losses of all                          | any?    | late? | steps until the next | seconds | of all
+    all      | the losses of all                       | any?    | late? | steps until the next | seconds | of all
 
-Sent are bytes and messages; seconds are those of the training.
+Sent are bytes and messages; seconds are those of the training; votes are those for fewer threads and for more.
 
 What depends on a clock is decided by rank 0 alone, and travels; so all ranks take the same decisions. Where steps are
 short they meet only every few steps, about ten times a second; where a meeting takes long, as on networks of high
@@ -46,7 +46,7 @@ class Agreed(NamedTuple):
     """The steps since the last meeting, with the losses of all ranks; whether one had a signal, whether it is late.
 
     sent: the bytes and messages that all ranks have sent so far; messages are NaN where they are not known. seconds: of
-    the training, as rank 0 has them.
+    the training, as rank 0 has them. threads: of matrix products, -1 where one rank is short of cores, 1 where none is.
     """
 
     steps: list[Step]
@@ -54,6 +54,7 @@ class Agreed(NamedTuple):
     late: bool
     sent: tuple[float, float]
     seconds: float
+    threads: int
 
 
 class Agreement:
@@ -74,13 +75,14 @@ class Agreement:
         """Whether it is time to meet again."""
         return step - self.step >= self.interval
 
-    def meet(self, signals: int, time_limit: float, sent: tuple[float, float]) -> Agreed:
+    def meet(self, signals: int, time_limit: float, sent: tuple[float, float], threads: int = 0) -> Agreed:
         """Agree on the steps in `steps_done`. Raises NotFinite, on all ranks, for the first loss that is no number.
 
-        sent: the bytes and messages that this rank, or those that it speaks for, have sent so far.
+        sent: the bytes and messages that this rank, or those that it speaks for, have sent so far. threads: -1 where it
+        is short of cores, 1 where it could use more.
         """
         count = len(self.steps_done)
-        message = np.zeros(count + 6)
+        message = np.zeros(count + 8)
         message[:count] = [step.loss for step in self.steps_done]
         message[count] = signals
         if self.comm.rank == 0:
@@ -88,17 +90,18 @@ class Agreement:
             lately = (clock.seconds() - self.met) / count
             message[count + 2] = min(self.most, max(1, self.pause // lately))
             message[count + 3] = self.steps_done[-1].seconds
-        message[count + 4 :] = sent
+        message[count + 4 :] = *sent, threads < 0, threads > 0
         asked = clock.seconds()
         self.comm.all_reduce(message)
         self.took = clock.seconds() - asked
-        losses, (signalled, late, interval, seconds, *of_all) = message[:count], message[count:].tolist()
+        losses, (signalled, late, interval, seconds, *of_all, fewer, more) = message[:count], message[count:].tolist()
         if not np.isfinite(losses).all():
             raise self._not_finite()
         steps = [step._replace(loss=loss) for step, loss in zip(self.steps_done, losses, strict=True)]
         self.steps_done, self.step = [], self.step + count
         self.interval, self.met = max(self.fewest, int(interval)), clock.seconds()
-        return Agreed(steps, bool(signalled), bool(late), tuple(of_all), seconds)
+        votes = -1 if fewer else int(more == self.comm.size)
+        return Agreed(steps, bool(signalled), bool(late), tuple(of_all), seconds, votes)
 
     @property
     def pause(self) -> float:

@@ -33,6 +33,7 @@ from hpcdl.data.format import SLAB_BYTES, new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
 from hpcdl.files import atomic_path, part
 from hpcdl.memory import available
+from hpcdl.runs.piece_checks import refuse_elsewhere, strange
 from hpcdl.runs.pieces import FOLDER, Joined, files_of, joining_file, joins_pieces, problem_of, sweep
 
 VERSION = 2
@@ -127,8 +128,7 @@ class Checkpoint:
                 if isinstance(item, h5py.Dataset):
                     if item.dtype.kind not in "biuf" or item.shape is None:
                         raise ValueError(f"{name} holds no numbers")
-                    if item.is_virtual and joined is None:
-                        raise ValueError(f"{name} lies in other files")
+                    refuse_elsewhere(name, item, joined is not None)
                     if not item.is_virtual and item.id.get_storage_size() < item.nbytes:  # a few bytes that claim much
                         refuse_beyond(f"{path}: {name}", item.nbytes, available())
                     forms[name] = item.shape, item.dtype
@@ -148,7 +148,8 @@ class Checkpoint:
         if self.joined is not None:
             assert isinstance(self.vectors, Stored)
             for piece in self.joined.pieces[first::step]:
-                yield problem_of(self.vectors.path.parent, piece, contents)
+                folder = self.vectors.path.parent
+                yield problem_of(folder, piece, contents) or (strange(folder, piece) if contents else "")
 
 
 class Stored(Mapping[str, np.ndarray]):

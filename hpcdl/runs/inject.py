@@ -11,7 +11,8 @@
     exception   an InjectedFault is raised
     slow        this step and all that follow take `seconds` longer
     corrupt     a bit of what=parameters is flipped, drawn by `seed`; of what=data, the rows in memory (no file is
-                touched), which the ranks of a node share; or of what=checkpoint, in the file of the last one
+                touched), which the ranks of a node share; of what=checkpoint, in the file of the last one; or of
+                what=message, in the next one that carries numbers, which none does in memory that ranks share
     diskfull    from here on what this rank writes into the run's folder fails: no space left on the device
     memory      this rank may take `mib` MiB more than now, and takes some of them in each step (RLIMIT_AS)
     clock       the run's clock on this rank jumps by `seconds`, back where they are below 0
@@ -43,6 +44,7 @@ from hpcdl import files
 from hpcdl.errors import UsageError, finite, parse_spec, unknown
 from hpcdl.random import Random
 from hpcdl.runs import clock
+from hpcdl.runs.flips import flip, flip_in_file, flip_in_message, rows_of
 
 if TYPE_CHECKING:
     from hpcdl.runs.options import Options
@@ -62,7 +64,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "clock": WHERE | {"seconds": 3600.0},
     "random": {"seed": 0, "kinds": "kill", "faults": 1, "first": 1, "last": 100, "times": 1},
 }
-CHOICES = {"how": ("os", "sys"), "what": ("parameters", "data", "checkpoint")}
+CHOICES = {"how": ("os", "sys"), "what": ("parameters", "data", "checkpoint", "message")}
 MOST = 1000  # faults that a seed may draw
 LONGEST = 1e9  # seconds
 LEAK = 8 << 20  # bytes that `memory` takes in each step
@@ -344,6 +346,10 @@ class Faults:
             place, bit = flip_in_file(self.out / "checkpoint.h5", generator)
             self.announce(fault, step, f"bit {bit} of byte {place} of {self.out / 'checkpoint.h5'} is flipped")
             return
+        if what == "message":
+            self.announce(fault, step, "a bit of the next numbers that it sends in a message is flipped")
+            flip_in_message(self.run.comm.traffic, generator)
+            return
         held = getattr(self.run, "held", None)  # a data server holds no parameters
         vector = (held and held.parameters) if what == "parameters" else rows_of(self.run)
         if not isinstance(vector, np.ndarray) or not vector.size:
@@ -359,46 +365,3 @@ STRIKE: dict[str, Callable[[Faults, Fault, int], None]] = {
     kind: getattr(Faults, kind) for kind in KINDS if kind != "random"
 }
 LATER: dict[str, Callable[[Faults, Fault, int], None]] = {"slow": Faults.slow_on, "memory": Faults.leak}
-
-
-def rows_of(run: "Run") -> Any:
-    """The training rows in this rank's memory, to be written; None where they are read as they are needed."""
-    x: Any = getattr(getattr(run.data.train, "source", None), "x", None)
-    x = getattr(x, "data", x) if not isinstance(x, np.ndarray) else x  # of sparse rows, their values
-    base = getattr(x, "base", None)  # x is a view that may not be written, of memory that may
-    if not isinstance(base, np.ndarray) or not base.flags.writeable or not base.flags.c_contiguous:
-        return None
-    return np.ndarray(x.shape, x.dtype, base.data, x.ctypes.data - base.ctypes.data, x.strides)
-
-
-def flip(vector: np.ndarray, index: int) -> None:
-    """Flip a bit of a number: of a float the highest of its mantissa, which leaves it finite; of another the lowest."""
-    at = np.unravel_index(index, vector.shape)
-    kind = vector.dtype
-    if kind.kind == "f":
-        bits = np.dtype(f"u{kind.itemsize}")
-        mask = 1 << (np.finfo(kind).nmant - 1)
-    else:
-        bits, mask = np.dtype(f"u{kind.itemsize}"), 1
-    number = vector[at].view(bits) ^ bits.type(mask)
-    vector[at] = number.view(kind)
-
-
-def flip_in_file(path: Path, generator: np.random.Generator) -> tuple[int, int]:
-    """Flip a bit of a checkpoint's parameters, in its file, or in the first piece of it; returns byte and bit there."""
-    import h5py  # here: who only reads options needs no HDF5
-
-    from hpcdl.runs.pieces import FOLDER, files_of
-
-    if pieces := sorted(files_of(path) or ()):
-        path = path.parent / FOLDER / pieces[0]
-    with h5py.File(path, "r", locking=False) as file:
-        where: Any = file["parameters"].id
-        begin, size = where.get_offset(), where.get_storage_size()
-    place, bit = begin + int(generator.integers(size)), int(generator.integers(8))
-    with open(path, "r+b") as raw:
-        raw.seek(place)
-        byte = raw.read(1)[0]
-        raw.seek(place)
-        raw.write(bytes([byte ^ 1 << bit]))
-    return place, bit

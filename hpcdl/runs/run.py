@@ -20,13 +20,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.kernels.device import CPU, Array
-from hpcdl.machine.threads import threads
+from hpcdl.machine.threads import Threads
 from hpcdl.memory import Memory
 from hpcdl.optim import Optimizer
 from hpcdl.random import Random
@@ -256,10 +255,12 @@ class Run:
         """Share losses, signals and the time limit; write and show them."""
         first, told = self.agreement.step + 1, signals.told() + self.signalled
         try:
-            agreed = self.agreement.meet(told, self.options.time_limit, self.held.sent(self.comm.traffic))
+            sent = self.held.sent(self.comm.traffic)
+            agreed = self.agreement.meet(told, self.options.time_limit, sent, self.threads.vote())
         except NotFinite as found:
             raise not_finite(self, found.step, found.rank) from None
         self.legs.sent = agreed.sent
+        self.threads.agreed(agreed.threads)
         self.metrics.record(first, agreed.steps, self.steps, self.rate)
         self.stopping.told(self.step, agreed.signalled, agreed.late)
         self.stopping.used(self.step, agreed.seconds, self.legs.bytes, self.examples)
@@ -267,12 +268,12 @@ class Run:
     # -- after the loop ----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Run":
-        self.threads = threadpool_limits(threads(self.bookkeeping.mpi))
+        self.threads = Threads(self.bookkeeping.mpi).__enter__()
         self.warnings = np.seterr(all="ignore")  # what is not finite is found by the run, and said once
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: object) -> None:
-        self.threads.restore_original_limits()
+        self.threads.__exit__(None, None, None)
         np.seterr(**self.warnings)
         self.display.stop()
         if kind is None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from hpcdl.data.format import new_file
+from hpcdl.data.format import dataset, new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
 from hpcdl.memory import available
 from hpcdl.runs.evaluation import count
@@ -46,6 +46,9 @@ class Samples(NamedTuple):
         with blamed_on(f"{path} is damaged or cut off"), h5py.File(path, "r") as file:
             if file.attrs.get("format") != FORMAT or file.attrs["version"] != VERSION:
                 raise UsageError(f"{path} is no file of samples that this program reads")
+            for name in ("steps", "samples"):
+                if name in file:
+                    dataset(file, name)  # which lies in this very file
             steps, samples = file["steps"], file["samples"]
             good = steps.ndim == 1 and steps.dtype == np.int64 and samples.ndim == 3 and samples.dtype == dtype
             if not good or samples.shape[1:] != (len(steps), size) or not samples.shape[0]:

@@ -65,9 +65,12 @@ def finish(run: "Run") -> None:
             keep_legs(run, legs)
     if run.stopped != "signal":
         run.agree = run.held.agree(run.bookkeeping)
+    differed = False  # when the run ended that is left as it is
     if run.folder.left is not None:
         if ranks is not None:
             run.summary = summary_of(run.folder.left)
+            differed = (run.summary or {}).get("replicas_agree") is False
+        differed = run.bookkeeping.mpi.bcast(differed)
         what = f"the run in {run.folder.left} has ended after step {run.step}"
         run.display.line(f"nothing is left to do: {what}; ask for more steps or epochs to go on")
     elif run.stopped == "signal":
@@ -85,6 +88,11 @@ def finish(run: "Run") -> None:
     run.folder.close()
     if run.agree is False:
         raise TrainingError("the replicas do not agree: the ranks hold different parameters, which must not be")
+    if differed:
+        raise TrainingError(
+            f"the replicas did not agree when the run in {run.folder.left} ended, and what it has saved may be wrong; "
+            "go on from an earlier checkpoint, as --resume FOLDER/checkpoint-STEP.h5"
+        )
 
 
 def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | None) -> dict:
@@ -122,6 +130,7 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
         **run.scores,
         "seconds": run.seconds,
         "examples_per_second": run.rate,
+        "blas_threads": run.threads.used,
         "replicas_agree": agree,
         "checkpoints_failed": run.saver.failed,
         **run.reported,

@@ -111,7 +111,7 @@ def probes(space: Space, command: Command, read: Callable[..., Any]) -> list[Pro
     for text, values in to_be_tried(space):
         words = [f"--{name}={value}" for name, value in space.texts(values).items()]
         try:
-            found.append(Probe(text, values, command.options(read, *words, "--seed=0", "--out=none")))
+            found.append(Probe(text, values, command.options(read, *words, "--seed=0", "--out=auto")))
         except UsageError as error:
             raise UsageError(f"--space {text}: {error}") from None
     return found

@@ -53,7 +53,7 @@ def read_commands(lines: list[str], common: dict[str, str], size: int) -> list[C
             command = read_command(number, text, common, size)
             if text in lines[: number - 1]:
                 raise UsageError("it stands there twice")
-            command.options(parse, "--seed=0", "--out=none")
+            command.options(parse, "--seed=0", "--out=auto")
             found.append(command)
         except UsageError as error:
             wrong.append(f"line {number}, {text!r}: {error}")

@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.inbox import Inbox
+from hpcdl.comm.inbox import Inbox, fill
 from hpcdl.comm.requests import Request
 from hpcdl.data import Data
 from hpcdl.data.cursor import following
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, refuse_beyond
+from hpcdl.memory import available
 from hpcdl.runs import signals
 from hpcdl.services.data_messages import (
     ANSWER,
@@ -50,7 +51,9 @@ from hpcdl.services.data_messages import (
     number,
     words_of,
 )
+from hpcdl.services.request_checks import wrong
 
+MOST_LINES = 64  # ways to cut batches that one client asks for: it has a few
 TRUSTED = 2  # requests in sequence after which the next one is guessed
 SETTLED = 1.0  # seconds after which the workers have had a signal, too, if it was for all
 
@@ -73,6 +76,8 @@ def serve(everyone: Communicator, opened: Data, clients: Sequence[int]) -> int:
         client, operation, *arguments = server.receive()
         if operation == CLOSE:
             left.remove(client)
+            if not 0 <= arguments[0] <= 255:
+                raise wrong(client, f"an end with status {arguments[0]}")
             status = max(status, arguments[0])
         else:
             server.answer(client, operation, *arguments)
@@ -134,6 +139,8 @@ class Server:
 
     def answer(self, client: int, operation: int, *arguments: int) -> None:
         """Answer one request."""
+        if operation not in self.replies:
+            raise wrong(client, f"operation {operation}, and there are {len(self.replies) + 1}")
         if client in self.sent:
             self.sent[client].wait()  # its memory may be what the next batch is made in
         message = self.replies[operation](client, *arguments)
@@ -165,17 +172,37 @@ class Server:
         self, client: int, batch_size: int, rank: int, size: int, ahead: int, epoch: int, step: int, *_: int
     ) -> np.ndarray:
         key = client, batch_size, rank, size
+        if epoch < 0 or ahead not in (0, 1):
+            raise wrong(client, f"epoch {epoch}, ahead {ahead}")
         if key not in self.lines:
+            if sum(each[0] == client for each in self.lines) == MOST_LINES:
+                raise wrong(client, f"batches that are cut in more than {MOST_LINES} ways")
             self.lines[key] = Line(self.data, self.form, batch_size, (rank, size))
         return self.lines[key].take(epoch, step, bool(ahead))
 
     def _rows(self, client: int, split: int, first: int, last: int, *_: int) -> np.ndarray:
+        examples = self._examples(client, split)
+        if not 0 <= first <= last <= examples:
+            raise wrong(client, f"rows {first} to {last} of {examples}")
         return self._taken(split, np.arange(first, last))
 
     def _take(self, client: int, split: int, count: int, *_: int) -> np.ndarray:
+        examples = self._examples(client, split)
+        if count < 0:
+            raise wrong(client, f"{count} rows")
+        refuse_beyond(f"what rank {client} asks for, {count:,} rows,", self.form.size(count), available())
         index = np.empty(count, np.int64)
-        self.comm.wait(index, client, INDEX)
+        fill(self.comm, index, client, INDEX)
+        if count and not 0 <= index.min() <= index.max() < examples:
+            raise wrong(client, f"rows {index.min()} to {index.max()} of {examples}")
         return self._taken(split, index)
+
+    def _examples(self, client: int, split: int) -> int:
+        """The rows of a split that a client asks for."""
+        found = getattr(self.data, SPLITS[split]) if 0 <= split < len(SPLITS) else None
+        if found is None:
+            raise wrong(client, f"rows of split {split}, which there is not")
+        return int(found.examples)
 
     def _taken(self, split: int, index: np.ndarray) -> np.ndarray:
         if self.data.sparse:

@@ -28,8 +28,12 @@ class Rows(NamedTuple):
 
     def within(self, keys: np.ndarray, held: slice) -> np.ndarray:
         """Of these keys, which are sorted, those of rows in a slice of the vector, counted from its beginning."""
-        first, last = held.start // self.width, min(held.stop, self.tail) // self.width
-        return keys[slice(*np.searchsorted(keys, (first, max(first, last))))] - first
+        first = held.start // self.width
+        return keys[slice(*np.searchsorted(keys, (first, first + self.count(held))))] - first
+
+    def count(self, held: slice) -> int:
+        """How many rows there are in a slice of the vector."""
+        return max(0, min(held.stop, self.tail) // self.width - held.start // self.width)
 
     def elements(self, keys: np.ndarray, held: slice) -> np.ndarray:
         """Which elements of the slice travel with these keys of its own: those of the rows, then those of the tail."""

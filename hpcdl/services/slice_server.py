@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.inbox import Inbox
+from hpcdl.comm.inbox import Inbox, fill
 from hpcdl.comm.operations import SUM
 from hpcdl.comm.requests import Request
 from hpcdl.kernels.device import CPU
@@ -25,6 +25,7 @@ from hpcdl.memory import Memory
 from hpcdl.runs import signals
 from hpcdl.services.clocks import Clocks, Delay
 from hpcdl.services.keys import KEY, Rows, Touched, added
+from hpcdl.services.request_checks import Held, check_keys, check_request
 from hpcdl.services.store_messages import (
     ANSWER_HEADER,
     NO_STEP,
@@ -144,18 +145,30 @@ class SliceServer:
     def _receive(self, client: int) -> tuple[Asked, np.ndarray | None]:
         """The request of this client that has arrived, with the values where it is a push."""
         request, buffer = as_request(self.inbox.take(client)), None
+        self._check(request, client)
         count = int(request["stop"] - request["start"])
         if request["operation"] in (Operation.PUSH, Operation.PUSH_AT):
             buffer = self.buffer()
-            self.comm.iwait(buffer[:count], client, Tag.VALUES).wait(doze=True)
+            fill(self.comm, buffer[:count], client, Tag.VALUES)
             if self.lead.beside:
                 numbers = np.empty(self.lead.beside)
-                self.comm.iwait(numbers, client, Tag.BESIDE).wait(doze=True)
+                fill(self.comm, numbers, client, Tag.BESIDE)
                 self.lead.told(client, numbers)
         elif request["operation"] == Operation.KEYS:
+            assert self.rows is not None
             buffer = np.empty(count, KEY)
-            self.comm.iwait(buffer, client, Tag.VALUES).wait(doze=True)
+            fill(self.comm, buffer, client, Tag.VALUES)
+            check_keys(buffer, self.rows.count(self.held), client)
         return Asked(request, client), buffer
+
+    def _check(self, request: np.ndarray, client: int) -> None:
+        """Raise UsageError for a request that is none of a client's, before anything is done by it."""
+        rows = None if self.rows is None else self.rows.count(self.held)
+        touched = len(self.touched[client].elements) if client in self.touched else None
+        vectors = len(getattr(self.update, "state", ()))
+        held = Held(self.values.size, vectors, rows, touched, client == 0 and self.gathered)
+        waiting = sum(asked.client == client for asked in self.waiting)
+        check_request(request, client, held, self.clocks, waiting)
 
     def buffer(self) -> np.ndarray:
         """An array as long as the slice, for the values of a push."""

@@ -107,7 +107,7 @@ class Training:
         if {"initial", "resume"} <= set(options.told or ()):
             raise UsageError("--initial is where a run begins, and --resume goes on with one: give one of them")
         divide(size, getattr(options, "servers", 0), options.data_servers)
-        algorithm(options.allreduce)
+        algorithm(options.allreduce, options.from_file("allreduce"))
         inject.check(options, size)
         refuse_no_survival(options)
 

@@ -137,3 +137,37 @@ def test_a_rank_that_all_know_to_be_at_work_is_left_alone(launch, tmp_path):
     assert hung.returncode == 1 and "hpcdl watchdog: rank 1: waits in " in hung.stderr
     for done in others:
         assert done.returncode == 0 and done.stdout.count("done") == 2 and "watchdog" not in done.stderr
+
+
+SERVES = """
+import os, signal, sys, time
+import numpy as np
+from hpcdl.comm import Communicator
+
+comm = Communicator(timeout=1)
+comm.barrier()
+how, server = sys.argv[1], int(sys.argv[2])
+if comm.rank == server:
+    asked = comm.iwait(np.zeros(1), source=1 - server)
+    comm.wait_until(asked.test, patient=True)
+elif how == "stopped":
+    os.kill(os.getpid(), signal.SIGSTOP)
+else:
+    time.sleep(5)
+    comm.push(np.zeros(1), server)
+comm.free()
+print("done")
+"""
+
+
+def test_a_server_may_wait_for_any_time_while_all_others_are_there(launch, tmp_path):
+    """A rank that computes is heard; one that is stopped is not, and would let its server wait for ever."""
+    program = tmp_path / "serves.py"
+    program.write_text(SERVES)
+    ways = ("computes", 0), ("stopped", 0), ("stopped", 1)
+    with ThreadPoolExecutor() as pool:
+        computes, *stopped = pool.map(lambda way: launch(2, program, *way, timeout=40), ways)
+    assert computes.returncode == 0 and computes.stdout.count("done") == 2, computes.stderr
+    assert all(done.returncode != 0 for done in stopped)
+    assert "hpcdl watchdog: rank 1: no answer" in stopped[0].stderr
+    assert "rank 0 does not answer" in stopped[1].stderr

@@ -63,6 +63,7 @@ def test_augmented_batches_do_not_depend_on_the_ranks(size):
         ("shift", (8, 8), "write shift:N"),
         ("shift:0", (8, 8), "write shift:N"),
         ("shift:a", (8, 8), "write shift:N"),
+        ("shift:" + 5000 * "9", (8, 8), "write shift:N"),
         ("flip:2", (8, 8), "unknown augment"),
         ("shift:8", (8, 9), "out of sight"),
         ("flip", (64,), "needs images"),

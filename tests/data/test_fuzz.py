@@ -260,7 +260,8 @@ def prepared(folder, source, prepare, settings, *kept):
             if "table" in file.attrs:
                 again(source, file, recipe_of(out))
         assert read_info(out).rows and computed(info) == of_file(info)
-        assert several or len(info.kinds) < 2 or check(out, {})
+        # Numbers beyond float32's range are right in a file, and learned from in float64 alone.
+        assert several or len(info.kinds) < 2 or check(out, {}) or check(out, {"dtype": "float64"})
         out.unlink()
     shutil.rmtree(source) if source.is_dir() else source.unlink()
     emptied(folder, *kept)

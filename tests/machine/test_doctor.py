@@ -125,6 +125,19 @@ def test_thread_pools():
     assert "openblas 8, Numba 8" in one(doctor.pools(ranks(2, pools="openblas 8, Numba 8"))).found
 
 
+@pytest.mark.parametrize(
+    ("left", "verdict", "text"),
+    [(1.0, OK, "others take 0.0"), (0.95, OK, "0.1 of 2"), (0.8, NOTE, "0.4 of 2 cores"), (0.4, HURTS, "1.2 of 2")],
+)
+def test_others_on_the_cores(left, verdict, text):
+    row = one(doctor.busy(ranks(2, cores=range(2), spare=left)))
+    assert row.verdict == verdict and text in row.found
+
+
+def test_a_load_that_nobody_knows():
+    assert one(doctor.busy(ranks(2))).found == "not known"
+
+
 def test_room_in_shared_memory():
     need = 4 * (BYTES + (2 << 20))
     for room, verdict in ((None, HURTS), (0, HURTS), (need - 1, HURTS), (need, NOTE), (need + (1 << 20), NOTE)):
@@ -242,7 +255,7 @@ def test_an_examination(world):
         names = [row.what for row in rows if row.what != "left behind"]
         links = ["latency", "bandwidth", "all-reduce"] * (world.size > 1)
         software = ["MPI", "versions", "mpiexec", "world", "hosts"]
-        assert names == [*software, "cores", "threads", "/dev/shm", "HDF5", "GPUs", "compile cache", *links]
+        assert names == [*software, "cores", "load", "threads", "/dev/shm", "HDF5", "GPUs", "compile cache", *links]
         assert {row.verdict for row in rows} <= {OK, NOTE, HURTS}
     quick = doctor.examine(world, quick=True)
     assert not {"latency", "bandwidth", "all-reduce"} & {row.what for row in quick}

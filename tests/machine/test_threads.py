@@ -3,9 +3,10 @@
 import os
 
 import pytest
+from threadpoolctl import threadpool_info
 
 from hpcdl.machine import threads as machine
-from hpcdl.machine.threads import threads
+from hpcdl.machine.threads import Threads, threads
 
 
 class Node:
@@ -22,6 +23,40 @@ class Node:
 
     def Free(self):
         pass
+
+    def allreduce(self, mine, op):
+        return max(mine, self.halved)
+
+    halved = 0  # what another rank has found
+
+
+class Left:
+    """What a look at the load finds, one after the other."""
+
+    def __init__(self, *found):
+        self.found = list(found)
+
+    def left(self, ranks):
+        return self.found.pop(0)
+
+    def news(self, ranks, least):
+        return self.found.pop(0)
+
+
+@pytest.fixture
+def alone_on_four(monkeypatch):
+    """A function: the threads of a rank on four cores, of which others leave so many, look after look."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
+
+    def made(*found, ranks=1, halved=0):
+        monkeypatch.setattr(machine, "load", Left(*found))
+        node = Node([list(range(4))] * ranks)
+        node.halved = halved
+        return Threads(node)
+
+    return made
 
 
 @pytest.mark.parametrize(
@@ -63,3 +98,42 @@ def test_of_a_shared_node_only_what_is_allotted(slurm, quota, wanted, monkeypatc
 def test_the_user_decides(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert threads(Node([[0]])) == 3
+
+
+@pytest.mark.parametrize(
+    ("left", "wanted"), [(None, 4), (4.0, 4), (3.8, 4), (3.7, 2), (2.0, 2), (1.8, 2), (1.7, 1), (0.0, 1)]
+)
+def test_where_others_compute_fewer_threads_are_taken(alone_on_four, left, wanted):
+    assert alone_on_four(left).now == wanted
+
+
+def test_all_ranks_take_the_same_part_of_their_shares(alone_on_four):
+    assert alone_on_four(2.0, ranks=2, halved=1).now == 1  # another rank found too few
+
+
+def test_what_the_user_has_set_stays(alone_on_four, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    ours = alone_on_four()  # nobody looks
+    assert (ours.now, ours.vote()) == (3, 0)
+
+
+def test_votes_follow_the_load_and_threads_what_is_agreed(alone_on_four):
+    with alone_on_four(4.0, None, 1.1, 1.1, 1.1, 1.9, 4.0, 4.0, 4.0) as ours:
+        seen = []
+        for _ in range(8):
+            vote = ours.vote()
+            ours.agreed(vote)
+            seen.append((vote, ours.now))
+    assert seen == [(0, 4), (-1, 2), (-1, 1), (0, 1), (1, 2), (1, 4), (0, 4), (0, 4)]
+    assert ours.used == [4, 2, 1, 2, 4]
+
+
+def test_blas_takes_as_many_as_agreed_and_afterwards_as_before(alone_on_four):
+    def pools():
+        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+    before = pools()
+    with alone_on_four(2.0, 1.0) as ours:
+        ours.agreed(ours.vote())
+        assert set(pools()) == {1}
+    assert pools() == before

@@ -102,3 +102,10 @@ def test_the_first_loss_that_is_no_number_is_named_with_its_rank(meeting, world,
     with pytest.raises(NotFinite) as found:
         meeting.meet(0, 0, Traffic().sent_so_far)
     assert (found.value.step, found.value.rank) == (4 + 3, last)
+
+
+def test_fewer_threads_where_one_is_short_of_cores_and_more_where_all_have_some(meeting, world):
+    last = world.rank == world.size - 1
+    for votes, found in ((-1 if last else 1, -1), (1, 1), (0, 0), (1 if last else 0, int(world.size == 1))):
+        meeting.steps_done = done(0, 1)
+        assert meeting.meet(0, 0, Traffic().sent_so_far, votes).threads == found

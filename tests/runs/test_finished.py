@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from hpcdl.errors import UsageError
+from hpcdl.errors import TrainingError, UsageError
 from hpcdl.runs.checkpoint import Checkpoint
 
 
@@ -117,3 +117,20 @@ def test_force_removes_nothing_when_the_run_is_refused(run, world, mpi_tmp_path)
     done = run(out=str(out), resume=str(other), steps=6, seed=3, force=True)  # into another folder it may
     world.Barrier()
     assert done.step == 6 and Checkpoint.read(out).attributes["seed"] == 3
+
+
+def test_a_run_whose_replicas_did_not_agree_has_not_ended_well_either_when_it_is_resumed(run, world, mpi_tmp_path):
+    if world.size == 1:
+        pytest.skip("two ranks differ")
+    out = str(mpi_tmp_path / "a")
+    with pytest.raises(TrainingError, match="the replicas do not agree"):
+        run(out=out, checkpoint_every=8, keep=3, inject=f"corrupt:rank={world.size - 1},step=15")
+    world.Barrier()
+    with pytest.raises(
+        TrainingError, match=r"did not agree when the run in .*a ended.*go on from an earlier checkpoint"
+    ):
+        run(out=out, resume=out)
+    world.Barrier()
+    run(out=out, resume=f"{out}/checkpoint-000000008.h5")  # as it has struck, it does not do so again
+    world.Barrier()
+    assert json.loads((mpi_tmp_path / "a" / "summary.json").read_text())["replicas_agree"] is True

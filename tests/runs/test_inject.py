@@ -13,9 +13,9 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl import files
-from hpcdl.comm import inbox
+from hpcdl.comm import Communicator, inbox
 from hpcdl.errors import LoneError, TrainingError, UsageError
-from hpcdl.runs import Options, clock, inject
+from hpcdl.runs import Options, clock, flips, inject
 from hpcdl.runs.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.four
@@ -47,7 +47,7 @@ def alone():
         ("kill:step=0", "step is 1 or more"),
         ("exit:status=256", "a status is 0 to 255, not 256"),
         ("exit:how=nicely", "how is os or sys, not nicely"),
-        ("corrupt:what=all", "what is parameters or data or checkpoint"),
+        ("corrupt:what=all", "what is parameters or data or checkpoint or message"),
         ("slow:seconds=-1", "seconds are 0 to 1,000,000,000, not -1"),
         ("slow:seconds=nan", "seconds are 0 to"),
         ("random:kinds=kill+bomb", "unknown kind of fault 'bomb'"),
@@ -186,10 +186,10 @@ def test_rows_that_are_a_part_of_what_lies_in_memory(alone):
     part = whole[4:7].view()
     part.flags.writeable = False
     of_run = SimpleNamespace(data=SimpleNamespace(train=SimpleNamespace(source=SimpleNamespace(x=part))))
-    inject.rows_of(of_run)[2, 1] = 5
+    flips.rows_of(of_run)[2, 1] = 5
     assert np.argwhere(whole).tolist() == [[6, 1]]
     of_run.data.train.source.x = object()  # of a file
-    assert inject.rows_of(of_run) is None
+    assert flips.rows_of(of_run) is None
 
 
 def test_a_flipped_bit_of_a_checkpoint_is_found(alone, run, tmp_path):
@@ -206,10 +206,10 @@ def test_a_flipped_bit_of_a_checkpoint_is_found(alone, run, tmp_path):
 def test_flip(alone, kind):
     vector = np.arange(1, 7, dtype=kind).reshape(2, 3)
     changed = vector.copy()
-    inject.flip(changed, 4)
+    flips.flip(changed, 4)
     assert np.flatnonzero(vector != changed).tolist() == [4]
     assert 0.5 <= changed[1, 1] / vector[1, 1] <= 1.5  # neither sign nor exponent
-    inject.flip(changed, 4)
+    flips.flip(changed, 4)
     assert np.array_equal(vector, changed)
 
 
@@ -239,3 +239,38 @@ def test_the_clock(alone):
     before = clock.seconds()
     clock.jump(1000)
     assert clock.seconds() - before >= 1000 and clock.jumped == 10**12
+
+
+def test_a_flipped_bit_of_a_message(world):
+    """One message of numbers arrives otherwise, of those that the training counts; its sender holds what it held."""
+    if world.size == 1:
+        pytest.skip("two ranks show it")
+    comm = Communicator(world, "ring")
+    other = comm.duplicate("other")
+    if world.rank == 0:
+        flips.flip_in_message(comm.traffic, np.random.default_rng(1))
+    for each, numbers, changes in (
+        (other, np.arange(1.0, 9.0), 0),
+        (comm, np.arange(1, 9), 0),
+        (comm, np.arange(1.0, 9.0), 1),
+        (comm, np.arange(1.0, 9.0), 0),
+    ):
+        vector = numbers.copy()
+        if world.rank == 0:
+            each.push(vector, 1)
+            assert np.array_equal(vector, numbers)
+        elif world.rank == 1:
+            each.wait(vector, 0)
+            assert np.count_nonzero(vector != numbers) == changes and np.isfinite(vector).all()
+    comm.free()
+
+
+def test_where_a_ring_keeps_what_it_got_the_replicas_differ(run, world):
+    """Of the second half of a ring; of the first half all get the same sum, which nobody knows to be wrong."""
+    if world.size == 1:
+        pytest.skip("two ranks show it")
+    with pytest.raises(TrainingError, match="the replicas do not agree"):
+        run(epochs=2, allreduce="tree", inject="corrupt:what=message,step=3,seed=2")  # rank 0 sends to who keeps it
+    if world.size == 2:
+        wrong = run(epochs=1, allreduce="tree", inject="corrupt:what=message,rank=1,step=3,seed=2").parameters.copy()
+        assert not np.array_equal(wrong, run(epochs=1, allreduce="tree").parameters)

@@ -124,3 +124,12 @@ def test_data_of_each_type_are_looked_at_once(world, mpi_tmp_path):
     for each in data.values():
         each.close()
     kept.let_go()
+
+
+def test_a_fault_that_touches_the_folder_of_a_trial_is_not_refused():
+    """Only who writes nothing has no disk that is full; what is tried here has no folder yet."""
+    training = read_training("train-allreduce --inject diskfull:step=9", 1, 4)
+    (probe, *_) = probes(space("lr=log:0.001..0.1"), training, parse)
+    assert probe.options.inject == "diskfull:step=9"
+    with pytest.raises(UsageError, match=r"--space lr=.*the ranks are 0 to 0, and there is no rank 1"):
+        probes(space("lr=log:0.001..0.1"), read_training("train-allreduce --inject diskfull:rank=1", 1, 4), parse)

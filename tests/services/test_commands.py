@@ -37,6 +37,11 @@ def test_common_options_mean_the_same_to_each_program():
     assert found.rounds == 3
 
 
+def test_a_fault_that_touches_the_folder_of_a_run_is_not_refused():
+    (command,) = read_commands(["train-allreduce --inject corrupt:what=checkpoint"], {}, 2)
+    assert command.options(parse, "--out=a").inject == "corrupt:what=checkpoint"
+
+
 def test_ranks():
     assert options("-n 2: train-allreduce")[0].ranks == 2
     assert options(" -n3:train-allreduce ")[0].ranks == 3

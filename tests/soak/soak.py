@@ -25,6 +25,7 @@ WHOLE = 8
 ACTING = 100  # jobs of reinforcement learning
 COLLECTIVES = {2: 600, 3: 600, 4: 800, 5: 200}  # likewise
 FUZZERS = "tests/data/test_fuzz.py", "tests/runs/test_fuzz_options.py", "tests/runs/test_fuzz_checkpoints.py"
+FUZZERS += "tests/runs/test_fuzz_pieces.py", "tests/reports/test_fuzz_folders.py"
 TIMES = 10  # as many cases as in a run of the tests
 PIPELINES = {2: 100, 3: 100, 4: 200, 6: 100}  # likewise
 PER_JOB = 32  # of these runs, so that one that fails is soon known

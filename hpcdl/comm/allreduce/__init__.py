@@ -20,13 +20,16 @@ ALGORITHMS = {
 }
 
 
-def algorithm(name: str) -> Algorithm:
-    """The all-reduce algorithm of that name. Raises UsageError, with the known names, when there is none."""
+def algorithm(name: str, from_file: bool = False) -> Algorithm:
+    """The all-reduce algorithm of that name. Raises UsageError, with the known names, when there is none.
+
+    from_file: the name stands in a file, which may come from anywhere (hpcdl/own.py).
+    """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if name.startswith(":") or ":" not in name:
         raise unknown("all-reduce algorithm", name, [*ALGORITHMS, "package.module:function"])
-    found, settings = own(name, f"--allreduce {name}")
+    found, settings = own(name, f"--allreduce {name}", from_file)
     if isinstance(found, Algorithm):
         return found
     if not callable(found) or settings:
