@@ -9,19 +9,18 @@ from typing import Literal
 
 from hpcdl.errors import UsageError
 from hpcdl.runs.noise_scale import refuse_no_parts
-from hpcdl.runs.options import Options, option
+from hpcdl.runs.options import option
+from hpcdl.services.options import SurvivingOptions
 from hpcdl.strategies.all_reduce import train
 
 
 @dataclass
-class AllReduceOptions(Options):
+class AllReduceOptions(SurvivingOptions):
     compress: Literal["none", "float16", "bfloat16"] = option(
         "none", "send gradients in 16 bits, with error feedback, by an all-reduce made for it instead of --allreduce"
     )
     overlap: bool = option(False, "reduce the gradient in buckets of layers while the layers before are computed")
     bucket_mib: float = option(1.0, "MiB that a bucket of --overlap has at least; layers are not cut")
-
-    survive: int = option(0, "ranks that may be lost: the others go on, under mpiexec --with-ft ulfm of Open MPI")
     noise_scale: bool = option(False, "measure the gradient noise scale: the largest batch that is worth taking")
 
     def __post_init__(self):

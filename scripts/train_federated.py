@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from hpcdl.errors import UsageError
 from hpcdl.federated.codec import RANGE_BITS
 from hpcdl.runs.options import Options, option
+from hpcdl.services.options import SurvivingOptions
 from hpcdl.strategies.federated import train
 
 
 @dataclass
-class FederatedOptions(Options):
+class FederatedOptions(SurvivingOptions):
     clients: int = option(100, "among how many clients --partition divides the rows; 0: as many as column:NAME names")
     fraction: float = option(0.1, "fraction of the clients that is asked in a round, greater than 0")
     rounds: int = option(100, "how many rounds; the run counts them as its steps and its epochs")

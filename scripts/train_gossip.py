@@ -9,15 +9,18 @@ from typing import Literal
 from hpcdl.comm import refuse_together
 from hpcdl.comm.draw import draw
 from hpcdl.comm.mixing import RULES
-from hpcdl.comm.topology import topology
+from hpcdl.comm.topology import topology, without
 from hpcdl.errors import UsageError
-from hpcdl.runs.options import Options, option
+from hpcdl.runs.options import option
+from hpcdl.services.options import SurvivingOptions
 from hpcdl.strategies import asynchronous_gossip
 from hpcdl.strategies.gossip import batches_of, train
 
+OUTLIVE = ("adapt-then-combine", "dpsgd", "gradient-tracking")  # methods whose ranks may be lost
+
 
 @dataclass
-class GossipOptions(Options):
+class GossipOptions(SurvivingOptions):
     topology: str = option(
         "ring",
         "ring, torus, torus:RxC, hypercube, exponential, one-peer, star, complete, random-regular:degree=3, "
@@ -38,7 +41,9 @@ class GossipOptions(Options):
 
 def check_method_and_graph(options, ranks, model):
     """Raise UsageError where these ranks have no such graph, or the method cannot use it."""
-    graph = topology(options.topology, ranks, options.seed)
+    graph = graph_of(options, ranks)
+    if options.survive:
+        refuse_no_survivors(options, graph)
     if options.method == "adpsgd":
         asynchronous_gossip.check_undirected_and_unweighted(graph)
         if options.phase or options.mixing != RULES[0]:
@@ -47,9 +52,34 @@ def check_method_and_graph(options, ranks, model):
         batches_of(options.method, graph, options.mixing, options.phase)
 
 
+def graph_of(options, ranks):
+    """The graph of so many ranks; of those that are left, where the name has none, what is left of the one before."""
+    shrunk = options.survivor.shrunk if options.survivor is not None else []
+    try:
+        return topology(options.topology, ranks, options.seed)
+    except UsageError:
+        if not shrunk:
+            raise
+    graph = topology(options.topology, shrunk[0][0], options.seed)
+    for _, gone in shrunk:
+        graph = without(graph, gone)
+    return graph
+
+
+def refuse_no_survivors(options, graph):
+    """Raise UsageError where the ranks that are left could not go on."""
+    if options.method not in OUTLIVE:
+        raise UsageError(
+            f"--survive: {options.method}'s state depends on how many ranks there are, or they do not step together; "
+            f"take --method {', '.join(OUTLIVE[:-1])} or {OUTLIVE[-1]}"
+        )
+    if graph.weights is not None:
+        raise UsageError(f"--survive: {options.topology} has weights, of which nobody knows those of a smaller graph")
+
+
 def start(comm, model, data, optimizer, run):
     options = run.options
-    graph = topology(options.topology, comm.size, options.seed)
+    graph = graph_of(options, comm.size)
     with refuse_together(comm.mpi):
         if options.draw and comm.rank == 0:
             draw(graph, options.mixing, options.draw)

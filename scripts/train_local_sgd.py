@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.options import Options, option
+from hpcdl.runs.options import option
+from hpcdl.services.options import SurvivingOptions
 from hpcdl.strategies.local_sgd import outer_rule, train
 
 
 @dataclass
-class LocalOptions(Options):
+class LocalOptions(SurvivingOptions):
     sync_every: int = option(8, "steps that a rank takes by itself between two averages of the parameters")
     local_from: int = option(0, "epoch from which steps are local, with all-reduce SGD before it; 0: from the start")
     local_momentum: Literal["keep", "average", "reset"] = option(

@@ -24,13 +24,14 @@ Steger and Wormald, "Generating random regular graphs quickly", 1999, as made by
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import networkx
 
+from hpcdl.comm.told import ranks_told
 from hpcdl.errors import UsageError, parse_spec
 from hpcdl.random import Random
 
@@ -215,6 +216,28 @@ def _graph(size: int, edges: Iterable[tuple[int, int]]) -> Graph:
         to[a].add(b)
         to[b].add(a)
     return [tuple(sorted(ranks)) for ranks in to]
+
+
+def without(before: Topology, ranks: Sequence[int]) -> Topology:
+    """What is left of a graph whose edges go both ways and have no weights, when these ranks are gone.
+
+    The neighbours of a rank that is gone are joined in a ring, in the order of their numbers: what was in one piece
+    stays so, and no rank gets more than one neighbour more for each that it has lost.
+    """
+    graphs, size = [[set(to) for to in graph] for graph in before.steps], before.size
+    for lost in sorted(ranks, reverse=True):
+        graphs, size = [_mended(graph, lost) for graph in graphs], size - 1
+    name = f"{before.spec} without {ranks_told(sorted(ranks))}" if ranks else before.spec
+    return Topology(before.name, name, size, [[tuple(sorted(to)) for to in graph] for graph in graphs])
+
+
+def _mended(graph: list[set[int]], lost: int) -> list[set[int]]:
+    """One rank less; those behind it have numbers one lower."""
+    around = sorted(graph[lost])
+    for a, b in zip(around, around[1:] + around[:1], strict=True):
+        graph[a] |= {b} - {a}
+        graph[b] |= {a} - {b}
+    return [{to - (to > lost) for to in graph[rank] - {lost}} for rank in range(len(graph)) if rank != lost]
 
 
 # -- files, and pieces ---------------------------------------------------------------------------------------------

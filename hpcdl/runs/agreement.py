@@ -58,11 +58,11 @@ class Agreed(NamedTuple):
 
 
 class Agreement:
-    """The meetings of the ranks of `comm`. step: the step as of the last one. fewest: steps between two, at least."""
+    """The meetings of the ranks of `comm`. step: the step as of the last one. fewest, most: steps between two."""
 
     def __init__(self, comm: Communicator, step: int = 0, fewest: int = 1):
         self.comm, self.step, self.fewest = comm, step, fewest
-        self.interval = fewest
+        self.interval, self.most = fewest, MOST
         self.steps_done: list[Step] = []
         self.begun = self.met = clock.seconds()
         self.took = 0.0  # seconds in the last meeting
@@ -88,7 +88,7 @@ class Agreement:
         if self.comm.rank == 0:
             message[count + 1] = bool(time_limit) and clock.seconds() - self.begun >= time_limit
             lately = (clock.seconds() - self.met) / count
-            message[count + 2] = min(MOST, max(1, self.pause // lately))
+            message[count + 2] = min(self.most, max(1, self.pause // lately))
             message[count + 3] = self.steps_done[-1].seconds
         message[count + 4 :] = *sent, threads < 0, threads > 0
         asked = clock.seconds()

@@ -44,6 +44,8 @@ class Held:
     """
 
     still = True  # whether nothing of it changes while the ranks of a boundary score and save it
+    own = False  # whether each rank's vectors are its own, and ranks that are left go on with theirs (anchors.py)
+    synchronized: Callable[[int], bool] | None = None  # after which steps, of those, the strategy lets all ranks meet
     average_shown = False  # whether parameters are the mean of the iterates now
     peers: Communicator
     parameters: Any  # Array | None: a strategy knows which

@@ -204,7 +204,10 @@ def open_folder(run: "Run") -> Folder:
         if resume or left:
             with activity.inside("broadcast", run.bookkeeping):
                 attributes = run.bookkeeping.mpi.bcast(found.attributes if found else None)
-            run.state.load(run.held.peers, found, f"--resume {resume}: that run's")
+            if left:
+                survivor.load(run, found)
+            else:
+                run.state.load(run.held.peers, found, f"--resume {resume}: that run's")
             run.held.resumed(run.bookkeeping)
             go_on_from(run, attributes)
             run.saved = (survivor.saved if left else run.step) if same else None

@@ -7,6 +7,7 @@
 All of it travels in messages of the run's own, which are counted apart: the training never averages over all ranks.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,13 +27,24 @@ if TYPE_CHECKING:
 
 
 class Replicas(Held):
-    """Each rank holds a replica and an optimizer of its own; `parameters` is the average as it was refreshed last."""
+    """Each rank holds a replica and an optimizer of its own; `parameters` is the average as it was refreshed last.
 
-    def __init__(self, model: Any, replica: Array, optimizer: "Optimizer"):
+    synchronized: tells of a step whether the strategy lets all ranks meet at its end; None: it never does.
+    """
+
+    own = True
+
+    def __init__(
+        self,
+        model: Any,
+        replica: Array,
+        optimizer: "Optimizer",
+        synchronized: Callable[[int], bool] | None = None,
+    ):
         average = device_of(replica).empty(replica.size, replica.dtype)
         average[:] = replica
         super().__init__(model, average, optimizer)
-        self.replica = replica
+        self.replica, self.synchronized = replica, synchronized
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
         self.everyone = bookkeeping

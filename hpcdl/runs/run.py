@@ -180,6 +180,11 @@ class Run:
         return self.stopping.over(self.step)
 
     @property
+    def outlived(self) -> bool:
+        """Whether this leg goes on without ranks that are gone."""
+        return self.options.survivor is not None and self.options.survivor.goes_on
+
+    @property
     def stopped(self) -> str | None:
         """Why the run ended; None while it goes on."""
         return self.stopping.reason
@@ -243,6 +248,8 @@ class Run:
                 self.stopping.extend(self.step, self.held.horizon(self.step))
                 evaluate_and_save(self, due)
         self.bounded = self.step
+        if self.options.survivor is not None:
+            self.options.survivor.passed(self)
 
     def _agree(self) -> None:
         """Share losses, signals and the time limit; write and show them."""

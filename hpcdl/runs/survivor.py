@@ -9,7 +9,10 @@
 Where all ranks hold the same vectors, and exchange them by messages alone, a rank that has ended a step holds what all
 hold after that step, for each has added its share to it. So whoever is furthest has everything: the others take its
 vectors, and the step that it was in is done again, by those that are left, with their shares of the same batch. No step
-is lost, none counted twice, and nothing is read from a disk.
+is lost, none counted twice, and nothing is read from a disk. So it is with the rounds of federated averaging.
+
+Where each rank has vectors of its own, all go back to the last step after which they have met, each to what it had
+itself then (anchors.py).
 
 This is what one rank knows; how they find each other again is services/survival.py.
 """
@@ -19,11 +22,13 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.told import ranks_told
-from hpcdl.errors import AgreedError
+from hpcdl.errors import AgreedError, TrainingError
+from hpcdl.runs.anchors import Anchors
 from hpcdl.runs.averaging import averaged
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.legs import SUMMED, measured
@@ -46,6 +51,11 @@ class Survivor:
     checkpoint. reason: why the run is to end, None while it goes on. folder: where it writes. since: when the last leg
     has failed. batch: examples of a step. losses: of all legs before, for the summary. recorded: the step up to which
     metrics.jsonl has lines that stay, where that is not the run's.
+
+    anchors: what this rank goes back to, where its vectors are its own. serves: whether it is a data server;
+    data_servers: how many of these are left. note: what else there is to say where a leg goes on. number: of this rank,
+    in the world that is left. shrunk: of each leg before, how many ranks trained, and which of these are gone, by their
+    numbers among them.
     """
 
     def __init__(self) -> None:
@@ -60,58 +70,100 @@ class Survivor:
         self.since = 0.0
         self.losses: list[dict] = []
         self.recorded: int | None = None
+        self.anchors: Anchors | None = None
+        self.serves, self.data_servers, self.note = False, 0, ""
+        self.number = 0
+        self.shrunk: list[tuple[int, list[int]]] = []
 
     def refuse(self, run: "Run") -> None:
         """Raise AgreedError where a rank has what no other has."""
         alone = [name for name, each in run.state.tracked.items() if not isinstance(each, Same)]
-        if alone:
+        if alone and not run.held.own:
             raise AgreedError(f"--survive: each rank has its own {' and '.join(alone)}, which would be gone with it")
-        if "{ranks}" in run.data.order:
+        if "{ranks}" in run.data.order and "clients" not in run.fixed:  # whose rows are theirs, on any rank
             raise AgreedError(
-                "--survive: the rows of a rank would be gone with it; take --placement shared or streamed"
+                "--survive: the rows of a rank would be gone with it; take --placement shared or streamed, with "
+                "--partition iid"
             )
 
     def follow(self, run: "Run") -> None:
         """A leg has begun. Raises AgreedError as `refuse` does."""
         self.refuse(run)
+        if run.held.own:
+            self.anchors = self.anchors or Anchors()
+            self.anchors.follow(run)
         self.run, self.found, self.batch = run, None, run.batch
         run.stopping.reason = run.stopping.reason or self.reason
         if self.goes_on:
             last = self.losses[-1]
             last["seconds"] = time.monotonic() - self.since
             left = f"{counted(run.comm.size, 'rank')} {'goes' if run.comm.size == 1 else 'go'} on"
-            said = f"{self.told(last['ranks'])} after step {run.step}; {left}"
+            left += f" from step {run.step}" if last["redone"] else ""
+            left += self.note
+            said = f"{self.told(last['ranks'])} after step {run.step + last['redone']}; {left}"
             run.display.line(f"{said}, {last['seconds']:.2f} s later")
             log.warning("%s", said)
         run.report(losses=self.losses)
 
+    def passed(self, run: "Run") -> None:
+        """A step has come to its end, with its boundary."""
+        if self.anchors is not None:
+            self.anchors.passed(run)
+
+    def load(self, run: "Run", found: Checkpoint | None) -> None:
+        """Give all ranks of a leg that begins what is theirs; found: of the rank that had it, on rank 0. Collective."""
+        if self.anchors is not None:
+            self.anchors.give_back(run)
+        else:
+            run.state.load(run.held.peers, found)
+
     def told(self, gone: list[int]) -> str:
         """Which ranks are gone, in words; by their numbers in the last leg."""
+        if not gone:  # a call has failed, and all have come back
+            return "no rank is gone"
         return f"{ranks_told(gone)} {'is' if len(gone) == 1 else 'are'} gone"
 
     def adapt(self, options: "Options") -> None:
         """Change what the options of the next leg have to say otherwise."""
+        alone = bool(options.data_servers) and not self.data_servers
+        self.note = ", and read the rows themselves, for no data server is left" if alone else ""
+        options.data_servers = self.data_servers
 
     def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm) -> tuple[MPI.Intracomm, list[int]]:
-        """Order those that are left so that rank 0 has the state; returns their world, and who is gone; collective.
+        """Order those that are left: data servers, then who has the state; returns their world, and who is gone.
 
-        left: those of the world `before` that are left. gone: their ranks there.
+        left: those of the world `before` that are left. gone: their ranks there. Collective. Raises TrainingError where
+        only data servers are left.
         """
-        run = self.run
+        run, place = self.run, left.rank
         assert run is not None
-        reached = left.allgather((run.step, not self.owes))
-        comm: Any = left.Split(0, -1 if left.rank == reached.index(max(reached)) else left.rank)
+        alike: Any = left.Split(int(self.serves), place)
+        redone = 0
+        if self.serves:
+            place -= 2 * left.size
+        else:
+            redone = self.anchors.go_back(run, alike) if self.anchors is not None else 0
+            reached = alike.allgather((run.step, not self.owes))
+            trained, size = alike.allgather(run.comm.rank), run.comm.size
+            self.shrunk.append((size, [rank for rank in range(size) if rank not in trained]))
+            place = -1 if alike.rank == reached.index(max(reached)) else place
+        alike.Free()
+        comm: Any = left.Split(0, place)
         left.Free()
+        self.data_servers = comm.allreduce(int(self.serves))
+        if self.data_servers == comm.size:
+            raise TrainingError("only data servers are left: no rank that trains")
         spent = dict(comm.allgather((before.rank, self.spent())))
         gone = [rank for rank in range(before.size) if rank not in spent]
         facts = None
-        if comm.rank == 0:
+        if comm.rank == self.data_servers:
             self.found = self.hold([spent.get(rank, {}) for rank in range(before.size)])
             folder = None if run.folder.path is None else str(run.folder.path)
-            facts = run.saved, self.owes, run.stopping.reason, folder, run.step
-        self.saved, self.owed, self.reason, self.folder, step = comm.bcast(facts)
+            facts = run.saved, self.owes, run.stopping.reason, folder, self.batch, run.step, redone, self.shrunk
+        facts = comm.bcast(facts, self.data_servers)
+        self.saved, self.owed, self.reason, self.folder, self.batch, step, redone, self.shrunk = facts
         self.goes_on = True
-        self.losses.append({"step": step, "ranks": gone, "left": comm.size})
+        self.losses.append({"step": step, "redone": redone, "ranks": gone, "left": comm.size})
         return comm, gone
 
     def spent(self) -> dict:
@@ -127,10 +179,12 @@ class Survivor:
         run.legs.table = table
         totals = [sum(row.get(name) or 0 for row in table) for name in ("bytes_sent_per_rank", "messages_per_rank")]
         run.legs.sent = float(totals[0]), float(totals[1])
-        alone = Communicator(MPI.COMM_SELF, ends_job=False)
-        with averaged(run):  # as a checkpoint has it
-            vectors = {name: vector.copy() for name, vector in run.state.collect(alone, False)[0].items()}
-        alone.free()
+        vectors: dict[str, np.ndarray] = {}
+        if self.anchors is None:
+            alone = Communicator(MPI.COMM_SELF, ends_job=False)
+            with averaged(run):  # as a checkpoint has it
+                vectors = {name: vector.copy() for name, vector in run.state.collect(alone, False)[0].items()}
+            alone.free()
         found = Checkpoint(vectors, position(run))
         if self.owes:
             best, found.attributes["waited"] = run.before

@@ -202,6 +202,7 @@ class ServedSurvivor(Survivor):
         self.losses.append(
             {
                 "step": facts["step"],
+                "redone": 0,
                 "ranks": [rank for rank in range(before.size) if rank not in known],
                 "left": comm.size,
                 "servers": len(servers),

@@ -3,6 +3,7 @@
 The worker has room for three batches: the one in use, the one before it, which is still valid, and the one on its way.
 """
 
+import contextlib
 import json
 import signal
 import weakref
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import ArrayLike
 
 from hpcdl.comm import Communicator
@@ -127,7 +129,8 @@ class RemoteData(Data):
                 yield cursor.take(epoch, step)
             self._free = [(what, cursor)]  # the first batch of the next epoch is on its way already
         except BaseException:  # closed early, too
-            cursor.close()
+            with contextlib.suppress(MPI.Exception):  # a server that is gone sends nothing any more
+                cursor.close()
             raise
 
     def close(self, status: int = 0) -> None:

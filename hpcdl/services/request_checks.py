@@ -37,8 +37,8 @@ WAITING = 4  # requests of a client that wait for their answers; it has two at m
 
 class Held(NamedTuple):
     """What a server holds: elements of its slice, vectors of the update's state, rows that keys may name (None: none
-    may), elements of a client's last keys (likewise), whether the client leads, and whether a push of it is kept that is
-    applied with its next request (replication.py)."""
+    may), elements of a client's last keys (likewise), whether the client leads, and whether a push of it is kept, which
+    its next request applies (replication.py)."""
 
     elements: int
     vectors: int

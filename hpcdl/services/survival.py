@@ -85,10 +85,10 @@ def refuse_no_survival(options: "Options", size: int) -> None:
             f"--survive {ranks}: in the memory of a node ({options.allreduce}) nobody sees that a rank is gone; take "
             f"--allreduce {BY_MESSAGES}, ring, tree or mpi"
         )
+    if options.data_servers and getattr(options, "replicas", 1) > 1:
+        raise UsageError("--replicas: beside servers that are outlived a data server is not; leave out --data-servers")
     if options.timeout:
         raise UsageError("--timeout ends all ranks, and --survive is to go on: give one of them")
-    if options.data_servers:
-        raise UsageError("--survive: a data server's rows would be gone with it; leave out --data-servers")
 
 
 def survive(
@@ -101,44 +101,50 @@ def survive(
     """
     options.survivor = survivor
     ending.alone = steps.one_by_one = True
-    comm, most, lost = world.Dup(), losable(options, world.size), 0  # type: Any, int, int
-    here = comm.rank  # of those that are left
     try:
-        while True:
-            survivor.run, done, begun = None, None, time.monotonic()
-            try:
-                done = run(comm, options)
-            except Exception as error:
-                if survivor.run is None or not some_failed(comm, isinstance(error, MPI.Exception)):
-                    raise
-                log.info("a call has failed: %s", error)
-                assert survivor.everyone is not None
-                survivor.everyone.revoke()
-                comm.Revoke()
-            failed = time.monotonic()
-            if all_done(comm, done is not None):
-                assert done is not None
-                return done
-            activity.abandon()
-            left: Any = comm.Shrink()
-            here, before = left.rank, comm
-            worlds.append(left)
-            comm, gone = survivor.hand_over(left, before)
-            here, worlds[-1] = comm.rank, comm
-            lost += len(gone)
-            if lost > most:
-                raise TrainingError(f"{survivor.told(gone)}: {lost} in all, and --survive says {most}")
-            survivor.since = failed
-            survivor.adapt(options)
-            options.out, options.resume, options.force = survivor.folder or "none", "", False
-            if options.batch_per_rank:  # a step has as many examples as before
-                options.batch_size, options.batch_per_rank = survivor.batch, 0
-            if options.time_limit:
-                options.time_limit = max(1e-3, options.time_limit - (failed - begun))
-    except (AgreedError, TrainingError) as error:
-        if error.speaker is not None:
-            error.speaker = world.rank if here == error.speaker else None
+        return in_legs(run, world.Dup(), options, survivor)
+    except (TrainingError, AgreedError) as error:
+        if error.speaker is not None:  # among those that are left; rank 0 of all may be gone
+            error.speaker = world.rank if survivor.number == error.speaker else None
         raise
+
+
+def in_legs(
+    run: "Callable[[MPI.Intracomm, Options], Run]", comm: MPI.Intracomm, options: "Options", survivor: Survivor
+) -> "Run":
+    """What `survive` does, as long as there are enough ranks in `comm`."""
+    most, lost = losable(options, comm.size), 0
+    while True:
+        survivor.number, survivor.run, done, begun = comm.rank, None, None, time.monotonic()
+        try:
+            done = run(comm, options)
+        except Exception as error:
+            if survivor.run is None or not some_failed(comm, isinstance(error, MPI.Exception)):
+                raise
+            log.info("a call has failed: %s", error)
+            assert survivor.everyone is not None
+            survivor.everyone.revoke()
+            comm.Revoke()
+        failed = time.monotonic()
+        if all_done(comm, done is not None):
+            assert done is not None
+            return done
+        activity.abandon()
+        left: Any = comm.Shrink()
+        worlds.append(left)
+        survivor.number = left.rank
+        comm, gone = survivor.hand_over(left, comm)
+        worlds[-1], survivor.number = comm, comm.rank
+        lost += len(gone)
+        if lost > most:
+            raise TrainingError(f"{survivor.told(gone)}: {lost} in all, and --survive says {most}")
+        survivor.since = failed
+        survivor.adapt(options)
+        options.out, options.resume, options.force = survivor.folder or "none", "", False
+        if options.batch_per_rank:  # a step has as many examples as before
+            options.batch_size, options.batch_per_rank = survivor.batch, 0
+        if options.time_limit:
+            options.time_limit = max(1e-3, options.time_limit - (failed - begun))
 
 
 def some_failed(comm: MPI.Intracomm, wait: bool) -> bool:

@@ -131,7 +131,7 @@ class Training:
         how = options.allreduce, options.timeout, spans, device, survivor is None, options.checks.asked
         everyone = Communicator(world, *how)
         if survivor is not None:
-            survivor.everyone = everyone
+            survivor.everyone, survivor.serves = everyone, role == "data server"
         opened.append(everyone.free)
         comm = everyone.split(int(role == "data server"), name="training") if options.data_servers else everyone
         data = open_for(role, roles, options, everyone)
@@ -207,6 +207,8 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
 def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> None:
     """What a data server does for a run. Raises, where that cannot go on, what the workers raise, who say why."""
     inject.arm(run)
+    if run.options.survivor is not None:
+        run.options.survivor.run = run
     with run.stopwatch.step("serve"):
         status = serve(everyone, data, clients)
     data.close()

@@ -86,6 +86,8 @@ def train(
     run.report(spectral_gap=spectral_gap(mixing_over_period(topology, rule)))
     fixed = "method", "topology", "mixing", "phase"
     run.begin("gossip", Replicas(model, w, optimizer), data, fixed)
+    if run.outlived and isinstance(step, GradientTracking):
+        step.begin_anew()
     for batch in run.batches(data, share=(comm.rank, comm.size)):
         gradient[:] = 0
         loss = step(batch)
@@ -178,6 +180,13 @@ class GradientTracking:
         self.mean[:], self.last[:] = 0, 0
         for name, vector in {"gossip": self.both, "mean_gradient": self.mean, "last_gradient": self.last}.items():
             run.track(name, PerRank(vector))
+
+    def begin_anew(self) -> None:
+        """Ranks are gone, with their parts of the sum of all y: y is the rank's own last gradient, as in the beginning.
+
+        The y of all ranks sum up to their last gradients, which W keeps so: that is how y tracks their mean.
+        """
+        self.y[:] = self.last
 
     def rounds(self, topology: Topology, rule: str) -> Gossip:
         return Gossip(self.comm, self.both, self.run.memory)

@@ -73,8 +73,9 @@ def train(
     run.report(sync_every=sync_every, local_from=local_from, local_momentum=local_momentum)
     run.report(outer=outer, outer_lr=outer_lr)
     fixed = "sync_every", "local_from", "local_momentum"
-    run.begin("local_sgd", Replicas(model, w, optimizer), data, fixed)
-    first = local_from * run.per_epoch
+    first = local_from * run.plan(data)[1]
+    held = Replicas(model, w, optimizer, lambda step: step <= first or (step - first) % sync_every == 0)
+    run.begin("local_sgd", held, data, fixed)
     rounds = max(0, run.step - first) // sync_every  # done already, where a run is gone on with
     if outer_optimizer:
         outer_optimizer.rule.step = rounds

@@ -4,7 +4,7 @@ import networkx
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm.topology import SETTINGS, matching, topology
+from hpcdl.comm.topology import SETTINGS, matching, topology, without
 from hpcdl.errors import UsageError
 
 SIZES = range(1, 17)
@@ -206,3 +206,30 @@ def test_a_file_that_is_no_text(tmp_path):
     (tmp_path / "graph").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="not a text file"):
         topology(str(tmp_path / "graph"), 4)
+
+
+@ALONE
+@pytest.mark.parametrize("spec", ["hypercube", "torus", "star", "ring", "complete", "random-regular"])
+def test_a_graph_without_some_ranks_is_in_one_piece(spec):
+    for before in graphs(spec):
+        for lost in ([0], [before.size - 1], [0, before.size // 2]):
+            if len(set(lost)) < before.size and len(set(lost)) == len(lost):
+                left = without(before, lost)
+                kept = [rank for rank in range(before.size) if rank not in lost]
+                found = networkx.Graph(left.edges)
+                found.add_nodes_from(range(left.size))
+                assert left.size == len(kept) and networkx.is_connected(found)
+                assert left.edges == {(b, a) for a, b in left.edges} and all(a != b for a, b in left.edges)
+                old = {(kept.index(a), kept.index(b)) for a, b in before.edges if {a, b} <= {*kept}}
+                assert old <= left.edges
+                ends = {kept.index(a) for rank in lost for a in before.graph(0)[rank] if a in kept}
+                joined = {rank for edge in left.edges - old for rank in edge}
+                assert len(lost) > 1 or joined <= ends
+
+
+@ALONE
+def test_a_graph_that_is_mended():
+    cube = without(topology("hypercube", 8), [3])  # whose neighbours were 1, 2 and 7
+    assert cube.spec == "hypercube without rank 3" and cube.size == 7
+    assert cube.graph(0) == [(1, 2, 3), (0, 2, 4, 6), (0, 1, 5, 6), (0, 4, 5), (1, 3, 6), (2, 3, 6), (1, 2, 4, 5)]
+    assert without(topology("star", 4), [0]).graph(0) == [(1, 2), (0, 2), (0, 1)]

@@ -19,20 +19,20 @@ def few(tmp_path):
 
 @pytest.fixture
 def interfere(tmp_path):
-    """A function: write a program that trains as train-allreduce does, but runs `code` on one rank after one step."""
+    """A function: write a program that trains as `script` does, but runs `code` on one rank after one step."""
 
-    def write(step, rank, code):
+    def write(step, rank, code, script="train_allreduce"):
         program = tmp_path / "interfere.py"
         program.write_text(
             "import os, sys\n"
             "from hpcdl.services import training\n"
             "from hpcdl.runs import run\n"
-            "from hpcdl.scripts import train_allreduce\n"
+            f"from hpcdl.scripts import {script}\n"
             "def record(self, loss, batch, original=run.Run.record):\n"
             "    original(self, loss, batch)\n"
             f"    if self.step == {step} and training.MPI.COMM_WORLD.rank == {rank}: {code}\n"
             "run.Run.record = record\n"
-            "train_allreduce.main(sys.argv[1:])\n"
+            f"{script}.main(sys.argv[1:])\n"
         )
         return program
 
