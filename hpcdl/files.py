@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,14 @@ def refuse_full(path: str | os.PathLike[str]) -> None:
     """Raise OSError where a drill has it that no space is left for this file."""
     if full and not full.isdisjoint(Path(path).resolve().parents):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def from_json(text: str | bytes) -> Any:
+    """What JSON says. Raises ValueError where it is none, or nested so deeply that nobody reads it."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def probe(path: str | os.PathLike[str]) -> None:

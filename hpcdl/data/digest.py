@@ -29,7 +29,7 @@ from hpcdl.csr import CSR
 from hpcdl.data.format import Info, dataset, open_file, slabs_of
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import blamed_on
-from hpcdl.files import atomic_write, cache_folder
+from hpcdl.files import atomic_write, cache_folder, from_json
 
 if TYPE_CHECKING:
     from hpcdl.data.placement import MemoryRows
@@ -167,7 +167,7 @@ def _entry(path: str, now: os.stat_result) -> tuple[Path, list]:
 def _kept(path: str, now: os.stat_result) -> str | None:
     where, key = _entry(path, now)
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-        found = json.loads(where.read_text())
+        found = from_json(where.read_text())
         return found["digest"] if found["file"] == key and isinstance(found["digest"], str) else None
     return None
 

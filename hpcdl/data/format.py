@@ -21,7 +21,6 @@ Files are written under a temporary name, synced and renamed: a file that has it
 import contextlib
 import dataclasses
 import errno
-import json
 import math
 import os
 import stat
@@ -35,7 +34,7 @@ import numpy as np
 from hpcdl.data.meaning import Meaning
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError, blamed_on, printable, reason, refuse_beyond, unknown
-from hpcdl.files import Sink, atomic_path
+from hpcdl.files import Sink, atomic_path, from_json
 from hpcdl.memory import available
 
 FilePath: TypeAlias = str | os.PathLike[str]
@@ -314,8 +313,8 @@ def _recipe(path: FilePath, file: h5py.File) -> dict | None:
     if TABLE not in file.attrs:
         return None
     try:
-        found = json.loads(_text(path, TABLE, file.attrs[TABLE]))
-    except (ValueError, RecursionError):
+        found = from_json(_text(path, TABLE, file.attrs[TABLE]))
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         raise UsageError(f"{path}: the attribute table is no recipe of a table: no JSON that prepare-data writes")

@@ -10,7 +10,6 @@ All numbers come from the folders, so that a comparison that was stopped, and go
 
 import csv
 import io
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from hpcdl.errors import UsageError, printable, unknown
+from hpcdl.files import from_json
 from hpcdl.reports.measures import BY_NAME, MEASURES, USUAL, Measure, shown, values
 from hpcdl.reports.statistics import Statistics, statistics
 
@@ -91,7 +91,7 @@ def run_of(folder: Path, line: Line, seed: int, target: dict[str, float], failed
     run: dict[str, Any] = {"seed": seed, "folder": str(path), "failed": failed, "stopped": None, "values": {}}
     if failed is None:
         try:
-            summary = json.loads((folder / path / "summary.json").read_text())
+            summary = from_json((folder / path / "summary.json").read_text())
             run |= {"stopped": summary.get("stopped"), "values": values(folder / path, summary, target)}
         except (OSError, ValueError, AttributeError, TypeError, KeyError):
             run["failed"] = "there is no summary.json that can be read"
@@ -293,8 +293,8 @@ def read(folder: Path) -> dict[str, Any]:
     """The results of the comparison in a folder. Raises UsageError where there are none, or of another version."""
     path = folder / "results.json"
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        found = from_json(path.read_text())
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict) or found.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(f"{path} is of another version of hpcdl, or is no comparison's")

@@ -1,7 +1,6 @@
 """Metrics of old runs for other tools: what --log would have written, from metrics.jsonl, line by line."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import UsageError, blamed_on
+from hpcdl.files import from_json
 from hpcdl.reports.lines import Lines
 from hpcdl.reports.load import METRICS, broken
 from hpcdl.reports.watching import is_held
@@ -72,7 +72,7 @@ def export(target: Target) -> str:
 def began(run: Path) -> float:
     """When a run began, in UNIX seconds: as it says, else when its options were written."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return float(json.loads((run / "started.json").read_text())["started"])
+        return float(from_json((run / "started.json").read_text())["started"])
     for name in ("config.yaml", METRICS):
         with contextlib.suppress(OSError):
             return os.path.getmtime(run / name)

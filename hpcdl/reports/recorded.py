@@ -4,7 +4,6 @@ Each file may be missing, cut, of another version, or not ours at all: what can 
 """
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from hpcdl.files import from_json
 from hpcdl.reports.lines import Lines, is_evaluation
 from hpcdl.reports.thinned import Thinned
 from hpcdl.words import counted
@@ -108,12 +108,12 @@ def read_json(path: Path, missing: list[str]) -> dict[str, Any] | None:
         elif os.path.getsize(path) > LARGEST:
             why = f"it has more than {LARGEST:,} bytes"
         else:
-            found = json.loads(path.read_bytes())
+            found = from_json(path.read_bytes())
             if isinstance(found, dict):
                 return found
     except OSError as error:
         why = error.strerror or "no reason given"
-    except (ValueError, RecursionError):
+    except ValueError:
         why = "it is cut off, or no JSON"
     missing.append(f"{path.name} cannot be read: {why}")
     return None

@@ -15,7 +15,6 @@ A run sends bytes between ranks where a kernel moves them to the memory: flops f
 the machine does while it copies a byte, say which of both it can wait for.
 """
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError, blamed_on
+from hpcdl.files import from_json
 from hpcdl.kernels.cases import CASES
 from hpcdl.kernels.intensity import COSTS
 from hpcdl.models import for_data
@@ -187,7 +187,7 @@ def balance(folder: Path, peak: float, bandwidth: float) -> dict[str, Any]:
     with blamed_on(f"--run {folder}: summary.json cannot be read"):
         text = path.read_text()
     try:
-        found = json.loads(text)
+        found = from_json(text)
         missing = [name for name in NEEDED if name not in found]
         if missing:
             raise UsageError(f"--run {folder}: summary.json lacks {', '.join(missing)}")

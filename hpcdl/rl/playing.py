@@ -8,7 +8,6 @@ by one as they come: .gif by Pillow, .mp4 where it has a codec (`pip install 'im
 
 import contextlib
 import importlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import h5py
 import numpy as np
 
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.files import atomic_path
+from hpcdl.files import atomic_path, from_json
 from hpcdl.kernels.device import CPU
 from hpcdl.rl.environments import Environments
 from hpcdl.rl.q_network import QNetwork
@@ -37,7 +36,7 @@ def acts(run: str) -> bool:
     with contextlib.suppress(Exception):  # whoever reads it whole says what is wrong
         joins_pieces(path)  # a broken one is not for HDF5
         with h5py.File(path, "r") as file:
-            found = json.loads(file.attrs["attributes"])
+            found = from_json(file.attrs["attributes"])
     return isinstance(found, dict) and "environment" in found
 
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from hpcdl.data.format import SLAB_BYTES, new_file
 from hpcdl.errors import UsageError, blamed_on, refuse_beyond
-from hpcdl.files import atomic_path, part
+from hpcdl.files import atomic_path, from_json, part
 from hpcdl.memory import available
 from hpcdl.runs.piece_checks import refuse_elsewhere, strange
 from hpcdl.runs.pieces import FOLDER, Joined, files_of, joining_file, joins_pieces, problem_of, sweep
@@ -121,7 +121,7 @@ class Checkpoint:
             if file.attrs["version"] not in READ:
                 known = " and ".join(map(str, READ))
                 raise UsageError(f"{path} is of format version {file.attrs['version']}; this program reads {known}")
-            attributes, checksum = json.loads(file.attrs["attributes"]), file.attrs["checksum"]
+            attributes, checksum = from_json(file.attrs["attributes"]), file.attrs["checksum"]
             joined = Joined.read(file) if joins else None
 
             def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:

@@ -32,7 +32,7 @@ from hpcdl.comm.flight import FOLDER as FLIGHT
 from hpcdl.comm.flight import Recorder
 from hpcdl.comm.progress import activity
 from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
-from hpcdl.files import atomic_write, refuse_full
+from hpcdl.files import atomic_write, from_json, refuse_full
 from hpcdl.machine.versions import versions
 from hpcdl.runs.checkpoint import OLDER
 from hpcdl.runs.export import write_json
@@ -209,15 +209,15 @@ class Folder:
         """Begin what --log asks for, with the lines that are there."""
         if self.path is None or self.options is None:
             return
-        wanted, last = forms(self.options.log), json.loads(lines[-1]) if lines else {}
+        wanted, last = forms(self.options.log), from_json(lines[-1]) if lines else {}
         if "csv" in wanted:
             with blamed_on(f"{self.path / CSV} cannot be written"):
-                self.logs.append(write_csv(self.path / CSV, map(json.loads, lines)))
+                self.logs.append(write_csv(self.path / CSV, map(from_json, lines)))
         if "tensorboard" in wanted:
             with blamed_on(f"{self.path / EVENTS} cannot be written"):
                 began = time.time() - (last.get("seconds") or 0.0)
                 options = dataclasses.asdict(self.options)
-                self.logs.append(write_events(self.path / EVENTS, map(json.loads, lines), began, options))
+                self.logs.append(write_events(self.path / EVENTS, map(from_json, lines), began, options))
 
     def record_flight(self, size: int, capacity: int, groups: Iterable[Communicator]) -> None:
         """Keep this rank's last operations, so many, where `hpcdl postmortem` finds them.
@@ -301,8 +301,8 @@ def read_lines(path: Path) -> list[bytes]:
 
 def step_of(line: bytes) -> float | None:
     """The step that a line of metrics.jsonl speaks of; None where the line is none."""
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(line)
+    with contextlib.suppressValueError:
+        found = from_json(line)
         step = found.get("step") if isinstance(found, dict) else None
         return step if isinstance(step, int | float) and not math.isnan(step) else None
     return None
@@ -311,7 +311,7 @@ def step_of(line: bytes) -> float | None:
 def summary_of(path: Path | None) -> dict | None:
     """What a run has written to its folder at its end; None where it has not, or it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((path / "summary.json").read_text()) if path is not None else None
+        found = from_json((path / "summary.json").read_text()) if path is not None else None
         return found if isinstance(found, dict) else None
     return None
 

@@ -42,6 +42,7 @@ import numpy as np
 
 from hpcdl import files
 from hpcdl.errors import UsageError, finite, parse_spec, unknown
+from hpcdl.files import from_json
 from hpcdl.random import Random
 from hpcdl.runs import clock
 from hpcdl.runs.flips import flip, flip_in_file, flip_in_message, rows_of
@@ -175,7 +176,7 @@ def struck(folder: Path | None) -> list[str]:
     try:
         for line in (folder / JOURNAL).read_bytes().splitlines():
             try:
-                found.append(str(json.loads(line)["fault"]))
+                found.append(str(from_json(line)["fault"]))
             except (ValueError, KeyError, TypeError):
                 continue
     except OSError:

@@ -22,7 +22,6 @@ folder. If it is killed itself, the kernel sends the launcher SIGTERM (PR_SET_PD
 
 import contextlib
 import fcntl
-import json
 import math
 import os
 import select
@@ -36,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import UsageError, line, reason
+from hpcdl.files import from_json
 from hpcdl.runs.checkpoint import OLDER, Checkpoint
 from hpcdl.runs.inject import JOURNAL
 from hpcdl.runs.job_line import WHOLE, JobLine
@@ -219,7 +219,7 @@ class Supervisor:
         if self.told.program in WHOLE:
             return self.told.asked.exists()
         try:
-            steps = json.loads((self.folder / "summary.json").read_bytes())["steps"]
+            steps = from_json((self.folder / "summary.json").read_bytes())["steps"]
         except (OSError, ValueError, KeyError, TypeError):
             return False
         last = self.folder / "checkpoint.h5"
@@ -233,7 +233,7 @@ class Supervisor:
             with open(self.folder / "metrics.jsonl", "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
                 lines = [each for each in file.read().splitlines(keepends=True) if each.endswith(b"\n")]
-            return f" after step {int(json.loads(lines[-1])['step'])} or later" if lines else ""
+            return f" after step {int(from_json(lines[-1])['step'])} or later" if lines else ""
         return ""
 
     def _last_news(self) -> float:
@@ -309,7 +309,7 @@ def step_of(path: Path) -> int:
     import h5py
 
     with contextlib.suppress(Exception), h5py.File(path, "r", locking=False) as file:
-        step = json.loads(file.attrs["attributes"])["step"]
+        step = from_json(file.attrs["attributes"])["step"]
         return int(step) if math.isfinite(step) else 0
     return 0
 

@@ -9,12 +9,12 @@ itself has. What other programs have is left out; what none of them has is an er
 """
 
 import contextlib
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import UsageError, nearest
+from hpcdl.files import from_json
 from hpcdl.programs import files, of_strategy, own_options
 
 
@@ -73,7 +73,7 @@ def predecessor(resume: str, program: str) -> str:
 
         joins_pieces(path)  # a broken one is not for HDF5
         with h5py.File(path, "r") as file:
-            found = json.loads(file.attrs["attributes"])
+            found = from_json(file.attrs["attributes"])
     strategy, step = (found.get(name) for name in ("strategy", "step")) if isinstance(found, dict) else (None, None)
     if program not in files() or not isinstance(strategy, str) or not isinstance(step, int):
         return ""

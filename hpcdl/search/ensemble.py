@@ -15,7 +15,6 @@ there are (4 of them where members have weights; of values 2 for each output).
 
 import contextlib
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.errors import UsageError
+from hpcdl.files import from_json
 from hpcdl.runs.measures import ClassMeasures, probabilities
 from hpcdl.runs.new_rows import Block, NewRows, new_rows
 from hpcdl.runs.predictions import predict
@@ -94,7 +94,7 @@ class Ensemble:
         """The ensemble of a folder. UsageError where it has not ended, or its summary.json is none."""
         path = Path(folder)
         try:
-            found = json.loads((path / FOUND).read_text())
+            found = from_json((path / FOUND).read_text())
             if not isinstance(found["members"], list) or found["combine"] not in MEANS:
                 raise ValueError
             members = [

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.errors import TrainingError, UsageError, blamed_on
+from hpcdl.files import from_json
 
 NAME = "journal.jsonl"
 VERSION = 1
@@ -102,7 +103,7 @@ class Journal:
             except TrainingError:
                 self.close()  # the line may be torn, and another one must not follow it
                 raise
-        self.events.append(json.loads(text))
+        self.events.append(from_json(text))
         return self.events[-1]
 
     def _write(self, left: bytes) -> None:
@@ -201,8 +202,8 @@ def event_of(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = from_json(line)
+    except ValueError:
         return None
     return found if isinstance(found, dict) and found.get("event") in EVENTS else None
 

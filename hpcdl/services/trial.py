@@ -23,7 +23,7 @@ from mpi4py import MPI
 from hpcdl.comm import failure as failure_of_a_rank
 from hpcdl.comm.progress import activity, nap_until
 from hpcdl.errors import AgreedError, TrainingError, UsageError, line, reason
-from hpcdl.files import atomic_write
+from hpcdl.files import atomic_write, from_json
 from hpcdl.memory import forget_peak
 from hpcdl.runs.options import Options
 
@@ -110,7 +110,7 @@ def record(folder: Path, ended: Outcome) -> None:
 def failure(folder: Path) -> str | None:
     """Why the run of this folder failed; None where it has not, or nobody knows."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((folder / FAILED).read_text())["why"])
+        return str(from_json((folder / FAILED).read_text())["why"])
     return None
 
 

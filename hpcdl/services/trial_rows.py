@@ -12,7 +12,6 @@ by what they have reached.
 A journal may be of a search that goes on, was killed or is of another version: what cannot be read is left out.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError, blamed_on, printable
+from hpcdl.files import from_json
 
 JOURNAL = "journal.jsonl"
 VERSION = 1
@@ -327,8 +327,8 @@ def is_search(folder: Path) -> bool:
 def event_of(line: bytes) -> dict[str, Any] | None:
     """What a whole line says; None where it is none."""
     try:
-        found = json.loads(line) if line.endswith(b"\n") else None
-    except (ValueError, RecursionError):
+        found = from_json(line) if line.endswith(b"\n") else None
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None
 

@@ -58,7 +58,7 @@ def rewritten(text, how, which, value):
     at = which % len(units)
     try:
         found = json.loads(units[at])
-    except ValueError:
+    except (ValueError, RecursionError):
         name, _, _ = units[at].partition(":")
         units[at] = "" if how == "drop" else f"{name}: {VALUES[value]}"
         return "\n".join(units) + "\n"

@@ -34,7 +34,7 @@ from hpcdl.comm.node import NodeMemory, node_memory
 from hpcdl.comm.operations import SUM, Operation
 from hpcdl.comm.progress import activity
 from hpcdl.comm.steps import Step
-from hpcdl.files import atomic_write, cache_folder
+from hpcdl.files import atomic_write, cache_folder, from_json
 
 log = logging.getLogger("hpcdl")
 SIZES = [1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20]  # bytes
@@ -122,7 +122,7 @@ def processor() -> str:
 def read(path: Path, about: dict) -> list[str] | None:
     """The table in the file, or None where there is none that can be used."""
     try:
-        found = json.loads(path.read_text())
+        found = from_json(path.read_text())
         usable = (
             found["about"] == about and len(found["table"]) == len(SIZES) and set(found["table"]) <= set(CANDIDATES)
         )
