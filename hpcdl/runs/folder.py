@@ -301,7 +301,7 @@ def read_lines(path: Path) -> list[bytes]:
 
 def step_of(line: bytes) -> float | None:
     """The step that a line of metrics.jsonl speaks of; None where the line is none."""
-    with contextlib.suppressValueError:
+    with contextlib.suppress(ValueError):
         found = from_json(line)
         step = found.get("step") if isinstance(found, dict) else None
         return step if isinstance(step, int | float) and not math.isnan(step) else None
