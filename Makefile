@@ -38,8 +38,8 @@ train: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python tests/kernels/compile.py
 	$(BIN)/python -m pytest $(SHOW) --numprocesses=2 --dist=loadfile $(TESTS) $(ARGS)
-	$(MPIEXEC) -n 4 $(BIN)/python -m pytest $(SHOW) $(TESTS) $(ARGS)
-	$(MPIEXEC) -n 3 $(BIN)/python -m pytest $(SHOW) --without-groups $(TESTS) $(ARGS)
+	HPCDL_CHECK=1 $(MPIEXEC) -n 4 $(BIN)/python -m pytest $(SHOW) $(TESTS) $(ARGS)
+	HPCDL_CHECK=1 $(MPIEXEC) -n 3 $(BIN)/python -m pytest $(SHOW) --without-groups $(TESTS) $(ARGS)
 
 test-all:
 	$(MAKE) --no-print-directory test ARGS="--all $(ARGS)"

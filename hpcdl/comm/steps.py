@@ -35,8 +35,8 @@ class Until:
 
 
 Step: TypeAlias = Sequence[MPI.Request] | Until
-NAP = float(os.environ.get("NAP", "2e-5"))  # seconds
-NAPS = int(os.environ.get("NAPS", "1000"))  # after the core was taken away
+NAP = 2e-5  # seconds
+NAPS = 1000  # after the core was taken away
 TAKEN = 500_000  # nanoseconds between two looks: the core was taken away
 POLLS = 50  # looks for messages before the core is offered to others; some 20 us
 one_by_one = False  # whether requests are waited for by themselves: where ranks may be gone (services/survival.py)
