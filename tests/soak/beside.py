@@ -5,6 +5,7 @@ in turn, so many times. Printed are medians of the examples a second that a run 
 that do not train), and how many times slower it is beside them. A kernel that is fair leaves half of the cores.
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -41,6 +42,19 @@ LINES = {
 }
 
 
+@contextlib.contextmanager
+def busy(count):
+    """So many processes that compute, while the body runs."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(spin, start_new_session=True, stdout=subprocess.DEVNULL) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
+
+
 def measured(folder, ranks, line):
     """Examples a second of a run; of another program, runs a second."""
     trains = line[0].startswith("train-")
@@ -57,27 +71,21 @@ def measured(folder, ranks, line):
 
 def main(repeats="3"):
     cores = len(os.sched_getaffinity(0))
-    found = {name: ([], []) for name in LINES}
     with tempfile.TemporaryDirectory() as folder:
         for name, (_, line) in TRAINED.items():
             command = [sys.executable, "-m", "hpcdl", *line, "--out", name, "--progress", "none"]
             subprocess.run(command, cwd=folder, env=clean_environment(), check=True, capture_output=True)
-        for _ in range(int(repeats)):
-            for beside in (0, 1):
-                spin = [sys.executable, "-c", "while True: pass"]
-                others = [subprocess.Popen(spin, start_new_session=True) for _ in range(beside * cores)]
-                try:
-                    for name, (ranks, line) in LINES.items():
-                        found[name][beside].append(measured(Path(folder), ranks, line))
-                finally:
-                    for each in others:
-                        each.kill()
-    print(f"| strategy | ranks | alone | beside {cores} busy processes | times slower |\n|---|---|---|---|---|")
-    for name, rates in found.items():
-        alone, beside = (statistics.median(each) for each in rates)
-        trains = LINES[name][1][0].startswith("train-")
-        shown = [f"{each:,.0f} examples/s" if trains else f"{1 / each:.2f} s" for each in (alone, beside)]
-        print(f"| {name} | {LINES[name][0]} | {shown[0]} | {shown[1]} | {alone / beside:.1f} |")
+        print(f"| strategy | ranks | alone | beside {cores} busy processes | times slower |\n|---|---|---|---|---|")
+        for name, (ranks, line) in LINES.items():
+            rates = [], []
+            for _ in range(int(repeats)):
+                for beside in (0, 1):
+                    with busy(beside * cores):
+                        rates[beside].append(measured(Path(folder), ranks, line))
+            alone, beside = (statistics.median(each) for each in rates)
+            trains = line[0].startswith("train-")
+            shown = [f"{each:,.0f} examples/s" if trains else f"{1 / each:.2f} s" for each in (alone, beside)]
+            print(f"| {name} | {ranks} | {shown[0]} | {shown[1]} | {alone / beside:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
