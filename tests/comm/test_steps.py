@@ -45,4 +45,4 @@ def test_where_others_have_taken_it_waits_are_in_naps_for_a_while(spent, monkeyp
     takes += [100, steps.TAKEN + 1, 100, 100]
     steps.block(after(steps.POLLS + 4))
     steps.block(after(steps.POLLS + 4))  # the next wait begins with naps
-    assert done == ["yield", "yield", "nap", "nap"] + ["nap", "nap", "yield", "yield"]
+    assert done == ["yield", "yield", "nap", "nap", "nap", "nap", "yield", "yield"]
