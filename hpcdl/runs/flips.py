@@ -24,7 +24,8 @@ CODES = np.uint16  # the type of what --compress sends
 
 def rows_of(run: "Run") -> Any:
     """The training rows in this rank's memory, to be written; None where they are read as they are needed."""
-    x: Any = getattr(getattr(run.data.train, "source", None), "x", None)
+    train = getattr(run.data, "train", None)  # a data server's run has no data: its rows are made into messages
+    x: Any = getattr(getattr(train, "source", None), "x", None)
     x = getattr(x, "data", x) if not isinstance(x, np.ndarray) else x  # of sparse rows, their values
     base = getattr(x, "base", None)  # x is a view that may not be written, of memory that may
     if not isinstance(base, np.ndarray) or not base.flags.writeable or not base.flags.c_contiguous:

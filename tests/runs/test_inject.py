@@ -17,6 +17,7 @@ from hpcdl.comm import Communicator, inbox
 from hpcdl.errors import LoneError, TrainingError, UsageError
 from hpcdl.runs import Options, clock, flips, inject
 from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.flips import rows_of
 
 pytestmark = pytest.mark.four
 LAST = f"rank={MPI.COMM_WORLD.size - 1}"
@@ -274,3 +275,7 @@ def test_where_a_ring_keeps_what_it_got_the_replicas_differ(run, world):
     if world.size == 2:
         wrong = run(epochs=1, allreduce="tree", inject="corrupt:what=message,rank=1,step=3,seed=2").parameters.copy()
         assert not np.array_equal(wrong, run(epochs=1, allreduce="tree").parameters)
+
+
+def test_a_data_server_has_no_rows_to_flip():
+    assert rows_of(SimpleNamespace(data=None)) is None
