@@ -103,14 +103,14 @@ class Threads:
         if change:
             self.halved = max(0, self.halved - change)
             self.used.append(self.now)
-            self.limits.append(threadpool_limits(self.now))
+            threadpool_limits(self.now)  # what was before, `limits` knows
 
     def __enter__(self) -> "Threads":
-        self.limits = [threadpool_limits(self.now)]
+        self.limits = threadpool_limits(self.now)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.limits[0].restore_original_limits()
+        self.limits.restore_original_limits()
 
 
 @contextlib.contextmanager
