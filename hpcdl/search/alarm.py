@@ -8,6 +8,7 @@ A run looks whenever its ranks agree (hpcdl/runs/agreement.py), about ten times 
 """
 
 import math
+import threading
 import time
 from typing import Any
 
@@ -32,20 +33,21 @@ class Alarm:
         self.late = time.monotonic() + seconds if seconds else math.inf
         self.requests: list[MPI.Request] = []
         self.heard: dict[int, bool] = {}  # from whom, and whether it was the time
-        self.why = ""
+        self.why, self.lock = "", threading.Lock()
         signals.watchers.append(self.look)
 
     def look(self) -> bool:
         """Whether all is to end; the first rank to know lets the others know."""
-        if not signals.received:
-            while self.comm.Iprobe(MPI.ANY_SOURCE, TAG):
-                self._hear(MPI.ANY_SOURCE)
-            self.why = self._heard() or (LATE if time.monotonic() >= self.late else "")
-            signals.received += [self.why] if self.why else []
-        if signals.received and not self.heard and not self.requests:
-            others = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
-            late = np.array([self.why == LATE])
-            self.requests = [self.comm.Isend(late, rank, TAG) for rank in others]
+        with self.lock:  # the thread that hands out asks beside the training
+            if not signals.received:
+                while self.comm.Iprobe(MPI.ANY_SOURCE, TAG):
+                    self._hear(MPI.ANY_SOURCE)
+                self.why = self._heard() or (LATE if time.monotonic() >= self.late else "")
+                signals.received += [self.why] if self.why else []
+            if signals.received and not self.heard and not self.requests:
+                others = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
+                late = np.array([self.why == LATE])
+                self.requests = [self.comm.Isend(late, rank, TAG) for rank in others]
         return bool(signals.received)
 
     def _heard(self) -> str:

@@ -180,6 +180,7 @@ class Server:
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()  # of the group whose first rank is rank 0
         self.answer: queue.SimpleQueue = queue.SimpleQueue()
         self.sent: list[MPI.Request] = []
+        self.signals = 0  # ranks that have told of one
 
     @property
     def over(self) -> bool:
@@ -195,7 +196,9 @@ class Server:
         except queue.Empty:
             pass
         while self.control.size > 1 and (message := self.control.improbe(tag=TELL)) is not None:
-            self.desk.told(message.recv())
+            said = message.recv()
+            self.signals += said.group is None
+            self.desk.told(said)
             come += 1
         answers = self.desk.answers()
         for group, job in answers:
@@ -329,11 +332,12 @@ class Rank:
         """All ranks come out together, with how it has ended; collective."""
         come = self.control.Ibarrier()
         self.wait(come.Test)
+        told = self.control.gather(self.signal is not None)
         ended = None
         if self.server is not None:
             desk = self.server.desk
-            while (message := self.control.improbe(tag=TELL)) is not None:  # a signal that came too late
-                message.recv()
+            for _ in range(sum(told or []) - self.server.signals):  # they came too late; the next search must not hear
+                self.control.recv(tag=TELL)
             ended = desk.stopped, desk.error and in_words(desk.error)
         stopped, error = self.control.bcast(ended)
         if self.signal is not None:

@@ -115,6 +115,29 @@ def test_a_signal_on_any_rank_ends_it_in_good_order(each_group, own):
     each_group(body, least=1)
 
 
+def test_a_signal_that_comes_when_all_is_done_is_no_word_for_the_next_search(each_group, monkeypatch):
+    """The library gives the context of a communicator to the next one, with what nobody has taken."""
+    leaving, leave = [], groups.Rank.leave
+
+    def left(self):
+        leaving.append(True)
+        return leave(self)
+
+    monkeypatch.setattr(groups.Rank, "leave", left)
+
+    def body(comm):
+        def stop():
+            if leaving and comm.rank == comm.size - 1:
+                time.sleep(0.02)  # rank 0 has left meanwhile, unless it asks who has told
+            return bool(leaving) and comm.rank == comm.size - 1
+
+        for _ in range(3):
+            leaving.clear()
+            assert run(comm, 1, Work(), started(comm), stop=stop) is False
+
+    each_group(body, least=2)
+
+
 def test_a_job_that_was_stopped_has_no_end(each_group):
     def body(comm):
         controller = started(comm)
