@@ -48,6 +48,7 @@ from hpcdl.services.trial import (
     given_up,
     packed,
     record,
+    say_all_failed,
     side_by_side,
 )
 from hpcdl.shared_memory import unname
@@ -293,7 +294,10 @@ def conclude(options: CompareOptions, entries: list[Command], folder: Path, stop
     for remark in [*comparison.remarks(found), *reported(folder)]:
         console.print(remark, markup=False, soft_wrap=True)
     console.print(f"all of it: {folder}", markup=False, soft_wrap=True)
-    return int(all(run["failed"] is not None for each in found["lines"] for run in each["runs"]))
+    failed = [run["failed"] for each in found["lines"] for run in each["runs"]]
+    if None not in failed and options.progress == "none":
+        say_all_failed(failed)
+    return int(None not in failed)
 
 
 def reported(folder: Path) -> list[str]:

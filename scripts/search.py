@@ -52,7 +52,7 @@ from hpcdl.search.space import Parameter, Space
 from hpcdl.search.training_trial import TrialWork
 from hpcdl.search.view import View
 from hpcdl.services.own_words import divided
-from hpcdl.services.trial import all_come
+from hpcdl.services.trial import all_come, say_all_failed
 from hpcdl.services.trial_rows import read as read_trials
 from hpcdl.shared_memory import unname
 
@@ -293,6 +293,8 @@ def conclude(view: View, controller: Controller, folder: Path, stopped: bool, la
         view.say(f"{why}; go on with {how}")
         return signals.STATUS
     view.end()
+    if best is None and view.mode == "none":
+        say_all_failed(row.failed for row in view.trials.rows())
     if controller.only is not None:
         own = controller.judged.get((controller.only, 0))
         return int(own is None or own.score is None)

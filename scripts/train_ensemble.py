@@ -70,7 +70,7 @@ from hpcdl.search.ensemble_members import (
     with_values,
 )
 from hpcdl.services.own_words import divided
-from hpcdl.services.trial import FAILED, all_come, failure
+from hpcdl.services.trial import FAILED, all_come, failure, say_all_failed
 from hpcdl.shared_memory import unname
 from hpcdl.words import counted
 
@@ -344,6 +344,8 @@ def conclude(world, plan: Plan, folder: Path, alphas: dict[int, float], seconds:
     if world.rank == 0:
         write_json(found, folder / FOUND)
         say(options, folder, found, table)
+        if not members and options.progress == "none":
+            say_all_failed(row["failed"] for row in failed)
     return int(not members)
 
 

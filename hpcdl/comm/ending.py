@@ -31,3 +31,4 @@ def end_job(status: int, why: str = "") -> None:
     if alone:  # by a signal, for an exit of one's own is not seen as a failure
         os.kill(os.getpid(), signal.SIGKILL)
     MPI.COMM_WORLD.Abort(status)
+    os._exit(status)  # it comes back where the launcher cannot be reached (seen with MPICH, a host's link being cut)

@@ -273,7 +273,8 @@ class Watchdog:
         for rank in sorted(set(range(self.size)) - set(said)):
             self.send({"ask": about, "question": self.question}, rank)
         deadline = time.monotonic() + self.grace
-        while len(said) < self.size and time.monotonic() < deadline and not self.stopped.is_set():
+        leaves = 0 in self.left  # then this is the program's end, which waits for nothing else
+        while len(said) < self.size and time.monotonic() < deadline and (leaves or not self.stopped.is_set()):
             came = self.receive()
             if came is None:
                 time.sleep(0.005)

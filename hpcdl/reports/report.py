@@ -237,7 +237,7 @@ def mean_of(line: Line, measure: dict[str, Any]) -> bool:
 
 def measured(comparison: Comparison, measures: list[dict[str, Any]]) -> str:
     """A table of some measures, a row for each line; one that has failed says why."""
-    names = ["line", *(str(each.get("title") or each["name"]) for each in measures)]
+    names = ["line", *(str(each.get("title") or each["name"]) for each in measures or [{"name": ""}])]
     rows = []
     for line in comparison.lines:
         failed = [run for run in line.runs if run.failed]

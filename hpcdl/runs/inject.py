@@ -16,6 +16,7 @@
     diskfull    from here on what this rank writes into the run's folder fails: no space left on the device
     memory      this rank may take `mib` MiB more than now, and takes some of them in each step (RLIMIT_AS)
     clock       the run's clock on this rank jumps by `seconds`, back where they are below 0
+    drop        the links of this rank's host to others are cut, for `seconds`, 0 for good; only of an emulated host
     random      `faults` of the kinds, each on a rank and at a step from `first` to `last`, all drawn by `seed`
 
 Steps are counted as a rank does them: those of the run where ranks step together, of asynchronous strategies its own,
@@ -32,6 +33,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +46,7 @@ from hpcdl import files
 from hpcdl.errors import UsageError, finite, parse_spec, unknown
 from hpcdl.files import from_json
 from hpcdl.random import Random
-from hpcdl.runs import clock
+from hpcdl.runs import clock, links
 from hpcdl.runs.flips import flip, flip_in_file, flip_in_message, rows_of
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "diskfull": WHERE,
     "memory": WHERE | {"mib": 64},
     "clock": WHERE | {"seconds": 3600.0},
+    "drop": WHERE | {"seconds": 0.0},
     "random": {"seed": 0, "kinds": "kill", "faults": 1, "first": 1, "last": 100, "times": 1},
 }
 CHOICES = {"how": ("os", "sys"), "what": ("parameters", "data", "checkpoint", "message")}
@@ -166,6 +169,8 @@ def check(options: "Options", ranks: int) -> None:
             raise UsageError(f"--inject {fault.key}: the ranks are 0 to {ranks - 1}, and there is no rank {fault.rank}")
         if out == "none" and (fault.kind == "diskfull" or fault.settings.get("what") == "checkpoint"):
             raise UsageError(f"--inject {fault.key}: nothing is written with --out none; give a folder")
+        if "drop" in (fault.kind, *fault.settings.get("kinds", "").split("+")) and (why := links.why_not()):
+            raise UsageError(f"--inject {fault.key}: {why}; no link is cut")
 
 
 def struck(folder: Path | None) -> list[str]:
@@ -321,6 +326,17 @@ class Faults:
     def clock(self, fault: Fault, step: int) -> None:
         self.announce(fault, step, f"the run's clock jumps by {fault.settings['seconds']:g} s")
         clock.jump(fault.settings["seconds"])
+
+    def drop(self, fault: Fault, step: int) -> None:
+        seconds, cut = fault.settings["seconds"], links.names()
+        how_long = f"for {seconds:g} s" if seconds else "for good"
+        self.announce(fault, step, f"the links of this host are cut {how_long}: {' '.join(cut) or 'it has none'}")
+        time.sleep(LAST_WORDS)
+        links.turn(cut, up=False)
+        if seconds:
+            mended = threading.Timer(seconds, links.turn, (cut, True))
+            mended.daemon = True
+            mended.start()
 
     def memory(self, fault: Fault, step: int) -> None:
         room = fault.settings["mib"] << 20

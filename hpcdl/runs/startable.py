@@ -21,7 +21,7 @@ from hpcdl.runs.job_line import Host, JobLine
 from hpcdl.words import counted
 
 PROBE = 60.0  # seconds in which a launcher starts a trivial program, or is taken to be unable to
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 class GivenUp(Exception):
@@ -88,3 +88,28 @@ def ended_well(lines: list[list[str]]) -> list[bool]:
 def follow_us() -> None:
     """In the process that becomes the launcher: SIGTERM when the supervisor is gone, however it went."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """What a launcher leaves behind here becomes this process's own, by which `end_orphans` knows it."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_orphans(others: set[int]) -> None:
+    """End all children of this process but `others`, and theirs: a launcher leaves what reaches hosts that are lost."""
+    while found := children() - others:
+        for each in found:
+            with contextlib.suppress(OSError):
+                os.kill(each, signal.SIGKILL)
+                os.waitpid(each, 0)
+
+
+def children() -> set[int]:
+    """The processes whose parent this one is."""
+    found = set()
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{int(name)}/stat") as file:
+                parent = file.read().rpartition(")")[2].split()[1]  # a name may have blanks and parentheses
+            found |= {int(name)} if int(parent) == os.getpid() else set()
+    return found

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hpcdl.comm.launcher import ASKS
 from hpcdl.errors import UsageError, line, reason
 from hpcdl.files import from_json
 from hpcdl.runs.checkpoint import OLDER, Checkpoint
@@ -41,7 +42,7 @@ from hpcdl.runs.inject import JOURNAL
 from hpcdl.runs.job_line import WHOLE, JobLine
 from hpcdl.runs.rewind import LATER
 from hpcdl.runs.signals import STATUS as SAVED
-from hpcdl.runs.startable import GivenUp, follow_us, startable
+from hpcdl.runs.startable import GivenUp, adopt_orphans, children, end_orphans, follow_us, startable
 from hpcdl.words import counted
 
 BAD_INPUT = 2
@@ -50,6 +51,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_PAUSE = 300.0  # seconds
 LOOK = 0.2  # seconds between two looks at the job
 FREE = 60.0  # seconds in which the ranks of a job that has ended let go of its folder
+LEFT = 15.0  # seconds that a launcher may take to end behind its ranks
 GRACE = 10.0  # seconds that a job which has stalled has to end
 
 
@@ -81,6 +83,7 @@ class Supervisor:
         self.no_progress, self.stalled, self.say = no_progress, stalled, say or to_stderr
         self.process: subprocess.Popen[bytes] | None = None
         self.signals: list[int] = []
+        self.others: set[int] = set()  # processes that belong to whoever has made this
         self.found = {} if job.goes_on else self._stamps()  # what others have left in the folder
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -88,6 +91,7 @@ class Supervisor:
     def run(self) -> int:
         """Start the job until it has ended, or nothing more is to be done."""
         pause, failures, best = self.backoff, 0, self._progress()
+        adopt_orphans()
         with self._passing_on():
             for done in range(self.restarts + 1):
                 status = self._once()
@@ -124,23 +128,35 @@ class Supervisor:
 
     def _once(self) -> int:
         """Start the job, wait for its end, and return its status, 128 + n where signal n has ended it."""
+        self.others = children()
         try:
             self.process = subprocess.Popen(
                 self.job.words,
                 start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which passes it on
                 stdin=subprocess.DEVNULL if terminal(sys.stdin) else None,
+                env=ASKS | os.environ,
                 preexec_fn=follow_us,
             )
         except OSError as error:
             raise UsageError(f"{self.job.words[0]} cannot be started: {reason(error)}") from None
-        begun = looked = time.time()
+        begun = looked = left = time.time()
         while (status := self._ended_within(LOOK)) is None:
-            if self.stalled and time.time() - looked >= min(1.0, self.stalled):
-                looked = time.time()
-                if looked - max(begun, self._last_news()) >= self.stalled:
-                    self.say(f"no news in {self.folder} for {self.stalled:g} s: the job is ended (--stalled)")
-                    status = self._end()
-                    break
+            if time.time() - looked < min(1.0, self.stalled or 1.0):
+                continue
+            looked, news = time.time(), self._last_news()
+            if self.stalled and looked - max(begun, news) >= self.stalled:
+                self.say(f"no news in {self.folder} for {self.stalled:g} s: the job is ended (--stalled)")
+                status = self._end()
+                break
+            # Once a run has news it holds its folder, and nobody else is to take it between.
+            if news <= begun or self.told.program in WHOLE or locked(self.folder / ".lock"):
+                left = looked
+            elif looked - left >= LEFT:  # as Open MPI's does where a host is lost
+                self.say(f"its ranks have let go of {self.folder} for {LEFT:g} s: the launcher, still there, is ended")
+                summary = self.folder / "summary.json"
+                status = self._end()
+                status = 0 if self._ours(summary) and summary.stat().st_mtime > begun and self._has_ended() else status
+                break
         with contextlib.suppress(OSError):  # what the launcher has left behind here
             os.killpg(self.process.pid, signal.SIGKILL)
         return status if status >= 0 else 128 - status
@@ -161,6 +177,7 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             status = self.process.wait()
+        end_orphans(self.others)
         return 1 if status in (0, BAD_INPUT, SAVED) else status
 
     # -- signals -----------------------------------------------------------------------------------------------------

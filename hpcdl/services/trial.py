@@ -12,9 +12,11 @@ given back; what it had in flight is kept for ever, for a message may still come
 import contextlib
 import json
 import math
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,10 +24,11 @@ from mpi4py import MPI
 
 from hpcdl.comm import failure as failure_of_a_rank
 from hpcdl.comm.progress import activity, nap_until
-from hpcdl.errors import AgreedError, TrainingError, UsageError, line, reason
+from hpcdl.errors import AgreedError, TrainingError, UsageError, line, printable, reason
 from hpcdl.files import atomic_write, from_json
 from hpcdl.memory import forget_peak
 from hpcdl.runs.options import Options
+from hpcdl.words import counted
 
 if TYPE_CHECKING:
     from hpcdl.services.training import Training  # which takes over signals
@@ -105,6 +108,14 @@ def record(folder: Path, ended: Outcome) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(folder / FAILED) as file:
             file.write(json.dumps({"why": ended.failed, "traceback": ended.trace}, indent=2).encode())
+
+
+def say_all_failed(whys: Iterable[str | None]) -> None:
+    """Say on stderr that no run has come out well, where nothing else is said (--progress none)."""
+    known = Counter(why for why in whys if why is not None)
+    most, count = next(iter(known.most_common(1)), ("none has begun", 0))
+    failed = f"{counted(count, 'run')} failed: " if count else ""
+    sys.stderr.write(f"error: no run has come out well; {failed}{printable(most, kept='')}\n")
 
 
 def failure(folder: Path) -> str | None:

@@ -114,16 +114,24 @@ class Hosts:
 
     def mpiexec(self, hosts: int, per_host: int, *command, first: int = 0, **options) -> subprocess.CompletedProcess:
         """Run Python with these arguments on `per_host` ranks of each of so many hosts, from host `first` on."""
+        launch, environment = self.launch(hosts, per_host, first)
+        return self.on(first, *launch, sys.executable, *command, **environment | options)
+
+    def launch(self, hosts: int, per_host: int, first: int = 0) -> tuple[list, dict[str, str]]:
+        """The launcher's words for `per_host` ranks on each of so many hosts, and what it needs in its environment."""
         names = [f"host{first + number}" for number in range(hosts)]
         if "Open MPI" in MPI.Get_library_version():
             where = ["--host", ",".join(f"{name}:{per_host}" for name in names), "--prtemca", "plm_ssh_agent", self.ssh]
             where += ["--map-by", f"ppr:{per_host}:node", "--bind-to", "none", "--prtemca", "prte_if_include", "eth0"]
             where += ["--mca", "btl_tcp_if_include", "eth0", "--mca", "mpi_yield_when_idle", "1"]
-            options = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} | options
+            environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            # A daemon calls its folder by its number, which is that of one of before: what that has left ends it (213).
+            environment["TMPDIR"] = str(self.folder)
         else:
             where = ["-launcher", "ssh", "-launcher-exec", self.ssh, "-iface", "eth0"]
             where += ["-hosts", ",".join(names), "-ppn", per_host]
-        return self.on(first, mpiexec(), *where, "-n", hosts * per_host, sys.executable, *command, **options)
+            environment = {}
+        return [mpiexec(), *where, "-n", hosts * per_host], environment
 
     def counters(self, host: int) -> tuple[int, int]:
         """Bytes that the link of a host has sent and received, headers included."""

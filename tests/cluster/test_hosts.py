@@ -310,6 +310,33 @@ def test_a_pipeline_over_hosts_is_sequential(four, tmp_path):
     assert np.allclose(parameters(stages), parameters(one), rtol=0, atol=1e-10)
 
 
+# -- links that are cut ------------------------------------------------------------------------------------------------
+
+
+def test_a_link_that_is_cut_for_a_while_changes_nothing(four, tmp_path):
+    command = ["train-allreduce", "--model", "mlp:40", "--allreduce", "ring"]
+    cut = train(four, 2, 2, tmp_path / "cut", *command, "--inject", "drop:rank=2,step=6,seconds=0.5")
+    whole = train(four, 2, 2, tmp_path / "whole", *command)
+    assert np.array_equal(parameters(cut), parameters(whole)) and len(losses(cut)) == 15
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_host_whose_link_is_cut_is_left_out(lost, possible, tmp_path):
+    """On both sides all ranks end, and the supervisor goes on on the host that it is on."""
+    with hosts.Hosts(2, mtu=JUMBO) as two:
+        launch, environment = two.launch(2, 2)
+        job = [*launch, sys.executable, "-m", "hpcdl", "train-allreduce", "--model", "mlp:40", "--allreduce", "ring"]
+        job += [*COMMON, "--out", tmp_path / "run", "--timeout", "3", "--inject", f"drop:rank={lost},step=6"]
+        job += ["--checkpoint-every", "2"]
+        supervise = [sys.executable, "-m", "hpcdl", "supervise", "--min-ranks", "2", "--", *job]
+        done = two.on(0, *supervise, cwd=tmp_path, timeout=150, **environment)
+        assert done.stderr.count("the links of this host are cut for good: eth0") == 1
+        assert "rank 0: waits in all_reduce" in done.stderr and "rank 2: no answer" in done.stderr
+        assert "supervise: hosts that do not answer: host1" in done.stderr
+        assert "on 2 ranks instead of 4" in done.stderr and len(losses(tmp_path / "run")) == 15
+        assert until(lambda: not running(str(tmp_path / "run")))
+
+
 # -- the measurement ---------------------------------------------------------------------------------------------------
 
 

@@ -84,6 +84,7 @@ BY_CHANCE = {  # lines of which two runs need not be the same: who comes first d
     *("servers, async", "servers, ssp", "gossip, adpsgd", "HOGWILD!, threads", "HOGWILD!, shared"),
     *("Gorila", "Gorila, apart", "Ape-X"),
 }
+ANEW = {"pipeline, pipedream"}  # gone on with, the pipeline is empty: other versions of the weights
 FOUND = ("train-allreduce", "train-svrg")  # each rank goes on from its own parameters, and all must be the same
 FAULTS = (
     *("kill", "stop", "exit, os", "exit, sys", "exit, status 0", "exception", "slow", "parameters", "data"),

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from hpcdl import files
 from hpcdl.comm import Communicator, inbox
 from hpcdl.errors import LoneError, TrainingError, UsageError
-from hpcdl.runs import Options, clock, flips, inject
+from hpcdl.runs import Options, clock, flips, inject, links
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.flips import rows_of
 
@@ -61,6 +61,23 @@ def alone():
 def test_refusals(alone, text, said):
     with pytest.raises(UsageError, match=f"--inject.*{said}"):
         Options(inject=text)
+
+
+def test_no_link_is_cut_where_the_host_is_not_emulated(alone, tmp_path):
+    """A host's own network is that of its first process."""
+    for process, network in (("self", "ours"), ("1", "theirs")):
+        (tmp_path / process / "ns").mkdir(parents=True)
+        (tmp_path / network).write_text("")
+        (tmp_path / process / "ns" / "net").symlink_to(tmp_path / network)
+    assert links.why_not(tmp_path) == ""
+    (tmp_path / "theirs").unlink()
+    assert links.why_not(tmp_path) == "this host is not known to be emulated (No such file or directory)"
+    (tmp_path / "theirs").hardlink_to(tmp_path / "ours")
+    assert links.why_not(tmp_path) == "this host is not emulated, its network is the machine's own"
+    if links.why_not():
+        for text in ("drop:seconds=1", "random:kinds=kill+drop"):
+            with pytest.raises(UsageError, match=f"--inject {text.replace('+', '.')}: this host is .*; no link is cut"):
+                inject.check(Options(inject=text, out="a"), 2)
 
 
 def test_what_a_run_cannot_be_struck_by(alone):

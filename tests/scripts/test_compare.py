@@ -76,6 +76,15 @@ def test_what_fails_is_a_row_and_the_others_go_on(run_on, few):
     assert "[4/4] seed 0  train-allreduce: test accuracy" in done.stdout
 
 
+def test_where_all_fail_a_line_says_so_though_nothing_else_is_said(run_on, few):
+    lines = ["train-allreduce --model nowhere:Model", "train-gossip --topology none.txt"]
+    more = ["--data", "few.h5", "--model", "softmax", "--seeds", "1", "--progress", "none", "--out", "c"]
+    done = run_on(2, SCRIPT, *lines, *more, cwd=few)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("error: no run has come out well; 1 run failed: ") and done.stderr.count("\n") == 1
+    assert "failed: " in (few / "c" / "report.html").read_text()
+
+
 def test_a_configuration_says_the_same(run_on, few):
     config = {"data": "few.h5", "model": "softmax", "epochs": 2, "lines": [ALL_REDUCE, GOSSIP], "seeds": "5,3"}
     (few / "c.yaml").write_text(yaml.safe_dump(config))
