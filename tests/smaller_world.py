@@ -4,6 +4,8 @@ What ranks do that have outlived others is compared with this. It knows the mode
 optimizer and the mixing matrices of hpcdl, and nothing of messages, checkpoints or anchors.
 """
 
+import copy
+
 import numpy as np
 
 from hpcdl.comm.mixing import matrices
@@ -30,6 +32,12 @@ class World:
         for each in [mine for mine in vars(self).values() if isinstance(mine, list)]:
             for rank in sorted(ranks, reverse=True):
                 del each[rank]
+
+    def join(self, number):
+        """So many new ones come last, each with what its neighbour on the ring of those that are left has."""
+        for each in [mine for mine in vars(self).values() if isinstance(mine, list)]:
+            old = list(each)
+            each += [copy.deepcopy(old[(len(old) + i - 1) % len(old)]) for i in range(number)]
 
     def gradient(self, rank):
         """(size / b) times the sum over this rank's share of the batch."""
@@ -99,6 +107,10 @@ class Gossip(World):
             self.graph = topology(self.spec, self.size, self.seed)
         except UsageError:
             self.graph = without(self.graph, ranks)
+
+    def join(self, number):
+        super().join(number)
+        self.graph = topology(self.spec, self.size, self.seed)
 
     def mixed(self, vectors):
         w = matrices(self.graph, "metropolis-hastings")(self.step)

@@ -62,9 +62,9 @@ def keep(path: str, dtype: np.dtype, arena: "Arena") -> Kept:
 
 def find(path: str, dtype: np.dtype, comm: "Comm") -> Kept | None:
     """What is kept of this file, where all ranks of `comm` have it; collective over them."""
-    if not everything:  # on all ranks of a job, or none
+    if not everything and (comm is None or comm.size == 1):
         return None
-    found = everything.get(key_of(path, dtype))
+    found = everything.get(key_of(path, dtype))  # ranks that were started anew (respawn.py) have nothing
     if comm is not None and not all(comm.allgather(found is not None)):
         return None
     return found

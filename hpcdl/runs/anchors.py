@@ -95,8 +95,23 @@ class Anchors:
         run.stopping.reason = anchor.reason
         return max(step for step, _ in known) - anchor.step
 
-    def give_back(self, run: "Run") -> None:
-        """Into the vectors of a leg that begins, what this rank had."""
+    def give_back(self, run: "Run", joined: int = 0) -> None:
+        """Into the vectors of a leg that begins, what this rank had; the last `joined` ranks, which had nothing, take
+        what a neighbour had. Collective.
+        """
+        comm = run.comm
+        old = comm.size - joined
         for name, vector in run.state.tracked.items():
             array = vector.array  # type: ignore[attr-defined]
+            if comm.rank >= old:
+                comm.wait(array, neighbour(comm.rank, old))
+                continue
             device_of(array).copy_in(array, self.kept[-1].vectors[name])
+            for rank in range(old, comm.size):
+                if neighbour(rank, old) == comm.rank:
+                    comm.push(array, rank)
+
+
+def neighbour(rank: int, old: int) -> int:
+    """From whom a new rank takes what it begins with: of `old` ranks that have it, the one before it on the ring."""
+    return (rank - 1) % old

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
+NEW = 2  # a role beside those that do not serve (0) and serve (1)
 
 
 class Survivor:
@@ -55,7 +56,8 @@ class Survivor:
     anchors: what this rank goes back to, where its vectors are its own. serves: whether it is a data server;
     data_servers: how many of these are left. note: what else there is to say where a leg goes on. number: of this rank,
     in the world that is left. shrunk: of each leg before, how many ranks trained, and which of these are gone, by their
-    numbers among them.
+    numbers among them. lost: how many are gone in all. joined: how many of this leg's ranks, the last ones, were
+    started anew, and have nothing.
     """
 
     def __init__(self) -> None:
@@ -72,7 +74,7 @@ class Survivor:
         self.recorded: int | None = None
         self.anchors: Anchors | None = None
         self.serves, self.data_servers, self.note = False, 0, ""
-        self.number = 0
+        self.number = self.lost = self.joined = 0
         self.shrunk: list[tuple[int, list[int]]] = []
 
     def refuse(self, run: "Run") -> None:
@@ -99,6 +101,7 @@ class Survivor:
             last["seconds"] = time.monotonic() - self.since
             left = f"{counted(run.comm.size, 'rank')} {'goes' if run.comm.size == 1 else 'go'} on"
             left += f" from step {run.step}" if last["redone"] else ""
+            left += f", of which {self.joined} {'is' if self.joined == 1 else 'are'} new" if self.joined else ""
             left += self.note
             said = f"{self.told(last['ranks'])} after step {run.step + last['redone']}; {left}"
             run.display.line(f"{said}, {last['seconds']:.2f} s later")
@@ -112,8 +115,9 @@ class Survivor:
 
     def load(self, run: "Run", found: Checkpoint | None) -> None:
         """Give all ranks of a leg that begins what is theirs; found: of the rank that had it, on rank 0. Collective."""
-        if self.anchors is not None:
-            self.anchors.give_back(run)
+        if run.held.own:
+            self.anchors = self.anchors or Anchors()
+            self.anchors.give_back(run, self.joined)
         else:
             run.state.load(run.held.peers, found)
 
@@ -129,19 +133,19 @@ class Survivor:
         self.note = ", and read the rows themselves, for no data server is left" if alone else ""
         options.data_servers = self.data_servers
 
-    def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm) -> tuple[MPI.Intracomm, list[int]]:
-        """Order those that are left: data servers, then who has the state; returns their world, and who is gone.
+    def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm | None) -> tuple[MPI.Intracomm, list[int]]:
+        """Order those that are left: data servers, who has the state, new ranks last; returns their world, and who is
+        gone.
 
-        left: those of the world `before` that are left. gone: their ranks there. Collective. Raises TrainingError where
-        only data servers are left.
+        left: those of the world `before` that are left, and new ones, which have been in none. gone: their ranks there.
+        Collective. Raises TrainingError where only data servers are left.
         """
-        run, place = self.run, left.rank
-        assert run is not None
-        alike: Any = left.Split(int(self.serves), place)
-        redone = 0
+        run, place, redone = self.run, left.rank, 0
+        alike: Any = left.Split(NEW if before is None else int(self.serves), place)
         if self.serves:
             place -= 2 * left.size
-        else:
+        elif before is not None:
+            assert run is not None
             redone = self.anchors.go_back(run, alike) if self.anchors is not None else 0
             reached = alike.allgather((run.step, not self.owes))
             trained, size = alike.allgather(run.comm.rank), run.comm.size
@@ -150,20 +154,26 @@ class Survivor:
         alike.Free()
         comm: Any = left.Split(0, place)
         left.Free()
-        self.data_servers = comm.allreduce(int(self.serves))
-        if self.data_servers == comm.size:
+        self.data_servers, self.joined = comm.allreduce(int(self.serves)), comm.allreduce(int(before is None))
+        if self.data_servers + self.joined == comm.size:
             raise TrainingError("only data servers are left: no rank that trains")
-        spent = dict(comm.allgather((before.rank, self.spent())))
-        gone = [rank for rank in range(before.size) if rank not in spent]
-        facts = None
+        spent = dict(filter(None, comm.allgather((before.rank, self.spent()) if before is not None else None)))
+        facts: Any = None
         if comm.rank == self.data_servers:
+            assert run is not None and before is not None
             self.found = self.hold([spent.get(rank, {}) for rank in range(before.size)])
             folder = None if run.folder.path is None else str(run.folder.path)
             facts = run.saved, self.owes, run.stopping.reason, folder, self.batch, run.step, redone, self.shrunk
+            facts = *facts, before.size, self.lost, self.losses
         facts = comm.bcast(facts, self.data_servers)
-        self.saved, self.owed, self.reason, self.folder, self.batch, step, redone, self.shrunk = facts
+        self.saved, self.owed, self.reason, self.folder, self.batch, step, redone, self.shrunk = facts[:8]
+        size, self.lost, self.losses = facts[8:]
+        if self.joined:  # as many as are gone
+            del self.shrunk[-1]
+        gone = [rank for rank in range(size) if rank not in spent]
         self.goes_on = True
-        self.losses.append({"step": step, "redone": redone, "ranks": gone, "left": comm.size})
+        self.losses.append({"step": step, "redone": redone, "ranks": gone, "left": comm.size - self.joined})
+        self.losses[-1] |= {"respawned": self.joined} if self.joined else {}
         return comm, gone
 
     def spent(self) -> dict:

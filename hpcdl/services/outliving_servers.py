@@ -153,10 +153,10 @@ class ServedSurvivor(Survivor):
         options.replicas = min(options.replicas, self.servers)  # type: ignore[attr-defined]
         options.servers = self.servers  # type: ignore[attr-defined]
 
-    def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm) -> tuple[MPI.Intracomm, list[int]]:
+    def hand_over(self, left: MPI.Intracomm, before: MPI.Intracomm | None) -> tuple[MPI.Intracomm, list[int]]:
         """As `Survivor` has it; raises TrainingError, on all that are left, where a slice is gone, or all workers."""
         run = self.run
-        assert run is not None
+        assert run is not None and before is not None  # nobody is started anew beside servers
         known = {each.rank: each for each in left.allgather(self.known(before.rank))}
         gone = self.told([rank for rank in range(before.size) if rank not in known])
         if not all(each.ready for each in known.values()):

@@ -4,6 +4,7 @@
     it revokes the communicators of the run: what the others wait in raises, too     revoke
     all that are left say whether they have come to the end of the run               agree
     they make a new world of those that are left, whoever is furthest first          shrink
+    with --respawn, new ranks come to it, which have nothing                         respawn.py
     its rank 0 has the state, the others take it, and the step is done again         runs/survivor.py
 
 This needs an MPI that hands failures to the program: Open MPI from 5.0 on, started by `mpiexec --with-ft ulfm`. Sums
@@ -28,6 +29,7 @@ from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError, TrainingError, UsageError
 from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.runs.survivor import Survivor
+from hpcdl.services import respawn
 from hpcdl.shared_memory import remove_mapped
 
 if TYPE_CHECKING:
@@ -75,6 +77,8 @@ def refuse_no_survival(options: "Options", size: int) -> None:
             f"--survive {ranks}: this {library()} ends all ranks when one is gone; it needs Open MPI from 5.0 on, "
             "started with mpiexec --with-ft ulfm"
         )
+    if getattr(options, "respawn", False) and not ranks:
+        raise UsageError("--respawn starts anew what --survive outlives: say how many ranks may be lost")
     ranks = losable(options, size)
     if not ranks:
         return
@@ -102,7 +106,7 @@ def survive(
     options.survivor = survivor
     ending.alone = steps.one_by_one = True
     try:
-        return in_legs(run, world.Dup(), options, survivor)
+        return in_legs(run, None if respawn.is_new() else world.Dup(), options, survivor)
     except (TrainingError, AgreedError) as error:
         if error.speaker is not None:  # among those that are left; rank 0 of all may be gone
             error.speaker = world.rank if survivor.number == error.speaker else None
@@ -110,34 +114,45 @@ def survive(
 
 
 def in_legs(
-    run: "Callable[[MPI.Intracomm, Options], Run]", comm: MPI.Intracomm, options: "Options", survivor: Survivor
+    run: "Callable[[MPI.Intracomm, Options], Run]",
+    comm: MPI.Intracomm | None,
+    options: "Options",
+    survivor: Survivor,
 ) -> "Run":
-    """What `survive` does, as long as there are enough ranks in `comm`."""
-    most, lost = losable(options, comm.size), 0
+    """What `survive` does, as long as there are enough ranks in `comm`; None: of a rank that was started anew."""
+    most = losable(options, comm.size) if comm is not None else 0
+    failed = begun = time.monotonic()
     while True:
-        survivor.number, survivor.run, done, begun = comm.rank, None, None, time.monotonic()
-        try:
-            done = run(comm, options)
-        except Exception as error:
-            if survivor.run is None or not some_failed(comm, isinstance(error, MPI.Exception)):
-                raise
-            log.info("a call has failed: %s", error)
-            assert survivor.everyone is not None
-            survivor.everyone.revoke()
-            comm.Revoke()
-        failed = time.monotonic()
-        if all_done(comm, done is not None):
-            assert done is not None
-            return done
-        activity.abandon()
-        left: Any = comm.Shrink()
-        worlds.append(left)
-        survivor.number = left.rank
-        comm, gone = survivor.hand_over(left, comm)
+        if comm is None:
+            worlds.append(respawn.joined())
+            comm, gone = survivor.hand_over(worlds[-1], None)
+        else:
+            survivor.number, survivor.run, done, begun = comm.rank, None, None, time.monotonic()
+            try:
+                done = run(comm, options)
+            except Exception as error:
+                if survivor.run is None or not some_failed(comm, isinstance(error, MPI.Exception)):
+                    raise
+                log.info("a call has failed: %s", error)
+                assert survivor.everyone is not None
+                survivor.everyone.revoke()
+                comm.Revoke()
+            failed = time.monotonic()
+            if all_done(comm, done is not None):
+                assert done is not None
+                return done
+            activity.abandon()
+            left: Any = comm.Shrink()
+            worlds.append(left)
+            survivor.number, number = left.rank, comm.size - left.size
+            if getattr(options, "respawn", False) and 0 < number <= most - survivor.lost:
+                worlds[-1] = left = respawn.brought_back(left, number)
+            comm, gone = survivor.hand_over(left, comm)
         worlds[-1], survivor.number = comm, comm.rank
-        lost += len(gone)
-        if lost > most:
-            raise TrainingError(f"{survivor.told(gone)}: {lost} in all, and --survive says {most}")
+        most = comm.bcast(most)
+        survivor.lost += len(gone)
+        if survivor.lost > most:
+            raise TrainingError(f"{survivor.told(gone)}: {survivor.lost} in all, and --survive says {most}")
         survivor.since = failed
         survivor.adapt(options)
         options.out, options.resume, options.force = survivor.folder or "none", "", False
@@ -189,6 +204,7 @@ def outlived() -> Iterator[None]:
         with contextlib.suppress(MPI.Exception):
             worlds[-1].Barrier()
         remove_mapped()  # who is gone has left some, too
+        respawn.tell_the_launcher()
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -56,6 +56,7 @@ from hpcdl.runs.summary import conclude  # noqa: E402
 from hpcdl.runs.survivor import Survivor  # noqa: E402
 from hpcdl.services.data_server import introduce, serve  # noqa: E402
 from hpcdl.services.remote_data import RemoteData  # noqa: E402
+from hpcdl.services.respawn import is_new  # noqa: E402
 from hpcdl.services.roles import ROLES, Roles, divide  # noqa: E402
 from hpcdl.services.survival import losable, outlived, refuse_no_survival, survive, warn_no_survival  # noqa: E402
 from hpcdl.words import counted  # noqa: E402
@@ -91,10 +92,14 @@ class Training:
                 one_world(world)
             with reading(world) as parse:
                 options = parse(self.options_class, self.program, self.description, arguments)
-                remarks.append(remark(options.before))
-                self.refuse(options, world.size)
-            warn(world, self.ranks is None)
-            warn_no_survival(options, world.rank)
+                if is_new():  # the job that it joins was told so
+                    refuse_no_survival(options, world.size)
+                else:
+                    remarks.append(remark(options.before))
+                    self.refuse(options, world.size)
+            if not is_new():
+                warn(world, self.ranks is None)
+                warn_no_survival(options, world.rank)
             run: Callable[..., Run] = self.run
             if losable(options, world.size):
                 run = partial(survive, self.run, survivor=self.survivor())

@@ -44,7 +44,7 @@ CAUSES = {  # what names it, of the launchers (MPICH's, Open MPI's) or of ours
     "exit, status 0": KILLED + r"|due to process rank|no answer|does not answer|has left|have left|has ended",
     "exception": r"rank \d+ of \d+ failed.*\n(.*\n)*.*InjectedFault|runs? failed: InjectedFault",
     "disk full": r"No space left on device",
-    "memory": r"no memory left|[Mm]emory",
+    "memory": r"no memory left|[Mm]emory|[Ss]egmentation fault",  # HDF5 does not look whether it was given any
     "parameters": r"replicas do not agree|holds other parameters|differ in parameters",
     "message": r"replicas do not agree|hold(s)? other parameters|do not agree|what no client of it sends",
     "data": r"do not agree|not a finite",
@@ -273,6 +273,8 @@ def broken(case: Case, job: Job, patience: float = 0.0) -> str:
     if job.seconds > allowed and case.kind not in HARMLESS | FLIPS:
         raise Wrong(f"{job.seconds:.1f} s until all had ended, of {allowed:.1f}")
     rest = "".join(line for line in job.text.splitlines(keepends=True) if not line.startswith(("inject: ", "load: ")))
+    if case.kind == "message" and job.status == 85:  # in the word that somebody has had a signal
+        return "ended as if by a signal"
     if job.status in left_with(job.text) and not rest.strip():
         return "ended, with the rank's status"  # MPICH says no more of a process that leaves
     if case.kind not in CAUSES or not re.search(CAUSES[case.kind], rest):
@@ -296,17 +298,14 @@ def gone_on(case: Case, top: Path, keep: dict) -> str:
     (top / "said").write_text(job.text)
     run = top / "run"
     clean(job, run)
+    refusal = job.status == (1 if DIFFERED in job.text else 2) and len(re.findall("error: ", job.text)) == 1
+    if refusal and "Traceback" not in job.text:
+        return "refused"
     if job.status and job.struck:  # by the second of two faults, or in the next of several runs
         broken(case, job)
         return "struck again"
     if job.status:
-        if (
-            job.status != (1 if DIFFERED in job.text else 2)
-            or len(re.findall("error: ", job.text)) != 1
-            or "Traceback" in job.text
-        ):
-            raise Wrong(f"gone on with: status {job.status}\n{job.text}")
-        return "refused"
+        raise Wrong(f"gone on with: status {job.status}\n{job.text}")
     complete(case, run)
     if case.kind not in FLIPS and case.line not in ANEW:
         same(case, parameters(run, case.kind == "checkpoint"), keep, top)

@@ -30,7 +30,8 @@ def interfere(tmp_path):
             f"from hpcdl.scripts import {script}\n"
             "def record(self, loss, batch, original=run.Run.record):\n"
             "    original(self, loss, batch)\n"
-            f"    if self.step == {step} and training.MPI.COMM_WORLD.rank == {rank}: {code}\n"
+            f"    first = training.MPI.COMM_WORLD.rank == {rank} and not training.is_new()\n"
+            f"    if self.step == {step} and first: {code}\n"
             "run.Run.record = record\n"
             f"{script}.main(sys.argv[1:])\n"
         )

@@ -5,15 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from survived import SGD, STEPS, ULFM, with_ulfm
 
-from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.runs.checkpoint import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_parameter_server.py"
-OPTIONS = ["--data", "digits", "--model", "mlp:16", "--dtype", "float64", "--batch-size", "64", "--epochs", "2"]
-STEPS, EPOCH = 46, 23
-ULFM = ["--with-ft", "ulfm"]
-with_ulfm = pytest.mark.skipif(library() != OPEN_MPI, reason="Open MPI hands failures to the program; MPICH does not")
 
 
 def recorded(folder):
@@ -24,8 +20,8 @@ def recorded(folder):
 
 def test_nobody_is_gone(run_on, tmp_path):
     """Two copies of each slice: the bits of one; and what outlives nobody says so."""
-    run_on(4, SCRIPT, *OPTIONS, "--servers", "2", "--out", "one", check=0)
-    done = run_on(4, SCRIPT, *OPTIONS, "--servers", "2", "--replicas", "2", "--out", "two", check=0)
+    run_on(4, SCRIPT, *SGD, "--servers", "2", "--out", "one", check=0)
+    done = run_on(4, SCRIPT, *SGD, "--servers", "2", "--replicas", "2", "--out", "two", check=0)
     assert done.stderr.count("ends all ranks when one is gone; outliving it needs Open MPI from 5.0 on") == 1
     one, two = (Checkpoint.read(tmp_path / name) for name in ("one", "two"))
     assert np.array_equal(one.vectors["parameters"], two.vectors["parameters"])
@@ -47,7 +43,7 @@ def test_nobody_is_gone(run_on, tmp_path):
 )
 def test_the_steps_are_those_of_a_run_that_lost_nobody(ranks, fault, more, gone, launch, run_on, tmp_path):
     """Where servers are gone to the bit; where a worker is, to rounding: fewer shares of the same batches."""
-    options = [*OPTIONS, "--servers", "2", *more]
+    options = [*SGD, "--servers", "2", *more]
     run_on(ranks, SCRIPT, *options, "--out", tmp_path / "whole", check=0)
     left = launch(
         ranks, SCRIPT, *options, "--replicas", "2", "--out", "left", "--inject", fault, given=ULFM, check=0, timeout=120
@@ -81,5 +77,5 @@ def test_the_steps_are_those_of_a_run_that_lost_nobody(ranks, fault, more, gone,
     ],
 )
 def test_refusals(more, said, run_on):
-    done = run_on(3, SCRIPT, *OPTIONS, "--out", "none", *more, check=2)
+    done = run_on(3, SCRIPT, *SGD, "--out", "none", *more, check=2)
     assert said in done.stderr and done.stderr.count("error") == 1

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from survived import ULFM, with_ulfm
 
-from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.runs.checkpoint import Checkpoint
 
 PROGRAM = Path(__file__).parents[1] / "counting.py"
 DATA = ["--data", "counting:rows", "--model", "counting:Counting", "--dtype", "float64", "--progress", "none"]
 RULE = ["--optimizer", "sgd", "--lr", "1", "--schedule", "constant", "--batch-size", "16", "--epochs", "2"]
 STEPS = 30
-ULFM = ["--with-ft", "ulfm"]
-with_ulfm = pytest.mark.skipif(library() != OPEN_MPI, reason="Open MPI hands failures to the program; MPICH does not")
 
 
 @pytest.fixture

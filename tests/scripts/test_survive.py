@@ -1,26 +1,15 @@
 """--survive: ranks are killed, and the others go on in the job, as if they had been alone from that step on."""
 
 import json
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from survived import EPOCH, KILL, SGD, STEPS, ULFM, evaluations, with_ulfm
 
-from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.runs.checkpoint import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
-OPTIONS = ["--data", "digits", "--model", "mlp:16", "--dtype", "float64", "--batch-size", "64", "--epochs", "2"]
-STEPS, EPOCH = 46, 23
-KILL = f"os.kill(os.getpid(), {int(signal.SIGKILL)})"
-ULFM = ["--with-ft", "ulfm"]
-with_ulfm = pytest.mark.skipif(library() != OPEN_MPI, reason="Open MPI hands failures to the program; MPICH does not")
-
-
-def evaluations(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["test_loss"] for line in lines if "test_loss" in line}
 
 
 @with_ulfm
@@ -35,9 +24,9 @@ def evaluations(folder):
 )
 def test_those_that_are_left_take_the_same_steps(step, rank, more, launch, run_on, interfere, tmp_path):
     """A step's gradient is the batch's whoever shares it: to rounding it is the run that lost nobody."""
-    run_on(2, SCRIPT, *OPTIONS, *more, "--out", tmp_path / "whole", check=0)
+    run_on(2, SCRIPT, *SGD, *more, "--out", tmp_path / "whole", check=0)
     program, out = interfere(step, rank, KILL), tmp_path / "left"
-    done = launch(3, program, *OPTIONS, *more, "--out", out, "--survive", "1", given=ULFM, check=0)
+    done = launch(3, program, *SGD, *more, "--out", out, "--survive", "1", given=ULFM, check=0)
     whole, left = (Checkpoint.read(tmp_path / name) for name in ("whole", "left"))
     assert left.attributes["step"] == STEPS
     for name, vector in whole.vectors.items():
@@ -56,7 +45,7 @@ def test_those_that_are_left_take_the_same_steps(step, rank, more, launch, run_o
 
 @with_ulfm
 def test_a_batch_per_rank_stays_the_batch_that_it_was(launch, run_on, interfere, tmp_path):
-    options = [{"--batch-size": "--batch-per-rank", "64": "32"}.get(word, word) for word in OPTIONS]
+    options = [{"--batch-size": "--batch-per-rank", "64": "32"}.get(word, word) for word in SGD]
     run_on(2, SCRIPT, *options, "--out", tmp_path / "whole", check=0)
     launch(2, interfere(31, 0, KILL), *options, "--out", "left", "--survive", "1", given=ULFM, check=0)
     whole, left = (Checkpoint.read(tmp_path / name) for name in ("whole", "left"))
@@ -70,14 +59,14 @@ def test_more_are_gone_than_it_says(launch, interfere, tmp_path):
     program.write_text(
         program.read_text().replace("rank == 1:", "rank in (1, 2):").replace("rank == 1 and", "rank and")
     )
-    done = launch(3, program, *OPTIONS, "--out", "a", "--survive", "1", given=ULFM, check=1)
+    done = launch(3, program, *SGD, "--out", "a", "--survive", "1", given=ULFM, check=1)
     assert "2 in all, and --survive says 1" in done.stderr and "Traceback" not in done.stderr
 
 
 @with_ulfm
 def test_a_rank_that_raises_says_why_and_is_gone(launch, interfere, tmp_path):
     program = interfere(12, 1, "raise ValueError('at twelve')")
-    done = launch(2, program, *OPTIONS, "--out", "a", "--survive", "1", given=ULFM, check=0)
+    done = launch(2, program, *SGD, "--out", "a", "--survive", "1", given=ULFM, check=0)
     assert "ValueError: at twelve" in done.stderr and "1 rank goes on" in done.stdout
 
 
@@ -93,12 +82,12 @@ def test_a_rank_that_raises_says_why_and_is_gone(launch, interfere, tmp_path):
     ],
 )
 def test_refusals(more, said, launch, tmp_path):
-    done = launch(2, SCRIPT, *OPTIONS, "--out", "none", "--survive", "1", *more, given=ULFM, check=2)
+    done = launch(2, SCRIPT, *SGD, "--out", "none", "--survive", "1", *more, given=ULFM, check=2)
     assert said in done.stderr and done.stderr.count("error") == 1
 
 
 def test_without_ulfm_it_is_refused(run_on):
-    done = run_on(2, SCRIPT, *OPTIONS, "--out", "none", "--survive", "1", check=2)
+    done = run_on(2, SCRIPT, *SGD, "--out", "none", "--survive", "1", check=2)
     assert (
         "ends all ranks when one is gone; it needs Open MPI from 5.0 on, started with mpiexec --with-ft" in done.stderr
     )

@@ -5,15 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from survived import SGD, STEPS, ULFM, with_ulfm
 
-from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.runs.checkpoint import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
-OPTIONS = ["--data", "digits", "--model", "mlp:16", "--dtype", "float64", "--batch-size", "64", "--epochs", "2"]
-STEPS = 46
-ULFM = ["--with-ft", "ulfm"]
-pytestmark = pytest.mark.skipif(library() != OPEN_MPI, reason="Open MPI hands failures to the program; MPICH does not")
+pytestmark = with_ulfm
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +23,7 @@ def known_whole():
 def whole(run_on, known_whole, tmp_path):
     """The parameters of the run that lost nobody, and had no data server."""
     if not known_whole:
-        run_on(2, SCRIPT, *OPTIONS, "--out", tmp_path / "whole", check=0)
+        run_on(2, SCRIPT, *SGD, "--out", tmp_path / "whole", check=0)
         known_whole["parameters"] = Checkpoint.read(tmp_path / "whole").vectors["parameters"]
     return known_whole["parameters"]
 
@@ -42,7 +39,7 @@ def whole(run_on, known_whole, tmp_path):
 def test_a_server_or_a_worker_is_gone(ranks, servers, rank, more, launch, whole, tmp_path):
     """Who is left of the servers serves all workers; where none is, they read the rows themselves."""
     kill = ["--data-servers", servers, "--survive", "1", "--inject", f"kill:rank={rank},step=25"]
-    done = launch(ranks, SCRIPT, *OPTIONS, *more, *kill, "--out", "a", given=ULFM, check=0)
+    done = launch(ranks, SCRIPT, *SGD, *more, *kill, "--out", "a", given=ULFM, check=0)
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
     (loss,) = summary["losses"]
     assert loss["ranks"] == [rank] and summary["ranks"] == ranks - 1
@@ -58,18 +55,18 @@ def test_a_server_or_a_worker_is_gone(ranks, servers, rank, more, launch, whole,
 
 def test_no_worker_is_left(launch):
     kill = ["--data-servers", "1", "--survive", "1", "--inject", "kill:rank=1,step=9"]
-    done = launch(2, SCRIPT, *OPTIONS, *kill, "--out", "none", given=ULFM, check=1)
+    done = launch(2, SCRIPT, *SGD, *kill, "--out", "none", given=ULFM, check=1)
     assert "only data servers are left: no rank that trains" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_who_is_left_says_what_ends_the_run(launch, interfere, tmp_path):
     """Rank 0 is gone, and cannot say it."""
     kill = ["--survive", "1", "--inject", "kill:rank=0,step=9 kill:rank=1,step=30"]
-    done = launch(3, SCRIPT, *OPTIONS, *kill, "--out", "a", given=ULFM, check=1)
+    done = launch(3, SCRIPT, *SGD, *kill, "--out", "a", given=ULFM, check=1)
     assert "train-allreduce: error: rank 0 is gone: 2 in all, and --survive says 1" in done.stderr
 
 
 def test_rows_of_a_server_alone_are_refused(launch):
     more = ["--data-servers", "1", "--placement", "partitioned", "--survive", "1", "--out", "none"]
-    done = launch(3, SCRIPT, *OPTIONS, *more, given=ULFM, check=2)
+    done = launch(3, SCRIPT, *SGD, *more, given=ULFM, check=2)
     assert "the rows of a rank would be gone with it" in done.stderr and done.stderr.count("error") == 1

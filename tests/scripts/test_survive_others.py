@@ -1,45 +1,16 @@
 """--survive of local SGD, gossip and federated averaging: a rank is killed, and the others are a smaller world."""
 
 import json
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from smaller_world import Gossip, LocalSGD
+from survived import EPOCH, KILL, ROUNDS, SGD, STEPS, ULFM, evaluations, with_ulfm, world
 
-from hpcdl.data import open_data
-from hpcdl.machine.world import OPEN_MPI, library
-from hpcdl.models import for_data
-from hpcdl.optim import make_optimizer
 from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.runs.options import Options
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-OPTIONS = ["--data", "digits", "--model", "mlp:16", "--dtype", "float64"]
-SGD = [*OPTIONS, "--batch-size", "64", "--epochs", "2"]
-STEPS, EPOCH = 46, 23
-ROUNDS = [*OPTIONS, "--clients", "20", "--rounds", "6", "--local-epochs", "1", "--late", "0.2"]
-KILL = f"os.kill(os.getpid(), {int(signal.SIGKILL)})"
-ULFM = ["--with-ft", "ulfm"]
-with_ulfm = pytest.mark.skipif(library() != OPEN_MPI, reason="Open MPI hands failures to the program; MPICH does not")
-
-
-def world(kind, size, **settings):
-    """The same in one process."""
-    options = Options(batch_size=64, epochs=2, dtype="float64", model="mlp:16")
-    data = open_data("digits", dtype="float64")
-    model = for_data(options.model, data, options.dtype)
-    if "outer" in settings:
-        settings["outer"] = make_optimizer(settings["outer"], model.layout.size, "float64", lambda _: 0.7)
-    return kind(size, model, data, lambda: options.make_optimizer(model, options.plan(1, data)), 64, **settings)
-
-
-def evaluations(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [line["step"] for line in lines if "test_loss" not in line]
-    assert steps == sorted(set(steps))
-    return {line["step"]: line["test_loss"] for line in lines if "test_loss" in line}
 
 
 def lost(folder, ranks):

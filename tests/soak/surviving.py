@@ -1,10 +1,11 @@
-"""Ranks that are killed, and outlived in the job: python tests/soak/surviving.py SEED FIRST LAST STRATEGY
+"""Ranks that are killed, and outlived in the job: python tests/soak/surviving.py SEED FIRST LAST STRATEGY --respawn
 
 STRATEGY is allreduce (if none is named), local-sgd, gossip or federated; under Open MPI. Run i draws ranks, options,
 and which one or two ranks are killed at which steps from (SEED, i): often the first, the last, or the end of an epoch.
+With --respawn as many are started anew.
 Checked: that no step is missing and none counted twice, which ranks were lost, that no file in /dev/shm is left, and
 parameters (float64, to 1e-10) beside the run that lost nobody, with the scores of each evaluation; of replicas beside
-the same in one process, in which the world becomes smaller after the same steps (tests/smaller_world.py).
+the same in one process, in which the world becomes smaller, or other, after the same steps (tests/smaller_world.py).
 """
 
 import json
@@ -99,10 +100,11 @@ def smaller_world(strategy, ranks, more, losses):
         found = LocalSGD(*about, sync_every=int(told["--sync-every"]), first=first, momentum=momentum)
     for loss in losses:
         found.until(loss["step"]).lose(loss["ranks"])
+        found.join(loss.get("respawned", 0))
     return found.until(STEPS)
 
 
-def one(number, seed, strategy, wanted, folder):
+def one(number, seed, strategy, respawn, wanted, folder):
     """Run number `number`; returns the seconds until the others went on."""
     draw = random.Random(f"{seed} {number}")
     more, ranks = draw.choice(VARIANTS[strategy]), draw.choice([2, 3, 4])
@@ -114,7 +116,7 @@ def one(number, seed, strategy, wanted, folder):
     if alike and tuple(more) not in wanted:
         job(folder, strategy, 2, *more, "--out", f"whole{len(wanted)}")
         wanted[tuple(more)] = known(folder / f"whole{len(wanted)}")
-    job(folder, strategy, ranks, *more, "--out", "left", "--force", "--survive", "2", "--inject", faults)
+    job(folder, strategy, ranks, *more, "--out", "left", "--force", "--survive", "2", *respawn, "--inject", faults)
     assert not os.listdir(OURS), f"left in {OURS}: {os.listdir(OURS)}"
     mine, found, summary = known(folder / "left")
     losses = summary["losses"]
@@ -127,19 +129,21 @@ def one(number, seed, strategy, wanted, folder):
         assert np.abs(mine["ranks/replica"] - replicas).max() <= 1e-10, "other replicas"
         assert list(found) == [EPOCH, 2 * EPOCH, 3 * EPOCH, STEPS]
     assert sum(leg["steps"] for leg in summary["legs"]) == summary["steps"] == STEPS
-    assert sum(len(each["ranks"]) for each in losses) == len(lost) and summary["ranks"] == ranks - len(lost)
+    back = sum(each.get("respawned", 0) for each in losses)
+    assert sum(len(each["ranks"]) for each in losses) == len(lost) and back == len(lost) * bool(respawn)
+    assert summary["ranks"] == ranks - len(lost) + back
     print(", ".join(f"{each['seconds']:.3f} s" for each in losses), flush=True)
     return [each["seconds"] for each in losses]
 
 
-def main(seed, first, last, strategy="allreduce"):
+def main(seed, first, last, strategy="allreduce", *respawn):
     """Runs `first` to `last`, that one left out."""
     wanted, seconds = {}, []
     OURS.mkdir()
     try:
         with tempfile.TemporaryDirectory() as folder:
             for number in range(first, last):
-                seconds += one(number, seed, strategy, wanted, Path(folder))
+                seconds += one(number, seed, strategy, respawn, wanted, Path(folder))
     finally:
         shutil.rmtree(OURS)
     print(f"{strategy}: {last - first} runs, {len(seconds)} losses; until the others went on: median ", end="")
