@@ -295,7 +295,7 @@ def conclude(options: CompareOptions, entries: list[Command], folder: Path, stop
         console.print(remark, markup=False, soft_wrap=True)
     console.print(f"all of it: {folder}", markup=False, soft_wrap=True)
     failed = [run["failed"] for each in found["lines"] for run in each["runs"]]
-    if None not in failed and options.progress == "none":
+    if None not in failed:
         say_all_failed(failed)
     return int(None not in failed)
 

@@ -293,7 +293,7 @@ def conclude(view: View, controller: Controller, folder: Path, stopped: bool, la
         view.say(f"{why}; go on with {how}")
         return signals.STATUS
     view.end()
-    if best is None and view.mode == "none":
+    if best is None:
         say_all_failed(row.failed for row in view.trials.rows())
     if controller.only is not None:
         own = controller.judged.get((controller.only, 0))

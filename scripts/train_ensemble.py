@@ -344,7 +344,7 @@ def conclude(world, plan: Plan, folder: Path, alphas: dict[int, float], seconds:
     if world.rank == 0:
         write_json(found, folder / FOUND)
         say(options, folder, found, table)
-        if not members and options.progress == "none":
+        if not members:
             say_all_failed(row["failed"] for row in failed)
     return int(not members)
 

@@ -183,7 +183,8 @@ class Controller:
             return
         name, key = event["event"], tuple(event.get(each) for each in ("trial", "rung", "seed"))
         needs = {"begin": ("values", "amount", "parent"), "end": ("score", "failed", "seconds", "more")}.get(name, ())
-        if any(each not in event for each in needs) or (name == "begin") == (key in self.interrupted):
+        lacks = any(each not in event for each in needs) or (name == "end" and not sound(event))
+        if lacks or (name == "begin") == (key in self.interrupted):
             raise UsageError(f"{self._place()}: an event {event!r} cannot be; begin anew")
         if name == "begin":
             self._begun_before(key, event)
@@ -212,6 +213,14 @@ class Controller:
 def told(task: Task) -> tuple[Values, float, int | None]:
     """What the journal says of a task beside its key."""
     return task.values, task.amount, task.parent
+
+
+def sound(event: dict[str, Any]) -> bool:
+    """Whether the end of a job has values of the kinds that it is written with."""
+    score, failed, seconds, more = (event[name] for name in ("score", "failed", "seconds", "more"))
+    numbers = [seconds] if score is None else [seconds, score]
+    real = all(isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each) for each in numbers)
+    return real and (failed is None or isinstance(failed, str)) and isinstance(more, dict)
 
 
 def with_score(result: Result) -> Result:

@@ -111,7 +111,7 @@ def record(folder: Path, ended: Outcome) -> None:
 
 
 def say_all_failed(whys: Iterable[str | None]) -> None:
-    """Say on stderr that no run has come out well, where nothing else is said (--progress none)."""
+    """Say on stderr that no run has come out well, and why; under --progress none nothing else says so."""
     known = Counter(why for why in whys if why is not None)
     most, count = next(iter(known.most_common(1)), ("none has begun", 0))
     failed = f"{counted(count, 'run')} failed: " if count else ""
