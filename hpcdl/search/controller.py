@@ -183,8 +183,8 @@ class Controller:
             return
         name, key = event["event"], tuple(event.get(each) for each in ("trial", "rung", "seed"))
         needs = {"begin": ("values", "amount", "parent"), "end": ("score", "failed", "seconds", "more")}.get(name, ())
-        lacks = any(each not in event for each in needs) or (name == "end" and not sound(event))
-        if lacks or (name == "begin") == (key in self.interrupted):
+        lacks = any(each not in event for each in needs) or not all(isinstance(each, int) for each in key)
+        if lacks or (name == "end" and not sound(event)) or (name == "begin") == (key in self.interrupted):
             raise UsageError(f"{self._place()}: an event {event!r} cannot be; begin anew")
         if name == "begin":
             self._begun_before(key, event)
