@@ -55,7 +55,8 @@ CAUSES["random"] = "|".join(CAUSES[kind] for kind in ("kill", "exit, os", "excep
 OURS = re.compile(r"^(\S+: )?error: |^rank \d+ of \d+ failed|^hpcdl watchdog: (a rank has|--timeout)", re.MULTILINE)
 
 
-DIFFERED = "the replicas did not agree when the run in"  # of a run that has ended so
+# What is said of a run that has ended so, and of a search whose trials have all failed.
+IN_VAIN = re.compile("the replicas did not agree when the run in|no run has come out well")
 
 
 class Wrong(Exception):
@@ -298,7 +299,7 @@ def gone_on(case: Case, top: Path, keep: dict) -> str:
     (top / "said").write_text(job.text)
     run = top / "run"
     clean(job, run)
-    refusal = job.status == (1 if DIFFERED in job.text else 2) and len(re.findall("error: ", job.text)) == 1
+    refusal = job.status == (1 if IN_VAIN.search(job.text) else 2) and len(re.findall("error: ", job.text)) == 1
     if refusal and "Traceback" not in job.text:
         return "refused"
     if job.status and job.struck:  # by the second of two faults, or in the next of several runs
