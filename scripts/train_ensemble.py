@@ -354,7 +354,7 @@ def there(plan: Plan, folder: Path, alphas: dict[int, float]) -> tuple[list[Memb
     found, failed = [], []
     for spec in plan.specs:
         path = path_of(folder, spec.number)
-        why = failure(path)
+        why = failure(path) or (None if done(path) else "it has no summary, nor a word of why")
         if why is None and plan.options.boost != "none" and spec.number not in alphas:
             why = "no better than chance, or after one that is not"
         if why is not None:

@@ -103,11 +103,13 @@ def told(error: BaseException) -> str:
 
 
 def record(folder: Path, ended: Outcome) -> None:
-    """Leave in a run's folder why it failed."""
-    with contextlib.suppress(OSError):
+    """Leave in a run's folder why it failed; where nothing can be written there, say it."""
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(folder / FAILED) as file:
             file.write(json.dumps({"why": ended.failed, "traceback": ended.trace}, indent=2).encode())
+    except OSError:
+        sys.stderr.write(f"{printable(f'{folder}: {ended.failed}', kept='')}\n")
 
 
 def say_all_failed(whys: Iterable[str | None]) -> None:

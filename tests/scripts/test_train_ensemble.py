@@ -148,6 +148,16 @@ def test_boosting_is_done_one_after_another(ensemble, few, run_on):
     assert [each["weight"] for each in again["members"]] == [each["weight"] for each in found["members"]]
 
 
+def test_a_member_of_which_nothing_could_be_written_is_left_out_and_said(ensemble, few):
+    """Not even why it has failed; its last checkpoint is one of the midst."""
+    full = ["--inject", "diskfull:step=6,times=0", "--checkpoint-every", "4", "--progress", "none"]
+    done, _ = ensemble(2, "--members", "2", *full, "--out", "e", check=1)
+    for number in range(2):
+        assert f"e/members/{number:04d}: " in done.stderr and (few / f"e/members/{number:04d}/checkpoint.h5").exists()
+    assert done.stderr.count("No space left on device") == 2
+    assert "error: no run has come out well; 2 runs failed: it has no summary, nor a word of why\n" in done.stderr
+
+
 def test_a_member_that_fails_is_a_row(ensemble, few, run_on):
     _, found = ensemble(
         2, "--members", "2", "--vary", "lr=0.1|1e30", "--optimizer", "sgd", "--model", "mlp:8,8", "--out", "e"
