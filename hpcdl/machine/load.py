@@ -59,9 +59,12 @@ class Load:
         return self.known
 
     def left(self, ranks: int) -> float | None:
-        """The same, or what the last look has found, where that was just now."""
+        """The same, or what the last look has found, where that was just now; of the first it is waited for."""
+        ignored = os.environ.get("HPCDL_LOAD") == "ignore"
+        if self.known is None and self.before is not None and not ignored:
+            time.sleep(max(0.0, self.before.at + LEAST - time.monotonic()))
         found = self.news(ranks, LEAST)
-        return self.known if found is None and os.environ.get("HPCDL_LOAD") != "ignore" else found
+        return self.known if found is None and not ignored else found
 
 
 load = Load()  # the first look: by the time a run asks, the process has started MPI and read its data

@@ -76,7 +76,7 @@ class Threads:
 
     def __init__(self, comm: MPI.Intracomm):
         self.share, self.halved = share(comm), 0
-        left = None if self.share.fixed else load.left(self.share.ranks)
+        left = None if self.share.fixed or self.share.threads == 1 else load.left(self.share.ranks)
         while left is not None and self.now > max(1.0, left + SPARE):
             self.halved += 1
         self.halved = comm.allreduce(self.halved, MPI.MAX)

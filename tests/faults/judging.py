@@ -46,7 +46,7 @@ CAUSES = {  # what names it, of the launchers (MPICH's, Open MPI's) or of ours
     "disk full": r"No space left on device",
     "memory": r"no memory left|[Mm]emory|[Ss]egmentation fault",  # HDF5 does not look whether it was given any
     "parameters": r"replicas do not agree|holds other parameters|differ in parameters",
-    "message": r"replicas do not agree|hold(s)? other parameters|do not agree|what no client of it sends|are not finite",
+    "message": r"replicas do not agree|holds? other parameters|do not agree|what no client of it sends|are not finite",
     "data": r"do not agree|not a finite",
     "checkpoint": KILLED,
 }

@@ -63,3 +63,9 @@ def test_who_wants_nobody_to_look_is_heard(watched, monkeypatch):
 def test_the_kernel_counts_here():
     first = load.look(os.sched_getaffinity(0))
     assert first is not None and first.idle >= 0
+
+
+def test_the_first_look_is_waited_for(monkeypatch):
+    """A program that has just begun would else take as many threads as on a quiet machine."""
+    monkeypatch.delenv("HPCDL_LOAD", raising=False)
+    assert Load().left(1) is not None

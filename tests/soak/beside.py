@@ -1,4 +1,4 @@
-"""What each strategy loses beside other work on its cores: python tests/soak/beside.py [REPEATS]
+"""What each strategy loses beside other work on its cores: python tests/soak/beside.py [REPEATS [LINE...]]
 
 Each line is run alone and beside one busy process for each core, in sessions of their own, as another user's would be;
 in turn, so many times. Printed are medians of the examples a second that a run itself counts (of seconds, for programs
@@ -69,14 +69,15 @@ def measured(folder, ranks, line):
     return json.loads((folder / "run" / "summary.json").read_text())["examples_per_second"]
 
 
-def main(repeats="3"):
+def main(repeats="3", *names):
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         for name, (_, line) in TRAINED.items():
             command = [sys.executable, "-m", "hpcdl", *line, "--out", name, "--progress", "none"]
             subprocess.run(command, cwd=folder, env=clean_environment(), check=True, capture_output=True)
         print(f"| strategy | ranks | alone | beside {cores} busy processes | times slower |\n|---|---|---|---|---|")
-        for name, (ranks, line) in LINES.items():
+        for name in names or LINES:
+            ranks, line = LINES[name]
             rates = [], []
             for _ in range(int(repeats)):
                 for beside in (0, 1):
