@@ -320,7 +320,7 @@ def test_a_link_that_is_cut_for_a_while_changes_nothing(four, tmp_path):
     assert np.array_equal(parameters(cut), parameters(whole)) and len(losses(cut)) == 15
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", [pytest.param(0, id="the supervisor's"), pytest.param(2, id="another")])
 def test_a_host_whose_link_is_cut_is_left_out(lost, possible, tmp_path):
     """On both sides all ranks end, and the supervisor goes on on the host that it is on."""
     with hosts.Hosts(2, mtu=JUMBO) as two:

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from hpcdl.errors import UsageError
+from hpcdl.runs import supervisor
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.job_line import JobLine
 from hpcdl.runs.supervisor import Supervisor
 
 ROOT = Path(__file__).parents[2]
-# What a plan may say: save STEP, damage NAME, end, exit STATUS, kill, wait. Each start notes how it was told.
+# What a plan may say: save STEP, damage NAME, end, exit STATUS, kill, leave, wait. A start notes how it was told.
 STANDIN = """
-import json, os, signal, sys, time
+import json, os, signal, subprocess, sys, time
 from pathlib import Path
 import numpy as np
 from hpcdl.runs.checkpoint import Checkpoint, rotate
@@ -45,6 +46,9 @@ for word in first.split("; "):
         sys.exit(int(value))
     elif what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "leave":
+        left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        Path("left").write_text(str(left.pid))
     elif what == "wait":
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(85))
         Path("waits").touch()
@@ -153,6 +157,25 @@ def test_a_job_without_news_is_ended(supervise, monkeypatch):
     assert status == 0 and len(starts) == 2
     assert said[0] == "no news in run for 0.1 s: the job is ended (--stalled)"
     assert "status 143 (SIGTERM)" in said[1]
+
+
+def test_a_launcher_that_outlives_its_ranks_is_ended_with_what_it_leaves(supervise, monkeypatch):
+    """Nobody holds the folder any more. Who has made the supervisor keeps its own processes."""
+    monkeypatch.setattr(supervisor, "LEFT", 0.0)
+    own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    status, said, starts = supervise("save 10; leave a process; wait", "end 10")
+    assert status == 0 and len(starts) == 2
+    assert said[0] == "its ranks have let go of run for 0 s: the launcher, still there, is ended"
+    assert "status 143 (SIGTERM)" in said[1] and not Path("/proc", Path("left").read_text()).exists()
+    assert own.poll() is None
+    own.kill()
+    own.wait()
+
+
+def test_a_run_that_has_ended_well_has_whatever_its_launcher_does(supervise, monkeypatch):
+    monkeypatch.setattr(supervisor, "LEFT", 0.0)
+    status, said, starts = supervise("save 10; end 10; wait")
+    assert status == 0 and len(starts) == 1 and "is ended" in said[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
