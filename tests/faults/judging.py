@@ -166,7 +166,7 @@ def clean(job: Job, run: Path, killed: bool = False) -> None:
     whole(run, killed)
 
 
-def whole(run: Path, killed: bool) -> None:
+def whole(run: Path, killed: bool = False) -> None:
     """Whether no file is half-written, but for such as the next leg removes where a process was killed."""
     for path in sorted(run.rglob("*")) if run.exists() else []:
         try:
