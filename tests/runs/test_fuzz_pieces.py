@@ -120,6 +120,8 @@ def change(folder, what, where, how):
         sign(path)
     elif what == "map":
         with h5py.File(path, "a") as file:
+            if not isinstance(file.get("parameters"), h5py.Dataset):  # after another change
+                return
             size, kind = len(file["parameters"]), file["parameters"].dtype
             del file["parameters"]
             layout = h5py.VirtualLayout((size,), kind)
