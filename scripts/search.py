@@ -293,12 +293,13 @@ def conclude(view: View, controller: Controller, folder: Path, stopped: bool, la
         view.say(f"{why}; go on with {how}")
         return signals.STATUS
     view.end()
-    if best is None:
-        say_all_failed(row.failed for row in view.trials.rows())
+    rows, failed = view.trials.rows(), best is None
     if controller.only is not None:
         own = controller.judged.get((controller.only, 0))
-        return int(own is None or own.score is None)
-    return int(best is None)
+        rows, failed = [row for row in rows if row.trial == controller.only], own is None or own.score is None
+    if failed:
+        say_all_failed(row.failed for row in rows)
+    return int(failed)
 
 
 if __name__ == "__main__":

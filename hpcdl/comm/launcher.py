@@ -7,10 +7,6 @@ from pathlib import Path
 
 from hpcdl.errors import UsageError
 
-# Open MPI's launcher asks whether a host that says nothing is there, after seconds and not after five minutes as it
-# would: without its answer it waits for the host's daemon also where the job is ended.
-ASKS = {f"PRTE_MCA_oob_tcp_keepalive_{name}": value for name, value in (("time", "5"), ("intvl", "1"), ("probes", "3"))}
-
 
 def mpiexec() -> str:
     """The mpiexec beside this Python (MPI from the registry), or else the one on the PATH (the site's own)."""

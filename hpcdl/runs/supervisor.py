@@ -34,7 +34,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcdl.comm.launcher import ASKS
 from hpcdl.errors import UsageError, line, reason
 from hpcdl.files import from_json
 from hpcdl.runs.checkpoint import OLDER, Checkpoint
@@ -134,14 +133,14 @@ class Supervisor:
                 self.job.words,
                 start_new_session=True,  # a terminal's Ctrl-C reaches this process alone, which passes it on
                 stdin=subprocess.DEVNULL if terminal(sys.stdin) else None,
-                env=ASKS | os.environ,
                 preexec_fn=follow_us,
             )
         except OSError as error:
             raise UsageError(f"{self.job.words[0]} cannot be started: {reason(error)}") from None
         begun = looked = left = time.time()
+        watched = self.stalled or self.told.program not in WHOLE  # of many runs nobody reads all folders for nothing
         while (status := self._ended_within(LOOK)) is None:
-            if time.time() - looked < min(1.0, self.stalled or 1.0):
+            if not watched or time.time() - looked < min(1.0, self.stalled or 1.0):
                 continue
             looked, news = time.time(), self._last_news()
             if self.stalled and looked - max(begun, news) >= self.stalled:

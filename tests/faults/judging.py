@@ -184,9 +184,8 @@ def checkpoints(run: Path, damaged: bool) -> dict[str, Checkpoint]:
     """All that are there, by their names; damaged: only the last, as others may have been corrupted on purpose."""
     found = {}
     for path in sorted(run.rglob("*.h5")):
-        if path.name == "checkpoint.h5" if damaged else path.name.startswith(("checkpoint", "best")):
-            if damaged and path.parent.name == "later":
-                continue
+        last = path.name == "checkpoint.h5" and path.parent.name != "later"
+        if last or (not damaged and path.name.startswith(("checkpoint", "best"))):
             found[str(path.relative_to(run))] = Checkpoint.read(path)
     return found
 
