@@ -224,7 +224,7 @@ class Supervisor:
         """How far the job is that can be gone on with: runs that have ended, steps saved; more is better."""
         ended = steps = 0
         if self._ours(self.told.asked):
-            for path in self.folder.rglob("*.*"):
+            for path in self._files("summary.json", "checkpoint.h5"):
                 if path.parent.name != LATER:
                     ended += path.name == "summary.json"
                     steps += step_of(path) if path.name == "checkpoint.h5" else 0
@@ -255,11 +255,15 @@ class Supervisor:
     def _last_news(self) -> float:
         """When a file of the job was last written, in seconds since 1970."""
         times = [0.0]
-        for pattern in ("metrics.jsonl", "checkpoint.h5", "started.json", "journal.jsonl"):
-            for path in self.folder.rglob(pattern):
-                with contextlib.suppress(OSError):
-                    times.append(path.stat().st_mtime)
+        for path in self._files("metrics.jsonl", "checkpoint.h5", "started.json", "journal.jsonl"):
+            with contextlib.suppress(OSError):
+                times.append(path.stat().st_mtime)
         return max(times)
+
+    def _files(self, *names: str) -> Iterator[Path]:
+        """The files of these names in and below the folder, of which the job removes some while they are looked for."""
+        for place, _, files in os.walk(self.folder):  # goes on where a folder is gone, as Path.rglob does not
+            yield from (Path(place, name) for name in names if name in files)
 
     def _wait_until_free(self) -> None:
         """Wait until the last rank has let go of the folder: a launcher may end before its ranks. Raises GivenUp."""

@@ -172,6 +172,22 @@ def test_a_launcher_that_outlives_its_ranks_is_ended_with_what_it_leaves(supervi
     own.wait()
 
 
+def test_a_folder_of_the_job_that_goes_while_it_is_looked_at(supervise, monkeypatch):
+    """As `flight` does at a run's end, and `pieces` when they are swept."""
+    listed, gone = os.scandir, []
+
+    def late(path="."):
+        if Path(path).name == "flight":
+            Path(path).rmdir()
+            gone.append(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    Path("run/flight").mkdir(parents=True)
+    status, said, _ = supervise("save 10; wait", "end 10", stalled=0.3)
+    assert status == 0 and len(said) == 2 and gone
+
+
 def test_a_run_that_has_ended_well_has_whatever_its_launcher_does(supervise, monkeypatch):
     monkeypatch.setattr(supervisor, "LEFT", 0.0)
     status, said, starts = supervise("save 10; end 10; wait")
