@@ -172,20 +172,24 @@ def test_a_launcher_that_outlives_its_ranks_is_ended_with_what_it_leaves(supervi
     own.wait()
 
 
-def test_a_folder_of_the_job_that_goes_while_it_is_looked_at(supervise, monkeypatch):
-    """As `flight` does at a run's end, and `pieces` when they are swept."""
-    listed, gone = os.scandir, []
+def test_a_folder_of_the_job_that_goes_while_it_is_looked_at(alone, tmp_path, monkeypatch):
+    """As that of the flight recorder does at a run's end, and that of the pieces when they are swept."""
+    listed, run, removed = os.scandir, tmp_path / "run", []
 
     def late(path="."):
-        if Path(path).name == "flight":
+        if Path(path).name in ("flight", "pieces"):
             Path(path).rmdir()
-            gone.append(path)
+            removed.append(Path(path).name)
         return listed(path)
 
+    kept = Supervisor(JobLine.read([sys.executable, "train_allreduce.py", "--out", str(run)]))
+    for name in ("flight", "pieces", "logs"):
+        (run / name).mkdir(parents=True)
+    for name in ("config.yaml", "metrics.jsonl", "summary.json"):
+        (run / name).write_text("{}")
     monkeypatch.setattr(os, "scandir", late)
-    Path("run/flight").mkdir(parents=True)
-    status, said, _ = supervise("save 10; wait", "end 10", stalled=0.3)
-    assert status == 0 and len(said) == 2 and gone
+    assert kept._last_news() == (run / "metrics.jsonl").stat().st_mtime and sorted(removed) == ["flight", "pieces"]
+    assert kept._progress() == (1, 0)
 
 
 def test_a_run_that_has_ended_well_has_whatever_its_launcher_does(supervise, monkeypatch):
