@@ -55,7 +55,7 @@ test-slurm-mpich:
 
 test-slurm-openmpi:
 	.venv/bin/python -m pytest $(SHOW) -rs tests/cluster/test_slurm.py -k openmpi
-	.venv-openmpi/bin/python -m pytest $(SHOW) -rs tests/cluster/test_hosts.py -k "hosts_are_found or left_out and another"
+	.venv-openmpi/bin/python -m pytest $(SHOW) -rs tests/cluster/test_hosts.py -k "hosts_are_found or left_out and another or vanishes"
 
 test-hosts:
 	.venv/bin/python -m pytest $(SHOW) -rs tests/cluster/test_hosts.py

@@ -4,6 +4,7 @@
     it revokes the communicators of the run: what the others wait in raises, too     revoke
     all that are left say whether they have come to the end of the run               agree
     they make a new world of those that are left, whoever is furthest first          shrink
+    where more are gone with their whole hosts, it is these that are cut off: end    quorum
     with --respawn, new ranks come to it, which have nothing                         respawn.py
     its rank 0 has the state, the others take it, and the step is done again         runs/survivor.py
 
@@ -26,11 +27,13 @@ from mpi4py import MPI
 
 from hpcdl.comm import ending, steps
 from hpcdl.comm.progress import activity
+from hpcdl.comm.told import ranks_told
 from hpcdl.errors import AgreedError, TrainingError, UsageError
 from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.runs.survivor import Survivor
 from hpcdl.services import respawn
 from hpcdl.shared_memory import remove_mapped
+from hpcdl.words import counted
 
 if TYPE_CHECKING:
     from hpcdl.runs.options import Options
@@ -120,7 +123,7 @@ def in_legs(
     survivor: Survivor,
 ) -> "Run":
     """What `survive` does, as long as there are enough ranks in `comm`; None: of a rank that was started anew."""
-    most = losable(options, comm.size) if comm is not None else 0
+    most, hosts = (losable(options, comm.size), comm.allgather(host())) if comm is not None else (0, [])
     failed = begun = time.monotonic()
     while True:
         if comm is None:
@@ -145,11 +148,12 @@ def in_legs(
             left: Any = comm.Shrink()
             worlds.append(left)
             survivor.number, number = left.rank, comm.size - left.size
+            refuse_minority(hosts, left.group.Translate_ranks(range(left.size), comm.group))
             if getattr(options, "respawn", False) and 0 < number <= most - survivor.lost:
                 worlds[-1] = left = respawn.brought_back(left, number)
             comm, gone = survivor.hand_over(left, comm)
         worlds[-1], survivor.number = comm, comm.rank
-        most = comm.bcast(most)
+        most, hosts = comm.bcast(most), comm.allgather(host())
         survivor.lost += len(gone)
         if survivor.lost > most:
             raise TrainingError(f"{survivor.told(gone)}: {survivor.lost} in all, and --survive says {most}")
@@ -160,6 +164,27 @@ def in_legs(
             options.batch_size, options.batch_per_rank = survivor.batch, 0
         if options.time_limit:
             options.time_limit = max(1e-3, options.time_limit - (failed - begun))
+
+
+def host() -> str:
+    """Where this rank is."""
+    return MPI.Get_processor_name()
+
+
+def refuse_minority(hosts: list[str], left: list[int]) -> None:
+    """Raise TrainingError, on all that are left, where others may go on elsewhere, who are more.
+
+    hosts: of each rank of a leg. Where a link is cut, each side takes the other for gone, and two runs would write one
+    folder. Whoever is gone while others of its host are left is gone; with a whole host it may be on the other side.
+    Then the larger one goes on; of two that are as large, the one with the lowest rank.
+    """
+    apart = [rank for rank, where in enumerate(hosts) if where not in {hosts[each] for each in left}]
+    if apart and (len(apart), -apart[0]) > (len(left), -min(left)):
+        names = ", ".join(sorted({hosts[rank] for rank in apart}))
+        raise TrainingError(
+            f"{ranks_told(apart)} ({names}) cannot be reached, and may go on by themselves: this side, of "
+            f"{counted(len(left), 'rank')}, is not the larger one, and ends"
+        )
 
 
 def some_failed(comm: MPI.Intracomm, wait: bool) -> bool:

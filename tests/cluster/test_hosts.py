@@ -18,6 +18,7 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.chunks import chunks
+from hpcdl.machine.world import OPEN_MPI, library
 
 HERE = Path(__file__).parent
 HEADERS = 1.08  # times the payload, at most
@@ -334,6 +335,29 @@ def test_a_host_whose_link_is_cut_is_left_out(lost, possible, tmp_path):
         assert "rank 0: waits in all_reduce" in done.stderr and "rank 2: no answer" in done.stderr
         assert "supervise: hosts that do not answer: host1" in done.stderr
         assert "on 2 ranks instead of 4" in done.stderr and len(losses(tmp_path / "run")) == 15
+        assert until(lambda: not running(str(tmp_path / "run")))
+
+
+DETECTOR = {"": "true", "_thread": "true", "_period": "0.3", "_timeout": "1.0"}  # of Open MPI, seconds
+
+
+@pytest.mark.skipif(library() != OPEN_MPI, reason="Open MPI hands failures to the program; MPICH does not")
+def test_a_host_that_vanishes_is_outlived_in_the_job(possible, tmp_path):
+    """The ranks of a host are gone at once; of the two sides the larger one goes on, and nothing is read from a disk."""
+    with hosts.Hosts(3, mtu=JUMBO) as three:
+        command = ["train-allreduce", "--model", "mlp:40", "--allreduce", "ring", "--dtype", "float64"]
+        whole = train(three, 2, 1, tmp_path / "whole", *command)
+        launch, environment = three.launch(3, 2)
+        launch[1:1] = ["--with-ft", "ulfm", "--rank-by", "node"]  # whoever watches a rank is on another host
+        launch[1:1] = [word for name, value in DETECTOR.items() for word in ("--mca", f"mpi_ft_detector{name}", value)]
+        job = [*launch, sys.executable, "-m", "hpcdl", *command, *COMMON, "--out", tmp_path / "run", "--survive", "4"]
+        supervise = [sys.executable, "-m", "hpcdl", "supervise", "--restarts", "0", "--", *job]
+        done = three.on(0, *supervise, "--inject", "drop:rank=2,step=6", cwd=tmp_path, timeout=100, **environment)
+        assert "ranks 2 and 5 are gone after step 5; 4 ranks go on" in done.stdout
+        assert "the launcher, still there, is ended" in done.stderr  # it waits for the host
+        (loss,) = summary(tmp_path / "run")["losses"]
+        assert (loss["ranks"], loss["left"], summary(tmp_path / "run")["steps"]) == ([2, 5], 4, 15)
+        assert np.allclose(parameters(tmp_path / "run"), parameters(whole), rtol=0, atol=1e-12)
         assert until(lambda: not running(str(tmp_path / "run")))
 
 

@@ -40,11 +40,12 @@ CAUSES = {  # what names it, of the launchers (MPICH's, Open MPI's) or of ours
     "kill": KILLED,
     "stop": r"hpcdl watchdog: rank \d+: no answer|rank 0 does not answer",
     "exit, os": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|has left",
-    "exit, sys": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|MPI_ABORT|MPI_Abort|has left",
+    "exit, sys": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|MPI_ABORT|MPI_Abort|has left|leaves the program, with status",
     "exit, status 0": KILLED + r"|due to process rank|no answer|does not answer|has left|have left|has ended",
     "exception": r"rank \d+ of \d+ failed.*\n(.*\n)*.*InjectedFault|runs? failed: InjectedFault",
     "disk full": r"No space left on device",
-    "memory": r"no memory left|[Mm]emory|[Ss]egmentation fault",  # HDF5 does not look whether it was given any
+    # HDF5 does not look whether it was given any.
+    "memory": r"no memory left|[Mm]emory|[Ss]egmentation fault|can't start new thread",
     "parameters": r"replicas do not agree|holds other parameters|differ in parameters",
     "message": r"replicas do not agree|holds? other parameters|do not agree|what no client of it sends|are not finite",
     "data": r"do not agree|not a finite",

@@ -1,5 +1,6 @@
 """--survive: ranks are killed, and the others go on in the job, as if they had been alone from that step on."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -7,7 +8,10 @@ import numpy as np
 import pytest
 from survived import EPOCH, KILL, SGD, STEPS, ULFM, evaluations, with_ulfm
 
+from hpcdl.errors import TrainingError
 from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.services.survival import refuse_minority
+from hpcdl.words import counted
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
 
@@ -59,6 +63,44 @@ def test_more_are_gone_than_it_says(launch, interfere, tmp_path):
     program.write_text(program.read_text().replace("rank == 1 and", "rank and"))
     done = launch(3, program, *SGD, "--out", "a", "--survive", "1", given=ULFM, check=1)
     assert "2 in all, and --survive says 1" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "hosts, left, ends",
+    [
+        ("aabb", [0, 1], False),  # as many there, and the lowest rank here
+        ("aabb", [2, 3], True),
+        ("aabb", [3], True),  # one of the others is gone with both of theirs
+        ("aabb", [1, 3], False),  # nobody is gone with a whole host
+        ("aabb", [3, 0], False),
+        ("aaabc", [4, 3], True),
+        ("abccc", [0, 1], True),
+        ("abccc", [2, 4, 0], False),
+        ("aaaa", [3], False),  # on one host nobody is on another side
+    ],
+)
+def test_the_larger_side_goes_on(hosts, left, ends):
+    """Of two sides of a cut link at most one goes on, whatever is left on either."""
+    with pytest.raises(TrainingError) if ends else contextlib.nullcontext() as found:
+        refuse_minority(list(hosts), left)
+    assert not ends or f"this side, of {counted(len(left), 'rank')}, is not the larger one" in str(found.value)
+    others = [rank for rank, host in enumerate(hosts) if host not in {hosts[each] for each in left}]
+    if others and not ends:  # theirs ends
+        with pytest.raises(TrainingError):
+            refuse_minority(list(hosts), others)
+
+
+@with_ulfm
+def test_whoever_may_be_cut_off_ends(launch, interfere, tmp_path):
+    """All that are gone were on another host, and were more."""
+    program = interfere(12, 1, KILL)
+    elsewhere = (
+        "from hpcdl.services import survival\nsurvival.host = lambda: f'host{min(training.MPI.COMM_WORLD.rank, 1)}'\n"
+    )
+    text = program.read_text().replace("rank == 1 and", "rank and")
+    program.write_text(text.replace("def record", elsewhere + "def record"))
+    done = launch(3, program, *SGD, "--out", "a", "--survive", "2", given=ULFM, check=1)
+    assert done.stderr.count("ranks 1 and 2 (host1) cannot be reached") == 1 and "Traceback" not in done.stderr
 
 
 @with_ulfm
