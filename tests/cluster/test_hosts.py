@@ -343,7 +343,7 @@ DETECTOR = {"": "true", "_thread": "true", "_period": "0.3", "_timeout": "1.0"} 
 
 @pytest.mark.skipif(library() != OPEN_MPI, reason="Open MPI hands failures to the program; MPICH does not")
 def test_a_host_that_vanishes_is_outlived_in_the_job(possible, tmp_path):
-    """The ranks of a host are gone at once; of the two sides the larger one goes on, and nothing is read from a disk."""
+    """All ranks of a host are gone at once; of the two sides the larger one goes on, from memory."""
     with hosts.Hosts(3, mtu=JUMBO) as three:
         command = ["train-allreduce", "--model", "mlp:40", "--allreduce", "ring", "--dtype", "float64"]
         whole = train(three, 2, 1, tmp_path / "whole", *command)
