@@ -4,7 +4,7 @@
     it revokes the communicators of the run: what the others wait in raises, too     revoke
     all that are left say whether they have come to the end of the run               agree
     they make a new world of those that are left, whoever is furthest first          shrink
-    where more are gone with their whole hosts, it is these that are cut off: end    quorum
+    where silent ones may go on elsewhere, and are more, these here end               quorum
     with --respawn, new ranks come to it, which have nothing                         respawn.py
     its rank 0 has the state, the others take it, and the step is done again         runs/survivor.py
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hpcdl")
 ENABLED = "OMPI_MCA_mpi_ft_enable"  # what mpiexec --with-ft ulfm sets
+SILENCE = "OMPI_MCA_mpi_ft_detector"  # whether who says nothing for a while is taken for gone
+SET = ("1", "true")
 BY_MESSAGES = "recursive"  # in the place of auto, which may share memory
 HEARD = 5.0  # seconds within which a rank that a call has failed on learns why
 worlds: list[MPI.Intracomm] = []  # those that have outlived a rank
@@ -48,7 +50,7 @@ worlds: list[MPI.Intracomm] = []  # those that have outlived a rank
 
 def handed_over() -> bool:
     """Whether this library hands failures to the program."""
-    return library() == OPEN_MPI and os.environ.get(ENABLED) in ("1", "true")
+    return library() == OPEN_MPI and os.environ.get(ENABLED) in SET
 
 
 def losable(options: "Options", size: int) -> int:
@@ -124,6 +126,8 @@ def in_legs(
 ) -> "Run":
     """What `survive` does, as long as there are enough ranks in `comm`; None: of a rank that was started anew."""
     most, hosts = (losable(options, comm.size), comm.allgather(host())) if comm is not None else (0, [])
+    if comm is not None and comm.rank == 0 and (together := neighbours(hosts)):
+        log.warning("--survive: %s; where it vanishes the others would wait for ever: mpiexec --rank-by node", together)
     failed = begun = time.monotonic()
     while True:
         if comm is None:
@@ -148,7 +152,8 @@ def in_legs(
             left: Any = comm.Shrink()
             worlds.append(left)
             survivor.number, number = left.rank, comm.size - left.size
-            refuse_minority(hosts, left.group.Translate_ranks(range(left.size), comm.group))
+            if os.environ.get(SILENCE) in SET:
+                refuse_minority(hosts, left.group.Translate_ranks(range(left.size), comm.group))
             if getattr(options, "respawn", False) and 0 < number <= most - survivor.lost:
                 worlds[-1] = left = respawn.brought_back(left, number)
             comm, gone = survivor.hand_over(left, comm)
@@ -169,6 +174,20 @@ def in_legs(
 def host() -> str:
     """Where this rank is."""
     return MPI.Get_processor_name()
+
+
+def neighbours(hosts: list[str]) -> str:
+    """Ranks next to each other that are on one of several hosts, in words, where the detector would need others.
+
+    Each rank watches the one before it. Of two that are gone at once, one of which has watched the other, Open MPI
+    5.0.11 does not end an agreement, as seen.
+    """
+    if os.environ.get(SILENCE) in SET and len(set(hosts)) > 1:
+        for rank, where in enumerate(hosts):
+            if where == hosts[rank - 1]:
+                both = ranks_told(sorted([rank, (rank - 1) % len(hosts)]))
+                return f"{both}, of which one watches the other, are both on {where}"
+    return ""
 
 
 def refuse_minority(hosts: list[str], left: list[int]) -> None:

@@ -338,7 +338,7 @@ def test_a_host_whose_link_is_cut_is_left_out(lost, possible, tmp_path):
         assert until(lambda: not running(str(tmp_path / "run")))
 
 
-DETECTOR = {"": "true", "_thread": "true", "_period": "0.3", "_timeout": "1.0"}  # of Open MPI, seconds
+DETECTOR = {"": "true", "_thread": "true", "_period": "0.5", "_timeout": "3.0"}  # of Open MPI, seconds
 
 
 @pytest.mark.skipif(library() != OPEN_MPI, reason="Open MPI hands failures to the program; MPICH does not")

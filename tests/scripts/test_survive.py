@@ -10,7 +10,7 @@ from survived import EPOCH, KILL, SGD, STEPS, ULFM, evaluations, with_ulfm
 
 from hpcdl.errors import TrainingError
 from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.services.survival import refuse_minority
+from hpcdl.services.survival import neighbours, refuse_minority
 from hpcdl.words import counted
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
@@ -90,6 +90,15 @@ def test_the_larger_side_goes_on(hosts, left, ends):
             refuse_minority(list(hosts), others)
 
 
+def test_ranks_that_watch_each_other_are_on_different_hosts(monkeypatch):
+    """Only where silence is taken for a failure, and a host can vanish without the others."""
+    assert neighbours(list("aabb")) == neighbours(list("ab")) == ""
+    monkeypatch.setenv("OMPI_MCA_mpi_ft_detector", "true")
+    assert neighbours(list("abcabc")) == neighbours(list("aaaa")) == ""
+    assert neighbours(list("aabb")) == "ranks 0 and 1, of which one watches the other, are both on a"
+    assert neighbours(list("abcba")) == "ranks 0 and 4, of which one watches the other, are both on a"
+
+
 @with_ulfm
 def test_whoever_may_be_cut_off_ends(launch, interfere, tmp_path):
     """All that are gone were on another host, and were more."""
@@ -99,8 +108,10 @@ def test_whoever_may_be_cut_off_ends(launch, interfere, tmp_path):
     )
     text = program.read_text().replace("rank == 1 and", "rank and")
     program.write_text(text.replace("def record", elsewhere + "def record"))
-    done = launch(3, program, *SGD, "--out", "a", "--survive", "2", given=ULFM, check=1)
+    given = [*ULFM, "--mca", "mpi_ft_detector", "true"]
+    done = launch(3, program, *SGD, "--out", "a", "--survive", "2", given=given, check=1)
     assert done.stderr.count("ranks 1 and 2 (host1) cannot be reached") == 1 and "Traceback" not in done.stderr
+    assert "ranks 1 and 2, of which one watches the other, are both on host1; where it vanishes" in done.stderr
 
 
 @with_ulfm

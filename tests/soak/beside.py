@@ -1,13 +1,15 @@
 """What each strategy loses beside other work on its cores: python tests/soak/beside.py [REPEATS [LINE...]]
 
-Each line is run alone and beside one busy process for each core, in sessions of their own, as another user's would be;
-in turn, so many times. Printed are medians of the examples a second that a run itself counts (of seconds, for programs
-that do not train), and how many times slower it is beside them. A kernel that is fair leaves half of the cores.
+Each line is run alone, beside one busy process for each core in a session of their own, as another user's job would be,
+and beside as many in a session each; in turn, so many times. Printed are medians of the examples a second that a run
+itself counts (of seconds, for programs that do not train), and how many times slower it is. A kernel that is fair to
+processes leaves half of the cores in either case; one that is fair to sessions leaves a half, and on two cores a third.
 """
 
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -42,16 +44,26 @@ LINES = {
 }
 
 
+SPIN = """
+import os, sys
+for _ in range(int(sys.argv[1]) - 1):
+    if not os.fork():
+        break
+while True:
+    pass
+"""
+
+
 @contextlib.contextmanager
-def busy(count):
-    """So many processes that compute, while the body runs."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(spin, start_new_session=True, stdout=subprocess.DEVNULL) for _ in range(count)]
+def busy(sessions, processes):
+    """So many sessions of so many processes each that compute, while the body runs."""
+    spin = [sys.executable, "-c", SPIN, str(processes)]
+    others = [subprocess.Popen(spin, start_new_session=True, stdout=subprocess.DEVNULL) for _ in range(sessions)]
     try:
         yield
     finally:
         for each in others:
-            each.kill()
+            os.killpg(each.pid, signal.SIGKILL)
             each.wait()
 
 
@@ -75,18 +87,20 @@ def main(repeats="3", *names):
         for name, (_, line) in TRAINED.items():
             command = [sys.executable, "-m", "hpcdl", *line, "--out", name, "--progress", "none"]
             subprocess.run(command, cwd=folder, env=clean_environment(), check=True, capture_output=True)
-        print(f"| strategy | ranks | alone | beside {cores} busy processes | times slower |\n|---|---|---|---|---|")
+        print("| strategy | ranks | alone | beside a busy job | times slower | beside busy sessions | times slower |")
+        print("|---|---|---|---|---|---|---|")
         for name in names or LINES:
             ranks, line = LINES[name]
-            rates = [], []
+            rates: dict[tuple[int, int], list[float]] = {(0, 0): [], (1, cores): [], (cores, 1): []}
             for _ in range(int(repeats)):
-                for beside in (0, 1):
-                    with busy(beside * cores):
-                        rates[beside].append(measured(Path(folder), ranks, line))
-            alone, beside = (statistics.median(each) for each in rates)
+                for others, found in rates.items():
+                    with busy(*others):
+                        found.append(measured(Path(folder), ranks, line))
+            alone, job, sessions = map(statistics.median, rates.values())
             trains = line[0].startswith("train-")
-            shown = [f"{each:,.0f} examples/s" if trains else f"{1 / each:.2f} s" for each in (alone, beside)]
-            print(f"| {name} | {ranks} | {shown[0]} | {shown[1]} | {alone / beside:.1f} |", flush=True)
+            shown = [f"{each:,.0f} examples/s" if trains else f"{1 / each:.2f} s" for each in (alone, job, sessions)]
+            cells = name, ranks, shown[0], shown[1], f"{alone / job:.1f}", shown[2], f"{alone / sessions:.1f}"
+            print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 
 if __name__ == "__main__":
