@@ -17,11 +17,12 @@ read slab by slab: a checkpoint is as large as a disk, not as a memory.
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ from hpcdl.runs.pieces import FOLDER, Joined, files_of, joining_file, joins_piec
 
 VERSION = 2
 READ = (1, VERSION)  # 1: no pieces, and the checksum is over all bytes of the vectors
+LARGE = 1 << 18  # numbers, whose checksum takes about as long as a thread does to start
 OLDER = re.compile(r"checkpoint-([0-9]{9,})\.h5")  # as `rotate` names them; what users name otherwise is theirs
 
 
@@ -79,8 +81,8 @@ class Checkpoint:
 
     def write(self, path: Path) -> None:
         """Raises OSError where there is no room; what stood under that name is then as it was."""
-        with joining_file(path) if self.joined else new_file(path) as file, ThreadPoolExecutor(1) as beside:
-            checksum = beside.submit(self.digest)  # numpy, hashlib and the system's write leave Python to each other
+        large = sum(math.prod(form_of(self.vectors, name)[0]) for name in self._inline) >= LARGE
+        with joining_file(path) if self.joined else new_file(path) as file, beside(self.digest, large) as checksum:
             for name in self._inline:
                 shape, dtype = form_of(self.vectors, name)
                 if isinstance(self.vectors, Stored):
@@ -95,7 +97,7 @@ class Checkpoint:
             file.attrs["format"] = "hpcdl checkpoint"
             file.attrs["version"] = VERSION
             file.attrs["attributes"] = json.dumps(self.attributes, sort_keys=True)
-            file.attrs["checksum"] = checksum.result()
+            file.attrs["checksum"] = checksum()
 
     @classmethod
     def read(cls, path: Path, pieces: bool = True) -> "Checkpoint":
@@ -193,6 +195,20 @@ class Stored(Mapping[str, np.ndarray]):
             pieces = self.joined.pieces if self.joined else []
             return self._now() == self.was and not any(problem_of(self.path.parent, each, False) for each in pieces)
         return False
+
+
+@contextlib.contextmanager
+def beside(compute: Callable[[], str], large: bool) -> Iterator[Callable[[], str]]:
+    """Whoever asks for the result of `compute`; where it takes long, a thread is at it while the body runs.
+
+    numpy, zlib and the system's write leave Python to each other. Where hardly any memory is left Python may wait for
+    ever for a thread that could not begin: none is started for what is done at once.
+    """
+    if not large:
+        yield compute
+        return
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(compute).result
 
 
 def form_of(vectors: Mapping[str, np.ndarray], name: str) -> tuple[tuple[int, ...], np.dtype]:

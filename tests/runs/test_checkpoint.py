@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import threading
 
 import h5py
 import numpy as np
@@ -24,6 +25,25 @@ def test_round_trip_to_the_bit(tmp_path):
         assert found.vectors.keys() == sample().vectors.keys()
         for name, vector in sample().vectors.items():
             assert found.vectors[name].dtype == vector.dtype and np.array_equal(found.vectors[name], vector)
+
+
+def test_a_thread_is_started_for_a_large_one_alone(tmp_path, monkeypatch):
+    """Python waits for ever for one that could not begin, for want of memory."""
+    started = []
+
+    def start(self, original=threading.Thread.start):
+        started.append(self)
+        original(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    sample().write(tmp_path / "small.h5")
+    assert not started
+    large = Checkpoint({"parameters": np.arange(1 << 18, dtype="f4")}, {})
+    large.write(tmp_path / "large.h5")
+    assert started
+    for name, written in (("small", sample()), ("large", large)):
+        with h5py.File(tmp_path / f"{name}.h5") as file:
+            assert file.attrs["checksum"] == written.digest()
 
 
 def test_one_of_an_older_version_is_read_and_its_damage_found(tmp_path):
