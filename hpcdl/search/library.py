@@ -26,7 +26,7 @@ from hpcdl.search.journal import Journal
 from hpcdl.search.methods import make_method
 from hpcdl.search.space import Space
 from hpcdl.search.tasks import Job, Result, Values
-from hpcdl.services.trial import PATIENCE, all_come, told
+from hpcdl.services.trial import PATIENCE, all_come, alone, told
 
 FREE = ("program", "ranks_per_trial")  # settings that may have changed where a search goes on
 
@@ -189,7 +189,7 @@ class Work:
             error, failed = found, line(told(found))
         if not all_come(comm, PATIENCE if error else math.inf):
             assert error is not None
-            raise error
+            raise alone(error)
         everyone = comm.allgather((score, failed))
         failures = [why for _, why in everyone if why is not None]
         return Result(None, failures[0]) if failures else Result(everyone[0][0])

@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import failure as failure_of_a_rank
 from hpcdl.comm.progress import activity, nap_until
-from hpcdl.errors import AgreedError, TrainingError, UsageError, line, printable, reason
+from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line, printable, reason
 from hpcdl.files import atomic_write, from_json
 from hpcdl.memory import forget_peak
 from hpcdl.runs.options import Options
@@ -69,7 +69,7 @@ def attempt(comm: MPI.Intracomm, training: "Training", options: Options, folder:
         error, mine = unknown, Outcome(failed=line(told(unknown)), trace=traceback.format_exc())
     if not all_come(comm, PATIENCE if error else math.inf):
         record(folder, mine)
-        raise error
+        raise alone(error)
     everyone = comm.allgather(mine)
     failed = [rank for rank, each in enumerate(everyone) if each.failed is not None]
     if not failed:
@@ -87,6 +87,11 @@ def all_come(comm: MPI.Intracomm, patience: float = math.inf) -> bool:
     with activity.known():
         nap_until(lambda: come.Test() or time.monotonic() - begun > patience, "end of a run", patient=True)
     return bool(come.Test())
+
+
+def alone(error: BaseException) -> BaseException:
+    """The error of a rank alone in a form that ends the job; of an exit, others would learn late, and not by whom."""
+    return LoneError(told(error)) if isinstance(error, SystemExit) else error
 
 
 def told(error: BaseException) -> str:

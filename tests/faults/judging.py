@@ -27,6 +27,7 @@ from few import write_few
 from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.errors import UsageError
 from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.services.trial import PATIENCE
 
 HERE = Path(__file__).parent
 ASLEEP = 1.0  # seconds for which a process is stopped that goes on
@@ -271,6 +272,7 @@ def broken(case: Case, job: Job, patience: float = 0.0) -> str:
     if not job.struck:
         raise Wrong(f"status {job.status}, and nothing has struck\n{job.text}")
     allowed = SOON * load() + (4 * patience + SOON if case.timed else 0)
+    allowed += PATIENCE if case.line in SEVERAL else 0  # for which a rank waits for others to fail, too
     if job.seconds > allowed and case.kind not in HARMLESS | FLIPS:
         raise Wrong(f"{job.seconds:.1f} s until all had ended, of {allowed:.1f}")
     rest = "".join(line for line in job.text.splitlines(keepends=True) if not line.startswith(("inject: ", "load: ")))

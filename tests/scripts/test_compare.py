@@ -163,25 +163,33 @@ def test_stopped_or_killed_it_goes_on(launch, few, run_on, number):
     assert values(few / "c", "test_loss")[0] == values(few / "c", "test_loss")[1]  # resumed = never stopped
 
 
-def test_a_rank_that_fails_alone_ends_the_job_and_the_run_is_not_tried_again(launch, few, run_on):
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        ("raise KeyError('alone')", "KeyError: 'alone'"),
+        ("sys.exit(51)", "error: it leaves the program, with status 51 (interfere.py, line 8)"),
+    ],
+)
+def test_a_rank_that_fails_alone_ends_the_job_and_the_run_is_not_tried_again(code, said, launch, few, run_on):
     program = few / "interfere.py"
     program.write_text(
+        "import sys\n"
         "from hpcdl.scripts import compare\n"
         "from hpcdl.services import trial\n"
         "from hpcdl.runs import run\n"
         "trial.PATIENCE = 0.2\n"
         "def record(self, loss, total, original=run.Run.record):\n"
         "    original(self, loss, total)\n"
-        "    if self.step == 2 and self.comm.rank == 1 and '1-train' in self.options.out: raise KeyError('alone')\n"
+        f"    if self.step == 2 and self.comm.rank == 1 and '1-train' in self.options.out: {code}\n"
         "run.Run.record = record\n"
         "compare.main()\n"
     )
     ended = launch(2, program, ALL_REDUCE, GOSSIP, "--data", "few.h5", *FEW, "--seeds", "1", "--out", "c", cwd=few)
-    assert ended.returncode != 0 and "KeyError: 'alone'" in ended.stderr
+    assert ended.returncode != 0 and ended.stderr.count(said) == 1 and "would wait for ever" not in ended.stderr
     wait_for_the_end_of_its_ranks(few / "c")
     run_on(2, SCRIPT, "--resume", "c", cwd=few, check=0)
     first, second = (line["runs"][0]["failed"] for line in comparison.read(few / "c")["lines"])
-    assert "KeyError: 'alone'" in first and second is None
+    assert said.removeprefix("error: ") in first and second is None
 
 
 @pytest.mark.parametrize(
