@@ -37,12 +37,13 @@ TOO_LONG = 120.0  # seconds, after which a job hangs
 TIMEOUT = 4  # seconds of --timeout, on a machine with a core for each job, as SOON
 SOON = 5.0  # seconds from a fault to the end of all processes, on a machine with a core for each job
 KILLED = r"Killed \(signal 9\)|exited on\s+signal 9"
+LEAVES = "leaves the program, with status"
 CAUSES = {  # what names it, of the launchers (MPICH's, Open MPI's) or of ours
     "kill": KILLED,
     "stop": r"hpcdl watchdog: rank \d+: no answer|rank 0 does not answer",
     "exit, os": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|has left",
-    "exit, sys": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|MPI_ABORT|MPI_Abort|has left|leaves the program, with status",
-    "exit, status 0": KILLED + r"|due to process rank|no answer|does not answer|has left|have left|has ended",
+    "exit, sys": r"EXIT CODE: \d+|[Ee]xit(ed)? .*code|MPI_ABORT|MPI_Abort|has left|" + LEAVES,
+    "exit, status 0": KILLED + r"|due to process rank|no answer|does not answer|has left|have left|has ended|" + LEAVES,
     "exception": r"rank \d+ of \d+ failed.*\n(.*\n)*.*InjectedFault|runs? failed: InjectedFault",
     "disk full": r"No space left on device",
     # HDF5 does not look whether it was given any.
