@@ -91,7 +91,7 @@ def all_come(comm: MPI.Intracomm, patience: float = math.inf) -> bool:
 
 def alone(error: BaseException) -> BaseException:
     """The error of a rank alone in a form that ends the job; of an exit, others would learn late, and not by whom."""
-    return LoneError(told(error)) if isinstance(error, SystemExit) else error
+    return LoneError(f"a rank that fails alone ends all: {told(error)}") if isinstance(error, SystemExit) else error
 
 
 def told(error: BaseException) -> str:

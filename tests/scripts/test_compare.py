@@ -167,7 +167,7 @@ def test_stopped_or_killed_it_goes_on(launch, few, run_on, number):
     "code, said",
     [
         ("raise KeyError('alone')", "KeyError: 'alone'"),
-        ("sys.exit(51)", "error: it leaves the program, with status 51 (interfere.py, line 8)"),
+        ("sys.exit(51)", "ends all: it leaves the program, with status 51 (interfere.py, line 8)"),
     ],
 )
 def test_a_rank_that_fails_alone_ends_the_job_and_the_run_is_not_tried_again(code, said, launch, few, run_on):
@@ -189,7 +189,7 @@ def test_a_rank_that_fails_alone_ends_the_job_and_the_run_is_not_tried_again(cod
     wait_for_the_end_of_its_ranks(few / "c")
     run_on(2, SCRIPT, "--resume", "c", cwd=few, check=0)
     first, second = (line["runs"][0]["failed"] for line in comparison.read(few / "c")["lines"])
-    assert said.removeprefix("error: ") in first and second is None
+    assert said.removeprefix("ends all: ") in first and second is None
 
 
 @pytest.mark.parametrize(
