@@ -108,7 +108,8 @@ def test_whoever_may_be_cut_off_ends(launch, interfere, tmp_path):
     )
     text = program.read_text().replace("rank == 1 and", "rank and")
     program.write_text(text.replace("def record", elsewhere + "def record"))
-    given = [*ULFM, "--mca", "mpi_ft_detector", "true"]
+    patient = {"": "true", "_period": "100", "_timeout": "600"}  # the launcher says it at once
+    given = [*ULFM, *(word for name, value in patient.items() for word in ("--mca", f"mpi_ft_detector{name}", value))]
     done = launch(3, program, *SGD, "--out", "a", "--survive", "2", given=given, check=1)
     assert done.stderr.count("ranks 1 and 2 (host1) cannot be reached") == 1 and "Traceback" not in done.stderr
     assert "ranks 1 and 2, of which one watches the other, are both on host1; where it vanishes" in done.stderr
