@@ -33,7 +33,7 @@ def prepare_idx(folder: FilePath, output: Output) -> Info:
         "test": [_find_idx(folder, what, "t10k", "test") for what in ("images", "labels")],
     }
     kinds, shapes = zip(*(idx_header(images) for images, _ in found.values()), strict=True)
-    labels = [np.concatenate(list(idx_slabs(path))) for _, path in found.values()]
+    labels = [_labels(path) for _, path in found.values()]
     if any(part.ndim != 1 or part.dtype.kind == "f" for part in labels):
         raise UsageError(f"{folder}: the label files must hold one whole number per row")
     for (images, path), shape, part in zip(found.values(), shapes, labels, strict=True):
@@ -49,6 +49,13 @@ def prepare_idx(folder: FilePath, output: Output) -> Info:
         for (group, (images, _)), shape, y in zip(found.items(), shapes, numbers, strict=True)
     }
     return output.write(groups, kind, scale, names, classes)
+
+
+def _labels(path: Path) -> np.ndarray:
+    found = list(idx_slabs(path))
+    if not found:
+        raise UsageError(f"{path} has no rows")
+    return np.concatenate(found)
 
 
 def _find_idx(folder: FilePath, what: str, *prefixes: str) -> Path:

@@ -333,6 +333,8 @@ def test_idx(tmp_path, prepared):
         ("images", good["images"][:7], "the header ends early"),
         ("images", idx([6, 4], bytes(24), zero=b"\1\0"), "is not an idx file"),
         ("images", idx([6, 4], bytes(24), kind=7), "is not an idx file"),
+        ("labels", idx([0]), "labels-idx-ubyte has no rows"),
+        ("images", idx([0, 2, 2]), "has 0 rows, but train-labels-idx-ubyte 6"),
         ("labels", idx([6, 1], bytes(6)), "one whole number per row"),
         ("images", idx([6, 0]), "and train-images-idx-ubyte of (0,)"),
     ]:
