@@ -60,6 +60,7 @@ def lie(path, how, folder):
     secret = str(folder / "secret.h5")
     with h5py.File(path, "a", userblock_size=0 if FOLDER in str(path.parent) else BLOCK) as file:
         values = file["parameters"][()]
+        values = np.where(values == SECRET, 0, values)  # read here, by an earlier change
         del file["parameters"]
         size = len(values)
         if how == "external":
