@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hpcdl")
 ENABLED = "OMPI_MCA_mpi_ft_enable"  # what mpiexec --with-ft ulfm sets
-SILENCE = "OMPI_MCA_mpi_ft_detector"  # whether who says nothing for a while is taken for gone
+DETECTOR = "OMPI_MCA_mpi_ft_detector"
 SET = ("1", "true")
 BY_MESSAGES = "recursive"  # in the place of auto, which may share memory
 HEARD = 5.0  # seconds within which a rank that a call has failed on learns why
@@ -51,6 +51,11 @@ worlds: list[MPI.Intracomm] = []  # those that have outlived a rank
 def handed_over() -> bool:
     """Whether this library hands failures to the program."""
     return library() == OPEN_MPI and os.environ.get(ENABLED) in SET
+
+
+def silence_counts() -> bool:
+    """Whether a rank that says nothing for a while is taken for gone."""
+    return os.environ.get(DETECTOR) in SET
 
 
 def losable(options: "Options", size: int) -> int:
@@ -125,9 +130,12 @@ def in_legs(
     survivor: Survivor,
 ) -> "Run":
     """What `survive` does, as long as there are enough ranks in `comm`; None: of a rank that was started anew."""
-    most, hosts = (losable(options, comm.size), comm.allgather(host())) if comm is not None else (0, [])
-    if comm is not None and comm.rank == 0 and (together := neighbours(hosts)):
-        log.warning("--survive: %s; where it vanishes the others would wait for ever: mpiexec --rank-by node", together)
+    most, hosts = 0, list[str]()
+    if comm is not None:
+        most, hosts = losable(options, comm.size), comm.allgather(host())
+        if comm.rank == 0 and (together := neighbours(hosts)):
+            said = "--survive: %s; where it vanishes the others would wait for ever: mpiexec --rank-by node"
+            log.warning(said, together)
     failed = begun = time.monotonic()
     while True:
         if comm is None:
@@ -152,7 +160,7 @@ def in_legs(
             left: Any = comm.Shrink()
             worlds.append(left)
             survivor.number, number = left.rank, comm.size - left.size
-            if os.environ.get(SILENCE) in SET:
+            if silence_counts():
                 refuse_minority(hosts, left.group.Translate_ranks(range(left.size), comm.group))
             if getattr(options, "respawn", False) and 0 < number <= most - survivor.lost:
                 worlds[-1] = left = respawn.brought_back(left, number)
@@ -177,12 +185,12 @@ def host() -> str:
 
 
 def neighbours(hosts: list[str]) -> str:
-    """Ranks next to each other that are on one of several hosts, in words, where the detector would need others.
+    """Ranks next to each other that are on one of several hosts, in words, where the detector needs others.
 
     Each rank watches the one before it. Of two that are gone at once, one of which has watched the other, Open MPI
     5.0.11 does not end an agreement, as seen.
     """
-    if os.environ.get(SILENCE) in SET and len(set(hosts)) > 1:
+    if silence_counts() and len(set(hosts)) > 1:
         for rank, where in enumerate(hosts):
             if where == hosts[rank - 1]:
                 both = ranks_told(sorted([rank, (rank - 1) % len(hosts)]))
