@@ -36,7 +36,6 @@ train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python tests/kernels/compile.py
 	$(BIN)/python -m pytest $(SHOW) --numprocesses=2 --dist=loadfile $(TESTS) $(ARGS)
 	HPCDL_CHECK=1 $(MPIEXEC) -n 4 $(BIN)/python -m pytest $(SHOW) $(TESTS) $(ARGS)
 	HPCDL_CHECK=1 $(MPIEXEC) -n 3 $(BIN)/python -m pytest $(SHOW) --without-groups $(TESTS) $(ARGS)

@@ -1,6 +1,6 @@
-"""Compile every kernel for every element type, on all cores: python compile.py
+"""Compile every kernel for every element type that tests use, on all cores: python compile.py
 
-So that no test pays for it. What is in the cache is left as it is.
+So that no test pays for it (tests/conftest.py runs this). What is in the cache is left as it is.
 """
 
 import os
@@ -10,12 +10,13 @@ import numpy as np
 
 from hpcdl.csr import CSR
 from hpcdl.data import from_arrays
-from hpcdl.kernels import libsvm, shuffle
+from hpcdl.kernels import gather, libsvm, reduce, replay_ring, shared, shuffle, sum_tree, svrg, td
 from hpcdl.kernels.cases import CASES
 from hpcdl.models import make_model
 from hpcdl.models.linear_form import linear_form
 from hpcdl.optim import make_optimizer
 from hpcdl.parallel.thread_team import ThreadTeam, words_for
+from hpcdl.strategies.coordinate_descent import Ascent
 
 
 def compile_case(name: str) -> None:
@@ -24,22 +25,60 @@ def compile_case(name: str) -> None:
         CASES[name].kernel.compile(args[0].dtype)
 
 
+def linear_problem(name: str, y: np.ndarray, kind: str):
+    """A linear model, its form and data; kind: "float32 of sparse" for sparse rows of float32."""
+    of_rows, _, rows = kind.partition(" of ")
+    x, dtype = np.eye(3, dtype=of_rows), of_rows if of_rows.startswith("float") else "float32"
+    data = from_arrays(CSR.of(x) if rows == "sparse" else x, y, dtype=dtype)
+    model = make_model(name, (3,), int(y.max()) + 1, dtype, sparse=data.sparse)
+    return model, data, linear_form(model, "compile.py")
+
+
 def compile_hogwild(kind: str) -> None:
-    """The loops of threads, which have no case: of sparse rows, and of dense ones."""
-    dtype, _, rows = kind.partition(" of ")
-    x = np.eye(3, dtype=dtype)
-    data = from_arrays(CSR.of(x) if rows == "sparse" else x, np.arange(3), dtype=dtype)
-    model = make_model("softmax", (3,), 3, dtype, sparse=data.sparse)
-    optimizer = make_optimizer("sgd", model.layout.size, dtype, lambda step: 0.1)
-    form, w = linear_form(model, "HOGWILD!"), np.zeros(model.layout.size, dtype)
+    """The rounds of threads, which have no case."""
+    model, data, form = linear_problem("softmax", np.arange(3), kind)
+    w = np.zeros(model.layout.size, model.layout.dtype)
+    optimizer = make_optimizer("sgd", w.size, w.dtype, lambda step: 0.1)
     ThreadTeam(form, data, w, optimizer, threads=1, locking="none", batch=1, words=words_for(1)).close()
 
 
-if __name__ == "__main__":
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        loops = [f"{dtype} of {rows}" for rows in ("sparse", "dense") for dtype in ("float32", "float64")]
-        list(pool.map(compile_hogwild, loops))
-        list(pool.map(compile_case, CASES))
+def compile_ascent(kind: str) -> None:
+    """The passes of dual coordinate ascent."""
+    _, data, form = linear_problem("svm", np.array([0, 1, 1]), kind)
+    Ascent(data, form, (0, 1), weight_decay=0.1, l1=0.0, seed=0, threads=1, locking="none").compile()
+
+
+def compile_loops(dtype: str) -> None:
+    """Loops for one element type: reductions, shared memory, gathers, SVRG, temporal differences."""
+    for loop in (reduce.add_into, reduce.max_into, reduce.min_into, shared.all_reduce, *shared.OVER_NODES):
+        loop.compile(dtype)
+    for rows in gather.gather.values():
+        rows.compile(dtype)
+    if dtype.startswith("float"):
+        svrg.compile_for(dtype)
+        td.ready(dtype)
+
+
+def compile_the_rest(_: None) -> None:
+    """Loops of one type."""
+    for loop in shared.FLAGS:
+        loop.compile("int64")
     for loop in libsvm.SIGNATURES:
         libsvm.compiled(loop)
     shuffle.loop()
+    sum_tree.loops()
+    replay_ring.loops()
+
+
+JOBS = {
+    compile_case: CASES,
+    compile_hogwild: [f"{dtype} of {rows}" for rows in ("sparse", "dense") for dtype in ("float32", "float64")],
+    compile_ascent: ["float64 of sparse", "float64 of dense", "float32 of dense", "uint8 of dense"],
+    compile_loops: ["float32", "float64", "int64", "int32", "int16", "int8", "uint8"],
+    compile_the_rest: [None],
+}
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for done in [pool.submit(compiles, what) for compiles, them in JOBS.items() for what in them]:
+            done.result()
