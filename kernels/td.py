@@ -7,7 +7,7 @@
     error             e = q(s, a) - y
     Huber's loss      H(e) = e^2 / 2 up to |e| = delta, delta (|e| - delta / 2) beyond; delta infinite: the square alone
     slope             w clip(e, -delta, delta) for the action that was taken, 0 for the others
-    weight            w = (N P)^-beta / the largest of the batch,   P = p / (sum of p), N transitions
+    weight            w = (N P)^-beta,   P = p / (sum of p), N transitions; a learner divides by the batch's largest
 
 A return is built from its last reward backwards, R <- r + gamma R, so that every suffix of an episode's end costs one
 step (`step_back`; the replay's loop uses it). Each function has a twin in plain NumPy of the same arguments, *_numpy.
@@ -72,13 +72,8 @@ def _errors(q, actions, y, weights, delta, slopes, errors):
 
 @on_cpu
 def _weights(priorities, total, count, beta, weights):
-    largest = 0.0
     for i in range(len(priorities)):
-        w = (count * (priorities[i] / total)) ** -beta
-        weights[i] = w
-        largest = max(largest, w)
-    for i in range(len(priorities)):
-        weights[i] /= largest
+        weights[i] = (count * (priorities[i] / total)) ** -beta
 
 
 @cache
@@ -125,9 +120,10 @@ def errors(
 
 
 def importance_weights(priorities: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
-    """Weights float64 (rows,), the largest is 1, of what was drawn by priorities float64 (rows,), none of them 0.
+    """Weights (N P)^-beta, float64 (rows,), of what was drawn by priorities float64 (rows,), none of them 0.
 
-    total: the sum of the priorities of all; count: how many they are.
+    total: the sum of the priorities of all; count: N, how many they are. Nothing is divided by the largest weight here:
+    rows may be part of a batch, whose largest is elsewhere (Schaul et al. 2016, algorithm 1, line 10).
     """
     weights = np.empty(len(priorities))
     loops(np.dtype(np.float32))[2](np.ascontiguousarray(priorities), float(total), float(count), float(beta), weights)
@@ -172,5 +168,4 @@ def errors_numpy(
 
 def importance_weights_numpy(priorities: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
     """As `importance_weights`."""
-    weights = (count * (priorities / total)) ** -beta
-    return weights / weights.max()
+    return (count * (priorities / total)) ** -beta

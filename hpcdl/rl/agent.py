@@ -183,14 +183,17 @@ class Learner:
         return td.targets(valued, chosen, sample.returns, sample.discounts)
 
     def gradient(
-        self, parameters: Array, sample: Any, gradient: Array, model: Any = None, step: int = 0
+        self, parameters: Array, sample: Any, gradient: Array, model: Any = None, step: int = 0, whole: bool = True
     ) -> tuple[float, np.ndarray]:
         """Add the gradient of a sample's losses to `gradient`; returns their sum, and |errors| (rows,).
 
         model: what computes it, where that is not the network itself, as one that straggles. step: of the updates.
+        whole: the sample is a whole batch, and its weights are divided by the largest of them; the gradient and the
+        losses of a part remain to be divided by the largest weight of all parts.
         """
         rows = len(sample.actions)
         targets = self.targets(parameters, sample)
-        batch = QBatch(sample.observations, sample.actions, targets, sample.weights, rows, step=step)
+        weights = sample.weights / sample.weights.max(initial=0) if whole and rows else sample.weights
+        batch = QBatch(sample.observations, sample.actions, targets, weights, rows, step=step)
         loss = (model or self.network).loss_and_gradient(parameters, batch, gradient)
         return loss, batch.errors

@@ -135,9 +135,11 @@ class Learners:
         assert tally.by_kind is not None
         self.by_kind, self.network = tally.by_kind, plain(model)
         self.learner = Learner(self.network, target, options.double == "yes")
-        # One number more than the gradient has: how far rank 0 is known to be, on which all have to agree.
-        self.sums = comm.empty(self.network.size + 1, self.network.dtype)
-        self.gradient = self.sums[:-1]
+        # The all-reduce also carries how far rank 0 is known to be, on which all have to agree, and each learner's largest
+        # importance weight, in a place of its own: the sum of all vectors holds each of them.
+        size = self.network.size
+        self.sums = comm.empty(size + 1 + comm.size, self.network.dtype)
+        self.gradient, self.farthest, self.largest = self.sums[:size], self.sums[size : size + 1], self.sums[size + 1 :]
         cut = chunks(int(options.batch_size), comm.size)[comm.rank]
         self.rows, self.kept = cut.stop - cut.start, run.saved
         self.asked = self.taken = 0  # samples of this leg
@@ -226,13 +228,17 @@ class Learners:
         of = [sample for _, sample in samples]
         sample = of[0] if len(of) == 1 else Sample(*map(np.concatenate, zip(*of, strict=True)))
         self.sums[:] = 0
-        loss, errors = self.learner.gradient(self.parameters, sample, self.gradient, self.model, optimizer.step)
+        loss, errors = self.learner.gradient(
+            self.parameters, sample, self.gradient, self.model, optimizer.step, whole=False
+        )
+        self.largest[self.comm.rank] = sample.weights.max(initial=0)
         if self.comm.rank == 0:
-            self.sums[-1] = self.reached
+            self.farthest[:] = self.reached
         with self.by_kind("gradients"):
             self.comm.all_reduce(self.sums)
         rate = optimizer.schedule(self.run.step)
-        optimizer.update(self.parameters, self.gradient, 1 / int(options.batch_size), rate=rate)
+        largest = float(self.largest.max())  # the batch's, wherever its rows lie
+        optimizer.update(self.parameters, self.gradient, 1 / (int(options.batch_size) * largest), rate=rate)
         if options.prioritized:
             ends = np.cumsum([len(each.actions) for each in of])[:-1]
             for (shard, each), own in zip(samples, np.split(errors, ends), strict=True):
@@ -241,7 +247,7 @@ class Learners:
             self.target[:] = self.parameters
         if optimizer.step % options.broadcast_every == 0:
             self.publisher.publish(self.parameters, self.network.device)
-        return loss
+        return loss / largest
 
     @property
     def reached(self) -> int:
@@ -252,7 +258,7 @@ class Learners:
         """How many steps of the run have passed by now."""
         if not (self.options.free and updated):
             return 1
-        return max(0, min(int(self.sums[-1]), self.run.steps) - self.run.step)
+        return max(0, min(int(self.farthest[0]), self.run.steps) - self.run.step)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,9 @@ FIRST = 100  # losses before any is an outlier: the mean is not known well
 class Outliers:
     """Whether a loss is more than `deviations` standard deviations over the running mean of all; 0: none ever is.
 
-    m <- k m + (1 - k) |l|,  v <- k v + (1 - k) (|l| - m)^2, with an outlier as with any other.
+    m <- k m + (1 - k) |l|,  v <- k (v + (1 - k) (|l| - m)^2), with an outlier as with any other: the mean and the variance
+    of all losses, with weights that fall by k from one to the one before. The first loss has m = |l| and v = 0. (West,
+    "Updating mean and variance estimates", CACM 1979)
     """
 
     def __init__(self, deviations: float):
@@ -24,6 +26,6 @@ class Outliers:
         outlier = self.count >= FIRST and size > self.mean + self.deviations * math.sqrt(self.variance)
         self.count += 1
         kept = min(KEPT, 1 - 1 / self.count)  # at first the plain mean
-        self.variance = kept * self.variance + (1 - kept) * (size - self.mean) ** 2
+        self.variance = kept * (self.variance + (1 - kept) * (size - self.mean) ** 2)
         self.mean = kept * self.mean + (1 - kept) * size
         return outlier

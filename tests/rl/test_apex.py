@@ -207,7 +207,10 @@ def learner(comm, everyone, network, batch, prioritized=True):
 
 @pytest.mark.mpi(min_size=2)
 def test_learners_together_are_one(each_group):
-    """Their samples, unlike in length, with weights: the parameters of one learner of all; each knows its errors."""
+    """Their samples, unlike in length: the parameters and losses of one learner of all; each knows its errors.
+
+    Weights are divided by the largest of the whole batch, wherever that lies.
+    """
 
     def body(bare):
         everyone, network = Communicator(bare, allreduce="ring"), network_and_parameters()[0]
@@ -218,13 +221,17 @@ def test_learners_together_are_one(each_group):
         ends = np.array([13 * (rank + 1) ** 2 // bare.size**2 for rank in range(bare.size)])
         some = slice(([0, *ends])[bare.rank], ends[bare.rank])
         mine, lone = learner(everyone, everyone, network, 13), Communicator(bare.Split(bare.rank))
-        alone = learner(lone, everyone, network, 13)
+        alone, divided = learner(lone, everyone, network, 13), learner(lone, everyone, network, 13)
+        by_the_largest = whole._replace(weights=whole.weights / whole.weights.max())  # Schaul et al. 2016, algorithm 1
         for _ in range(3):
             told, all_told = Told(), Told()
-            mine._update([(told, type(whole)(*(each[some] for each in whole)))])
-            alone._update([(all_told, whole)])
+            part = type(whole)(*(each[some] for each in whole))
+            losses = bare.allreduce(mine._update([(told, part)]))
+            loss = alone._update([(all_told, whole)])
+            np.testing.assert_allclose([losses, divided._update([(Told(), by_the_largest)])], loss, rtol=1e-6)
             np.testing.assert_allclose(told.errors, all_told.errors[some], rtol=1e-12)
         np.testing.assert_allclose(mine.parameters, alone.parameters, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(divided.parameters, alone.parameters, rtol=1e-6, atol=1e-8)
         everywhere = bare.allgather(mine.parameters.tobytes())
         assert len(set(everywhere)) == 1 and (mine.parameters != network.initialize(Random(5))).any()
         everyone.free()

@@ -22,17 +22,16 @@ def test_the_first_are_none_for_the_mean_is_not_known():
 
 
 def test_mean_and_variance_are_those_of_the_formula():
-    """Plain means, until the weights of a running one are the larger."""
-    losses, outliers = np.random.default_rng(1).exponential(1.0, 400), Outliers(3.0)
+    """Those of all losses so far, each with the same weight at first; then the weights of older ones fall by KEPT."""
+    losses, outliers, weights = 5 + np.random.default_rng(1).exponential(1.0, 400), Outliers(3.0), np.empty(0)
     for count, loss in enumerate(losses, 1):
         outliers.found(float(loss))
-        if count <= 1 / (1 - KEPT):
-            assert math.isclose(outliers.mean, losses[:count].mean())
-    mean = losses[:100].mean()
-    for loss in losses[100:]:
-        mean = KEPT * mean + (1 - KEPT) * loss
-    assert math.isclose(outliers.mean, mean)
-    assert 0.5 < outliers.variance < 2.0
+        kept = min(KEPT, 1 - 1 / count)
+        weights = np.append(kept * weights, 1 - kept)
+        mean = weights @ losses[:count]
+        assert math.isclose(outliers.mean, mean)
+        assert math.isclose(outliers.variance, weights @ (losses[:count] - mean) ** 2, abs_tol=1e-12)
+    assert np.ptp(weights[:100]) < 1e-12 < np.ptp(weights)
 
 
 def test_losses_that_rise_for_good_become_the_rule():
