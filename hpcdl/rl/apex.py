@@ -135,8 +135,8 @@ class Learners:
         assert tally.by_kind is not None
         self.by_kind, self.network = tally.by_kind, plain(model)
         self.learner = Learner(self.network, target, options.double == "yes")
-        # The all-reduce also carries how far rank 0 is known to be, on which all have to agree, and each learner's largest
-        # importance weight, in a place of its own: the sum of all vectors holds each of them.
+        # The all-reduce also carries how far rank 0 is known to be, on which all have to agree, and each learner's
+        # largest importance weight, in a place of its own: the sum of all vectors holds each of them.
         size = self.network.size
         self.sums = comm.empty(size + 1 + comm.size, self.network.dtype)
         self.gradient, self.farthest, self.largest = self.sums[:size], self.sums[size : size + 1], self.sums[size + 1 :]

@@ -9,9 +9,9 @@ FIRST = 100  # losses before any is an outlier: the mean is not known well
 class Outliers:
     """Whether a loss is more than `deviations` standard deviations over the running mean of all; 0: none ever is.
 
-    m <- k m + (1 - k) |l|,  v <- k (v + (1 - k) (|l| - m)^2), with an outlier as with any other: the mean and the variance
-    of all losses, with weights that fall by k from one to the one before. The first loss has m = |l| and v = 0. (West,
-    "Updating mean and variance estimates", CACM 1979)
+    m <- k m + (1 - k) |l|,  v <- k (v + (1 - k) (|l| - m)^2), with an outlier as with any other: the mean and the
+    variance of all losses, with weights that fall by k from one to the one before. The first has m = |l| and v = 0.
+    (West, "Updating mean and variance estimates", CACM 1979)
     """
 
     def __init__(self, deviations: float):

@@ -2,17 +2,15 @@
 
     iterate w        the same on all ranks of a chain
     samples          w after the steps burn_in + thin, burn_in + 2 thin, ...; the first rank of a chain keeps them
-    parameters       the mean of all samples of all chains, the posterior mean, which is scored and saved; before there
-                     is a sample, of the iterates
-    R-hat            of each parameter: whether the chains, and the halves of each, are alike, 1 where they are
+    parameters       the mean of all samples of all chains, each weighted by the rate of its step: the posterior mean,
+                     which is scored and saved; before there is a sample, the mean of the iterates
+    R-hat            of each parameter: how much the chains, and the halves of each, differ; 1 where they do not
 
-Split R-hat: the M = 2 chains halves of n samples, with means m_i and variances s_i^2,
+The iterate after a small step tells less that is new than one after a large step, so a sample counts by its step's
+rate: E f = sum of a_t f(w_t) / sum of a_t. (Welling and Teh, "Bayesian learning via stochastic gradient Langevin
+dynamics", ICML 2011, equation 11)
 
-    W = mean of s_i^2      B/n = variance of m_i       R-hat = sqrt(((n - 1)/n W + B/n) / W)
-
-(Gelman and Rubin, "Inference from iterative simulation using multiple sequences", Statistical Science 1992; Vehtari,
-Gelman, Simpson, Carpenter and Buerkner, "Rank-normalization, folding, and localization: an improved R-hat", Bayesian
-Analysis 2021, of which the halves are taken, and no ranks.)
+R-hat is that of `r_hat.py`, in which samples have no weights.
 """
 
 from pathlib import Path
@@ -26,6 +24,7 @@ from hpcdl.errors import TrainingError, UsageError, reason, refuse_beyond
 from hpcdl.kernels.device import Array, device_of
 from hpcdl.memory import Memory, available
 from hpcdl.runs.held import Held
+from hpcdl.runs.r_hat import rank_normalized_r_hat
 from hpcdl.runs.rewind import folder_of
 from hpcdl.runs.samples import FILE, Samples
 from hpcdl.runs.state import Same, Tracked
@@ -90,8 +89,9 @@ class Chains(Held):
         self.parameters[:] = w
         self.w, self.number, self.burn_in, self.thin = w, number, burn_in, thin
         self.leaders = [part.start for part in chunks(ranks, chains)]
-        self.total = np.zeros(w.size)
+        self.total = np.zeros(w.size)  # the weighted sum of samples; on the first rank of a chain
         self.steps: list[int] = []
+        self.weights: list[float] = []
         self.kept: list[np.ndarray] = []
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
@@ -105,12 +105,8 @@ class Chains(Held):
         return self.peers.rank == self.leaders[self.number]
 
     def tracked(self) -> dict[str, Tracked]:
-        """The posterior mean, and of each chain the iterate and the sum of its samples."""
-        return {
-            "parameters": Same(self.parameters),
-            "iterate": PerChain(self.w, self.leaders, self.number),
-            "sum_of_samples": PerChain(self.total, self.leaders, self.number),
-        }
+        """The posterior mean, and the iterate of each chain; samples have a file of their own."""
+        return {"parameters": Same(self.parameters), "iterate": PerChain(self.w, self.leaders, self.number)}
 
     def due(self, steps: int) -> list[int]:
         """After which of the first `steps` steps a sample is taken."""
@@ -126,20 +122,23 @@ class Chains(Held):
         needed = len(self.leaders) * wanted * self.w.size * self.w.dtype.itemsize
         refuse_beyond(f"{wanted} samples of each of {len(self.leaders)} chains", needed, available())
 
-    def take(self, step: int) -> None:
-        """The first `step` steps are done: take a sample where one is due; local."""
+    def take(self, step: int, rate: float) -> None:
+        """The first `step` steps are done, the last at this rate: take a sample where one is due; local."""
         if step <= self.burn_in or (step - self.burn_in) % self.thin:
             return
-        sample = device_of(self.w).host(self.w).copy()
-        self.total += sample
         self.steps.append(step)
+        self.weights.append(rate)
         if self.leads:
-            self.kept.append(sample)
+            self._keep(device_of(self.w).host(self.w).copy(), rate)
+
+    def _keep(self, sample: np.ndarray, weight: float) -> None:
+        self.kept.append(sample)
+        self.total += weight * sample.astype(np.float64)
 
     def refresh(self) -> None:
         """parameters <- the posterior mean so far, the same bits on all ranks; collective."""
         super().refresh()
-        mine = self.total / len(self.steps) if self.steps else device_of(self.w).host(self.w).astype(np.float64)
+        mine = self.total / sum(self.weights) if self.steps else device_of(self.w).host(self.w).astype(np.float64)
         mean = mine / len(self.leaders) if self.leads else np.zeros_like(mine)
         self.peers.all_reduce(mean)
         device_of(self.parameters).copy_in(self.parameters, mean.astype(self.parameters.dtype))
@@ -152,23 +151,23 @@ class Chains(Held):
         return found
 
     def r_hat(self) -> np.ndarray | None:
-        """Split R-hat of each parameter; None where samples are too few. Collective."""
-        n, size = len(self.steps) // 2, self.w.size
+        """Rank-normalized split R-hat of each parameter; None where samples are too few. Collective.
+
+        The first rank of each chain finds R-hat for its share of the parameters; the others send it their samples.
+        """
         if len(self.steps) < FEWEST:
             return None
-        halves = [self.kept[:n], self.kept[-n:]] if self.leads else []
-        means = [np.mean(half, axis=0, dtype=np.float64) for half in halves]
-        spreads = [
-            sum(np.square(sample - mean) for sample in half) / (n - 1) for half, mean in zip(halves, means, strict=True)
-        ]
-        count = 2 * len(self.leaders)
-        sums = np.concatenate([sum(means, np.zeros(size)), sum(spreads, np.zeros(size))])
-        self.peers.all_reduce(sums)
-        middle, within = sums[:size] / count, sums[size:] / count
-        between = sum((np.square(mean - middle) for mean in means), np.zeros(size)) / (count - 1)
-        self.peers.all_reduce(between)
-        whole = (n - 1) / n * within + between
-        return np.sqrt(np.divide(whole, within, out=np.ones(size), where=within > 0))
+        found, shares = np.zeros(self.w.size), chunks(self.w.size, len(self.leaders))
+        if self.leads:
+            mine, others = np.array(self.kept), [c for c in range(len(self.leaders)) if c != self.number]
+            sent = [self.peers.ipush(np.ascontiguousarray(mine[:, shares[c]]), self.leaders[c]) for c in others]
+            of = np.empty((len(self.leaders), *mine[:, shares[self.number]].shape), mine.dtype)
+            of[self.number] = mine[:, shares[self.number]]
+            for each in [self.peers.iwait(of[c], self.leaders[c]) for c in others] + sent:
+                each.wait()
+            found[shares[self.number]] = rank_normalized_r_hat(of)
+        self.peers.all_reduce(found)
+        return found
 
     # -- the file ----------------------------------------------------------------------------------------------------
 
@@ -180,7 +179,7 @@ class Chains(Held):
         failed, why = np.zeros(1), ""
         if vectors is not None and run.folder.path is not None:
             try:
-                Samples(np.array(self.steps, np.int64), vectors).write(run.folder.path)
+                Samples(np.array(self.steps, np.int64), vectors, np.array(self.weights)).write(run.folder.path)
             except Exception as error:  # whatever h5py raises: all ranks are to know
                 failed[0], why = 1, reason(error)
         self.peers.broadcast(failed)
@@ -201,6 +200,11 @@ class Chains(Held):
                 found = Samples.read(Path(folder), run.step, self.w.size, np.dtype(self.w.dtype))
                 if found.steps.tolist() != self.steps or len(found.vectors) != len(self.leaders):
                     raise UsageError(f"{folder}/{FILE} does not hold the samples of step {run.step}'s checkpoint")
+        weights = np.array([self.optimizer.schedule(step - 1) for step in self.steps], np.float64)
+        if found is not None and found.weights is not None:  # older files have none
+            weights[:] = found.weights
+        self.peers.broadcast(weights)
+        self.weights = weights.tolist()
         for number, leader in enumerate(self.leaders):
             if self.peers.rank == 0 and found is not None and leader > 0:
                 self.peers.push(np.ascontiguousarray(found.vectors[number]), leader)
@@ -208,4 +212,5 @@ class Chains(Held):
                 mine = np.empty((len(self.steps), self.w.size), self.w.dtype) if found is None else found.vectors[0]
                 if found is None:
                     self.peers.wait(mine, 0)
-                self.kept = list(mine)
+                for sample, weight in zip(mine, weights, strict=True):
+                    self._keep(sample, weight)

@@ -2,6 +2,7 @@
 
     samples    (chains, samples, parameters)
     steps      (samples,) after which updates each was taken, rising
+    weights    (samples,) how much each counts: the rate of its step; files of before have none, and all count alike
 
 The file is written anew, whole, before each checkpoint: so it has all samples up to the checkpoint's step, and maybe
 later ones, which who goes on from the checkpoint, or scores it, leaves out.
@@ -26,15 +27,18 @@ FILE, FORMAT, VERSION = "samples.h5", "hpcdl samples", 1
 
 
 class Samples(NamedTuple):
-    """steps (samples,), vectors (chains, samples, parameters)."""
+    """steps (samples,), vectors (chains, samples, parameters), weights (samples,) or None: all samples count alike."""
 
     steps: np.ndarray
     vectors: np.ndarray
+    weights: np.ndarray | None = None
 
     def write(self, folder: Path) -> None:
         """Write the file. Raises what h5py does; what stood under that name is then as it was."""
         with new_file(folder / FILE) as file:
             file["samples"], file["steps"] = self.vectors, self.steps
+            if self.weights is not None:
+                file["weights"] = self.weights
             file.attrs["format"], file.attrs["version"] = FORMAT, VERSION
 
     @classmethod
@@ -46,19 +50,24 @@ class Samples(NamedTuple):
         with blamed_on(f"{path} is damaged or cut off"), h5py.File(path, "r") as file:
             if file.attrs.get("format") != FORMAT or file.attrs["version"] != VERSION:
                 raise UsageError(f"{path} is no file of samples that this program reads")
-            for name in ("steps", "samples"):
+            for name in ("steps", "samples", "weights"):
                 if name in file:
                     dataset(file, name)  # which lies in this very file
             steps, samples = file["steps"], file["samples"]
             good = steps.ndim == 1 and steps.dtype == np.int64 and samples.ndim == 3 and samples.dtype == dtype
+            weights = file["weights"][()] if "weights" in file else None
             if not good or samples.shape[1:] != (len(steps), size) or not samples.shape[0]:
                 raise UsageError(f"{path} does not hold samples of {size} parameters of {dtype}")
             steps = steps[()]
+            if weights is not None and not (
+                weights.shape == steps.shape and weights.dtype == np.float64 and (weights > 0).all()
+            ):
+                raise UsageError(f"{path}: its weights are not one number above 0 for each sample")
             if (np.diff(steps) <= 0).any():
                 raise UsageError(f"{path}: its steps do not rise")
             there = int(np.searchsorted(steps, step, side="right"))
             refuse_beyond(f"{path}", samples.shape[0] * there * size * dtype.itemsize, available())
-            found = cls(steps[:there], samples[:, :there])
+            found = cls(steps[:there], samples[:, :there], None if weights is None else weights[:there])
         if not np.isfinite(found.vectors).all():
             raise UsageError(f"{path}: a sample is not finite")
         return found
@@ -67,20 +76,23 @@ class Samples(NamedTuple):
 class Predictive(Wrapped):
     """`model`, whose predictions are means over samples (number, parameters), whatever parameters it is given.
 
+    weights (number,): how much each sample counts; None: all count alike.
+
     Of classes, the mean of the probabilities: the posterior predictive distribution; its loss is - log of it. Of
     values, the mean of the values, and half its squared error.
     """
 
-    def __init__(self, model: Any, samples: np.ndarray, classes: int):
+    def __init__(self, model: Any, samples: np.ndarray, classes: int, weights: np.ndarray | None = None):
         super().__init__(model)
         self.samples, self.classes = samples, classes
+        self.weights = np.ones(len(samples)) if weights is None else weights
 
     def predict(self, parameters: np.ndarray, x: Any) -> np.ndarray:
         """As the model's, (rows, classes), (rows,) or (rows, outputs)."""
         total = 0.0
-        for sample in self.samples:
-            total = total + self.model.predict(sample, x).astype(np.float64)
-        return (total / len(self.samples)).astype(self.samples.dtype)  # type: ignore[attr-defined]
+        for sample, weight in zip(self.samples, self.weights, strict=True):
+            total = total + weight * self.model.predict(sample, x).astype(np.float64)
+        return (total / self.weights.sum()).astype(self.samples.dtype)  # type: ignore[attr-defined]
 
     def evaluate(self, parameters: np.ndarray, batch: Any) -> tuple[float, float]:
         """(sum of losses, right answers or squared errors)."""
@@ -102,4 +114,5 @@ def predictive(run: str, trained: Trained, model: Any) -> Predictive:
     found = Samples.read(folder_of(run), trained.about["step"], model.layout.size, np.dtype(trained.dtype))
     if not len(found.steps):
         raise UsageError(f"{run} has no samples up to step {trained.about['step']}; see --burn-in and --thin")
-    return Predictive(model, found.vectors.reshape(-1, model.layout.size), trained.classes)
+    weights = None if found.weights is None else np.tile(found.weights, len(found.vectors))
+    return Predictive(model, found.vectors.reshape(-1, model.layout.size), trained.classes, weights)

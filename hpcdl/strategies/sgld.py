@@ -7,7 +7,7 @@
                 g_r <- sum over i in B_r of grad -log p(y_i | x_i, w)
             g <- all-reduce sum of the g_r
             w <- w - rate_t / 2 * (n / b * g + precision * w) + N(0, rate_t)      the same on all ranks of the chain
-            after every thin-th step beyond burn_in: w is a sample
+            after every thin-th step beyond burn_in: w is a sample, of weight rate_t
 
 The prior is normal, of mean 0 and this precision. -log p is the loss of a classifier; of a regression with squared loss
 it is the loss divided by the variance of the noise, but for a constant. As the rate falls the gradient's own noise,
@@ -79,7 +79,7 @@ def train(
         scale = data.examples / (batch.total * noise_variance)
         langevin(w, gradient, rate / 2, scale, prior_precision, math.sqrt(rate), 0, run.step, *key)
         optimizer.step += 1
-        held.take(run.step + 1)
+        held.take(run.step + 1, rate)
         run.record(loss, batch.total * chains)
         run.boundary()
     run.report(samples=len(held.steps) * chains)

@@ -32,7 +32,7 @@ def test_when_samples_are_taken(burn_in, thin, steps, wanted, world):
     comm = Communicator(world)
     found = held(comm, burn_in=burn_in, thin=thin)
     for step in range(1, steps + 1):
-        found.take(step)
+        found.take(step, 0.1)
     assert found.steps == found.due(steps) == wanted
     assert len(found.kept) == (len(wanted) if comm.rank == 0 else 0)
     comm.free()
@@ -48,7 +48,7 @@ def test_r_hat_is_near_1_for_chains_of_one_distribution_and_large_for_others(eac
             for step in range(1, 201):
                 # Of the three parameters, one is alike in all chains, one is shifted in each, one drifts.
                 found.w[:] = random.standard_normal(3) + np.array([0, 5 * found.number, step / 20])
-                found.take(step)
+                found.take(step, 0.1)
             alike, shifted, drifting = found.r_hat()
             assert alike < 1.05 and drifting > 1.5
             assert (shifted > 1.5) == (chains > 1)

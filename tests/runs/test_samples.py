@@ -15,7 +15,7 @@ SIZE, KIND = 3, np.dtype("float64")
 @pytest.fixture
 def folder(tmp_path):
     """With two chains of 4 samples."""
-    Samples(np.array([2, 4, 6, 8]), np.arange(24.0).reshape(2, 4, 3)).write(tmp_path)
+    Samples(np.array([2, 4, 6, 8]), np.arange(24.0).reshape(2, 4, 3), np.array([4.0, 3.0, 2.0, 1.0])).write(tmp_path)
     return tmp_path
 
 
@@ -24,6 +24,7 @@ def test_written_and_read_up_to_a_step(folder):
         found = Samples.read(folder, step, SIZE, KIND)
         assert found.steps.tolist() == [2, 4, 6, 8][:there]
         assert np.array_equal(found.vectors, np.arange(24.0).reshape(2, 4, 3)[:, :there])
+        assert found.weights.tolist() == [4, 3, 2, 1][:there]
     assert [path.name for path in folder.iterdir()] == [FILE]
 
 
@@ -49,6 +50,8 @@ def rewrite(name, value):
         (rewrite("samples", np.zeros((2, 4, 5))), "does not hold samples of 3 parameters of float64"),
         (rewrite("samples", np.zeros((2, 4, 3), "f4")), "does not hold samples of 3 parameters of float64"),
         (rewrite("samples", np.full((2, 4, 3), np.nan)), "a sample is not finite"),
+        (rewrite("weights", [1.0, 2.0]), "its weights are not one number above 0 for each sample"),
+        (rewrite("weights", [1.0, 2.0, 3.0, np.nan]), "its weights are not one number above 0 for each sample"),
         (lambda file: file.attrs.update(format="other"), "is no file of samples that this program reads"),
         (lambda file: file.attrs.update(version=9), "is no file of samples that this program reads"),
         (lambda file: file.pop("samples"), "is damaged or cut off"),
@@ -71,13 +74,20 @@ def test_a_file_that_is_missing_or_cut_off(folder):
         Samples.read(folder, 8, SIZE, KIND)
 
 
+def test_a_file_of_before_has_no_weights(folder):
+    with h5py.File(folder / FILE, "a") as file:
+        del file["weights"]
+    assert Samples.read(folder, 8, SIZE, KIND).weights is None
+
+
+@pytest.mark.parametrize("weights", [None, np.array([5.0, 4.0, 3.0, 2.0, 1.0])])
 @pytest.mark.parametrize("name, classes", [("softmax", 3), ("logistic", 2)])
-def test_the_mean_of_the_probabilities(name, classes):
+def test_the_mean_of_the_probabilities(name, classes, weights):
     random = np.random.default_rng(0)
     model = make_model(name, (4,), classes, "float64")
     samples, x, y = random.standard_normal((5, model.size)), random.standard_normal((7, 4)), np.arange(7) % classes
-    made = Predictive(model, samples, classes)
-    wanted = np.mean([model.predict(each, x) for each in samples], axis=0)
+    made = Predictive(model, samples, classes, weights)
+    wanted = np.average([model.predict(each, x) for each in samples], axis=0, weights=weights)
     assert np.abs(made.predict(samples[0], x) - wanted).max() < 1e-15
     loss, right = made.evaluate(samples[0], Batch(x, y, 7, 0, 0, np.arange(7)))
     p = wanted if classes == 3 else np.column_stack([1 - wanted, wanted])

@@ -13,6 +13,7 @@ from hpcdl.errors import AgreedError
 from hpcdl.kernels import references
 from hpcdl.models import for_data
 from hpcdl.runs import chains as chains_module
+from hpcdl.runs.r_hat import rank_normalized_r_hat
 from hpcdl.runs.samples import Samples
 from hpcdl.strategies import sgld
 from hpcdl.strategies.sgld import initial_random, noise_key
@@ -51,6 +52,16 @@ def textbook(model, data, steps, prior=1.0, noise=1.0, chain=0, chains=1):
     return path
 
 
+SAMPLED = 6, 8, 10, 12  # after so many steps, as OWN has it
+
+
+def weighted(paths):
+    """The mean of the samples of all chains, each weighted by the rate of its step (Welling and Teh, equation 11)."""
+    weights = [rate(at - 1) for at in SAMPLED]
+    assert weights[0] > 1.2 * weights[-1]
+    return np.mean([np.average([w[at - 1] for at in SAMPLED], axis=0, weights=weights) for w in paths], axis=0)
+
+
 def iterates(comm, run_of, **own):
     """A run, and this rank's iterate after each step."""
     found = []
@@ -79,7 +90,7 @@ def test_the_steps_of_the_textbook(model, prior, noise, follow, each_group):
         run, path = iterates(comm, lambda train, own: follow(comm, train, made(model), model, own, **PLAIN), **own)
         agree(path, wanted)
         assert run.agree and run.reported["samples"] == 4
-        mean = np.mean([wanted[at - 1] for at in (6, 8, 10, 12)], axis=0)
+        mean = weighted([wanted])
         assert np.abs(run.parameters - mean).max() < 1e-10
         assert np.abs(run.path[4] - wanted[4]).max() < 1e-10  # no sample yet: the iterate
 
@@ -98,22 +109,14 @@ def test_chains_are_runs_of_their_own(chains, follow, each_group):
         wanted = [textbook("softmax", made("softmax"), 12, chain=c, chains=chains) for c in range(chains)]
         agree(path, wanted[run.held.number])
         assert {*comm.allgather(run.held.number)} == {*range(chains)} and run.reported["samples"] == 4 * chains
-        mean = np.mean([w[at - 1] for w in wanted for at in (6, 8, 10, 12)], axis=0)
+        mean = weighted(wanted)
         assert np.abs(run.parameters - mean).max() < 1e-10 and run.agree
         assert run.examples == chains * 4 * 29
-        halves = [[w[at - 1] for at in some] for w in wanted for some in ((6, 8), (10, 12))]
-        assert run.scores["r_hat_max"] == pytest.approx(textbook_r_hat(np.array(halves)).max(), rel=1e-8)
-        assert run.scores["r_hat_median"] == pytest.approx(np.median(textbook_r_hat(np.array(halves))), rel=1e-8)
+        r_hat = rank_normalized_r_hat(np.array([[w[at - 1] for at in SAMPLED] for w in wanted]))
+        assert run.scores["r_hat_max"] == pytest.approx(r_hat.max(), rel=1e-8)
+        assert run.scores["r_hat_median"] == pytest.approx(np.median(r_hat), rel=1e-8)
 
     each_group(body)
-
-
-def textbook_r_hat(halves):
-    """Of (halves, samples, parameters)."""
-    n = halves.shape[1]
-    within = halves.var(axis=1, ddof=1).mean(axis=0)
-    between = n * halves.mean(axis=1).var(axis=0, ddof=1)
-    return np.sqrt(((n - 1) / n * within + between / n) / within)
 
 
 @pytest.mark.parametrize("chains", [1, 2])
@@ -194,6 +197,8 @@ def test_resumed_is_never_stopped_to_the_bit(chains, stop, follow, world, tmp_pa
             assert wanted["steps"][()].tolist() == mine["steps"][()].tolist() == [6, 8, 10, 12]
             assert wanted["samples"].shape == (chains, 4, 21)
             assert np.array_equal(mine["samples"], wanted["samples"])
+            assert np.array_equal(mine["weights"], wanted["weights"])
+            assert mine["weights"][()] == pytest.approx([rate(at - 1) for at in SAMPLED])
     few = world.Split(0 if world.rank < chains else MPI.UNDEFINED, world.rank)
     if few != MPI.COMM_NULL:  # on as many ranks as chains, to rounding, into another folder
         other, rest = steps(12, few, resume=str(folder / "half"), out=str(folder / "b"))
