@@ -18,8 +18,8 @@ from rich.table import Table
 
 from hpcdl.errors import UsageError, printable, unknown
 from hpcdl.files import from_json
-from hpcdl.reports.measures import BY_NAME, MEASURES, USUAL, Measure, shown, values
-from hpcdl.reports.statistics import Statistics, statistics
+from hpcdl.reports.measures import BY_NAME, MEASURES, USUAL, Measure, bounds, shown, values
+from hpcdl.reports.statistics import FEWEST, Statistics, of_lines
 
 SCHEMA_VERSION = 1
 SIGNS = {True: "+", False: "-", None: "="}  # better than the first line, worse, within noise
@@ -61,8 +61,12 @@ def results(
         return found
 
     found = [[run(i, seed) for seed in seeds] for i in range(len(lines))]
-    by_line = [columns(runs) for runs in found]
+    by_line, censored = ([columns(runs, kind) for runs in found] for kind in ("values", "beyond"))
     measured = [measure for measure in MEASURES if any(any(of[measure.name]) for of in by_line)]
+    statistics = {
+        measure.name: of_lines([of[measure.name] for of in by_line], [of[measure.name] for of in censored])
+        for measure in measured
+    }
     return {
         "schema_version": SCHEMA_VERSION,
         **about,
@@ -75,32 +79,30 @@ def results(
                 "ranks": line.ranks,
                 "folder": line.folder,
                 "runs": runs,
-                "statistics": {
-                    measure.name: statistics(of[measure.name], by_line[0][measure.name] if i else None)._asdict()
-                    for measure in measured
-                },
+                "statistics": {name: of[i]._asdict() for name, of in statistics.items()},
             }
-            for i, (line, runs, of) in enumerate(zip(lines, found, by_line, strict=True))
+            for i, (line, runs) in enumerate(zip(lines, found, strict=True))
         ],
     }
 
 
 def run_of(folder: Path, line: Line, seed: int, target: dict[str, float], failed: str | None) -> dict[str, Any]:
-    """One run: where it is, why it failed or ended, what is measured."""
+    """One run: where it is, why it failed or ended, what is measured; beyond: what is only known to be larger."""
     path = run_folder(line.folder, seed)
     run: dict[str, Any] = {"seed": seed, "folder": str(path), "failed": failed, "stopped": None, "values": {}}
     if failed is None:
         try:
             summary = from_json((folder / path / "summary.json").read_text())
             run |= {"stopped": summary.get("stopped"), "values": values(folder / path, summary, target)}
+            run["beyond"] = bounds(folder / path, target)
         except (OSError, ValueError, AttributeError, TypeError, KeyError):
             run["failed"] = "there is no summary.json that can be read"
     return run
 
 
-def columns(runs: list[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """The values of a line's runs by measure, one for each seed."""
-    return {measure.name: [run["values"].get(measure.name) for run in runs] for measure in MEASURES}
+def columns(runs: list[dict[str, Any]], kind: str) -> dict[str, list[float | None]]:
+    """The values of a line's runs by measure, one for each seed; kind: "values" or "beyond"."""
+    return {measure.name: [run.get(kind, {}).get(measure.name) for run in runs] for measure in MEASURES}
 
 
 def chosen(names: str) -> list[str]:
@@ -120,7 +122,7 @@ def cell(measure: Measure, found: Statistics) -> str:
     if found.mean is None:
         return ""
     spread = f" ± {shown(measure, found.deviation, unit=False)}" if found.deviation else ""
-    return f"{shown(measure, found.mean, unit=False)}{spread}{sign(measure, found)}"
+    return f"{'> ' * bool(found.censored)}{shown(measure, found.mean, unit=False)}{spread}{sign(measure, found)}"
 
 
 def sign(measure: Measure, found: Statistics) -> str:
@@ -221,7 +223,9 @@ def remarks(found: dict[str, Any]) -> list[str]:
     """What is to be said below the tables: how they are read, what failed, what ended before its time."""
     said = []
     if len(found["lines"]) > 1 and len(found["seeds"]) > 1:
-        said.append("mean ± deviation over the seeds; + better, - worse than line 1, = within noise")
+        signs = "+ better, - worse than line 1, = within noise"
+        fewest = f"fewer than {FEWEST} seeds tell no noise from a difference"
+        said.append(f"mean ± deviation over the seeds; {signs if len(found['seeds']) >= FEWEST else fewest}")
     for number, line in enumerate(found["lines"], 1):
         whys: dict[str, list[int]] = {}
         for run in line["runs"]:
@@ -277,7 +281,7 @@ def table(found: dict[str, Any]) -> str:
     """table.csv: a row for each line, with the statistics of all measures as they are, in the units of results.json."""
     file = io.StringIO()
     names = [measure["name"] for measure in found["measures"]]
-    kinds = (*NUMBERS, "difference_low", "difference_high", "within_noise")
+    kinds = (*NUMBERS, "difference_low", "difference_high", "within_noise", "p", "censored")
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["line", "ranks", "runs", "failed", *(f"{name}_{kind}" for name in names for kind in kinds)])
     for line in found["lines"]:
@@ -285,6 +289,7 @@ def table(found: dict[str, Any]) -> str:
         for name in names:
             one = line["statistics"][name]
             row += [*(one[kind] for kind in NUMBERS), *(one["interval"] or (None, None)), one["within_noise"]]
+            row += [one.get("p"), one.get("censored")]
         writer.writerow(["" if each is None else each for each in row])
     return file.getvalue()
 

@@ -19,6 +19,7 @@ TARGETS = {
     "rmse": ("test_rmse", False),
     "return": ("test_return", True),
 }
+TAKEN = ("seconds", "bytes", "steps", "environment_steps")  # what it takes to reach a target
 
 
 class Measure(NamedTuple):
@@ -112,9 +113,8 @@ def all_of(folder: Path, summary: dict[str, Any], target: dict[str, float]) -> I
     yield "memory", memory(summary)
     yield "staleness", mean_of_histogram(summary.get("staleness_histogram"))
     if target:
-        reached = to_target(folder / "metrics.jsonl", *next(iter(target.items())))
-        names = ("seconds", "bytes", "steps", "environment_steps")
-        yield from ((f"{name}_to_target", reached.get(name)) for name in names)
+        reached, _ = to_target(folder / "metrics.jsonl", *next(iter(target.items())))
+        yield from ((f"{name}_to_target", reached.get(name)) for name in TAKEN)
 
 
 def of_ranks(of: Callable[[list], float], values: Any) -> float | None:
@@ -148,18 +148,31 @@ def mean_of_histogram(counts: Any) -> float | None:
     return sum(value * count for value, count in enumerate(counts)) / sum(counts)
 
 
-def to_target(metrics: Path, name: str, goal: float) -> dict[str, Any]:
-    """What it took by the first evaluation that reached the goal, bytes of all ranks; {} where none did."""
-    key, more = TARGETS[name]
+def bounds(folder: Path, target: dict[str, float]) -> dict[str, float]:
+    """Of a run that missed the target, what it took is larger than this, by the measure's name; {} where it did not."""
+    if not target:
+        return {}
+    reached, last = to_target(folder / "metrics.jsonl", *next(iter(target.items())))
+    found = {} if reached else {f"{name}_to_target": finite_or_none(last.get(name)) for name in TAKEN}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def to_target(metrics: Path, name: str, goal: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What it took by the first evaluation that reached the goal, bytes of all ranks; {} where none did.
+
+    And what it had taken by the last evaluation that was looked at.
+    """
+    (key, more), last = TARGETS[name], dict[str, Any]()
     try:
         for line in Lines(metrics):
             score = line.get(key)
-            if score is not None and (score >= goal if more else score <= goal):
-                also = {each: line.get(each) for each in ("seconds", "bytes", "environment_steps")}
-                return {"steps": line["step"], **also}
+            if score is not None:
+                last = {each: line.get(each) for each in TAKEN} | {"steps": line["step"]}
+                if score >= goal if more else score <= goal:
+                    return last, last
     except OSError:
         pass
-    return {}
+    return {}, last
 
 
 def finite_or_none(value: Any) -> float | None:

@@ -223,7 +223,8 @@ def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
         parts.append(
             page.paragraph(
                 "Mean ± standard deviation over the seeds; below it the difference to the first line, paired by seed, "
-                "with its interval of 95 %. Within noise: it holds 0, so that the seeds may have made the difference.",
+                "with its interval of 95 %, by Student's t. Within noise: the seeds may have made the difference, "
+                "as many lines as there are. >: runs missed the target, and took more than this.",
                 soft=True,
             )
         )
@@ -258,7 +259,7 @@ def statistic(of: dict[str, Any], measure: dict[str, Any]) -> Cell:
     mean, deviation, difference = (number(of.get(name)) for name in ("mean", "deviation", "difference"))
     if not math.isfinite(mean):
         return Cell("-")
-    said = shown(mean, measure, unit=True)
+    said = "> " * bool(of.get("censored")) + shown(mean, measure, unit=True)
     if math.isfinite(deviation) and deviation > 0:
         said += f" ± {shown(deviation, measure)}"
     if not math.isfinite(difference):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.reports.measures import BY_NAME, MEASURES, read_target, shown, values
+from hpcdl.reports.measures import BY_NAME, MEASURES, bounds, read_target, shown, values
 
 SUMMARY = {
     "ranks": 3,
@@ -58,6 +58,9 @@ def test_the_target_is_reached_at_the_first_evaluation_that_has_it(tmp_path):
     assert to("accuracy=0.5") == [2, 0.2, 200]
     assert to("loss=0.45") == [6, 0.6, 600]
     assert to("accuracy=0.9") == to("rmse=1") == to("") == [None] * 3
+    wanted = {"steps_to_target": 6, "seconds_to_target": 0.6, "bytes_to_target": 600}
+    assert bounds(tmp_path, read_target("accuracy=0.9")) == wanted  # by the last evaluation
+    assert bounds(tmp_path, read_target("accuracy=0.8")) == bounds(tmp_path, {}) == {}
 
 
 @pytest.mark.parametrize("text", ["acuracy=0.9", "accuracy", "accuracy=high", "0.9", "loss=nan", "accuracy=95"])
