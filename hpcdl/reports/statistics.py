@@ -8,8 +8,8 @@ than either of them. With the differences d_1, ..., d_n of n seeds, mean m and d
                   = I_{v / (v + t^2)}(v/2, 1/2)      v = n - 1; I: the regularized incomplete beta function
 
 Several lines are compared with the first one, so their p are corrected together: with L lines the k-th smallest p
-becomes p_k <- max(p_(k-1), min(1, (L - k + 1) p_k)), and a difference is beyond noise where that is below 5 %. Then equal
-lines bring any sign in 5 % of the comparisons of a measure at most. Fewer than 3 seeds bring none.
+becomes p_k <- max(p_(k-1), min(1, (L - k + 1) p_k)), and a difference is beyond noise where that is below 5 %. Then
+equal lines bring any sign in 5 % of the comparisons of a measure at most. Fewer than 3 seeds bring none.
 
 A run that missed a target is censored: what it took is known to be more than what it had taken at its end. Where that
 occurs, there is no interval; p is that of the sign test over the seeds whose order is known, which needs 6 of them.
@@ -98,7 +98,7 @@ def one(values: Values, bounds: Values, first: Values | None, first_bounds: Valu
 
 
 def order(mine: float, bound: float | None, first: float, first_bound: float | None) -> int:
-    """1 where this run's value is known to be the larger one, -1 where the first line's is, 0 where neither is known."""
+    """1 where this run's value is known to be the larger, -1 where the first line's is, 0 where neither is."""
     if bound is None and first_bound is None:
         return (mine > first) - (mine < first)
     if bound is not None and first_bound is None and mine >= first:
