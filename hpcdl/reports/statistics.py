@@ -72,19 +72,18 @@ def of_lines(lines: Sequence[Values], bounds: Sequence[Values] | None = None) ->
 
 def one(values: Values, bounds: Values, first: Values | None, first_bounds: Values | None) -> Statistics:
     """The statistics of one line; p is that of this line alone."""
-    mine = [(value, None) if value is not None else (bound, bound) for value, bound in zip(values, bounds, strict=True)]
-    known = [value for value, _ in mine if value is not None]
-    censored = sum(bound is not None for _, bound in mine)
+    mine = observed(values, bounds)
+    known = [each[0] for each in mine if each]
+    censored = sum(bool(each and each[1] is not None) for each in mine)
     mean = math.fsum(known) / len(known) if known else None
     deviation = float(np.std(known, ddof=1)) if len(known) > 1 and not censored else None
     begun = Statistics(len(known), mean, deviation, None, None, None, censored=censored)
     if first is None or first_bounds is None:
         return begun
-    other = [(v, None) if v is not None else (b, b) for v, b in zip(first, first_bounds, strict=True)]
-    pairs = [(a, b) for a, b in zip(mine, other, strict=True) if a[0] is not None and b[0] is not None]
+    pairs = [(a, b) for a, b in zip(mine, observed(first, first_bounds), strict=True) if a and b]
     if not pairs:
         return begun
-    differences = np.array([a[0] - b[0] for a, b in pairs], float)  # type: ignore[operator]
+    differences = np.array([a[0] - b[0] for a, b in pairs])
     begun = begun._replace(difference=float(differences.mean()))
     if any(bound is not None for pair in pairs for _, bound in pair):
         orders = [order(*a, *b) for a, b in pairs]
@@ -95,6 +94,14 @@ def one(values: Values, bounds: Values, first: Values | None, first_bounds: Valu
         return begun
     p = paired_t(differences) if len(pairs) >= FEWEST else None
     return begun._replace(interval=interval(differences), p=p)
+
+
+def observed(values: Values, bounds: Values) -> list[tuple[float, float | None] | None]:
+    """Each run's value, or its bound where it is censored, beside that bound; None where neither is known."""
+    return [
+        (value, None) if value is not None else None if bound is None else (bound, bound)
+        for value, bound in zip(values, bounds, strict=True)
+    ]
 
 
 def order(mine: float, bound: float | None, first: float, first_bound: float | None) -> int:
