@@ -92,8 +92,7 @@ def one(values: Values, bounds: Values, first: Values | None, first_bounds: Valu
         return begun._replace(p=p if len(pairs) >= FEWEST else None)
     if len(pairs) < 2:
         return begun
-    p = paired_t(differences) if len(pairs) >= FEWEST else None
-    return begun._replace(interval=interval(differences), p=p)
+    return begun._replace(interval=interval(differences), p=paired_t(differences) if len(pairs) >= FEWEST else None)
 
 
 def observed(values: Values, bounds: Values) -> list[tuple[float, float | None] | None]:
