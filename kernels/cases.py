@@ -253,6 +253,7 @@ def gathered(source, index, *rest):
 STEP = 1e-3, 0.25, 0.01  # rate, scale, decay
 LANGEVIN = *STEP, 0.1, 5, (1 << 40) + 3, 0x12345678, 0x9ABCDEF0  # and deviation, first coordinate, step, key
 ADAM = *STEP, 0.999, 0.9, 1 - 0.9, 0.99, 1 - 0.99, 3.0, 1e-3  # with shrink, the betas, root and eps
+YOGI = *STEP, 0.9, 1 - 0.9, 1 - 0.99, 1e-3
 
 CASES = {
     "add_into": Case(reduce.add_into, vectors(2), references.add_into, moves(0, 0, 1)),
@@ -265,6 +266,7 @@ CASES = {
     "momentum": Case(updates.momentum, vectors(3, *STEP, 0.9), references.momentum, moves(0, 0, 1, 2, 2)),
     "nesterov": Case(updates.nesterov, vectors(3, *STEP, 0.9), references.nesterov, moves(0, 0, 1, 2, 2)),
     "adam": Case(updates.adam, vectors(4, *ADAM), references.adam, moves(0, 0, 1, 2, 2, 3, 3)),
+    "yogi": Case(updates.yogi, vectors(4, *YOGI), references.yogi, moves(0, 0, 1, 2, 2, 3, 3)),
     "average": Case(updates.average, vectors(2, 0.25), references.average, moves(0, 0, 1)),
     "adagrad": Case(updates.adagrad, vectors(3, *STEP, 1e-10), references.adagrad, moves(0, 0, 1, 2, 2)),
     "langevin": Case(noise.langevin, vectors(2, *LANGEVIN), references.langevin, moves(0, 0, 1), "arithmetic"),

@@ -45,6 +45,9 @@ COSTS = {
     "momentum": Cost("d; v = b v + d; w - r v", 3 + 2 + 2, 5),
     "nesterov": Cost("d; v = b v + d; w - r (d + b v)", 3 + 2 + 4, 5),
     "adam": Cost("d; m = b m + c d; s = e s + f (d d); h w - r (m / (q sqrt(s) + eps))", 3 + 3 + 4 + 7, 7),
+    "yogi": Cost(
+        "d; m = b m + c d; q = d d; s - f q ((s > q) - (s < q)); w - r (m / (sqrt(s) + eps))", 3 + 3 + 1 + 5 + 5, 7
+    ),
     "adagrad": Cost("d; s + d d; w - r (d / (sqrt(s) + eps))", 3 + 2 + 5, 5),
     "proximal": Cost("g + f (w - c)", 3, 4),
     "average": Cost("a + f (w - a)", 3, 3),

@@ -310,6 +310,13 @@ def average(a, w, share):
     a += share * (w - a)
 
 
+def yogi(w, g, m, s, rate, scale, decay, beta1, rest1, rest2, eps):
+    d = scale * g + decay * w
+    m[:] = beta1 * m + rest1 * d
+    s -= rest2 * d * d * np.sign(s - d * d)
+    w -= rate * m / (np.sqrt(s) + eps)
+
+
 def adagrad(w, g, s, rate, scale, decay, eps):
     d = scale * g + decay * w
     s += d * d

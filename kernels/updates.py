@@ -7,6 +7,8 @@ With d = scale g + decay w (the mean gradient, and the L2 penalty's own):
     nesterov    v <- beta v + d        w <- w - rate (d + beta v)        (Sutskever et al., ICML 2013)
     adam        m <- beta1 m + (1 - beta1) d        s <- beta2 s + (1 - beta2) d^2
                 w <- shrink w - rate m / (root sqrt(s) + eps)            (Kingma and Ba, ICLR 2015)
+    yogi        m as adam's            s <- s - (1 - beta2) d^2 sign(s - d^2)
+                w <- w - rate m / (sqrt(s) + eps)                    (Zaheer et al., NeurIPS 2018)
     adagrad     s <- s + d^2           w <- w - rate d / (sqrt(s) + eps) (Duchi, Hazan and Singer, JMLR 2011)
 
 Adam's caller puts the bias corrections of step t (from 1) into rate = lr / (1 - beta1^t), root = 1 / sqrt(1 - beta2^t).
@@ -100,6 +102,22 @@ def adam(i, w, g, m, s, rate, scale, decay, shrink, beta1, rest1, beta2, rest2, 
     m[i] = first
     s[i] = second
     w[i] = shrink * w[i] - rate * (first / (root * math.sqrt(second) + eps))
+
+
+@elementwise("T[::1], T[::1], T[::1], T[::1], T, T, T, T, T, T, T")
+def yogi(i, w, g, m, s, rate, scale, decay, beta1, rest1, rest2, eps):
+    """m <- beta1 m + rest1 d, s <- s - rest2 d^2 sign(s - d^2), w <- w - rate m / (sqrt(s) + eps).
+
+    rest = 1 - beta, which the caller takes in double precision. Bytes moved per element of b bytes: 7b (w, g, m, s
+    read, w, m, s written).
+    """
+    d = scale * g[i] + decay * w[i]
+    first = beta1 * m[i] + rest1 * d
+    square = d * d
+    second = s[i] - rest2 * square * (int(s[i] > square) - int(s[i] < square))
+    m[i] = first
+    s[i] = second
+    w[i] -= rate * (first / (math.sqrt(second) + eps))
 
 
 @elementwise("T[::1], T[::1], T[::1], T, T, T, T")

@@ -24,8 +24,13 @@ class FederatedOptions(SurvivingOptions):
     local_epochs: int = option(5, "passes of a client over its own rows in a round")
     local_batch: int = option(10, "examples per update of a client; 0: all of its rows")
     proximal: float = option(0.0, "FedProx: weight of the penalty on a client's distance from the server's model")
-    server_optimizer: str = option("sgd", "rule of the server: sgd is FedAvg, momentum FedAvgM, adam FedAdam")
-    server_lr: float = option(1.0, "learning rate of the server")
+    server_optimizer: str = option(
+        "sgd",
+        "rule of the server: sgd is FedAvg, momentum FedAvgM; fedadam, fedyogi, fedadagrad; or another --optimizer",
+    )
+    server_lr: float = option(
+        0.0, "learning rate of the server; 0: 0.01 for fedadam and fedyogi, 0.1 for fedadagrad, 1 for any other rule"
+    )
     drop_out: float = option(0.0, "probability that a client, having worked, never answers")
     late: float = option(0.0, "probability that an answer comes one round late, and is added to that round's")
     secure: bool = option(False, "secure aggregation: the server learns sums, and not what a client sends")
@@ -56,10 +61,10 @@ class FederatedOptions(SurvivingOptions):
         for name in ("drop_out", "late"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} is at least 0 and less than 1, not {getattr(self, name)}")
-        for name in ("rounds", "local_epochs", "server_lr"):
+        for name in ("rounds", "local_epochs"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"--{name.replace('_', '-')} must be greater than 0, not {getattr(self, name)}")
-        for name in ("clients", "local_batch", "proximal"):
+        for name in ("clients", "local_batch", "proximal", "server_lr"):
             self._refuse_negative(name)
         if self.clients == 0 and not self.partition.startswith("column:"):
             raise UsageError("--clients 0 takes the owners of --partition column:NAME; give a number of clients")

@@ -25,6 +25,7 @@ import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.comm.topology import topology
+from hpcdl.federated.server import vectors_of as server_vectors
 from hpcdl.memory import Memory
 from hpcdl.models.linear_form import linear_form
 from hpcdl.optim import SETTINGS, vectors_of
@@ -158,7 +159,7 @@ def local_sgd(case: Case, rank: int, memory: Memory) -> None:
 def federated(case: Case, rank: int, memory: Memory) -> None:
     """The server's parameters and rule, and a client's."""
     options, examples = case.options, case.data.examples
-    server, theirs = len(vectors_of(options.server_optimizer)), len(vectors_of(options.optimizer))
+    server, theirs = len(server_vectors(options.server_optimizer)), len(vectors_of(options.optimizer))
     clients = options.clients or examples  # 0: the owners of a column, which is not read
     own = chunk(examples, min(clients, examples), 0)  # of an even partition
     rows = min(options.local_batch or own.stop, own.stop)

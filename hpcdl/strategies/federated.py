@@ -10,12 +10,12 @@
     who is asked, who answers     hpcdl/federated/clients.py      secure sums                secure_aggregation.py
     a client's update             client.py                       weights and divisors       averaging.py
     what it sends, fixed point    codec.py                        noise, and what it buys    privacy.py
-    sums over clients and ranks   aggregators.py
+    sums over clients and ranks   aggregators.py                  the server's rule          server.py
 
-    server = sgd with rate 1    FedAvg      the examples' weighted mean of the clients' models
-             momentum           FedAvgM     d is taken for a gradient (Hsu et al., "Measuring the effects of ...", 2019)
-             adam               FedAdam     (Reddi et al., "Adaptive federated optimization", ICLR 2021)
-    mu > 0                      FedProx     clients stay near w (Li et al., MLSys 2020)
+    server = sgd with rate 1                FedAvg      the examples' weighted mean of the clients' models
+             momentum                       FedAvgM     d is taken for a gradient (Hsu et al., 2019)
+             fedadam, fedyogi, fedadagrad   by the same names (Reddi et al., ICLR 2021)
+    mu > 0                                  FedProx     clients stay near w (Li et al., MLSys 2020)
 
 The clients are simulated: those of a round are dealt to the ranks by their work, the longest first. A rank holds one
 model for all its clients, one after the other, so memory does not grow with K. What a rank's clients send is added up
@@ -46,7 +46,8 @@ from hpcdl.federated.averaging import PrivateAverage, WeightedAverage
 from hpcdl.federated.client import ClientUpdate
 from hpcdl.federated.clients import deal, fate
 from hpcdl.federated.codec import Codec
-from hpcdl.optim import Optimizer, make_optimizer
+from hpcdl.federated.server import make_rule
+from hpcdl.optim import Optimizer
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.runs.held import Whole
 from hpcdl.runs.run import Run
@@ -65,7 +66,7 @@ def train(
     local_batch: int = 10,
     proximal: float = 0.0,
     server: str = "sgd",
-    server_lr: float = 1.0,
+    server_lr: float = 0.0,
     drop_out: float = 0.0,
     late: float = 0.0,
     rounds_to: float = 0.0,
@@ -77,19 +78,17 @@ def train(
     """Train the clients on all ranks of `comm`; returns the server's parameters, the same flat vector on each.
 
     clients: K, among whom the partition of `data` divides the examples (0: the owners of its column). optimizer: the
-    clients'; each begins with a fresh state in each round, at the rate of that round. server: the rule of the server.
-    drop_out, late: probabilities that an answer never comes, or with those of the next round. rounds_to: the accuracy
-    on the test part that ends the run. secure: above 0, sums are secure, and come about when more than this part of a
-    round's clients answers. clip, noise: the norm that updates are clipped to, and the deviation of the noise in such
-    norms; the run's epsilon is that at `delta`.
+    clients'; each begins with a fresh state in each round, at the rate of that round. server, server_lr: the rule of
+    the server (hpcdl/federated/server.py) and its rate, 0: the rule's own. drop_out, late: probabilities that an answer
+    never comes, or with those of the next round. rounds_to: the accuracy on the test part that ends the run. secure:
+    above 0, sums are secure, and come about when more than this part of a round's clients answers. clip, noise: the
+    norm that updates are clipped to, and the deviation of the noise in such norms; delta: that of the run's epsilon.
     """
     size, dtype, random = model.layout.size, model.layout.dtype, run.random
     gradient = comm.device.empty(size, dtype)
     with refuse_together(comm.mpi):
         rows = data.divide(clients)
-        rule = make_optimizer(
-            server, size, dtype, lambda step: server_lr, device=comm.device, average_from=optimizer.average_from
-        )
+        rule = make_rule(server, size, dtype, server_lr, comm.device, optimizer.average_from)
         optimizer.average_from = None  # the server averages, not its clients
         optimizer.state.pop(AVERAGE, None)
         if rounds_to and not (data.classes and data.test):

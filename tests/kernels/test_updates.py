@@ -30,11 +30,18 @@ def adam(w, g, m, s):
     return [SHRINK * w - RATE * m / (ROOT * np.sqrt(s) + EPS), m, s]
 
 
+def yogi(w, g, m, s):
+    d = SCALE * g + DECAY * w
+    m, s = BETA * m + (1 - BETA) * d, s - (1 - BETA2) * d**2 * np.sign(s - d**2)
+    return [w - RATE * m / (np.sqrt(s) + EPS), m, s]
+
+
 CASES = {  # kernel, plain formula, state vectors, settings
     "sgd": (updates.sgd, sgd, 0, [RATE, SCALE, DECAY]),
     "momentum": (updates.momentum, momentum, 1, [RATE, SCALE, DECAY, BETA]),
     "nesterov": (updates.nesterov, nesterov, 1, [RATE, SCALE, DECAY, BETA]),
     "adam": (updates.adam, adam, 2, [RATE, SCALE, DECAY, SHRINK, BETA, 1 - BETA, BETA2, 1 - BETA2, ROOT, EPS]),
+    "yogi": (updates.yogi, yogi, 2, [RATE, SCALE, DECAY, BETA, 1 - BETA, 1 - BETA2, EPS]),
 }
 
 

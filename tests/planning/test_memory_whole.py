@@ -40,7 +40,7 @@ def test_servers_without_rounds_send_one_worker_one_copy(foretold, more):
 
 
 def test_federated_clients(foretold):
-    foretold(2, "train-federated", "--clients", "20", "--rounds", "2", "--late", "0.2", "--server-optimizer", "adam")
+    foretold(2, "train-federated", "--clients", "20", "--rounds", "2", "--late", "0.2", "--server-optimizer", "fedyogi")
 
 
 @pytest.mark.parametrize("locking", [["--threads", "2"], ["--shared"], ["--join", "gossip"]], ids=" ".join)

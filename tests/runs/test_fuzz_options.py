@@ -21,6 +21,7 @@ from mpi4py import MPI
 from hpcdl.comm.topology import topology
 from hpcdl.data.prepare import Output
 from hpcdl.data.prepare_text import prepare_text
+from hpcdl.federated.server import SETTINGS as SERVERS
 from hpcdl.models import SETTINGS as MODELS
 from hpcdl.optim import SETTINGS as OPTIMIZERS
 from hpcdl.optim.schedules import SETTINGS as SCHEDULES
@@ -88,7 +89,7 @@ FIELDS = {
     "optimizer": specs(OPTIMIZERS),
     "schedule": specs(SCHEDULES) | st.sampled_from(["gpipe", "naive", "interleaved", "pipedream"]),
     "lr_schedule": specs(SCHEDULES),
-    "server_optimizer": specs(OPTIMIZERS),
+    "server_optimizer": specs(OPTIMIZERS | SERVERS),
     "outer": specs(OPTIMIZERS) | st.just("average"),
     "partition": st.tuples(st.sampled_from(["shards", "dirichlet", "column", "iid", "by-label"]), NUMBERS).map(
         ":".join

@@ -102,7 +102,7 @@ BAD = {
     "--proximal=-1": "--proximal must not be negative",
     "--rounds 0": "--rounds must be greater than 0",
     "--rounds-to 85": "--rounds-to is an accuracy from 0 to 1",
-    "--server-lr 0": "--server-lr must be greater than 0",
+    "--server-lr=-1": "--server-lr must not be negative",
     "--epochs 3": "--epochs: clients count --rounds, --local-epochs and --local-batch",
     "--batch-size 64": "--batch-size: clients count",
     "--steps 9": "--steps: clients count",

@@ -49,7 +49,7 @@ CASES = {  # name: (number of ranks, command)
     "federated": ((1, 3, 4), "train-federated --clients 20 --rounds 5 --local-epochs 2"),
     "federated late": (
         (1, 3, 4),
-        "train-federated --clients 20 --rounds 6 --drop-out 0.2 --late 0.3 --server-optimizer adam",
+        "train-federated --clients 20 --rounds 6 --drop-out 0.2 --late 0.3 --server-optimizer fedadam",
     ),
     "federated proximal": ((3,), "train-federated --clients 20 --rounds 4 --proximal 0.1 --partition dirichlet:0.5"),
     "federated secure": (

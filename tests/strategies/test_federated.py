@@ -70,16 +70,47 @@ WAYS = {
     "small batches": {"fraction": 0.6, "local_epochs": 2, "local_batch": 3},
     "proximal": {"local_epochs": 3, "local_batch": 2, "proximal": 0.5},
     "server momentum": {"fraction": 0.5, "server": "momentum:beta=0.7", "server_lr": 0.5, "local_epochs": 2},
+    "fedadam": {"fraction": 0.6, "server": "fedadam", "local_batch": 2},
+    "fedyogi": {"server": "fedyogi", "drop_out": 0.5},
+    "fedadagrad": {"server": "fedadagrad", "local_epochs": 2},
+    "fedyogi, settings": {"server": "fedyogi:beta1=0.5,beta2=0.9,tau=0.02", "server_lr": 0.3},
+    "fedadagrad, settings": {"server": "fedadagrad:beta1=0.5,tau=0.02", "server_lr": 0.3},
     "dropped": {"drop_out": 0.5, "local_batch": 2},
     "late": {"drop_out": 0.2, "late": 0.5, "local_batch": 4, "server_lr": 0.8},
 }
 
 
+class Adaptive:
+    """Reddi et al. 2021, algorithm 2: the server's parameters x after a round, by its mean change Delta."""
+
+    def __init__(self, spec, eta):
+        self.name, _, settings = spec.partition(":")
+        self.set = {"beta1": 0.0 if self.name == "fedadagrad" else 0.9, "beta2": 0.99, "tau": 1e-3}
+        for setting in filter(None, settings.split(",")):
+            key, _, value = setting.partition("=")
+            self.set[key] = float(value)
+        self.eta = eta or {"fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.1}[self.name]
+        self.m, self.v = 0.0, self.set["tau"] ** 2
+
+    def __call__(self, x, change):
+        beta1, beta2, tau = self.set["beta1"], self.set["beta2"], self.set["tau"]
+        self.m = beta1 * self.m + (1 - beta1) * change
+        if self.name == "fedadagrad":
+            self.v = self.v + change**2
+        elif self.name == "fedyogi":
+            self.v = self.v - (1 - beta2) * change**2 * np.sign(self.v - change**2)
+        else:
+            self.v = beta2 * self.v + (1 - beta2) * change**2
+        return x + self.eta * self.m / (np.sqrt(self.v) + tau)
+
+
 def by_numpy(x, y, w, rounds, ways):
-    """The algorithm for linear regression as the paper writes it, with fates and a server's momentum."""
+    """The algorithm for linear regression as the papers write it, with fates and the server's rule."""
     ways = {"fraction": 1.0, "local_epochs": 1, "local_batch": 0, "drop_out": 0.0, "late": 0.0} | ways
     parts, random, path = partition("iid", y, 0, 5, 0), Random(0), []
     x, velocity, late = np.c_[x, np.ones(len(x))], np.zeros(len(w)), (np.zeros(len(w)), 0)
+    server, rate = ways.get("server", ""), ways.get("server_lr", 0.0)
+    adaptive = Adaptive(server, rate) if server.startswith("fed") else None
     for t in range(rounds):
         (change, examples), late = late, (np.zeros(len(w)), 0)
         for k in sample(random, t, range(5), max(1, round(5 * ways["fraction"]))):
@@ -96,9 +127,11 @@ def by_numpy(x, y, w, rounds, ways):
                 change, examples = change + n * (own - w), examples + n
             elif what == "late":
                 late = late[0] + n * (own - w), late[1] + n
-        if examples:
-            velocity = (0.7 if "server" in ways else 0.0) * velocity - change / examples
-            w = w - ways.get("server_lr", 1.0) * velocity
+        if examples and adaptive:
+            w = adaptive(w, change / examples)
+        elif examples:
+            velocity = (0.7 if server else 0.0) * velocity - change / examples
+            w = w - (rate or 1.0) * velocity
         path.append(w)
     return path
 
@@ -147,7 +180,7 @@ def test_on_digits_the_same_bits_with_products_of_many_rows(federate, world):
     data.close()
 
 
-@pytest.mark.parametrize("own", [{"server": "momentum"}, {"late": 0.5}, {"late": 0.5, "server": "adam"}], ids=str)
+@pytest.mark.parametrize("own", [{"server": "momentum"}, {"late": 0.5}, {"late": 0.5, "server": "fedyogi"}], ids=str)
 def test_resumed_is_never_stopped_to_the_bit_on_any_number_of_ranks(own, federate, world, tmp_path, each_group):
     folder = Path(world.bcast(tmp_path))
     own = own | {"local_batch": 4, "fraction": 0.6, "server_lr": 0.1}
@@ -260,6 +293,11 @@ def test_refusals(federate, world):
         ({"clients": 62}, "61 training examples cannot be divided among 62 clients"),
         ({"clients": 0}, "cannot be divided among 0 clients"),
         ({"server": "rms"}, "unknown optimizer 'rms'"),
+        ({"server": "fedadm"}, r"unknown optimizer 'fedadm' \(did you mean 'fedadam'\?\)"),
+        ({"server": "fedadagrad:beta2=0.9"}, "'fedadagrad' has no setting 'beta2'"),
+        ({"server": "fedyogi:beta1=1"}, "the server's beta1 is at least 0 and less than 1, not 1.0"),
+        ({"server": "fedadam:beta2=nan"}, "the server's beta2 is at least 0"),
+        ({"server": "fedadam:tau=0"}, "the server's tau is positive, not 0.0"),
     ):
         with pytest.raises(UsageError, match=message):
             federate(world, mixed("float64"), own=own)
