@@ -50,6 +50,7 @@ from hpcdl.services.trial import (
     record,
     say_all_failed,
     side_by_side,
+    write_begun,
 )
 from hpcdl.shared_memory import unname
 from hpcdl.words import counted
@@ -176,6 +177,7 @@ def refuse_other_ranks(folder: Path, entry: Command) -> None:
 def state(path: Path, retry: bool) -> str | None:
     """Of a run: "" where it has ended, why it has failed, None where it is to be run."""
     if summary_of(path) is not None:
+        (path / BEGUN).unlink(missing_ok=True)  # of a job that was killed before it noted the end
         return ""
     if retry:
         forget(path)
@@ -225,7 +227,7 @@ def run_one(comm, entry: Command, folder: Path, seed: int) -> Outcome:
             if comm.rank == 0:
                 path.mkdir(parents=True, exist_ok=True)
                 (path / FAILED).unlink(missing_ok=True)
-                (path / BEGUN).write_text(f"{begun(path) + 1}\n")
+                write_begun(path, begun(path) + 1)
                 how = [f"--resume={path}"] if (path / "checkpoint.h5").exists() else [f"--out={path}", "--force"]
         how = comm.bcast(how)
         with reading(comm) as read:

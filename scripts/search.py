@@ -13,6 +13,7 @@ from hpcdl.services.commands import Command  # first: it takes over signals befo
 # isort: split
 import contextlib
 import sys
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -259,7 +260,8 @@ def write_options(folder: Path, options: SearchOptions, space: Space) -> None:
 def search(world, options, division, command, space, objective, folder, controller, said) -> int:
     """All that is to be done, on all ranks; returns the exit status."""
     heirs = options.method.partition(":")[0] == "pbt"
-    work = TrialWork(command, folder, space, objective, options.seed, heirs, options.trial_limit)
+    name = world.bcast(uuid.uuid4().hex)
+    work = TrialWork(command, folder, space, objective, options.seed, heirs, options.trial_limit, name)
     view = View(options.progress, folder, controller.journal.events) if controller is not None else None
     if view is not None:
         if division.left or division.first:

@@ -17,6 +17,7 @@ import contextlib
 import re
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from hpcdl.runs import signals
 from hpcdl.runs.alike import reading
 from hpcdl.runs.checkpoint import link
 from hpcdl.runs.folder import remove_run, summary_of
+from hpcdl.search.overdue import end_search, guarded
 from hpcdl.search.space import Space
 from hpcdl.search.tasks import Job, Result, Task
 from hpcdl.services.commands import Command
-from hpcdl.services.trial import BEGUN, Outcome, attempt, begun, forget, given_up, record
+from hpcdl.services.trial import BEGUN, Outcome, attempt, begun, forget, given_up, record, write_begun
 
 KNOWN = ("steps", "epochs", "train_loss", "stopped")  # of a summary, for tables, beside the scores
 PIECE = "piece"
@@ -44,7 +46,7 @@ class TrialWork:
     """Does jobs, on the ranks of a group: `work(job, comm)` is collective over them, and returns the same on all.
 
     objective: an entry of a run's summary. seed: of seed number 0. heirs: whether trials may begin from others'
-    checkpoints. limit: seconds that a job may take, 0: any.
+    checkpoints. limit: seconds that a job may take, 0: any. name: of the program that runs, unlike that of any other.
     """
 
     command: Command
@@ -54,6 +56,7 @@ class TrialWork:
     seed: int = 0
     heirs: bool = False
     limit: float = 0.0
+    name: str = ""
 
     def __call__(self, job: Job, comm: MPI.Intracomm) -> Result:
         asked = time.perf_counter()
@@ -77,7 +80,9 @@ class TrialWork:
                 record(path, Outcome(failed=line(error)))
             return Result(failed=line(error))
         options.pause, options.heir = task.amount, task.parent is not None
-        ended = attempt(comm, self.command.training, options, path)
+        end = partial(end_search, self.folder, path, task.trial, self.limit, self.name)
+        with guarded(comm, self.limit, end):
+            ended = attempt(comm, self.command.training, options, path)
         found = self._end(task, path, ended.stopped, ended.failed) if comm.rank == 0 else None
         result: Result = comm.bcast(found)
         return result
@@ -99,7 +104,7 @@ class TrialWork:
         why = given_up(path)
         if why is not None:
             return Result(failed=why)
-        (path / BEGUN).write_text(f"{begun(path) + 1}\n")
+        write_begun(path, begun(path) + 1, self.name)
         last = path / "checkpoint.h5"
         if task.parent is not None and _number(path / PIECE) != task.rung:
             last.unlink(missing_ok=True)

@@ -135,9 +135,14 @@ def failure(folder: Path) -> str | None:
 def begun(folder: Path) -> int:
     """How often the run of this folder was begun, and not brought to an end."""
     try:
-        return int((folder / BEGUN).read_text())
+        return int((folder / BEGUN).read_text().partition(" ")[0])
     except (OSError, ValueError):
         return 0
+
+
+def write_begun(folder: Path, times: int, job: str = "") -> None:
+    """Note how often the run of this folder was begun, and the name of the job that has done so last, if it has one."""
+    (folder / BEGUN).write_text(f"{times} {job}".rstrip() + "\n")
 
 
 def given_up(folder: Path) -> str | None:
