@@ -206,9 +206,8 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
     if ranks > size:
         raise UsageError(f"--ranks-per-member {ranks}: there are {counted(size, 'rank')}")
     text = text if text and not text.startswith("-") else f"{program} {text}".strip()
-    if options.snapshots:
-        text += f" --schedule=cosine:cycles={options.snapshots}"
-    lines = [with_values(text, turn) for turn in turns]
+    schedule = f" --schedule=cosine:cycles={options.snapshots}" if options.snapshots else ""
+    lines = [with_values(text + schedule, turn) for turn in turns]
     commands = dict(zip(dict.fromkeys(lines), read_commands([*dict.fromkeys(lines)], {}, ranks), strict=True))
     if other := [each for each in commands.values() if each.ranks != ranks]:
         raise UsageError(

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
+import io
 import itertools
 import json
 import logging
@@ -22,7 +23,6 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TextIO
 
 import yaml
 from mpi4py import MPI
@@ -52,10 +52,9 @@ WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|(started|summary|trace)\.json|(check
 OURS = re.compile(rf"{WHOLE}|{OLDER.pattern}")
 LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
 RECORDING = re.compile(r"rank-[0-9]{4,}\.bin")
-# Temporary names (hpcdl/files.py) of what a run writes.
-LEFTOVER = re.compile(
-    rf"\.+(checkpoint(-\d+)?\.h5|(best|samples)\.h5|\w+\.(json|jsonl|yaml)|metrics\.csv|{EVENTS_NAME.pattern})(\.\d+\.part)+"
-)
+# Temporary names (hpcdl/files.py) of what a run writes, or a job of several runs.
+TEXTS = r"\w+\.(csv|html|json|jsonl|md|npz|yaml)"
+LEFTOVER = re.compile(rf"\.+(checkpoint(-\d+)?\.h5|(best|samples)\.h5|{TEXTS}|{EVENTS_NAME.pattern})(\.\d+\.part)+")
 
 
 def check_run_folder(path: Path, may_hold_run: bool) -> None:
@@ -108,7 +107,7 @@ class Folder:
     def __init__(self, path: Path | None, rank: int):
         self.path, self.rank = path, rank
         self.left: Path | None = None  # the folder of a run in which there is nothing left to do
-        self.metrics: TextIO | None = None
+        self.metrics: io.FileIO | None = None
         self.options: Options | None = None
         self.logs: list[Csv | Events] = []
         self.handler: logging.FileHandler | None = None
@@ -133,7 +132,6 @@ class Folder:
                 remove_run(self.path, faults=not options.among)
             elif not resumed:
                 check_run_folder(self.path, resumed)  # again: nobody else comes after us
-            remove_leftovers(self.path)
             sweep(self.path)
             (self.path / "logs").mkdir(exist_ok=True)
             if (self.path / FLIGHT).is_dir():  # of a leg that did not come to its end, on as many ranks as it had
@@ -153,7 +151,7 @@ class Folder:
     def claim(self, together: bool = False) -> None:
         """Let no other job write to this folder until this process closes it, or ends however it may (rank 0).
 
-        together: but those that claim it so, too.
+        together: but those that claim it so, too. Else what killed processes have left half-written is removed.
         Raises UsageError where another job has it. Where a file system knows no locks, nobody is kept out.
         """
         if self.path is None or self.lock is not None:
@@ -167,6 +165,8 @@ class Folder:
             raise UsageError(f"another job is writing to {self.path}; wait for its end or give another --out") from None
         except OSError as error:
             log.warning("%s cannot be locked (%s): start no other job in it", self.path, error.strerror)
+        if not together:
+            remove_leftovers(self.path)
 
     def _release(self) -> None:
         if self.lock is not None:
@@ -200,7 +200,7 @@ class Folder:
                 kept = [each for of, each in steps if of is not None and of <= step]
                 with atomic_write(path) as file:
                     file.write(b"".join(kept))
-                self.metrics = path.open("a")
+                self.metrics = open(path, "ab", buffering=0)  # noqa: SIM115 - as long as the run
             if broken := [number for number, (of, _) in enumerate(steps, 1) if of is None]:
                 log.warning("%s: %d lines are broken, and left out; the first is line %d", path, len(broken), broken[0])
             self._open_logs(kept)
@@ -245,8 +245,7 @@ class Folder:
             text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
             with blamed_on(f"{self.metrics.name} cannot be written", LoneError):
                 refuse_full(self.metrics.name)
-                self.metrics.write(text)
-                self.metrics.flush()
+                append(self.metrics, text.encode())
             for each in self.logs:
                 with blamed_on(f"{each.path} cannot be written", LoneError):
                     each.write(lines)
@@ -290,6 +289,17 @@ class Log(logging.FileHandler):
         if isinstance(error, OSError):
             raise LoneError(f"{self.baseFilename} cannot be written: {reason(error)}") from None
         super().handleError(record)
+
+
+def append(file: io.FileIO, text: bytes) -> None:
+    """Write all of it behind what is there or, where the disk has no room for it, nothing. Raises OSError."""
+    end = os.fstat(file.fileno()).st_size
+    try:
+        while text:
+            text = text[file.write(text) :]
+    except OSError:
+        file.truncate(end)
+        raise
 
 
 def read_lines(path: Path) -> list[bytes]:

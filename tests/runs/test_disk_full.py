@@ -69,6 +69,20 @@ def test_wherever_the_disk_ends_a_checkpoint_is_the_old_one(tmp_path, monkeypatc
     assert Checkpoint.read(path).attributes["step"] == 2 and not said
 
 
+def test_wherever_the_disk_ends_a_line_of_metrics_is_whole_or_not_there(tmp_path):
+    path, line = tmp_path / "metrics.jsonl", '{"step": 1}\n'
+    (tmp_path / "logs").mkdir()
+    for size in range(3 * len(line)):
+        path.write_text("")
+        folder = Folder(tmp_path, 0)
+        folder.open(0)
+        folder.record([{"step": 1}])
+        with room(max(size, len(line))), pytest.raises(LoneError, match="jsonl cannot be written: File too"):
+            folder.record([{"step": 1}] * 2)
+        folder.close()
+        assert path.read_text() == line
+
+
 @contextlib.contextmanager
 def full_after(step, until=0):
     """An observer of runs: after this step no file of rank 0 grows beyond 20 kB, until another one is done."""

@@ -99,8 +99,11 @@ def test_more_seeds_may_be_asked_for_and_nothing_is_run_twice(compare, few, run_
     compare(2, ALL_REDUCE, GOSSIP, "--seeds", "1", "--out", "c", check=0)
     first = few / "c" / "1-train-allreduce" / "seed-0" / "summary.json"
     before = first.stat().st_mtime_ns
+    left = [first.with_name("begun"), few / "c" / ".table.csv.123.part"]  # by a job that was killed
+    for each in left:
+        each.write_text("1\n")
     done = run_on(2, SCRIPT, "--resume", "c", "--seeds", "2", cwd=few, check=0)
-    assert first.stat().st_mtime_ns == before
+    assert first.stat().st_mtime_ns == before and not any(each.exists() for each in left)
     assert "[3/4] seed 1  train-gossip" in done.stdout and "seed 0" not in done.stdout
     assert "seed" not in run_on(2, SCRIPT, "--resume", "c", cwd=few, check=0).stdout.partition("ranks")[0]
     assert all(None not in each and len(each) == 2 for each in values(few / "c", "test_loss"))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import h5py
@@ -121,7 +122,7 @@ def test_options_take_turns_and_stacking_is_fitted(ensemble, few, run_on):
     assert refused.returncode == 2 and "give one of the members, e/members/0000" in refused.stderr
 
 
-def test_snapshots_are_the_ends_of_cycles(ensemble, few):
+def test_snapshots_are_the_ends_of_cycles(ensemble, few, run_on):
     _, found = ensemble(2, "--snapshots", "3", "--epochs", "3", "--out", "e")
     assert [each["run"] for each in found["members"]] == [
         "members/0000/checkpoint-000000005.h5",
@@ -131,6 +132,13 @@ def test_snapshots_are_the_ends_of_cycles(ensemble, few):
     lines = [json.loads(line) for line in (few / "e/members/0000/metrics.jsonl").read_text().splitlines()]
     assert json.loads((few / "e/members/0000/summary.json").read_text())["options"]["schedule"] == "cosine:cycles=3"
     assert [line["step"] for line in lines if "train_loss" in line][-1] == 15
+    run, last = few / "e/members/0000", Checkpoint.read(few / "e/members/0000").vectors["parameters"]
+    shutil.copy(run / "checkpoint-000000010.h5", run / "checkpoint.h5")  # as if it had been killed after that
+    for summary in (run / "summary.json", few / "e/summary.json"):
+        summary.unlink()
+    run_on(2, SCRIPT, "--resume", "e", cwd=few, check=0)
+    assert json.loads((few / "e/summary.json").read_text())["members"] == found["members"]
+    assert np.array_equal(Checkpoint.read(run).vectors["parameters"], last)
 
 
 def test_boosting_is_done_one_after_another(ensemble, few, run_on):
