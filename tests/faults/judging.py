@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +68,19 @@ class Wrong(Exception):
 
 
 class Job:
-    """A job under way, and afterwards what it has said and left. words: the command, without launcher."""
+    """A job under way, and afterwards what it has said and left. words: the command, without launcher.
 
-    def __init__(self, ranks: int, words: list[str], folder: Path, wakes: bool = False):
+    strike: a function of the job that a thread calls beside it, as one that kills its processes.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        words: list[str],
+        folder: Path,
+        wakes: bool = False,
+        strike: Callable[["Job"], None] | None = None,
+    ):
         self.mark = f"{MARK}={uuid.uuid4()}"
         environment = clean_environment() | dict([self.mark.split("=")])
         environment |= {"PYTHONPATH": str(HERE.parent), "HPCDL_CACHE": str(folder.parent / "cache")}
@@ -82,6 +93,8 @@ class Job:
         self.process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
         reader = threading.Thread(target=self.read)
         reader.start()
+        striker = threading.Thread(target=strike or bool, args=[self])
+        striker.start()
         self.hangs = False
         while self.process.poll() is None and not self.hangs:
             self.files |= self.shared()
@@ -90,6 +103,7 @@ class Job:
                 for pid in self.ours():
                     os.kill(pid, signal.SIGCONT)
             time.sleep(0.2)
+        striker.join()
         self.left = self.wait_for_all()
         self.seconds = time.monotonic() - (self.struck or self.begun)
         for pid in self.left:
