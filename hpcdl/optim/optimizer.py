@@ -86,6 +86,11 @@ class Optimizer(ABC):
         """Whether a coordinate whose gradient is zero stays as it is: then those that are not may be updated alone."""
         return self.rests and self.weight_decay == 0 and self.average_from is None
 
+    @property
+    def additive(self) -> bool:
+        """Whether an update adds what depends on its gradient and rate alone, not on parameters or a state."""
+        return self.sparse and not self.vectors
+
     def update_at(self, index: np.ndarray, parameters: Array, gradient: Array, *scale_norm_rate: Any) -> None:
         """`update` of the elements with these numbers alone, each once; both arrays hold these elements."""
         part = copy.copy(self)

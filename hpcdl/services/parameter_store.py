@@ -56,9 +56,20 @@ from hpcdl.services.store_client import Asking, Client, Connection, LocalConnect
 from hpcdl.services.store_messages import REQUEST_HEADER, Operation, Push, Tag, as_message, new_header
 
 
-def add(values: np.ndarray, pushed: np.ndarray, push: Push) -> None:
+class Add:
     """The ready-made update: values <- values + pushed."""
-    values += pushed
+
+    additive = True
+
+    def of_size(self, size: int) -> "Add":
+        """Itself: it has no state."""
+        return self
+
+    def __call__(self, values: np.ndarray, pushed: np.ndarray, push: Push) -> None:
+        values += pushed
+
+
+add = Add()
 
 
 class ParameterStore:
@@ -67,12 +78,13 @@ class ParameterStore:
     servers: the first so many ranks hold the slices, the others are clients; on_workers: every rank holds a slice and
     is a client, too. consistency: how far clients may run ahead. update(values, pushed, push): applies what was pushed
     to a server's slice, in place (see `store_messages.Push`; with rounds it is the sum of all pushes of a clock); where
-    it has a member `state`, these are vectors as long as the slice. initial: the whole vector, given on rank 0. block:
-    slices are cut at multiples of it only. rows: clients exchange rows of the vector by their keys (keys.py), and
-    slices are cut between rows. broadcast_every: servers send their slices to all clients after so many
-    clocks (async: versions), without being asked; 0: never. delay: values are applied so many versions late. lead:
-    on rank 0, who decides about steps (lead.py). start: the first clock. memory: counts what a rank holds for
-    it. beside: the numbers, float64, that each push carries to the lead beside its values (`Lead.beside` of them); the
+    it has a member `state`, these are vectors as long as the slice; where a member `additive` is true, what it adds
+    depends on the push alone, and `of_size(n)` makes one for n values (store_client.py). initial: the whole vector,
+    given on rank 0. block: slices are cut at multiples of it only. rows: clients exchange rows of the vector by their
+    keys (keys.py), and slices are cut between rows. broadcast_every: servers send their slices to all clients after so
+    many clocks (async: versions), without being asked; 0: never. delay: values are applied so many versions late. lead:
+    on rank 0, who decides about steps (lead.py). start: the first clock. memory: counts what a rank holds for it.
+    beside: the numbers, float64, that each push carries to the lead beside its values (`Lead.beside` of them); the
     lead's own do not travel. replicas: on how many servers each slice is (replication.py); an update that has a state
     then has `of_size(n)`, which makes one for another slice, and servers call `replicate` before they serve. careful:
     pushes are acknowledged, as with replicas, also without. progress: of the store whose place this one takes.
@@ -136,7 +148,8 @@ class ParameterStore:
                     self.server.go_on_from(progress)
         if self.works:
             begun = start if progress is None else progress.of_client[comm.rank]
-            self.client = self._make_client(np.dtype(dtype), bool(broadcast_every), begun, memory or Memory())
+            own = update if getattr(update, "additive", False) else None
+            self.client = self._make_client(np.dtype(dtype), bool(broadcast_every), begun, memory or Memory(), own)
             self.client.beside = beside
             for connection in self.client.connections:
                 connection.replicated = replicas > 1 or careful
@@ -158,7 +171,7 @@ class ParameterStore:
             led = self.led and primary == 0
             self.server.replicas.of[primary] = Following(values, clocks, own, led, memory)
 
-    def _make_client(self, dtype: np.dtype, subscribed: bool, start: int, memory: Memory) -> Client:
+    def _make_client(self, dtype: np.dtype, subscribed: bool, start: int, memory: Memory, update: Any) -> Client:
         def connect(rank: int, held: slice, start: int) -> Connection:
             if rank == self.comm.rank:
                 return LocalConnection(self.comm, self.server, held, start)
@@ -169,7 +182,7 @@ class ParameterStore:
         settings = self.comm, connections, dtype, self.consistency, attend, start
         if not subscribed:
             return Asking(*settings, rows=self.rows)
-        return Subscribed(*settings, counter=connect(0, slice(0, 0), 0), memory=memory)
+        return Subscribed(*settings, counter=connect(0, slice(0, 0), 0), memory=memory, update=update)
 
     # -- what a client does ------------------------------------------------------------------------------------------
 

@@ -275,7 +275,10 @@ class SliceServer(SliceState):
         """Send the slice, unless the one before is still on its way: then the newest follows when that has arrived."""
         subscription.behind = not subscription.arrived
         if not subscription.behind:
-            answer = self._header(*self.clocks.grant_unasked())
+            step, limit = self.clocks.grant_unasked()
+            if step == NO_STEP and self.clocks.consistency.clocked:
+                step = self.clocks.of_client[subscription.asked.client]
+            answer = self._header(step, limit)
             subscription.sending = self._send(subscription.asked, Tag.UNASKED, answer, self._snapshot())
 
     def _catch_up(self) -> bool:

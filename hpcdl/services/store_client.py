@@ -7,11 +7,15 @@
 A subscriber saves the question and the way there, and computes on what may be older than it could be. Under async it
 still asks for one thing, its next step, one ahead, so that the number is there when it is needed.
 
+Under ssp a client sees the effect of all of its own pushes (read-my-writes; Ho et al., NeurIPS 2013, section 2). Who
+asks does, for its push comes before its question. What a subscriber was sent may lack the last ones: it adds what they
+change, which it knows only where that does not depend on the values, nor on a state of the update.
+
 To a server on this very rank nothing travels: it is called, and calls back.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +33,7 @@ from hpcdl.services.store_messages import (
     ENDED,
     REQUEST_HEADER,
     Operation,
+    Push,
     Tag,
     as_message,
     new_header,
@@ -36,9 +41,18 @@ from hpcdl.services.store_messages import (
 )
 
 
+class Own(NamedTuple):
+    """What a push of this client changes of a server's values. clock: its number. part: of the whole vector."""
+
+    clock: int
+    part: slice
+    change: Any  # Array
+
+
 class Connection:
     """What a client knows of one server: its rank, its slice of the vector, and the answer that is under way.
 
+    own: of a subscriber, the pushes that the last values lack; missing: of these, those that it has not added to them.
     seen, version: the store's clock and version, as the last answer has them that was read; so with `apart_seconds`, of
     the lead. signalled: whether that rank had a signal.
     """
@@ -52,6 +66,8 @@ class Connection:
         self.values: Any = None  # np.ndarray | None: where the answer's values go
         self.requests: list[Request] = []
         self.replicated = False  # whether pushes are acknowledged (replication.py)
+        self.own: list[Own] = []
+        self.missing: list[Own] = []
 
     def expect(self, values: np.ndarray | None, tag: int = Tag.ANSWER) -> None:
         """An answer will come: a header, and values where there is an array for them."""
@@ -266,12 +282,13 @@ class Asking(Client):
 class Subscribed(Client):
     """Is sent all values unasked, from its first pull on. counter: to the server that gives out the steps.
 
-    memory: counts the vectors that they are received in.
+    memory: counts the vectors that they are received in. update: that of the servers, where it is additive.
     """
 
-    def __init__(self, *arguments: Any, counter: Connection, memory: Memory, **options: Any):
+    def __init__(self, *arguments: Any, counter: Connection, memory: Memory, update: Any = None, **options: Any):
         super().__init__(*arguments, **options)
         self.counter, self.memory, self.subscribed = counter, memory, False
+        self.update = update if shows_own_pushes(self.consistency) else None
         self.heard: set[int] = set()  # ranks of servers that have sent something
         self.closed: set[int] = set()  # and of those that have sent their last
 
@@ -282,12 +299,32 @@ class Subscribed(Client):
         if not self.subscribed:
             self._subscribe()
         self.wait_until(lambda: self._take_newest(into) and self._may_go_on())
+        for connection in self.connections:
+            for own in connection.missing:
+                into[own.part] += own.change
+            connection.missing = []
         if self.consistency.clocked:
             return None if self.connections[0].step is None else self.clock
         step = self.counter.step
         if step is not None:
             self._draw()
         return step
+
+    def push(self, values: np.ndarray, part: slice | None, **amounts: float) -> None:
+        super().push(values, part, **amounts)
+        part = self.checked(values, part)
+        if self.update is None:
+            return
+        for connection in self.connections:
+            common, clock, seen = overlap(connection.slice, part), self.clock - 1, int(connection.seen)
+            pushed = within(values, part, common)
+            told = {"step": clock, "staleness": clock - seen, "version": int(connection.version)} | amounts
+            push: Any = Push(client=self.comm.rank, part=common, clock=clock, seen=seen, **told)  # type: ignore[arg-type]
+            change = device_of(pushed).zeros(pushed.size, self.dtype)
+            self.update.of_size(pushed.size)(change, pushed, push)
+            own = Own(clock, common, self.memory.hold_while_it_is_there("parameters", change))
+            connection.own.append(own)
+            connection.missing.append(own)
 
     def close(self, into: np.ndarray | None) -> None:
         if not self.subscribed:
@@ -321,6 +358,8 @@ class Subscribed(Client):
             while connection.arrived and connection.rank not in self.closed:
                 device_of(into).copy_in(into[connection.slice], connection.values)
                 connection.read()
+                connection.own = [each for each in connection.own if each.clock >= connection.answer["step"]]
+                connection.missing = list(connection.own)
                 self.heard.add(connection.rank)
                 if connection.answer["last"]:
                     self.closed.add(connection.rank)
@@ -337,6 +376,11 @@ class Subscribed(Client):
             return True
         fresh = all(each.seen >= self.clock - self.consistency.bound for each in self.connections)
         return fresh and self.clock < float(first.answer["limit"])
+
+
+def shows_own_pushes(consistency: Consistency) -> bool:
+    """Whether it promises a client the effect of its own pushes while it does not wait for those of all."""
+    return consistency.name == "ssp" and not consistency.in_rounds
 
 
 def overlap(held: slice, asked: slice) -> slice:

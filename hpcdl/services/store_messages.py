@@ -69,7 +69,8 @@ COPY_HEADER = numbers(
     *("operation", "client", "clock", "start", "stop", "seen", "version", "count", "total", "loss", "norm", "which")
 )
 
-# step: the step to compute, ENDED or NO_STEP. seen, version: the store's clock and version. limit: steps from here on
+# step: the step to compute, ENDED or NO_STEP; to a subscriber, where pushes have clocks, its first push that the values
+# lack, or ENDED. seen, version: the store's clock and version. limit: steps from here on
 # have to wait. last: no other answer follows. apart: the lead's seconds of scoring and saving.
 # bytes, messages: as above.
 ANSWER_HEADER = numbers("step", "seen", "version", "limit", "last", "apart", "signal", "bytes", "messages")

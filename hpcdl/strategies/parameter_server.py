@@ -30,6 +30,7 @@ no worker is let past its step, so that what is saved is the state of just those
 """
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -53,7 +54,15 @@ from hpcdl.services.keys import KEY, Rows
 from hpcdl.services.on_servers import Keeper, OnServers, asked
 from hpcdl.services.outliving_servers import Share, share_at
 from hpcdl.services.parameter_store import ParameterStore, cut_slices
+from hpcdl.services.store_client import shows_own_pushes
 from hpcdl.services.store_messages import Push
+
+log = logging.getLogger("hpcdl")
+LATE_OWN = (
+    "--broadcast-every: a worker may not see the effect of its own last pushes, which ssp promises: what they change "
+    "depends on the parameters or the optimizer's state; take --optimizer sgd without --weight-decay and --average, or "
+    "leave out --broadcast-every"
+)
 
 
 def train(
@@ -100,6 +109,8 @@ def train(
     run.report(allreduce=None, consistency=consistency.name, staleness=consistency.staleness)
     run.report(servers=holders, broadcast_every=broadcast_every, fixed_delay=delay, replicas=replicas)
     run.begin("parameter_server", held, data)
+    if comm.rank == 0 and broadcast_every and shows_own_pushes(consistency) and not optimizer.additive:
+        log.warning("%s", LATE_OWN)
     store = ParameterStore(
         comm,
         size,
@@ -276,7 +287,7 @@ class Updates:
 
     def __init__(self, optimizer: Optimizer, group: Any, consistency: Consistency, aware: bool):
         self.optimizer, self.group, self.consistency, self.aware = optimizer, group, consistency, aware
-        self.in_rounds, self.state = consistency.in_rounds, optimizer.state
+        self.in_rounds, self.state, self.additive = consistency.in_rounds, optimizer.state, optimizer.additive
 
     def of_size(self, size: int) -> "Updates":
         """The same of another slice, as far as this one is."""

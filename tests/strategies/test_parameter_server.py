@@ -155,6 +155,27 @@ def test_one_worker_is_sequential_to_the_bit_where_nothing_is_cut(consistency, o
     each_group(body)
 
 
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.05}, {"weight_decay": 0.1}], ids=str)
+def test_a_worker_reads_its_own_writes_whenever_servers_send(options, serve, alone, each_group, caplog):
+    """One worker under ssp, 3 clocks ahead of what it is sent, is sequential where its updates are additive.
+
+    Where they are not, a line says so.
+    """
+    options = {"optimizer": "sgd"} | options
+    reference = alone(**options)
+
+    def body(comm):
+        caplog.clear()
+        own = {"servers": comm.size - 1} if comm.size > 1 else {"on_workers": True}
+        run = serve(comm, own | {"consistency": Consistency("ssp", 3), "broadcast_every": 4}, **options)
+        if comm.rank == 0:
+            said = "may not see the effect of its own last pushes, which ssp promises" in caplog.text
+            far = np.abs(run.path[-1] - reference.path[-1]).max()
+            assert (said, far < 1e-10) == ("weight_decay" in options, "weight_decay" not in options)
+
+    each_group(body)
+
+
 # -- what is late, and by how much ---------------------------------------------------------------------------------
 
 
