@@ -20,6 +20,7 @@ class PostmortemOptions:
     folder: str = option(..., "folder of the run")
     last: int = option(0, "operations of each rank that are listed, the last ones; 0: none")
     rank: int = option(-1, "list those of this rank alone; -1: of all")
+    which: int = option(0, "of a run that was started again, the number of the try that is shown; 0: the last one")
 
     def __post_init__(self):
         if self.last < 0:
@@ -39,7 +40,7 @@ def main(arguments=None):
 
 def told(folder, options):
     """The story of the run, and lists of operations."""
-    found = recordings(folder)
+    found = recordings(folder, options.which)
     if options.rank != -1 and options.rank not in found:
         raise UsageError(f"--rank {options.rank}: there are recordings of ranks {', '.join(map(str, sorted(found)))}")
     lines = story(folder, found)

@@ -32,8 +32,18 @@ def world(kind: type[World], size: int, **settings) -> World:
 
 
 def evaluations(folder):
-    """The losses of the test part by step; checked: that each step is there once at most."""
+    """The losses of the test part by step; checked: that each step and each evaluation has one line."""
+    losses(folder)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [line["step"] for line in lines if "test_loss" not in line]
-    assert steps == sorted(set(steps))
-    return {line["step"]: line["test_loss"] for line in lines if "test_loss" in line}
+    scored = [(line["step"], line["test_loss"]) for line in lines if "test_loss" in line]
+    assert len(scored) == len(dict(scored))
+    return dict(scored)
+
+
+def losses(folder):
+    """The losses of training by step; checked: that each step has one line."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found = [(line["step"], line["train_loss"]) for line in lines if "test_loss" not in line]
+    steps = json.loads((folder / "summary.json").read_text())["steps"]
+    assert [step for step, _ in found] == [*range(1, steps + 1)]
+    return dict(found)

@@ -1,6 +1,7 @@
 """A flight recorder: the last operations of this rank, in a file that outlives it however it ends.
 
     flight/rank-0003.bin    | head | names, groups, lines of code | a ring of records, each of 64 bytes |
+    flight/try-1/           the recordings of a leg that broke off, and after which the run was gone on with
 
 A record is written when an operation begins and completed when it ends. The file is mapped into memory, so writing is a
 store and no call of the system: what has been stored is in the file whether the process exits, crashes or is killed by
@@ -15,6 +16,7 @@ lines of code) are written once and numbered.
 import contextlib
 import mmap
 import os
+import re
 import socket
 import struct
 import sys
@@ -29,6 +31,7 @@ from hpcdl.comm.callers import caller, passed, place
 from hpcdl.comm.told import ALL, TYPES, Call
 
 FOLDER = "flight"  # within a run's
+RECORDING, TRY = re.compile(r"rank-[0-9]{4,}\.bin"), re.compile(r"try-([1-9][0-9]{0,8})")
 MAGIC, VERSION = b"hpcdlfly", 1
 REMEMBERED = 64  # calls of all ranks that a communicator knows, for those that wait longer for the others
 STARTED, WAITING, DONE, FAILED = 1, 2, 3, 4  # of an operation: in flight, waited in, over
@@ -90,6 +93,43 @@ def sizes(capacity: int) -> tuple[int, int, int, int]:
     groups = texts + TEXTS * WIDTH
     records = -(-(groups + GROUPS * GROUP.itemsize) // 64) * 64
     return texts, groups, records, records + capacity * RECORD.itemsize
+
+
+def earlier_tries(folder: Path) -> dict[int, Path]:
+    """Of a run's folder, where the recordings of legs lie that broke off before the last one, by their number."""
+    where = folder / FOLDER
+    if where.is_symlink() or not where.is_dir():
+        return {}
+    found = {int(name[1]): each for each in where.iterdir() if (name := TRY.fullmatch(each.name))}
+    return {
+        number: found[number] for number in sorted(found) if found[number].is_dir() and not found[number].is_symlink()
+    }
+
+
+def recorded_in(where: Path) -> list[Path]:
+    """The recordings in a folder, by rank."""
+    return sorted(each for each in where.glob("rank-*.bin") if RECORDING.fullmatch(each.name))
+
+
+def set_aside(folder: Path) -> None:
+    """A run is gone on with: the recordings of its last leg, which broke off, become those of one more try."""
+    where = folder / FOLDER
+    if not where.is_symlink() and (found := recorded_in(where)):
+        aside = where / f"try-{1 + max(earlier_tries(folder), default=0)}"
+        aside.mkdir()
+        for each in found:
+            each.rename(aside / each.name)
+
+
+def forget(folder: Path) -> None:
+    """Remove the recordings of earlier tries."""
+    for where in earlier_tries(folder).values():
+        for each in recorded_in(where):
+            each.unlink()
+        with contextlib.suppress(OSError):  # somebody has put other files there
+            where.rmdir()
+    with contextlib.suppress(OSError):
+        (folder / FOLDER).rmdir()
 
 
 def born(process: int | str = "self") -> int:

@@ -11,6 +11,7 @@ others were. A launcher ends all ranks within some milliseconds of the first, an
 import math
 import socket
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm import flight
-from hpcdl.comm.flight import ALL, BROKE, DONE, FAILED, LEFT, RUNS, WAITING
+from hpcdl.comm.flight import ALL, BROKE, DONE, FAILED, LEFT, RUNS, WAITING, earlier_tries, recorded_in
 from hpcdl.comm.stuck import LONG, Said, explained
 from hpcdl.comm.told import KINDS, ranks_told, told
 from hpcdl.errors import UsageError, blamed_on, printable
@@ -124,11 +125,23 @@ def text(found: bytes) -> str:
     return printable(found.partition(b"\0")[0].decode(errors="replace"), kept="")
 
 
-def recordings(folder: Path) -> dict[int, Recording]:
-    """The recordings of a run's folder by rank. Raises UsageError where there are none, or they do not fit together."""
+def tries(folder: Path) -> dict[int, Path]:
+    """Where the recordings of each try of a run lie, by its number: a run that is gone on with has several."""
+    found, last = earlier_tries(folder), folder / flight.FOLDER
+    return found | ({1 + max(found, default=0): last} if recorded_in(last) else {})
+
+
+def recordings(folder: Path, number: int = 0) -> dict[int, Recording]:
+    """The recordings of a run's folder by rank: of the try of this number, 0: of the last one.
+
+    Raises UsageError where there are none, or they do not fit together.
+    """
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
-    paths = sorted((folder / flight.FOLDER).glob("rank-*.bin"))
+    known = tries(folder)
+    if number and known and number not in known:
+        raise UsageError(f"--which {number}: there are recordings of {tries_told(known)}")
+    paths = recorded_in(known[number or max(known)]) if known else []
     if not paths:
         raise UsageError(
             f"{folder} has no flight recordings: they are there while a run goes on and where it breaks off, "
@@ -136,8 +149,14 @@ def recordings(folder: Path) -> dict[int, Recording]:
         )
     found = {each.rank: each for each in map(Recording, paths)}
     if len(found) < len(paths) or len({each.size for each in found.values()}) > 1:
-        raise UsageError(f"{folder / flight.FOLDER}: the files are of several runs; remove them")
+        raise UsageError(f"{paths[0].parent}: the files are of several runs; remove them")
     return found
+
+
+def tries_told(known: Iterable[int]) -> str:
+    """Tries, in words."""
+    numbers = [str(each) for each in sorted(known)]
+    return f"try {numbers[0]}" if len(numbers) == 1 else f"tries {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
 def ended_well(folder: Path) -> bool:
@@ -186,11 +205,15 @@ def says(each: Recording, ranks: dict[str, dict[int, int]]) -> Said:
 
 
 def story(folder: Path, found: dict[int, Recording]) -> list[str]:
-    """The whole in words, a line for each thing."""
-    size = next(iter(found.values())).size
+    """The whole in words, a line for each thing; of which try it is, where there are several."""
+    size, known = next(iter(found.values())).size, tries(folder)
+    shown = next((number for number, place in known.items() if place == next(iter(found.values())).path.parent), 0)
     alive = sorted(rank for rank, each in found.items() if each.alive)
     gone = sorted(set(found) - set(alive))
     lines = [f"{folder}: {counted(size, 'rank')}, {state(alive, gone)}"]
+    if list(known) != [1] or known[1].parent != folder:
+        others = [number for number in known if number != shown]
+        lines[0] += f" (try {shown}; --which shows {tries_told(others)})" if others else f" (try {shown})"
     lines += endings(found, gone)
     return lines + explained(said(found), size)
 

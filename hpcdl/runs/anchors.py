@@ -11,7 +11,8 @@ have met. Nobody comes to an anchor before all have come to the one before: of t
 common. From the last such one on the run is that of the smaller world, and the steps behind it are done again.
 
 Where a strategy lets ranks meet seldom (local SGD: each synchronization), these are its anchors. Where it never does
-(gossip), each step is one: the ranks then meet in the run's small message after each step.
+(gossip), each step is one. The ranks meet in the run's small message at each anchor, so that the losses up to it are
+known to all.
 """
 
 from dataclasses import dataclass
@@ -55,15 +56,17 @@ class Anchors:
         """A leg has begun: where it begins all have met. Raises AgreedError for what cannot be copied."""
         if strange := [name for name, each in run.state.tracked.items() if not isinstance(each, Same | PerRank)]:
             raise AgreedError(f"--survive: {' and '.join(strange)} cannot be kept by each rank by itself")
-        if run.held.synchronized is None:  # nothing of the strategy's: the run's own meeting
-            run.agreement.most = run.agreement.interval = 1
         if not self.kept:
             self.keep(run)
 
     def passed(self, run: "Run") -> None:
         """A step has come to its end, with its boundary."""
-        if run.held.synchronized is None or run.held.synchronized(run.step):
+        if self.after(run):
             self.keep(run)
+
+    def after(self, run: "Run") -> bool:
+        """Whether the run's last step is an anchor."""
+        return run.held.synchronized is None or run.held.synchronized(run.step)
 
     def keep(self, run: "Run") -> None:
         """Copy what this rank has; the oldest anchor's memory is used again."""

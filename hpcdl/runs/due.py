@@ -38,7 +38,6 @@ def evaluate_and_save(run: "Run", due: Due) -> None:
     A checkpoint that has been written in the background is known from here on.
     """
     run.saver.settle(wait=False)
-    run.before = run.stopping.best, run.stopping.evaluations_since_best
     epochs = 1 if run.options.per_step else run.options.evaluate_every  # who acts has an epoch between two
     scored = due.epoch_ends and run.step // run.per_epoch % epochs == 0
     if not (scored or due.ends or due.saving or run.stopped is not None):

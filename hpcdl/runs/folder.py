@@ -29,7 +29,8 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.flight import FOLDER as FLIGHT
-from hpcdl.comm.flight import Recorder
+from hpcdl.comm.flight import RECORDING, Recorder, forget
+from hpcdl.comm.flight import set_aside as set_recordings_aside
 from hpcdl.comm.progress import activity
 from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
 from hpcdl.files import atomic_write, from_json, refuse_full
@@ -47,11 +48,11 @@ from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
 MODULE = ("hpcdl", "__main__.py")  # of python -m hpcdl
+RATE = b'"learning_rate"'  # in the line of a step, and not in that of an evaluation
 UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, not of the run
 WHOLE = r"config\.yaml|metrics\.(jsonl|csv)|(started|summary|trace)\.json|(checkpoint|best|samples)\.h5"
 OURS = re.compile(rf"{WHOLE}|{OLDER.pattern}")
 LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
-RECORDING = re.compile(r"rank-[0-9]{4,}\.bin")
 # Temporary names (hpcdl/files.py) of what a run writes, or a job of several runs.
 TEXTS = r"\w+\.(csv|html|json|jsonl|md|npz|yaml)"
 LEFTOVER = re.compile(rf"\.+(checkpoint(-\d+)?\.h5|(best|samples)\.h5|{TEXTS}|{EVENTS_NAME.pattern})(\.\d+\.part)+")
@@ -134,8 +135,7 @@ class Folder:
                 check_run_folder(self.path, resumed)  # again: nobody else comes after us
             sweep(self.path)
             (self.path / "logs").mkdir(exist_ok=True)
-            if (self.path / FLIGHT).is_dir():  # of a leg that did not come to its end, on as many ranks as it had
-                remove_files(self.path / FLIGHT, RECORDING)
+            set_recordings_aside(self.path)
             self._write_config(self.path / "config.yaml", options, used or {})
 
     def ended(self, step: int) -> bool:
@@ -179,11 +179,12 @@ class Folder:
         with atomic_write(path) as file:
             file.write(("\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)).encode())
 
-    def open(self, step: int) -> None:
+    def open(self, step: int, recent: Iterable[dict] = (), scored: int | None = None) -> None:
         """Start this rank's log and, on rank 0, the metrics; when resuming, later steps' lines are dropped.
 
         So are lines that are none, which a crash of the machine may have left: the run goes on, and the log says so.
-        Raises UsageError where a file cannot be written.
+        recent: lines up to `step` that are added where they are missing. scored: the step whose evaluation is done
+        again, and whose line is dropped. Raises UsageError where a file cannot be written.
         """
         if self.path is None:
             return
@@ -196,12 +197,19 @@ class Folder:
         if self.rank == 0:
             path = self.path / "metrics.jsonl"
             with blamed_on(f"{path} cannot be written"):
-                steps = [(step_of(each), each) for each in read_lines(path)]
-                kept = [each for of, each in steps if of is not None and of <= step]
+                found = [(step_of(each), each) for each in read_lines(path)]
+                there = {(of, RATE in each) for of, each in found}
+                more = [(each["step"], dumped(each).encode()) for each in recent]
+                lines = [*found, *((of, each) for of, each in more if (of, RATE in each) not in there)]
+                kept = [
+                    each
+                    for of, each in lines
+                    if of is not None and of <= step and (of, RATE in each) != (scored, False)
+                ]
                 with atomic_write(path) as file:
                     file.write(b"".join(kept))
                 self.metrics = open(path, "ab", buffering=0)  # noqa: SIM115 - as long as the run
-            if broken := [number for number, (of, _) in enumerate(steps, 1) if of is None]:
+            if broken := [number for number, (of, _) in enumerate(found, 1) if of is None]:
                 log.warning("%s: %d lines are broken, and left out; the first is line %d", path, len(broken), broken[0])
             self._open_logs(kept)
 
@@ -233,19 +241,25 @@ class Folder:
         except OSError as error:
             log.warning("%s cannot be written (%s): a postmortem will know nothing of this rank", path, error.strerror)
 
-    def landed(self) -> None:
-        """The run has ended in good order: its recording says nothing that anybody needs."""
+    def landed(self, ended: bool) -> None:
+        """The leg has ended in good order: its recording says nothing that anybody needs.
+
+        ended: the run has, too, and nobody needs those of earlier tries.
+        """
         if self.recorder is not None:
             self.recorder.discard()
             activity.flight, self.recorder = None, None
+        if ended and self.rank == 0 and self.path is not None:
+            with blamed_on(f"{self.path / FLIGHT} cannot be removed"):
+                forget(self.path)
 
     def record(self, lines: list[dict]) -> None:
         """Append lines to metrics.jsonl, and to what --log has asked for."""
         if self.metrics is not None:
-            text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+            text = "".join(map(dumped, lines)).encode()
             with blamed_on(f"{self.metrics.name} cannot be written", LoneError):
                 refuse_full(self.metrics.name)
-                append(self.metrics, text.encode())
+                append(self.metrics, text)
             for each in self.logs:
                 with blamed_on(f"{each.path} cannot be written", LoneError):
                     each.write(lines)
@@ -309,6 +323,11 @@ def read_lines(path: Path) -> list[bytes]:
     return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
+def dumped(line: dict) -> str:
+    """A line of metrics.jsonl."""
+    return json.dumps(line, allow_nan=False) + "\n"
+
+
 def step_of(line: bytes) -> float | None:
     """The step that a line of metrics.jsonl speaks of; None where the line is none."""
     with contextlib.suppress(ValueError):
@@ -358,6 +377,7 @@ def remove_run(folder: Path, faults: bool = True) -> None:
     for part, ours in parts:
         if part == folder or (part.is_dir() and not part.is_symlink()):
             remove_files(part, ours)
+    forget(folder)
 
 
 def remove_files(folder: Path, ours: re.Pattern[str]) -> None:

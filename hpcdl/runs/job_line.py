@@ -123,16 +123,24 @@ class JobLine:
             again = {name: self.option(name) for name in WHOLE[self.program]}
             own = [f"--{name}={value}" for name, value in again.items() if value is not None]
             return self._with_own([*own, "--resume", str(self.folder)])
+        return self._with_own([*self._without(NOT_AGAIN), "--resume", str(checkpoint), "--out", str(self.folder)])
+
+    def anew(self) -> "JobLine":
+        """The same, from the beginning, in a folder in which there is nothing to replace."""
+        return self._with_own(self._without({"--force": 0}))
+
+    def _without(self, names: dict[str, int]) -> list[str]:
+        """The program's words without these options, of which each has so many values."""
         own, left = [], 0
         for word in self.own:
             name, equals, _ = word.partition("=")
             if left:
                 left -= 1
-            elif name in NOT_AGAIN:
-                left = 0 if equals else NOT_AGAIN[name]
+            elif name in names:
+                left = 0 if equals else names[name]
             else:
                 own.append(word)
-        return self._with_own([*own, "--resume", str(checkpoint), "--out", str(self.folder)])
+        return own
 
     def _with_own(self, own: list[str]) -> "JobLine":
         return dataclasses.replace(self, words=(*self.words[: self.begin], *own))

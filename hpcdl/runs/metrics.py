@@ -13,7 +13,8 @@ class Metrics:
     """scores: of the last evaluation, by name. train_loss: the mean of the last step that had examples.
 
     rounds: steps are rounds, as in federated learning. per_step: environment steps of a step, where a run acts; else 0.
-    learning_rate: the schedule, from updates done to the rate.
+    learning_rate: the schedule, from updates done to the rate. recent: on each rank the lines of the last meeting, and
+    those since; rank 0 has written all lines before them.
     """
 
     def __init__(self, display: Display, options: Options):
@@ -23,6 +24,7 @@ class Metrics:
         self.learning_rate: Callable[[int], float] = lambda step: math.nan
         self.scores: dict = {}
         self.train_loss = math.nan
+        self.recent: list[dict] = []
 
     def open(self, folder: Folder, per_epoch: int, learning_rate: Callable[[int], float]) -> None:
         """From now on lines go to this folder; so many steps are an epoch."""
@@ -49,6 +51,7 @@ class Metrics:
             line = {"train_loss": train_loss, "seconds": round(seconds, 6)}
             line["learning_rate"] = learning_rate if math.isfinite(learning_rate) else None
             lines.append(self.where(step) | line)
+        self.recent = lines
         self.folder.record(lines)
         last = lines[-1]
         self.display.update(last["step"], steps, last["epoch"], self.train_loss, self.score(), rate)
@@ -63,6 +66,7 @@ class Metrics:
     def evaluated(self, step: int, steps: int, scores: dict, seconds: float, rate: float, sent: dict) -> None:
         """An evaluation after `step` of `steps`; sent: bytes and messages so far."""
         line = self.where(step) | scores | {"train_loss": self.known_loss, "seconds": round(seconds, 6)} | sent
+        self.recent.append(line)
         self.folder.record([line])
         at = "round" if self.rounds else f"epoch {line['epoch']:g}  step"
         unit = self.per_step or 1

@@ -222,7 +222,10 @@ def open_folder(run: "Run") -> Folder:
         with activity.inside("broadcast", run.bookkeeping):
             folder.path, folder.left = run.bookkeeping.mpi.bcast((folder.path, folder.left))
         with refuse_together(run.bookkeeping.mpi):
-            folder.open(survivor.recorded if left and survivor.recorded is not None else run.step)
+            if left:
+                folder.open(survivor.recorded, survivor.recent, run.step if survivor.owed else None)
+            else:
+                folder.open(run.step)
             folder.record_flight(run.comm.size, run.options.flight, run.everyone.family())
             if leads and folder.path is not None:
                 folder.write(NAME, started(run))

@@ -80,7 +80,7 @@ class Run:
         self.signalled = False  # whether a rank that does not meet the others has had a signal
         self.saved: int | None = None  # the step of the checkpoint that this run has written last
         self.bounded = 0  # the last step whose boundary has been passed
-        self.before = math.inf, 0  # of `stopping`, the best and the evaluations since, before the last evaluation
+        self.before = math.inf, 0  # of `stopping`, the best and the evaluations since, after that boundary
         self.saver = Saver(self)
         self.reported, self.groups, self.observers = {}, [], []  # type: dict, list[Any], list[Callable]
         self.summary, self.agree = None, None  # type: dict | None, bool | None
@@ -150,7 +150,7 @@ class Run:
         self.replicas = AgreeingReplicas(held, self.options.checks.replicas, strategy, self.step)
         with self.memory.paused():
             warm_up(held, data, self.make_optimizer, self.comm.traffic.uncounted())
-        self.bounded = self.step
+        self._bound()
         self.bookkeeping.barrier()
         if self.options.survivor is not None:
             self.options.survivor.follow(self)
@@ -223,12 +223,18 @@ class Run:
         self.agreement.start()
         self.display.start(self.step, self.steps)
         if self.options.survivor is not None and self.options.survivor.owed:
-            evaluate_and_save(self, Due.of(self))
+            self._meet(Due.of(self))
+            self._bound()
 
     def end(self) -> None:
         """The loop has ended."""
         self.stopping.end(self.examples)
         self.display.stop()
+
+    def share(self, loss: float) -> None:
+        """Before a step's update: let all ranks know its loss, where one may be lost (survivor.py); collective then."""
+        if self.options.survivor is not None:
+            self.options.survivor.share(self, loss)
 
     def record(self, loss: float, total: int) -> None:
         """Note this rank's sum of losses of a step of `total` examples, all ranks together; local."""
@@ -240,16 +246,25 @@ class Run:
     def boundary(self) -> None:
         """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop."""
         self.replicas.look(self)
-        due = Due.of(self)
-        if any(due) or self.agreement.due(self.step):
+        due, survivor = Due.of(self), self.options.survivor
+        if any(due) or self.agreement.due(self.step) or (survivor is not None and survivor.meets(self)):
             with self.stopwatch.apart():
-                with self.comm.timeline.span("agree"):
-                    self._agree()
-                self.stopping.extend(self.step, self.held.horizon(self.step))
-                evaluate_and_save(self, due)
-        self.bounded = self.step
-        if self.options.survivor is not None:
-            self.options.survivor.passed(self)
+                self._meet(due)
+        self._bound()
+        if survivor is not None:
+            survivor.passed(self)
+
+    def _meet(self, due: Due) -> None:
+        """Agree on the steps that are done, evaluate, save."""
+        if self.agreement.steps_done:
+            with self.comm.timeline.span("agree"):
+                self._agree()
+            self.stopping.extend(self.step, self.held.horizon(self.step))
+        evaluate_and_save(self, due)
+
+    def _bound(self) -> None:
+        """The boundary of the last step has been passed."""
+        self.bounded, self.before = self.step, (self.stopping.best, self.stopping.evaluations_since_best)
 
     def _agree(self) -> None:
         """Share losses, signals and the time limit; write and show them."""

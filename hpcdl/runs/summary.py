@@ -84,7 +84,7 @@ def finish(run: "Run") -> None:
             run.display.console.print(as_table(run.summary))
     log.info("ended after step %d: %s", run.step, run.stopped)
     if run.agree is not False:
-        run.folder.landed()
+        run.folder.landed(run.stopped != "signal")
     run.folder.close()
     if run.agree is False:
         raise TrainingError("the replicas do not agree: the ranks hold different parameters, which must not be")

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hpcdl.comm.flight import FOLDER as FLIGHT
 from hpcdl.errors import UsageError, line, reason
 from hpcdl.files import from_json
 from hpcdl.runs.checkpoint import OLDER, Checkpoint
@@ -288,7 +289,8 @@ class Supervisor:
         if last is not None:
             where = f"from step {step_of(last)} ({last}){ranks}"
             return job.from_checkpoint(self.folder if last.name == "checkpoint.h5" else last), where
-        return job, f"from the beginning, as nothing was saved{self._set_aside()}{ranks}"
+        aside = self._set_aside()
+        return job.anew() if aside else job, f"from the beginning, as nothing was saved{aside}{ranks}"
 
     def _last_whole(self) -> Path | None:
         """The last checkpoint of the job that can be read whole; None: it has none yet. Raises GivenUp."""
@@ -318,6 +320,8 @@ class Supervisor:
             self.folder.mkdir()
             if (aside / JOURNAL).exists():  # faults on purpose strike once
                 shutil.copy(aside / JOURNAL, self.folder / JOURNAL)
+            if (aside / FLIGHT).is_dir():  # for `hpcdl postmortem`
+                (aside / FLIGHT).rename(self.folder / FLIGHT)
         except OSError as error:
             raise GivenUp(f"{self.folder} cannot be set aside: {reason(error)}") from None
         self.found = {}

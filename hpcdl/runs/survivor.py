@@ -28,6 +28,7 @@ from mpi4py import MPI
 from hpcdl.comm import Communicator
 from hpcdl.comm.told import ranks_told
 from hpcdl.errors import AgreedError, TrainingError
+from hpcdl.runs.agreement import Step
 from hpcdl.runs.anchors import Anchors
 from hpcdl.runs.averaging import averaged
 from hpcdl.runs.checkpoint import Checkpoint
@@ -50,8 +51,11 @@ class Survivor:
     run: that of this leg, once it has begun. goes_on: whether this leg goes on from what a rank holds; found: that, on
     rank 0. owed: whether what is due after its last step (due.py) is still to be done. saved: the step of the last
     checkpoint. reason: why the run is to end, None while it goes on. folder: where it writes. since: when the last leg
-    has failed. batch: examples of a step. losses: of all legs before, for the summary. recorded: the step up to which
-    metrics.jsonl has lines that stay, where that is not the run's.
+    has failed. batch: examples of a step. losses: of all legs before, for the summary.
+
+    recorded: the step up to which ranks had agreed on losses; None: in no leg before. fresh: the steps that were done
+    since, with the losses of all ranks. recent: the lines of metrics.jsonl that rank 0 may have died before it wrote.
+    shared: losses of all ranks by step, of those since the last meeting at least.
 
     anchors: what this rank goes back to, where its vectors are its own. serves: whether it is a data server;
     data_servers: how many of these are left. note: what else there is to say where a leg goes on. number: of this rank,
@@ -72,6 +76,9 @@ class Survivor:
         self.since = 0.0
         self.losses: list[dict] = []
         self.recorded: int | None = None
+        self.fresh: list[Step] = []
+        self.recent: list[dict] = []
+        self.shared: dict[int, float] = {}
         self.anchors: Anchors | None = None
         self.serves, self.data_servers, self.note = False, 0, ""
         self.number = self.lost = self.joined = 0
@@ -96,6 +103,14 @@ class Survivor:
             self.anchors.follow(run)
         self.run, self.found, self.batch = run, None, run.batch
         run.stopping.reason = run.stopping.reason or self.reason
+        if self.owed:
+            run.bounded -= 1
+        if self.recorded is not None:
+            alone = run.comm.rank > 0  # the sum counts once
+            run.agreement.step = self.recorded
+            run.agreement.steps_done = [step._replace(loss=0.0) if alone else step for step in self.fresh]
+            run.metrics.recent = self.recent
+            self.shared = {step: each.loss for step, each in enumerate(self.fresh, self.recorded + 1)}
         if self.goes_on:
             last = self.losses[-1]
             last["seconds"] = time.monotonic() - self.since
@@ -107,6 +122,23 @@ class Survivor:
             run.display.line(f"{said}, {last['seconds']:.2f} s later")
             log.warning("%s", said)
         run.report(losses=self.losses)
+
+    def share(self, run: "Run", loss: float) -> None:
+        """All ranks learn the loss of the step under way: the sum of what each of them says. Collective.
+
+        A rank that has done a step then knows its loss, whoever is lost. Ranks that go back to an anchor (anchors.py)
+        agree there, and need not share.
+        """
+        if not run.agreement.steps_done:
+            self.shared.clear()
+        total = np.array([loss])
+        with run.stopwatch.apart():
+            run.bookkeeping.all_reduce(total)
+        self.shared[run.step + 1] = float(total[0])
+
+    def meets(self, run: "Run") -> bool:
+        """Whether the ranks have to agree after this step, whenever they did before."""
+        return self.anchors is not None and self.anchors.after(run)
 
     def passed(self, run: "Run") -> None:
         """A step has come to its end, with its boundary."""
@@ -164,10 +196,10 @@ class Survivor:
             self.found = self.hold([spent.get(rank, {}) for rank in range(before.size)])
             folder = None if run.folder.path is None else str(run.folder.path)
             facts = run.saved, self.owes, run.stopping.reason, folder, self.batch, run.step, redone, self.shrunk
-            facts = *facts, before.size, self.lost, self.losses
+            facts = *facts, before.size, self.lost, self.losses, *self.unrecorded()
         facts = comm.bcast(facts, self.data_servers)
         self.saved, self.owed, self.reason, self.folder, self.batch, step, redone, self.shrunk = facts[:8]
-        size, self.lost, self.losses = facts[8:]
+        size, self.lost, self.losses, self.recorded, self.fresh, self.recent = facts[8:]
         if self.joined:  # as many as are gone
             del self.shrunk[-1]
         gone = [rank for rank in range(size) if rank not in spent]
@@ -175,6 +207,17 @@ class Survivor:
         self.losses.append({"step": step, "redone": redone, "ranks": gone, "left": comm.size - self.joined})
         self.losses[-1] |= {"respawned": self.joined} if self.joined else {}
         return comm, gone
+
+    def unrecorded(self) -> tuple[int, list[Step], list[dict]]:
+        """`recorded`, `fresh` and `recent`, as this rank knows them."""
+        assert self.run is not None
+        known, last = min(self.run.agreement.step, self.run.step), self.run.step
+        done = self.run.agreement.steps_done[: last - known]
+        return (
+            known,
+            [step._replace(loss=self.shared[n]) for n, step in enumerate(done, known + 1)],
+            self.run.metrics.recent,
+        )
 
     def spent(self) -> dict:
         """What this leg has cost this rank."""

@@ -115,7 +115,7 @@ class ServedSurvivor(Survivor):
     """Of one rank, for all legs of a run with servers. store: of this leg, once all slices have their replicas.
 
     progress: of the store whose place the next one takes. division: of the batches. servers: how many there are.
-    fresh: the steps that are done, and not recorded. signalled: whether a rank has had a signal.
+    signalled: whether a rank has had a signal.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,6 @@ class ServedSurvivor(Survivor):
         self.progress: Progress | None = None
         self.division: Division | None = None
         self.servers = 0
-        self.fresh: list[Step] = []
         self.signalled = False
 
     def refuse(self, run: "Run") -> None:
@@ -137,8 +136,6 @@ class ServedSurvivor(Survivor):
         super().follow(run)
         self.store = None
         run.signalled |= self.signalled
-        if self.recorded is not None:
-            run.agreement.step, run.agreement.steps_done = self.recorded, list(self.fresh)
 
     def begin(self, store: ParameterStore) -> None:
         """All slices have their replicas: from now on ranks can be outlived."""

@@ -72,6 +72,7 @@ def train(
         if noise is not None:
             noise.own(gradient, len(batch.y))
         exchange.finish()
+        run.share(loss)
         if noise is not None:
             noise.summed(gradient, batch.total)
         optimizer.update(parameters, gradient, scale=1 / batch.total)

@@ -135,6 +135,7 @@ def train(
                         message = codec.encode(client, change, averaging.weigh(client, change))
                         (late_sum if answer == "late" else aggregator).add(client, message)
                 codec.refuse_far_changes(run.bookkeeping, turn)
+                run.share(loss)
                 total = aggregator.finish()
                 if late_sum:
                     late_sum.add_pending_to(total)

@@ -120,6 +120,23 @@ def test_who_was_first(tmp_path):
     assert table(recordings(tmp_path)[0], 5)[0] == "rank 0, the last 1 operation:"
 
 
+def test_each_try_is_kept_and_told_apart(tmp_path):
+    """The last one is shown, where no other is asked for; nothing is left of a run that has ended well."""
+    for number in (1, 2, 3):
+        flight.set_aside(tmp_path)
+        written(tmp_path, 0, [{}, WAITS], size=1, state=BROKE, why=f"failed in try {number}".encode())
+    for number, shown, others in ((0, 3, "tries 1 and 2"), (1, 1, "tries 2 and 3"), (3, 3, "tries 1 and 2")):
+        lines = story(tmp_path, recordings(tmp_path, number))
+        assert lines[0] == f"{tmp_path}: 1 rank, the job has ended (try {shown}; --which shows {others})"
+        assert lines[1].startswith(f"rank 0 failed in try {shown}, at ")
+    with pytest.raises(UsageError, match="--which 4: there are recordings of tries 1, 2 and 3"):
+        recordings(tmp_path, 4)
+    flight.set_aside(tmp_path)  # the fourth was stopped by a signal
+    assert story(tmp_path, recordings(tmp_path))[0].endswith("(try 3; --which shows tries 1 and 2)")
+    flight.forget(tmp_path)
+    assert not (tmp_path / "flight").exists()
+
+
 @pytest.mark.parametrize(
     "change, line",
     [

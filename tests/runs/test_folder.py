@@ -1,5 +1,6 @@
 """A run's folder: what is half-written is not read, and what JSON cannot say is not written."""
 
+import json
 import subprocess
 import sys
 
@@ -28,6 +29,20 @@ def test_lines_of_later_steps_are_dropped_when_a_run_resumes(tmp_path):
     folder.record([{"step": 3, "again": True}])
     folder.close()
     assert path.read_text().splitlines() == ['{"step": 1}', '{"step": 2}', '{"step": 3, "again": true}']
+
+
+def test_lines_that_its_last_writer_had_not_written_are_added(tmp_path):
+    """Those that are missing, and no evaluation that is done again."""
+    (tmp_path / "logs").mkdir()
+    steps = [{"step": step, "learning_rate": None} for step in range(1, 5)]
+    lines = [*steps[:2], {"step": 2, "test_loss": 2}, *steps[2:], {"step": 4, "test_loss": 4}]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines[:4]) + '{"step": 4')
+    for step, scored, wanted in ((4, None, lines), (4, 4, lines[:-1]), (2, None, lines[:3]), (2, 2, lines[:2])):
+        folder = Folder(tmp_path, 0)
+        folder.open(step, lines[1:], scored)
+        folder.close()
+        assert [json.loads(line) for line in path.read_text().splitlines()] == wanted
 
 
 def test_lines_that_a_crash_has_broken_are_left_out_and_the_log_says_so(tmp_path):

@@ -1,5 +1,7 @@
 """What survivors go on from: whoever is furthest hands its state over, and the steps are those of one run."""
 
+import json
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -8,6 +10,7 @@ from hpcdl.comm import Communicator
 from hpcdl.data import from_arrays
 from hpcdl.errors import AgreedError
 from hpcdl.models import for_data
+from hpcdl.runs import agreement
 from hpcdl.runs.options import Options
 from hpcdl.runs.run import Run
 from hpcdl.runs.survivor import Survivor
@@ -27,8 +30,11 @@ def rows():
     return from_arrays(x, y, x[:11], y[:11], dtype="float64")
 
 
-def train(bare, survivor, fails_after=None, boundary=False, **more):
-    """A leg on the ranks of `bare`, which fails after a step: before its boundary, or after it; returns the run."""
+def train(bare, survivor, fails_after=None, boundary=False, change=None, **more):
+    """A leg on the ranks of `bare`, which fails after a step: before its boundary, or after it; returns the run.
+
+    change: called with the run before it begins.
+    """
     options = Options(**OPTIONS | more)
     options.survivor = survivor
     data = rows()
@@ -47,6 +53,8 @@ def train(bare, survivor, fails_after=None, boundary=False, **more):
             raise Failed
 
     run.boundary = bounded
+    if change is not None:
+        change(run)
     with run:
         all_reduce.train(run.comm, model, data, run.make_optimizer(model, data), run)
     return run
@@ -79,6 +87,71 @@ def test_the_furthest_rank_hands_over(optimizer, more, world):
         assert found.summary["losses"][0]["step"] == 6
     before.Free()
     comm.Free()
+
+
+def lines_of(folder):
+    """Of metrics.jsonl (step, loss) of each step, and of each evaluation, in the order of the file."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    names = {True: "train_loss", False: "test_loss"}
+    return [[(each["step"], each[names[of]]) for each in lines if ("learning_rate" in each) is of] for of in names]
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("where", ["before a meeting", "before its lines", "before its scores", "after its scores"])
+@pytest.mark.parametrize("again", [False, True])
+def test_each_step_has_one_line_with_the_loss_of_all_ranks(where, again, world, mpi_tmp_path, monkeypatch):
+    """Rank 0, which writes, is lost after step 5 of 9, between two meetings, or after step 6, an epoch's last.
+
+    again: rank 0 of those that are left is lost, too, before it meets the others.
+    """
+    if again and world.size < 4:
+        pytest.skip("two of 3 ranks that are left")
+    monkeypatch.setattr(agreement, "SECONDS", 1e6)  # they meet where an epoch ends
+
+    def lose(run):
+        """Rank 0 fails before it writes, others behind."""
+        save = run.saver.save
+        run.saver.save = lambda names: None if run.step == 6 else save(names)  # rank 0 would have to answer
+        for name, found in {"record": "before its lines", "evaluated": "before its scores"}.items():
+            original = getattr(run.metrics, name)
+
+            def call(*told, original=original, fails=where == found):
+                fails = fails and run.step == 6
+                if fails and run.comm.rank == 0:
+                    raise Failed
+                original(*told)
+                if fails:
+                    raise Failed
+
+            setattr(run.metrics, name, call)
+        if where == "after its scores":  # of which only rank 0 has no line
+            scored = run.metrics.evaluated
+            run.metrics.evaluated = lambda *told: None if run.comm.rank == 0 and run.step == 6 else scored(*told)
+
+    more = {"out": str(mpi_tmp_path / "left"), "batch_size": 13}
+    wanted = mpi_tmp_path / f"whole{world.rank}"
+    train(MPI.COMM_SELF, Survivor(), **more | {"out": str(wanted)})
+    step, boundary = (5, False) if where == "before a meeting" else (6, True)
+    survivor = Survivor()
+    with pytest.raises(Failed):
+        train(world, survivor, step, boundary, lose, **more)
+    before = world
+    for lost in range(1 + again):
+        left = before.Split(MPI.UNDEFINED if before.rank == 0 else 0, before.rank)
+        if left == MPI.COMM_NULL:
+            break
+        before, gone = survivor.hand_over(left, before)
+        assert gone == [0]
+        if lost < again:
+            with pytest.raises(Failed):
+                train(before, survivor, 7, False, **more)
+    else:
+        assert train(before, survivor, **more).step == 9
+        before.Barrier()
+        found, undisturbed = lines_of(mpi_tmp_path / "left"), lines_of(wanted)
+        assert [[step for step, _ in lines] for lines in found] == [[*range(1, 10)], [3, 6, 9]]
+        for mine, theirs in zip(found, undisturbed, strict=True):
+            assert dict(mine) == pytest.approx(dict(theirs), rel=1e-10)
 
 
 def test_what_only_one_rank_has_is_refused():

@@ -52,6 +52,27 @@ def test_killed_ranks_leave_the_parameters_of_a_run_never_disturbed(supervise, r
     assert "0 left, from step 30 (run/checkpoint.h5)" in starts[2]
 
 
+def test_a_postmortem_knows_each_try_until_the_run_has_ended_well(supervise, environment, few):
+    """One that had saved nothing, one that was gone on with, and the last; --force replaces what was there before."""
+
+    def shown(number):
+        words = [sys.executable, SCRIPTS / "postmortem.py", "run", "--which", str(number)]
+        return subprocess.run(words, cwd=few, env=environment, capture_output=True, text=True).stdout
+
+    (few / "run").mkdir()
+    (few / "run" / "config.yaml").touch()
+    faults = "exception:rank=1,step=5 exception:rank=0,step=25 exception:rank=1,step=33"
+    told = [*TRAIN, "--out", "run", "--inject", faults, "--force"]
+    assert supervise(2, ALLREDUCE, *told, how=["--restarts", "2"])[0] == 1
+    for number, rank, step in ((1, 1, 5), (2, 0, 25), (3, 1, 33), (0, 1, 33)):
+        lines = shown(number).splitlines()
+        assert f"(try {number or 3}; --which shows tries " in lines[0]
+        assert lines[1].startswith(f"rank {rank} failed with InjectedFault: ") and f"step={step}" in lines[1]
+    run = [*TRAIN, "--out", "run", "--resume", "run"]
+    assert supervise(2, ALLREDUCE, *run)[0] == 0
+    assert shown(0) == "run: the run has ended in good order, and has left no recordings\n"
+
+
 def test_bad_input_is_not_tried_again(supervise):
     status, out, said = supervise(2, ALLREDUCE, *TRAIN, "--out", "run", "--lr", "-1")
     assert (status, out, said) == (2, "", [])
