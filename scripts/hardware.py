@@ -21,7 +21,7 @@ from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import open_device
 from hpcdl.machine import hardware, hardware_gpu
 from hpcdl.machine.topology import topology
-from hpcdl.reports.roofline import balance, points_of, prepare, told, write
+from hpcdl.reports.roofline import attainable, balance, points_of, prepare, told, write
 from hpcdl.runs.benchmark_report import check_picture, write_json
 from hpcdl.runs.export import check_output_file
 from hpcdl.runs.options import option, parse
@@ -102,7 +102,7 @@ def under_the_roofs(options, ready, rows: list[dict]) -> list[dict]:
     peak, roofs = hardware.peak(rows), hardware.bandwidths(rows)
     cells = [["flops, bytes", "", "flops/byte", "GFLOP/s", "of its roof"]]
     for each in points:
-        roof = min(peak, each.intensity * roofs["memory"])
+        roof = attainable(each.intensity, peak, roofs["memory"])
         line = f"{each.intensity:.2f}", f"{each.gflops:.1f}", f"{100 * each.gflops / roof:.0f}%"
         cells.append([each.name, each.kind, *line])
     title = f"{options.roofline} under the roofline, one thread, float32; the roof is that of the memory"

@@ -73,6 +73,11 @@ class Point(NamedTuple):
         }
 
 
+def attainable(intensity: Any, peak: float, bandwidth: float) -> Any:
+    """min(peak, intensity * bandwidth) in GFLOP/s, of GFLOP/s and GB/s (Williams et al. 2009, the roofline model)."""
+    return np.minimum(peak, intensity * bandwidth)
+
+
 def kernel_points(size: int, seconds: float, dtype: str = "float32") -> list[Point]:
     """Each kernel whose flops are known, on one thread, its first array of `size` bytes."""
     points = []
@@ -263,7 +268,7 @@ def picture(points: list[Point], peak: float, roofs: dict[str, float], title: st
         high = max([4 * peak / max(1e-9, min(roofs.values(), default=1.0)), *(2 * each.intensity for each in points)])
         x = np.geomspace(low, high, 200)
         for number, (name, speed) in enumerate(roofs.items()):
-            axes.plot(x, np.minimum(peak, speed * x), color="#5a5b5c", lw=1.0, ls=LINES[number % len(LINES)])
+            axes.plot(x, attainable(x, peak, speed), color="#5a5b5c", lw=1.0, ls=LINES[number % len(LINES)])
             axes.text(0.45 * peak / speed, peak / 2, name, fontsize=6, color="#5a5b5c", ha="right", clip_on=True)
         for kind, (mark, colour) in MARKS.items():
             mine = [each for each in points if each.kind == kind]

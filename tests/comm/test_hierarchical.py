@@ -14,6 +14,7 @@ LAYOUTS = {
     "pairs": lambda rank: rank // 2,
     "round robin": lambda rank: rank % 2,
     "one and the rest": lambda rank: min(rank, 1),
+    "two, then each alone": lambda rank: max(rank, 1),
     "each alone": lambda rank: rank,
     "together": lambda rank: 0,
 }

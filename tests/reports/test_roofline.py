@@ -8,7 +8,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.cases import CASES
 from hpcdl.kernels.intensity import COSTS
 from hpcdl.reports import roofline
-from hpcdl.reports.roofline import Point, balance, kernel_points, layer_points, prepare, told
+from hpcdl.reports.roofline import Point, attainable, balance, kernel_points, layer_points, prepare, told
 
 SHORT = 1e-4  # seconds
 
@@ -18,6 +18,14 @@ def test_a_point():
     assert (point.intensity, point.gflops) == (2.0, 8.0)
     row = point.row()
     assert row["what"] == "point" and row["intensity"] == 2.0 and row["gflops"] == 8.0
+
+
+def test_the_roof_of_the_papers_machine():
+    """Opteron X2 of figure 1: 17.6 GFLOP/s and 15 GB/s meet at 17.6 / 15 flops for each byte."""
+    ridge = 17.6 / 15
+    assert attainable(ridge / 4, 17.6, 15.0) == pytest.approx(17.6 / 4)
+    assert attainable(ridge, 17.6, 15.0) == pytest.approx(17.6)
+    assert attainable(4 * ridge, 17.6, 15.0) == 17.6
 
 
 def test_kernels():

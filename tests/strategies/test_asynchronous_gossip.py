@@ -7,11 +7,14 @@ import pytest
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
+from hpcdl.comm.pairwise_gossip import Pairs
 from hpcdl.comm.progress import activity
 from hpcdl.comm.topology import topology
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
+from hpcdl.models.layered import Layered
+from hpcdl.optim import Optimizer
 from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.strategies import sequential
@@ -90,21 +93,88 @@ def test_runs_end_on_every_graph(spec, model, start, world):
         assert (run.summary["consensus_distance"] > 0) == (world.size > 1)
 
 
-def test_the_mean_moves_by_the_steps_of_all(start, follow, world):
-    """w - lr / b times the sum of all gradients, each taken near w where the rate is next to nothing."""
-    rate = 1e-7
-    run = start(world, "ring", optimizer="sgd", schedule="constant", lr=rate)
-    data, total = follow.examples("float64"), 0.0
+@pytest.fixture
+def events(monkeypatch):
+    """What this rank does, in order: averagings, of a lower rank when it sends; copies; steps; means that come."""
+    found = []
+
+    def note(owner, name, event):
+        original = getattr(owner, name)
+
+        def noted(self, *arguments, **options):
+            if (happened := event(*arguments)) is not None:
+                found.append(happened)
+            return original(self, *arguments, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(Pairs, "listen", found.clear)  # of what was compiled before
+    note(Pairs, "_send", lambda to: ("average", to))
+    note(Pairs, "_average", lambda source: ("average", source))
+    note(Pairs, "_take_mean", lambda: ("mean", None))
+    note(Layered, "loss_and_gradient", lambda w, *_: ("copy", w.copy()))
+    note(Optimizer, "update", lambda *_: ("step", None))
+    return found
+
+
+def replay(logs, x):
+    """Algorithm 1 in an order that the ranks' logs allow: the models at its end, and averagings done.
+
+    Rows of x: the models. An average of i and j is x <- W x with W = 1/2 in rows and columns i, j; a step of rank i is
+    x_i <- x_i - its change. Each copy that a gradient was taken at is compared. Until the mean has come back, a rank
+    copies a model that lacks the average.
+    """
+    left, lacks, averagings = [list(log)[::-1] for log in logs], np.zeros_like(x), 0
+    while any(left):
+        before = sum(map(len, left))
+        for rank, log in enumerate(left):
+            while log and log[-1][0] != "average":
+                kind, what = log.pop()
+                if kind == "copy":
+                    assert np.abs(what - (x[rank] - lacks[rank])).max() < 1e-12
+                elif kind == "step":
+                    x[rank] -= what
+                else:
+                    lacks[rank] = 0
+            other = log[-1][1] if log else rank
+            if other != rank and left[other] and left[other][-1] == ("average", rank):
+                w = np.eye(len(x))
+                w[np.ix_([rank, other], [rank, other])] = 0.5
+                mixed = w @ x
+                lower = min(rank, other)
+                lacks[lower], x = mixed[lower] - x[lower], mixed
+                averagings += 1
+                log.pop()
+                left[other].pop()
+        assert sum(map(len, left)) < before, "no order of the averagings agrees with all logs"
+    return x, averagings
+
+
+@pytest.mark.parametrize("spec", ["ring", "complete"])
+def test_it_is_algorithm_1_in_some_order(spec, events, start, follow, world):
+    """Each gradient is that of the rank's share at a copy of its model; averagings and steps commute to a sequence."""
+    rate, batch = 0.1, 13
+    run = start(world, spec, optimizer="sgd", schedule="constant", lr=rate, epochs=8, evaluate_every=100)
+    data, log = follow.examples("float64"), events.copy()
     w = run.model.initialize(run.random)
-    batches = data.cursor(13, (world.rank, world.size))
-    left, step = run.reported["steps_per_rank"][world.rank], 0
-    while left:
-        batch, gradient = batches.take(*divmod(step, 3)), np.zeros_like(w)
-        run.model.loss_and_gradient(w, batch, gradient)
-        total += gradient / batch.total
-        left, step = left - (len(batch.y) > 0), step + 1
-    moved = rate * world.allreduce(total)
-    assert np.abs(run.parameters - (w - moved)).max() < 1e-4 * np.abs(moved).max()
+    batches, taken, copied = data.cursor(batch, (world.rank, world.size)), 0, None
+    for at, (kind, what) in enumerate(log):
+        copied = what if kind == "copy" else copied
+        if kind == "step":
+            share = batches.take(*divmod(taken, 3))
+            while not len(share.y):
+                taken += 1
+                share = batches.take(*divmod(taken, 3))
+            gradient, taken = np.zeros_like(w), taken + 1
+            run.model.loss_and_gradient(copied, share, gradient)
+            log[at] = "step", rate * world.size / share.total * gradient
+    batches.close()
+    logs = world.gather(log)
+    if world.rank == 0:
+        assert [sum(kind == "step" for kind, _ in log) for log in logs] == run.reported["steps_per_rank"]
+        models, averagings = replay(logs, np.tile(w, (world.size, 1)))
+        assert 2 * averagings == sum(run.reported["averagings_per_rank"])
+        assert np.abs(models.mean(axis=0) - run.parameters).max() < 1e-12 < np.abs(run.parameters - w).max()
 
 
 class Slow:

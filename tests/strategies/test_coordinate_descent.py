@@ -9,7 +9,7 @@ from hpcdl.csr import CSR
 from hpcdl.data import from_arrays
 from hpcdl.data.order import local_order
 from hpcdl.errors import AgreedError, UsageError
-from hpcdl.kernels.linear import HINGE
+from hpcdl.kernels.linear import HINGE, LOGISTIC
 from hpcdl.models import make_model
 from hpcdl.models.linear_form import LinearForm
 from hpcdl.runs.checkpoint import Checkpoint
@@ -297,6 +297,43 @@ def test_gone_on_with_on_other_ranks(descend, world, mpi_tmp_path):
         assert np.array_equal(after.path[0], alone.v[0]) and after.scores["drift"] < 1e-13
         assert after.scores["dual"] > before.scores["dual"]
     world.Barrier()
+
+
+@pytest.mark.parametrize("locking", ["atomic", "none"])
+def test_many_threads_end_at_the_optimum_or_at_that_of_a_near_problem(locking):
+    """PASSCoDe: atomic ascends as fast as SDCA without delays; wild ends where each a_i is best for its w (theorem 3).
+
+    SDCA (theorem 1 of its paper): of losses that are 1/gamma-smooth, a step leaves 1 - s/n of the dual distance to the
+    best, s = lambda n gamma / (R^2 + lambda n gamma). PASSCoDe's own factor (theorem 2) is no smaller.
+    """
+    n, decay, gamma, passes = 1000, 0.02, 4, 40
+    random = np.random.default_rng(8)
+    x = random.standard_normal((n, 12)) * (random.random((n, 12)) < 0.4)
+    x /= np.maximum(1, np.linalg.norm(x, axis=1))[:, None]
+    y = (x @ random.standard_normal(12) + 0.2 * random.standard_normal(n) > 0).astype(int)
+    data, rows = from_arrays(CSR.of(x), y, dtype="float64"), np.column_stack([x, np.ones(n)])
+    sign, squares = 2 * y - 1, (rows**2).sum(axis=1)
+
+    def ascent(threads, how):
+        """The dual's value after each pass, its variables and v."""
+        made, found = Ascent(data, LinearForm(LOGISTIC, 12, 1), (0, 1), decay, 0.0, 0, threads, how), []
+        for turn in range(passes):
+            made.visit(turn * n, n, 1)
+            b = np.clip(sign * made.dual[:, 0], 1e-300, 1 - 1e-16)
+            w = rows.T @ made.dual[:, 0] / (decay * n)
+            found.append(-(b * np.log(b) + (1 - b) * np.log1p(-b)).mean() - decay / 2 * w @ w)
+        made.close()
+        return np.array(found), made.dual[:, 0], made.v[0], w
+
+    wanted, _, best, _ = ascent(1, "atomic")
+    values, a, v, proved = ascent(4, locking)
+    if locking == "atomic":
+        s = decay * n * gamma / (squares.max() + decay * n * gamma)
+        assert (wanted[-1] - values <= wanted[-1] * np.exp(-s * np.arange(1, passes + 1)) + 1e-13).all()
+        assert np.abs(v - proved).max() < 1e-12 and np.abs(v - best).max() < 1e-8
+    z = rows @ v
+    apart = [abs(best_dual("logistic", *each) - each[0]) for each in zip(a, z, y, squares / (decay * n), strict=True)]
+    assert max(apart) < 1e-8
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm.mixing import acceleration, exact_factors, mixing
+from hpcdl.comm.mixing import exact_factors, mixing
 from hpcdl.comm.topology import topology
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
@@ -117,7 +117,8 @@ def plain(method, graph, size, data, model, phase, *, lr, steps, batch):
             y, last = w @ y + g - last, g
             x = w @ x - lr * y
         elif method == "detag":
-            eta = acceleration(w)
+            root = np.sqrt(1 - sorted([0, *np.abs(np.linalg.eigvalsh(w))])[-2] ** 2)  # Liu and Morse 2011
+            eta = (1 - root) / (1 + root)
             if step % phase == 0:
                 before, y_before, mean = mixed, y, 0 * mean
             mean = mean + g / phase

@@ -10,6 +10,7 @@ from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
 from hpcdl.kernels import hogwild_locks as locks
 from hpcdl.models import make_model
+from hpcdl.random import Random
 from hpcdl.runs import Replicas
 from hpcdl.strategies import gossip, hogwild, local_sgd, sequential
 
@@ -213,6 +214,43 @@ def test_under_locks_nobody_writes_between_reading_and_writing(locking, many, tr
     assert found.summary["collisions"] == 0
     if locking == "global":
         assert found.summary["update_staleness"] == {"mean": 0, "max": 0, "histogram": [1250]}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_updates_of_the_papers_proposition_suffice(threads, trained):
+    """Recht et al., proposition 4.1: its rate and its number of updates bring f within eps of its least.
+
+    Edges are the features of an example and the bias, so that Delta = rho = 1. tau = threads - 1.
+    """
+    random, rows, penalty, eps, share = np.random.default_rng(3), 20_000, 0.5, 0.01, 0.9
+    at = random.random((rows, 8)).argsort(axis=1)[:, :3]
+    x = np.zeros((rows, 8))
+    np.put_along_axis(x, at, random.choice([-0.5, 0.5], (rows, 3)), axis=1)
+    y = (x @ [3, -2, 2, -1, 1, -3, 2, 1] + 0.5 > random.logistic(size=rows)).astype(int)
+    edges, n_by_d = np.column_stack([x, np.ones(rows)]), rows / np.append((x != 0).sum(axis=0), rows)
+
+    def gradient(w):
+        slope = 1 / (1 + np.exp(-edges @ w)) - y
+        return edges.T @ slope / rows + penalty * w
+
+    def value(w):
+        return np.logaddexp(0, (1 - 2 * y) * (edges @ w)).mean() + penalty / 2 * w @ w
+
+    lipschitz, best = 1.75 / 4 + penalty, np.zeros(9)
+    for _ in range(200):
+        best = best - gradient(best) / lipschitz
+    start = make_model("logistic", (8,), 2, "float64", sparse=True).initialize(Random(0))
+    far = np.linalg.norm(start - best)  # no update goes farther away
+    m = np.sqrt(1.75) + penalty * n_by_d.max() * (far + np.linalg.norm(best))  # the largest gradient of an example
+    omega, tau, delta, rho = 4, threads - 1, 1, 1
+    cost = 2 * lipschitz * m**2 * omega * (1 + 6 * rho * tau + 6 * tau**2 * omega * delta**0.5)
+    updates = cost * np.log(lipschitz * far**2 / eps) / (penalty**2 * share * eps)
+    own = {"threads": threads, "locking": "none"}
+    options = {"batch_size": rows, "epochs": int(np.ceil(updates / rows)), "weight_decay": penalty}
+    data = from_arrays(CSR.of(x), y, classes=2, dtype="float64")
+    found = trained(data, "logistic", own, lr=share * eps * penalty / cost, **options)
+    assert max(np.linalg.norm(found.path - best, axis=1)) <= far
+    assert value(found.path[-1]) - value(best) <= eps < (value(start) - value(best)) / 5
 
 
 def test_in_turn_an_update_misses_those_of_all_other_threads_at_most(many, trained):
