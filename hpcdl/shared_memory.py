@@ -31,7 +31,8 @@ def unname() -> None:
     """Take away the names that MPICH's files in /dev/shm still have, once all ranks of the job have mapped them.
 
     It does so itself when a job ends in good order; of one that is killed, a MiB for each rank would stay for ever.
-    What is mapped stays mapped, and the library asks for these names no more. Open MPI's launcher cleans up after it.
+    What is mapped stays mapped, and the library asks for these names no more. Open MPI's launcher cleans up after it;
+    where that is killed, too, Open MPI's files stay.
     """
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         for path in set(re.findall(rf"({FOLDER}/mpich_shm_\w+)$", maps.read(), re.MULTILINE)):

@@ -44,7 +44,7 @@ from hpcdl.own import is_own
 from hpcdl.runs import signals
 from hpcdl.runs.alike import reading, refuse_unlike
 from hpcdl.runs.export import write_json
-from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remove_run
+from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remove_leftovers, remove_run
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import Options, kinds_of, option, parse, read_file
 from hpcdl.runs.program import ended
@@ -258,6 +258,8 @@ def prepare(lock: Folder, plan: Plan) -> None:
             )
         folder.mkdir(parents=True, exist_ok=True)
         lock.claim()
+        for path in folder.glob(f"{MEMBERS}/[0-9]*"):
+            remove_leftovers(path)  # also of a member that is not trained again
         if options.force and not options.resume:
             for path in folder.glob(f"{MEMBERS}/[0-9]*"):
                 remove_run(path)

@@ -46,6 +46,8 @@ def write(replay: Replay, path: Path) -> None:
     """All that is in the memory, in one file."""
     with blamed_on(f"{path} cannot be written", LoneError):
         path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{path.name}.*.part"):  # by a process that was killed
+            left.unlink()
         with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
             for name, array in replay.state().items():
                 file[name] = array

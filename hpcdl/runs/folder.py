@@ -55,7 +55,8 @@ OURS = re.compile(rf"{WHOLE}|{OLDER.pattern}")
 LOG_NAME = re.compile(r"rank-[0-9]{4,}\.log")
 # Temporary names (hpcdl/files.py) of what a run writes, or a job of several runs.
 TEXTS = r"\w+\.(csv|html|json|jsonl|md|npz|yaml)"
-LEFTOVER = re.compile(rf"\.+(checkpoint(-\d+)?\.h5|(best|samples)\.h5|{TEXTS}|{EVENTS_NAME.pattern})(\.\d+\.part)+")
+STATES = r"(checkpoint(-\d+)?|best|samples|until-[0-9.e+-]+)\.h5"
+LEFTOVER = re.compile(rf"\.+({STATES}|{TEXTS}|{EVENTS_NAME.pattern})(\.\d+\.part)+")
 
 
 def check_run_folder(path: Path, may_hold_run: bool) -> None:
@@ -358,7 +359,7 @@ def new_folder(wanted: Path) -> Path:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of processes that were killed: whoever has the lock writes alone."""
-    for part in (folder, folder / EVENTS):
+    for part in (folder, folder / EVENTS, folder / LATER):
         if part == folder or (part.is_dir() and not part.is_symlink()):
             for path in part.iterdir():
                 if LEFTOVER.fullmatch(path.name):

@@ -32,7 +32,11 @@ def run_in(folder, **options):
 
 def test_all_that_is_in_it_comes_back_and_new_episodes_begin(tmp_path):
     replay, again = filled(), Replay(60, (3,), "f4", streams=2, prioritized=True)
+    left = place(tmp_path, 3).with_name(".0003.h5.123.part")  # by a process that was killed
+    left.parent.mkdir()
+    left.touch()
     write(replay, place(tmp_path, 3))
+    assert not left.exists()
     assert [path.name for path in (tmp_path / "replay").iterdir()] == ["0003.h5"]
     take_back(run_in(tmp_path), again, 3)
     replay.cut()

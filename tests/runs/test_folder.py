@@ -116,13 +116,15 @@ def test_one_of_two_jobs_goes_on_in_a_folder_and_a_dead_one_keeps_no_lock(alone,
 def test_what_a_killed_run_left_half_written_is_removed_and_nothing_else(alone, tmp_path):
     ours = [".checkpoint.h5.123.part", ".checkpoint-000000003.h5.9.part", ".best.h5.77.part", ".summary.json.5.part"]
     ours += [".table.csv.5.part", ".table.md.5.part", ".report.html.5.part", ".best.yaml.5.part", ".weights.npz.5.part"]
+    ours += [".until-4.0.h5.5.part", "later/.checkpoint.h5.5.part"]
     others = [".mine.h5.123.part", "checkpoint.h5.part", ".checkpoint.h5.part", ".checkpoint.h5.12.part.keep"]
+    (tmp_path / "later").mkdir()
     for name in [*ours, *others]:
         (tmp_path / name).write_text("")
     folder = Folder(tmp_path, 0)
     folder.create(Options(out=str(tmp_path)), True)
     folder.close()
-    assert {path.name for path in tmp_path.iterdir()} == {*others, ".lock", "logs", "config.yaml"}
+    assert {path.name for path in tmp_path.rglob("*")} == {*others, ".lock", "logs", "config.yaml", "later"}
 
 
 def test_two_runs_of_one_folder_at_once(run, world, mpi_tmp_path):

@@ -197,8 +197,11 @@ def finished(job: Job, run: Path) -> tuple:
     return outcome(run)
 
 
-def interrupted(job: Job, run: Path, filled: bool) -> None:
+def interrupted(job: Job, run: Path, kill: Kill) -> None:
     """Whether a job that was struck has ended, and left nothing but what the next one removes. Raises Wrong."""
+    filled = kill.filled
+    if kill.who in ("the launcher", "all"):  # Open MPI's launcher removes what its library has there
+        job.shm = [name for name in job.shm if not name.startswith("sm_segment")]
     clean(job, run, killed=job.status != 0 and not filled)
     told = len(re.findall("error: .*No space left on device", job.text)) == 1 and "Traceback" not in job.text
     if filled and job.status and not told:
@@ -233,7 +236,7 @@ def one(case: Case, folder: Path, wanted: dict) -> int:
         job = Job(case.ranks, words, folder, strike=kill)
         (folder / f"said-{leg}").write_text(job.text)
         if kill is not None:
-            interrupted(job, run, case.filled)
+            interrupted(job, run, kill)
             kills += bool(job.struck and job.status)
             (disk / "filler").unlink(missing_ok=True)
     found = finished(job, run)
