@@ -13,10 +13,11 @@ Cosine: Loshchilov and Hutter, "SGDR", ICLR 2017; its floor is a fraction of the
 anew at the full rate, are those of snapshot ensembles (Huang et al., ICLR 2017). 1/t: Robbins and Monro, 1951;
 polynomial: Welling and Teh, ICML 2011. Two settings go with each of them:
 
-    warmup=5                    epochs of warm-up, W = warmup E: there the rate is a (step + 1) / W
+    warmup=5                    epochs of warm-up, W = warmup E: there the rate is a (step + 1) / W, which rises from 0
     reference-batch=256         a = lr batch_size / 256: the rate is meant for batches of 256 and grows with the batch
 
-(both: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017).
+The scaling by the batch is that of Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
+Their warm-up (section 2.2) rises from lr, the rate before scaling, and not from 0.
 """
 
 import math

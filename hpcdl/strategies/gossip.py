@@ -26,8 +26,9 @@ gradient though shares may be uneven; on the complete graph adapt-then-combine i
 is linear in the gradient (SGD, momentum, Nesterov). What is reported is the average of the replicas.
 
 (Adapt-then-combine: Chen and Sayed, "Diffusion adaptation strategies for distributed optimization", 2012. D-PSGD: Lian
-et al., NeurIPS 2017. Gradient tracking: Pu and Nedic, "Distributed stochastic gradient tracking methods", 2021. DeTAG
-and DeFacto: Lu and De Sa, "Optimal complexity in decentralized training", ICML 2021.)
+et al., NeurIPS 2017. Gradient tracking: DIGing, here of minibatches: Nedic, Olshevsky and Shi, "Achieving geometric
+convergence for distributed optimization over time-varying graphs", SIAM Journal on Optimization 2017. DeTAG and
+DeFacto: Lu and De Sa, "Optimal complexity in decentralized training", ICML 2021.)
 """
 
 from collections.abc import Callable

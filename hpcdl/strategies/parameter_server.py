@@ -15,7 +15,8 @@
 bsp takes the very steps of all-reduce SGD, whatever the number of servers; ssp with K = 0 is bsp; async with one worker
 is sequential SGD. Under ssp a push counts as much of a step as its share of the batch: the rate is lr * examples / b.
 
-aware: rate / (1 + staleness), so that what is late moves less (Zhang et al., "Staleness-aware async-SGD", IJCAI 2016).
+aware: rate / (1 + staleness), so that what is late moves less; after Zhang et al., "Staleness-aware async-SGD", IJCAI
+2016, who divide by the staleness where it is 1 or more.
 delay: each update is applied so many versions late, w(t+1) = w(t) - lr g(w(t - delay)): to see where training diverges.
 
 sparse_push: of sparse data, the rows of the first layer's weight travel that a batch touches (hpcdl/services/keys.py).

@@ -127,8 +127,7 @@ def test_one_local_step_is_all_reduce_sgd(fate, options, follow, each_group):
         ("momentum", {"sync_every": 2, "outer": "momentum", "outer_lr": 0.8}),  # SlowMo
         ("adam", {"sync_every": 3, "outer": "nesterov", "outer_lr": 0.7}),  # DiLoCo, but for the decay
         ("nesterov", {"sync_every": 2, "local_momentum": "average", "outer": "adam", "outer_lr": 0.01}),
-        ("momentum", {"sync_every": 2, "local_from": 1}),  # post-local
-        ("momentum", {"sync_every": 2, "local_from": 1, "local_momentum": "reset", "outer": "nesterov"}),
+        ("momentum", {"sync_every": 2, "local_from": 1, "local_momentum": "reset", "outer": "nesterov"}),  # post-local
     ],
     ids=str,
 )
@@ -182,6 +181,51 @@ def test_post_local_is_all_reduce_sgd_at_first(options, follow, each_group):
         assert np.allclose(run.path[: 2 * PER_EPOCH], reference.path[: 2 * PER_EPOCH], rtol=1e-6, atol=0)
         assert run.comm.traffic["all_reduce"].calls == 2 * PER_EPOCH + 1  # of 6 local steps, 4 make a round
         assert np.allclose(run.path[2 * PER_EPOCH + 3], run.state.tracked["outer/start"].array, rtol=1e-6, atol=0)
+
+    each_group(body)
+
+
+def post_local_sgd(data, w, workers, switch, H, rates, m):
+    """Lin et al. 2020, section 3, for a linear regression: the mean of the workers' models after each step.
+
+    H(t) = 1 in the first `switch` steps, mini-batch SGD, whose momentum all workers share; H after it, and each worker
+    goes on with a momentum of its own. rates: of each step; m: of Nesterov's momentum.
+    """
+    start, w = w, np.tile(w, (workers, 1))
+    velocity, path = np.zeros_like(w), []
+    for t, rate in enumerate(rates):
+        epoch, step = divmod(t, 3)
+        for k in range(workers):
+            batch = next(iter(data.batches(epoch, 12, (k, workers), step)))
+            x = np.c_[batch.x, np.ones(len(batch.x))]
+            gradient = x.T @ (x @ w[k] - batch.y) / len(x)  # of the B_loc = 12 / workers rows of worker k
+            velocity[k] = m * velocity[k] + gradient
+            w[k] -= rate * (gradient + m * velocity[k])
+        if t < switch:
+            velocity[:] = velocity.mean(axis=0)
+        if t < switch or (t + 1 - switch) % H == 0:
+            start = start - np.mean(start - w, axis=0)
+            w[:] = start
+        path.append(w.mean(axis=0))
+    return path
+
+
+@pytest.mark.parametrize("optimizer, m", [("sgd", 0.0), ("nesterov", 0.9)])
+def test_post_local_sgd_in_plain_numpy(optimizer, m, follow, each_group):
+    """As in the paper the local steps begin where the rate first falls; the last of 15 steps is not averaged."""
+    random = np.random.default_rng(2)
+    x, y = random.standard_normal((36, 3)), random.standard_normal(36)
+    rates = [0.1 * 0.2 ** (t // 6) for t in range(15)]
+
+    def body(comm):
+        data = [from_arrays(x, y, dtype="float64") for _ in range(2)]
+        options = {"optimizer": optimizer, "model": "linear", "batch_size": 12, "epochs": 5}
+        options |= {"lr": 0.1, "schedule": "step:every=2,factor=0.2"}
+        run = follow(comm, local_sgd.train, data[0], own={"sync_every": 4, "local_from": 2}, **options)
+        first = run.model.initialize(Random(0))
+        agree(run, post_local_sgd(data[1], first, comm.size, 6, 4, rates, m), 1e-12)
+        large_batch = post_local_sgd(data[1], first, comm.size, 15, 1, rates, m)
+        assert comm.size == 1 or np.abs(np.array(run.path) - large_batch).max() > 1e-4
 
     each_group(body)
 
