@@ -12,7 +12,8 @@ A rule of hpcdl/optim (sgd is FedAvg, momentum is FedAvgM), or one of the adapti
 No bias is corrected. Where the root of v is far below tau, a step is one of momentum at the rate a / tau.
 
 (Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2. Betas and tau are those of its experiments. It
-tunes the rate for each task: the table has the lower median of the best rates of its six tasks.)
+tunes the rate for each task: the table has the lower median of the best rates of six tasks, which its authors list
+beside their code, google-research/federated, optimization/docs/hyperparameters.md)
 """
 
 from typing import Any
