@@ -16,7 +16,8 @@ def has_header(source: CsvSource, named: dict[str, str], header: bool | None) ->
     if header is not None:
         return header
     asked = [part for text in named.values() for part in _parts(text)]
-    if not all(map(is_index, asked)):
+    width = source.width
+    if not all(is_index(part) and (-width <= int(part) < width or part not in source.first) for part in asked):
         return True
     apart = [what for what in ("label", "group", "id") if what in named]
     others = {column for what in apart for column in columns_of(source, named[what], what)}

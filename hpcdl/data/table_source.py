@@ -134,15 +134,28 @@ class Source:
         return UsageError(f"{self.cell(where, column)}: {shown(text)} is not a number{more}; {hint}")
 
     def find(self, text: str, what: str) -> list[int]:
-        """The columns that a text means: a number from 0, negative from the end, or a name. UsageError for none."""
+        """The columns that a text means: a name, else a number from 0, negative from the end.
+
+        UsageError for none, and where one column has the text as its name and another as its number.
+        """
+        named = [column for column, name in enumerate(self.names) if name == text] if self.header else []
         if is_index(text):
+            number = int(text) % self.width
+            if named and -self.width <= int(text) < self.width and number not in named:
+                by_name, by_number = named[0] - self.width, number - self.width
+                raise UsageError(
+                    f"{self.path}: {what} {text} is the name of a column and the number of {self.called(number)}; "
+                    f"count from the end: {by_name} for the one of this name, {by_number} for the other"
+                )
+            if named:
+                return named
             if not -self.width <= int(text) < self.width:
                 raise UsageError(f"{self.path} has {self.width} columns; there is no {what} column {short(text)}")
-            return [int(text) % self.width]
-        if not self.header or text not in self.names:
+            return [number]
+        if not named:
             what, said = self.said
             raise UsageError(f"{self.path} has no {what} {shown(text)}; {said}: {short(', '.join(self.first), 400)}")
-        return [column for column, name in enumerate(self.names) if name == text]
+        return named
 
     @cached_property
     def first(self) -> list[str]:

@@ -316,6 +316,11 @@ ROWS = "1,2,a\n" * 5 + "1,2,b\n" * 5
         ("red,1,2\nblue,2,3\n", [], "does the first line hold names?"),
         ("a,b,y\n1,2,0\n", ["--text", "y"], "column 'y' is no feature, so --text is not for it"),
         ("a,b,y\n1,2,0\n", ["--id", "a,b"], "there is one id, not several"),
+        (
+            "2,a,b,c\n1,2,0,1\n",
+            ["--header", "--label", "2"],
+            "label 2 is the name of a column and the number of column 'b'; count from the end: -4 for the one of this",
+        ),
         ("a,b,y\n1,2,0\n", ["--label", ""], "no header with a column ''"),
         ("a,b,y\n1,2,0\n", ["--group", ""], "no header with a column ''"),
         ("a,b,y\n1,2,0\n", ["--drop", "c"], "no header with a column 'c'"),
@@ -348,6 +353,22 @@ def test_dates_of_arrow_are_refused(tmp_path, prepare):
     assert "column 'l' holds list" in prepare("table", tmp_path / "in.parquet", "--drop", "day")
     with prepare("csv", tmp_path / "in.parquet", "--drop", "l", "--id", "day") as file:
         assert file["train/id"][0] == b"2024-01-31"
+
+
+@pytest.mark.parametrize("kind", WRITE)
+def test_a_column_whose_name_is_a_number_is_found_by_its_name(tmp_path, prepare, kind):
+    """A year, beyond all numbers of columns; and a number that is its own column's."""
+    rows = [["a", "1", "2021"], *([str(i), str(i + 5), str(i % 2)] for i in range(10))]
+    for label, want in (
+        ("2021", [["a", "1"], ["2021"]]),
+        ("1", [["a", "2021"], ["1"]]),
+        ("-1", [["a", "1"], ["2021"]]),
+    ):
+        more = ["--header"] if kind == "csv" and label != "2021" else []
+        source = table(tmp_path / "in", rows=rows, kind=kind)
+        with prepare("table", source, "--label", label, "--force", *more) as file:
+            recipe = json.loads(file.attrs["table"])
+            assert [[each["name"] for each in recipe["columns"]], recipe["label"]] == want
 
 
 def test_a_constant_column_a_header_that_is_only_seen_by_a_line_of_numbers_and_tabs(tmp_path, prepare):
