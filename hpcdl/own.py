@@ -2,22 +2,21 @@
 
     --allreduce my_ring:ring      --model shapes.net:Net,width=3      --data tables:prices,year=2020
 
-The current folder is importable for it, as for `python -m`. A name that stands in a file (a checkpoint, the options of
-a run) may come from anywhere. A function that it names is called only where it is the user's own, neither the standard
-library's nor an installed one: shutil:rmtree must not be called because a file says so. A model that it names may be
-installed, too, for only a class that has a model's members is made.
+The current folder is importable for it, as for `python -m`. What a command line names is called. A name that stands in
+a file (a checkpoint, the options of a run) may come from anywhere: who reads such a file calls `refuse_untrusted`,
+which lets a name pass only where the command line has --trust with that name, or with the file or a folder around it.
 """
 
 import ast
 import importlib
-import importlib.util
 import inspect
+import itertools
 import os
 import re
+import shlex
 import sys
-import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +24,8 @@ from hpcdl.errors import UsageError, reason
 
 TORCH = "torch:"  # begins it
 NAMED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)((?:,.*)?)", re.DOTALL)
+OPTIONS = ("data", "source", "model", "env", "allreduce", "algorithms", "roofline")  # their values may name code
+STARTED = ("launcher", "trust")  # what these name is started, or is trusted itself
 
 
 def of_torch(spec: str) -> bool:
@@ -37,12 +38,66 @@ def is_own(text: str) -> bool:
     return NAMED.fullmatch(text) is not None
 
 
-def own(text: str, told: str, from_file: bool = False, installed: bool = False) -> tuple[Any, dict[str, Any]]:
-    """What the text names, and its settings; `told` begins a refusal, as "--model text".
+def names_in(option: str, text: str) -> list[str]:
+    """The names of code in the value of an option, or in several with | between, without settings.
 
-    from_file: the name stands in a file. installed: it may name what is installed even so, for who asks looks at what
-    that is before it is called. Raises UsageError, one line.
+    >>> names_in("model", "torch:nets:cnn,width=3"), names_in("model", "gpt:layers=2"), names_in("schedule", "a:b")
+    (['nets:cnn'], [], [])
     """
+    if option in STARTED:
+        return [text] if text else []
+    if option not in OPTIONS:
+        return []
+    items = [each.strip() for each in text.split("," if option == "algorithms" else "|")]
+    if option == "env":  # gymnasium imports package:Name-v0
+        items = [each for each in items if ":" in each.removeprefix("minatar:")]
+    else:
+        items = [each for each in items if is_own(each.removeprefix(TORCH))]
+    ours = "mlp:" if option == "model" else "\0"  # mlp:dueling
+    return [each.removeprefix(TORCH).partition(",")[0] for each in items if not each.startswith(ours)]
+
+
+def names_in_line(text: str) -> list[tuple[str, str]]:
+    """The names of code in a line of a program and its options, each with its option."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # quotes that do not close: no program reads such a line
+        return []
+    found = []
+    for word, following in itertools.pairwise([*words, ""]):
+        option, equals, value = word.removeprefix("--").partition("=")
+        found += [(option, name) for name in names_in(option, value if equals else following)]
+    return found
+
+
+def names_of(option: str, value: Any) -> list[tuple[str, str]]:
+    """The names of code in an option's value, each with its option; `line` and `lines` are those of other programs."""
+    if option in ("line", "lines"):
+        return [name for text in (*value, " ".join(value)) for name in names_in_line(text)]
+    return [(option, name) for name in names_in(option, value)] if isinstance(value, str) else []
+
+
+def refuse_untrusted(names: Iterable[tuple[str, str]], file: str, trust: Iterable[str]) -> None:
+    """Raise UsageError for a name of code that stands in a file, where the command line trusts neither of them.
+
+    names: pairs of an option and a name in its value, as of `names_in`. trust: the values of --trust, each a name of
+    code, a file, or a folder with all that is below it.
+    """
+    trust, where = tuple(trust), os.path.realpath(file)
+    known = {each.removeprefix(TORCH).partition(",")[0] for each in trust}
+    places = [os.path.realpath(each).rstrip(os.sep) for each in trust]
+    if any(where == place or where.startswith(f"{place}{os.sep}") for place in places):
+        return
+    for option, name in names:
+        if name not in known:
+            raise UsageError(
+                f"{file} names {name} ({option}), and code that a file names is called only where the command line "
+                f"allows it: add --trust {shlex.quote(name)}, or --trust {shlex.quote(file)} for all names in it"
+            )
+
+
+def own(text: str, told: str) -> tuple[Any, dict[str, Any]]:
+    """What the text names, and its settings; `told` begins a refusal, as "--model text". Raises UsageError."""
     named = NAMED.fullmatch(text)
     if named is None:
         raise UsageError(f"{told} should be an importable package.module:name, with settings as in :name,width=3")
@@ -50,8 +105,6 @@ def own(text: str, told: str, from_file: bool = False, installed: bool = False) 
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     with blamed_on_own(f"{told} should be an importable package.module:name"):
-        if from_file and not _users(module, installed):
-            raise UsageError(f"{told} stands in a file, and is no module of yours: name it on the command line")
         found = getattr(importlib.import_module(module), name)
     return found, settings_of(rest, told)
 
@@ -119,20 +172,5 @@ def setting(item: str, told: str) -> tuple[str, Any]:
         return name, text
 
 
-def _users(module: str, installed: bool) -> bool:
-    """Whether a module is not the standard library's, nor, unless it may be, installed; nothing of it is imported."""
-    top = module.partition(".")[0]
-    if top in sys.stdlib_module_names or top == "hpcdl":
-        return False
-    spec = importlib.util.find_spec(top)
-    if spec is None:
-        raise ModuleNotFoundError(f"No module named {top!r}")
-    if installed:
-        return True
-    folders = [os.path.realpath(sysconfig.get_path(each)) for each in ("purelib", "platlib", "stdlib")]
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
-    return all(not os.path.realpath(place).startswith(f"{folder}{os.sep}") for place in places for folder in folders)
-
-
 def _ours(path: str) -> bool:
-    return path == __file__ or path.startswith("<frozen")
+    return path in (__file__, importlib.__file__) or path.startswith("<frozen")

@@ -121,7 +121,8 @@ def read_lines(options: CompareOptions, size: int) -> list[Command]:
     if options.out == "none":
         raise UsageError("--out none: a comparison is made of what its runs have written; name a folder")
     names = [name for name in COMMON if name in options.given and name not in (*DECIDED, "progress")]
-    return read_commands(options.lines, {name: str(getattr(options, name)) for name in names}, size)
+    given = {name: str(getattr(options, name)) for name in names if getattr(options, name) != ""}  # a file gives all
+    return read_commands(options.lines, given, size, options.trust)
 
 
 # -- its folder ------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def main(arguments=None):
             for name in ("episodes", "render"):
                 if getattr(options, name):
                     raise UsageError(f"--{name}: {options.run} has learned from data, and acts in no environment")
-            trained = Trained(options.run)
+            trained = Trained(options.run, options.trust)
             model = trained.model(options.model)
             prompt = begun(options.prompt, model, trained) if options.sample else None
             samples = predictive(options.run, trained, model) if options.samples else None
@@ -113,10 +113,7 @@ def main(arguments=None):
 def score(world, options, trained, model, samples):
     """Print and write what the model makes of the rows of a data set."""
     with refuse_together(world):
-        source = options.data or trained.about["source"]
-        if not source:
-            raise UsageError(f"{options.run} was trained on arrays of a program: name a data set by --data")
-        rows = new_rows(source, trained, options.split, world.size, from_file=not options.data)
+        rows = new_rows(options.data or trained.source, trained, options.split, world.size)
         if not rows.labelled:
             raise UsageError(f"{rows.name} has no labels to score by; hpcdl predict predicts its rows")
         if options.probabilities and not trained.classes:
@@ -152,11 +149,8 @@ def together(world, options):
         for name in ("samples", "sample", "export", "model"):
             if getattr(options, name):
                 raise UsageError(f"--{name} is of one run; give one of the members, {options.run}/members/0000")
-        ensemble = Ensemble.read(options.run).open(world.rank, world.size)
-        source = options.data or ensemble.about.about["source"]
-        if not source:
-            raise UsageError(f"{options.run} was trained on arrays of a program: name a data set by --data")
-        rows = ensemble.rows(source, options.split, world.size, from_file=not options.data)
+        ensemble = Ensemble.read(options.run, options.trust).open(world.rank, world.size)
+        rows = ensemble.rows(options.data or ensemble.about.source, options.split, world.size)
         name = next(iter(rows.values())).name
         if options.probabilities and not ensemble.about.classes:
             raise UsageError("--probabilities: the ensemble predicts values, which have none")
@@ -181,7 +175,7 @@ def act(world, options):
         for name in ("data", "predict", "samples", "sample", "prompt"):
             if getattr(options, name):
                 raise UsageError(f"--{name}: {options.run} has learned to act; --episodes 100 lets it")
-        player = Player(options.run, options.model) if world.rank == 0 else None
+        player = Player(options.run, options.model, options.trust) if world.rank == 0 else None
     with refuse_together(world):
         if world.rank == 0:
             if options.render:

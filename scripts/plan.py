@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from hpcdl.errors import UsageError, line, unknown
+from hpcdl.own import names_in_line, refuse_untrusted
 from hpcdl.programs import TRAINS
 from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
@@ -83,7 +84,7 @@ def memory(options: MemoryOptions) -> list[str]:
     said = []
     for text in options.lines:
         if os.path.isdir(text):
-            said += memory_report.of_run(text)
+            said += memory_report.of_run(text, options.trust)
         else:
             if not text.lstrip().startswith(("-n", TRAINS)):
                 raise UsageError(f'{text} is neither the folder of a run nor a line, as "-n 4: train-allreduce"')
@@ -360,6 +361,8 @@ def check(options: CheckOptions) -> list[str]:
     from hpcdl.planning.trying import starter
 
     lines = checking.read_matrix(options.matrix[0]) if options.matrix else checking.MATRIX
+    for _, text in lines if options.matrix else ():
+        refuse_untrusted(names_in_line(text), options.matrix[0], options.trust)
     machine = machine_for(options, [(text, ranks) for ranks, text in lines])
     found = checking.foretold(lines, machine, case_of)
     return checking.report(checking.tried(found, options.repeat, options.seconds, starter(options.launcher), told))

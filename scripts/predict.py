@@ -53,7 +53,7 @@ def main(arguments=None):
             if of_many:
                 trained, rows, seen = opened(options, world)
             else:
-                trained = Trained(options.run)
+                trained = Trained(options.run, options.trust)
                 model = trained.model(options.model)
                 if options.samples:
                     model = predictive(options.run, trained, model)
@@ -77,8 +77,8 @@ def opened(options, world):
     for name in ("samples", "model"):
         if getattr(options, name):
             raise UsageError(f"--{name} is of one run; give one of the members, {options.run}/members/0000")
-    ensemble = Ensemble.read(options.run).open(world.rank, world.size)
-    seen = ensemble.rows(options.source, options.split, world.size, from_file=False, delimiter=options.delimiter)
+    ensemble = Ensemble.read(options.run, options.trust).open(world.rank, world.size)
+    seen = ensemble.rows(options.source, options.split, world.size, delimiter=options.delimiter)
     return ensemble, next(iter(seen.values())), seen
 
 

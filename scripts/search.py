@@ -14,6 +14,7 @@ from hpcdl.services.commands import Command  # first: it takes over signals befo
 import contextlib
 import sys
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from hpcdl.errors import UsageError, blamed_on, line
 from hpcdl.files import atomic_write
 from hpcdl.machine.doctor import warn
 from hpcdl.machine.world import one_world
+from hpcdl.own import names_in, refuse_untrusted
 from hpcdl.runs import signals
 from hpcdl.runs.alike import reading, refuse_unlike
 from hpcdl.runs.folder import Folder, automatic, check_run_folder, environment
@@ -117,7 +119,7 @@ def main(arguments=None):
             if options.only >= 0:  # nobody else is to have the other ranks
                 options.ranks_per_trial = options.ranks_per_trial or world.size
             space = read_space(options)
-            command = read_training(" ".join(options.line), options.ranks_per_trial, world.size)
+            command = read_training(" ".join(options.line), options.ranks_per_trial, world.size, options.trust)
             division = groups.divided(world.size, command.ranks, options.controller == "own")
             refuse_names(space, command, options.method)
             command = with_epochs(command, options.most)
@@ -159,12 +161,21 @@ def read_space(options: SearchOptions) -> Space:
             text = file.read(LARGEST + 1)
         if len(text) > LARGEST:
             raise UsageError(f"{told} has more than {LARGEST:,} bytes, and should be a few lines")
-        parameters += Space.from_yaml(text).parameters
+        parameters += trusted(Space.from_yaml(text), options.space_file, options.trust)
     if options.space:
-        parameters += Space.read(options.space.splitlines()).parameters
+        space = Space.read(options.space.splitlines())
+        file = options.origin.get("space")
+        parameters += trusted(space, file, options.trust) if file else space.parameters
     if not parameters:
         raise UsageError("there is nothing to search: give --space lr=log:0.001..0.5, once for each option")
     return Space(tuple(parameters))
+
+
+def trusted(space: Space, file: str, trust: Iterable[str]) -> tuple[Parameter, ...]:
+    """The parameters of a space that stands in a file; UsageError where it names code that may not be called."""
+    texts = [(each.name, text) for each in space.parameters for text in each.choices]
+    refuse_untrusted([(option, name) for option, text in texts for name in names_in(option, text)], file, trust)
+    return space.parameters
 
 
 # -- its folder ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ another class.
 Stopped or killed, --resume FOLDER does what is missing. A member that fails is left out.
 """
 
-from hpcdl.services.commands import Command, read_commands  # first: it takes over signals before MPI starts
+from hpcdl.services.commands import read_commands  # first: it takes over signals before MPI starts
 
 # isort: split
 import contextlib
@@ -34,13 +34,12 @@ from rich.console import Console
 
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import kept
-from hpcdl.data.redrawn import Draw
 from hpcdl.errors import UsageError, blamed_on, line, printable
 from hpcdl.files import atomic_write
 from hpcdl.machine.doctor import warn
 from hpcdl.machine.threads import limited
 from hpcdl.machine.world import one_world
-from hpcdl.own import is_own
+from hpcdl.own import is_own, refuse_untrusted
 from hpcdl.runs import signals
 from hpcdl.runs.alike import reading, refuse_unlike
 from hpcdl.runs.export import write_json
@@ -60,6 +59,9 @@ from hpcdl.search.ensemble_members import (
     done,
     held_out_of,
     in_sequence,
+    member_spec,
+    named_in,
+    names_told,
     news,
     of_values,
     path_of,
@@ -170,7 +172,7 @@ def planned(read, words: list[str], size: int) -> Plan:
     options = read(EnsembleOptions, "train-ensemble", __doc__, found.own)
     text, several = found.line, found.several
     resume = several.pop("resume")[-1:]
-    given = {word[2:].partition("=")[0].replace("-", "_") for word in found.own if word.startswith("--")}
+    given = {word[2:].partition("=")[0].replace("-", "_") for word in found.own if word.startswith("--")} - {"trust"}
     if resume:
         told = f"--resume {resume[0]}"
         where = Path(resume[0]) / ASKED
@@ -179,6 +181,7 @@ def planned(read, words: list[str], size: int) -> Plan:
         if not where.is_file():
             raise UsageError(f"{told}: there is no ensemble in that folder ({ASKED} is missing)")
         kept: Any = read_file(where, f"{told}: {ASKED}")
+        refuse_untrusted(named_in([str(kept.get("training", ""))], kept.get("vary", [])), str(where), options.trust)
         text, several = str(kept.pop("training", "")), {name: [*kept.pop(name, [])] for name in several}
         own = [f"--{dashed(name)}={value}" for name, value in kept.items() if name in kinds and value != "false"]
         own = [each.removesuffix("=true") for each in own]
@@ -196,7 +199,7 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
     turns: list[dict[str, str]] = varied(several["vary"])
     program = PROGRAM
     if several["from"]:
-        program, turns = searched(several["from"][0], options.best)
+        program, turns = searched(several["from"][0], options.best, options.trust)
     if fixed := sorted(ALIKE & {name.replace("-", "_") for each in turns for name in each}):
         raise UsageError(f"--vary {fixed[0]}: it is the same for all members")
     if options.snapshots and (several["vary"] or "--schedule" in text or options.members):
@@ -208,7 +211,8 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
     text = text if text and not text.startswith("-") else f"{program} {text}".strip()
     schedule = f" --schedule=cosine:cycles={options.snapshots}" if options.snapshots else ""
     lines = [with_values(text + schedule, turn) for turn in turns]
-    commands = dict(zip(dict.fromkeys(lines), read_commands([*dict.fromkeys(lines)], {}, ranks), strict=True))
+    distinct = [*dict.fromkeys(lines)]
+    commands = dict(zip(distinct, read_commands(distinct, {}, ranks, options.trust), strict=True))
     if other := [each for each in commands.values() if each.ranks != ranks]:
         raise UsageError(
             f"{other[0].text} works on {counted(other[0].ranks, 'rank')}: --ranks-per-member {other[0].ranks}"
@@ -230,19 +234,12 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
         asked.pop(name)
     if options.boost != "none":
         asked["combine"] = "mean"
+    trust = (*options.trust, *(name for each in about for name in names_told(each)))  # also for their checkpoints
     specs = [
-        spec(options, number, commands[lines[number % len(lines)]], turns[number % len(turns)])
+        member_spec(options, number, commands[lines[number % len(lines)]], turns[number % len(turns)], trust)
         for number in range(count)
     ]
     return Plan(options, asked, specs, validation, about)
-
-
-def spec(options: EnsembleOptions, number: int, command: Command, turn: dict[str, str]) -> Spec:
-    """Member number so many."""
-    seed = options.seed + number
-    differs = [f"seed={seed}", *(f"{name}={value}" for name, value in turn.items())]
-    draw = Draw(options.seed, number, options.bagging, None, options.subspace)
-    return Spec(number, command, seed, " ".join(differs), draw)
 
 
 def prepare(lock: Folder, plan: Plan) -> None:
@@ -370,13 +367,13 @@ def there(plan: Plan, folder: Path, alphas: dict[int, float]) -> tuple[list[Memb
 def scored(world, plan: Plan, folder: Path, members: list[Member]) -> tuple[dict[str, Any], Any, Any]:
     """The scores of the whole and of each member, what stacking has fitted, and a table (rank 0). Collective."""
     options = plan.options
-    whole = Ensemble(folder, members, options.combine, options.seed)
+    whole = Ensemble(folder, members, options.combine, options.seed, trust=plan.specs[0].trust)
     comm, found = Communicator(world, "tree"), {"member_scores": []}
     with refuse_together(world):
         whole.open(world.rank, world.size)
         if options.combine != "mean" and not whole.about.classes:
             raise UsageError(f"--combine {options.combine} is of classes; of values the mean is taken")
-    source, classes = whole.about.about["source"], whole.about.classes
+    source, classes = whole.about.source, whole.about.classes
     with limited(world):
         y = whole.labels(world, source) if options.bagging or options.combine == "stacking" else np.zeros(0)
         held_out = (
@@ -390,7 +387,7 @@ def scored(world, plan: Plan, folder: Path, members: list[Member]) -> tuple[dict
         table = None
         if whole.tested(world, source):
             with refuse_together(world):
-                rows = whole.rows(source, "test", world.size, from_file=True)
+                rows = whole.rows(source, "test", world.size)
             counts = ensemble_scores.predict_all(world, whole, rows)
             report = ensemble_scores.reported(whole, next(iter(rows.values())).name, "test", counts)
             found["scores"], found["member_scores"] = report["scores"], [each["scores"] for each in report["members"]]

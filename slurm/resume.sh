@@ -54,6 +54,7 @@ train() {
   local more=(--out "$dir") status
   if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$dir/checkpoint.h5" ]; then
     more+=(--resume "$dir")
+    [[ " $* " != *" --trust"* ]] || more+=(--trust "$dir")  # its options repeat the names of a trusted file
   elif [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$dir" ]; then
     mv "$dir" "$dir-try-$SLURM_RESTART_COUNT"  # begun, but nothing was saved: it starts anew
   fi

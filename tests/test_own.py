@@ -5,9 +5,8 @@ import textwrap
 
 import pytest
 
-from hpcdl.comm.allreduce import algorithm
 from hpcdl.errors import UsageError
-from hpcdl.own import is_own, made, own
+from hpcdl.own import is_own, made, names_in, names_in_line, own, refuse_untrusted
 
 
 @pytest.fixture
@@ -85,19 +84,41 @@ def test_what_fails_inside_is_one_line_that_says_where(module):
         made(found, {}, {}, "--data fails:f")
 
 
-def test_of_a_file_only_what_is_the_users_own_is_imported(module):
-    """A checkpoint may come from anywhere: what it names must not be the standard library's, nor installed."""
-    name = module("mine", "def f(): return 1")
-    assert own(f"{name}:f", "x", from_file=True)[0]() == 1
-    for bad in ("shutil:rmtree,path=/", "os.path:join", "numpy:save", "hpcdl.files:atomic_write", "yaml:load"):
-        with pytest.raises(UsageError, match="stands in a file, and is no module of yours"):
-            own(bad, "x", from_file=True)
-        assert own(bad, "x")
+@pytest.mark.parametrize(
+    ("option", "text", "names"),
+    [
+        ("model", "nets:Net,width=3", ["nets:Net"]),
+        ("model", "torch:mlp:net", ["mlp:net"]),
+        ("model", "mlp:64,64,dueling", []),
+        ("model", "mlp:dueling|minatar:f|gpt:layers=2", ["minatar:f"]),
+        ("data", "mlp:f", ["mlp:f"]),
+        ("env", "package:Name-v0", ["package:Name-v0"]),  # which gymnasium imports
+        ("env", "9names/x:Name-v0", ["9names/x:Name-v0"]),
+        ("env", "minatar:space_invaders", []),
+        ("env", "minatar:a:b", ["minatar:a:b"]),
+        ("algorithms", "ring,mine:ring", ["mine:ring"]),
+        ("launcher", "touch x;", ["touch x;"]),
+        ("schedule", "os:abort", []),
+    ],
+)
+def test_names_in_the_value_of_an_option(option, text, names):
+    assert names_in(option, text) == names
 
 
-def test_an_all_reduce_that_a_file_names_is_a_users_own(module):
-    name = module("mine", "def ring(comm, vector, op): pass")
-    assert algorithm(f"{name}:ring", from_file=True).blocking is not None
-    for text in ("os:abort", "antigravity:fly", "numpy:add"):
-        with pytest.raises(UsageError, match="stands in a file"):
-            algorithm(text, from_file=True)
+def test_names_in_a_line():
+    """Quotes hide none: the line is divided as the program divides it."""
+    found = names_in_line("""-n 2: train-dqn --model 'a':"B" --env=c:d --lr 0.1 --optimizer torch:Adam --trust e""")
+    assert found == [("model", "a:B"), ("env", "c:d"), ("trust", "e")]
+    assert names_in_line("--model 'a:b") == []
+
+
+def test_what_a_file_names_is_trusted_by_name_or_by_place(tmp_path):
+    (tmp_path / "other").symlink_to(tmp_path / "runs")
+    file, names = str(tmp_path / "runs/a/config.yaml"), [("model", "a:B"), ("data", "c:d")]
+    for trust in ([file], [tmp_path / "runs"], [tmp_path / "other/a"], ["a:B,width=3", "c:d"], ["torch:a:B", "c:d"]):
+        refuse_untrusted(names, file, map(str, trust))
+    for trust in ([], ["a:B"], ["a:Bc", "c:d"], [tmp_path / "runs/a/c"], [tmp_path / "run"]):
+        with pytest.raises(
+            UsageError, match=r"config.yaml names (a:B|c:d) \((model|data)\), and code that a file names"
+        ):
+            refuse_untrusted(names, file, map(str, trust))

@@ -168,7 +168,7 @@ def _from_memory(
     return MemoryRows(x, y, scale, dtype, augment)
 
 
-def called(spec: str, seed: int, from_file: bool = False) -> dict[str, Any]:
+def called(spec: str, seed: int) -> dict[str, Any]:
     """What a function of one's own returns, package.module:function, with settings as in :function,year=2020, by name.
 
     It returns x and y, or x, y, x_test and y_test, or a dictionary of what `from_arrays` takes, or x alone, to be
@@ -176,7 +176,7 @@ def called(spec: str, seed: int, from_file: bool = False) -> dict[str, Any]:
     cannot be called, or returns something else.
     """
     told = f"--data {spec}"
-    found, settings = own(spec, told, from_file)
+    found, settings = own(spec, told)
     returned = made(found, settings, {"seed": seed}, told)
     if hasattr(returned, "reopened"):  # of hpcdl.torch.from_dataset
         return {"reopened": returned.reopened}
@@ -201,14 +201,14 @@ def from_called(spec: str, returned: dict[str, Any], **how: Any) -> Data:
     return data
 
 
-def from_function(spec: str, comm: Comm, options: DataOptions, from_file: bool = False) -> Data:
+def from_function(spec: str, comm: Comm, options: DataOptions) -> Data:
     """The data that a function of one's own returns; collective over `comm`.
 
     Each rank calls it and holds the arrays, of which a memory-mapped one (numpy.load with mmap_mode="r") is in memory
     once. UsageError, too, where the ranks do not get the same.
     """
     how = {name: getattr(options, name) for name in HOW}
-    data = agreed(comm, lambda: from_called(spec, called(spec, options.drawn_by, from_file), **how))
+    data = agreed(comm, lambda: from_called(spec, called(spec, options.drawn_by), **how))
     digests = [data.digest] if comm is None else comm.allgather(data.digest)
     for rank, each in enumerate(digests):
         if each != digests[0]:

@@ -50,7 +50,6 @@ def open_data(
     augment: str = "",
     standardize: Standardize = False,
     parts: tuple[list[int], int] | None = None,
-    from_file: bool = False,
     keep: bool = False,
     data_seed: int | None = None,
 ) -> Data:
@@ -69,7 +68,6 @@ def open_data(
                 of a table
     parts       (numbers, of): under placement partitioned this rank holds the parts with these numbers, of so many,
                 instead of one part per rank: for who serves others
-    from_file   the name stands in a file, which may come from anywhere (hpcdl/own.py)
     keep        of a file under placement shared: its rows stay in memory, for others who open it (kept.py)
     data_seed   of the held-out rows, and of a function of one's own, where several runs are to share these; None: seed
     A bad file or option is a UsageError, with the same message on every rank.
@@ -81,7 +79,7 @@ def open_data(
     if is_own(str(name)) and not os.path.exists(name):
         if placement != "shared":
             raise UsageError(f"--data {name} is in the memory of each rank: it needs placement shared, not {placement}")
-        return from_function(name, comm, options, from_file)
+        return from_function(name, comm, options)
 
     def look() -> Info:
         found = read_info(find(name))

@@ -61,15 +61,14 @@ def make_model(
     loss: str = "squared",
     text: bool = False,
     sparse: bool = False,
-    from_file: bool = False,
 ) -> Any:
     """The model that `spec` names, for examples of shape `features` with `classes` classes (0: regression).
 
     device: where it computes, and where its parameters, gradients and batches lie (hpcdl.kernels.device). outputs: of a
     regression, the shape of what is predicted for a row. loss: of a regression, squared or huber:delta=1. text: the
-    examples are tokens. sparse: they are sparse rows. from_file: the spec stands in a file, which may come from
-    anywhere (hpcdl/own.py). Raises UsageError for an unknown name or setting, a width that is not positive, a type
-    other than float32 and float64 (and bfloat16, of torch:...), and a model that does not fit the data.
+    examples are tokens. sparse: they are sparse rows. Raises UsageError for an unknown name or setting, a width that is
+    not positive, a type other than float32 and float64 (and bfloat16, of torch:...), and a model that does not fit the
+    data.
     """
     kind = str(dtype)
     with contextlib.suppress(TypeError):
@@ -83,10 +82,10 @@ def make_model(
         if sparse or text:
             raise UsageError(f"--model {spec}: a module takes dense rows of numbers, and the data are others")
         # By its name, for the room lies above this one, and PyTorch is imported by nobody who does not ask for it.
-        model = importlib.import_module("hpcdl.torch.making").make_torch_model(spec, offered, from_file)
+        model = importlib.import_module("hpcdl.torch.making").make_torch_model(spec, offered)
     elif is_own(spec) and spec.partition(":")[0] not in SETTINGS:
         offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
-        model = own_model(spec, offered | {"loss": loss}, kind, from_file)
+        model = own_model(spec, offered | {"loss": loss}, kind)
         if sparse and not getattr(model, "sparse", False):
             told = "a model that takes batches with data, indices and indptr says so by a member sparse = True"
             raise UsageError(f"--model {spec}: the data are sparse, and {told}; or make them dense")
@@ -99,12 +98,10 @@ def make_model(
     return model
 
 
-def for_data(
-    spec: str, data: Any, dtype: DTypeLike, device: Device = CPU, loss: str = "squared", from_file: bool = False
-) -> Any:
+def for_data(spec: str, data: Any, dtype: DTypeLike, device: Device = CPU, loss: str = "squared") -> Any:
     """The model that `spec` names for a data set (`features`, `classes`, `outputs`, `vocabulary`, `sparse`)."""
     shape: dict[str, Any] = {"outputs": data.outputs, "text": data.vocabulary is not None, "sparse": data.sparse}
-    return make_model(spec, data.features, data.classes, dtype, device, loss=loss, from_file=from_file, **shape)
+    return make_model(spec, data.features, data.classes, dtype, device, loss=loss, **shape)
 
 
 def known_model(
@@ -151,13 +148,13 @@ def known_model(
     return MLP(size, classes, dtype, hidden, **settings, device=device)
 
 
-def own_model(spec: str, offered: dict[str, Any], dtype: str, from_file: bool = False) -> Any:
+def own_model(spec: str, offered: dict[str, Any], dtype: str) -> Any:
     """A model of one's own: an instance of the class that `spec` names, made with what it takes of `offered`.
 
-    Only a class with a model's members is called: a file may name anything. Raises UsageError.
+    Only a class with a model's members is called. Raises UsageError.
     """
     told = f"--model {spec}"
-    found, settings = own(spec, told, from_file, installed=True)
+    found, settings = own(spec, told)
     if not isinstance(found, type):
         raise UsageError(f"{told}: a model is a class, and that is {'a function' if callable(found) else 'none'}")
     if missing := [name for name in MEMBERS if not callable(getattr(found, name, None))]:

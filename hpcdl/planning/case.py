@@ -67,7 +67,6 @@ def shape_of(options: Options, model: str) -> Shape:
         seed=options.seed,
         validation=options.validation,
         standardize=False,
-        from_file=options.from_file("data"),
         **how,
     )
     source, width = data.train.source, math.prod(data.features)
@@ -112,9 +111,7 @@ class Case:
         self.real = is_own(self.spec) and not self.spec.startswith(("mlp:", "gpt:"))  # its code needs real arrays
         self.real |= of_torch(self.spec)
         device = {} if self.real else {"device": OUTLINES}
-        self.model = for_data(
-            self.spec, self.data, options.dtype, loss=options.loss, from_file=options.from_file("model"), **device
-        )
+        self.model = for_data(self.spec, self.data, options.dtype, loss=options.loss, **device)
         if check is not None:
             check(self.options, self.size, self.model)
         self.device = getattr(self.model, "device", None) or OUTLINES

@@ -2,13 +2,13 @@
 
 import itertools
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError
 from hpcdl.memory import KINDS
+from hpcdl.own import names_of, refuse_untrusted
 from hpcdl.planning.case import Case
 from hpcdl.planning.configurations import ADAM_BYTES, CONFIGURATIONS
 from hpcdl.planning.fitting import Fit
@@ -16,7 +16,8 @@ from hpcdl.planning.memory import MORE, Rank, forecast
 from hpcdl.planning.summaries import summary_of
 from hpcdl.planning.tables import size, table
 from hpcdl.programs import of_strategy
-from hpcdl.runs.options import parse
+from hpcdl.runs.options import kinds_of, resumed
+from hpcdl.runs.takeover import config_of
 from hpcdl.services.commands import read_command
 from hpcdl.words import counted
 
@@ -125,9 +126,21 @@ class Compared(NamedTuple):
         return self.foretold / self.held - 1
 
 
-def compared(folder: str | Path) -> tuple[Case, list[Compared]]:
+def options_of(run: str, options_class: type, trust: Iterable[str] = ()) -> Any:
+    """The options of the run in a folder, which writes nothing now. Raises UsageError.
+
+    trust: which names of code in them may be called, as of --trust.
+    """
+    found = resumed(run, kinds_of(options_class)) | {"out": "none", "resume": ""}
+    for name, value in found.items():
+        refuse_untrusted(names_of(name, value), str(config_of(run)), trust)
+    return options_class(**found)
+
+
+def compared(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Case, list[Compared]]:
     """A run's forecast, from its options, beside the `memory_bytes_per_rank` that it has measured.
 
+    trust: which names of code in its options may be called, as of --trust.
     UsageError where the folder has no summary with these, or its program is none that a forecast knows.
     """
     summary: dict[str, Any] = summary_of(folder)
@@ -139,8 +152,7 @@ def compared(folder: str | Path) -> tuple[Case, list[Compared]]:
         raise UsageError(f"{folder}: no program trains by the strategy {summary['strategy']!r}")
     ranks = int(summary["ranks"])
     command = read_command(1, f"-n {ranks}: {program}", {}, ranks)
-    config = os.path.join(folder, "config.yaml")
-    options = parse(command.training.options_class, program, "", [f"--config={config}", "--out=none", "--resume="])
+    options = options_of(str(folder), command.training.options_class, trust)
     case = Case(program, options, ranks, command.training.check)
     found = [
         Compared(rank.rank, kind, rank.bytes[kind], float(measured[kind][rank.rank]))
@@ -150,9 +162,9 @@ def compared(folder: str | Path) -> tuple[Case, list[Compared]]:
     return case, found
 
 
-def of_run(folder: str | Path) -> list[str]:
+def of_run(folder: str | Path, trust: Iterable[str] = ()) -> list[str]:
     """The same as a table."""
-    case, found = compared(folder)
+    case, found = compared(folder, trust)
     rows = [["rank", "kind", "foretold", "held", "error"]]
     rows += [[str(e.rank), e.kind, size(e.foretold), size(e.held), f"{100 * e.error:+.1f} %"] for e in found]
     worst = max(found, key=lambda e: abs(e.error))

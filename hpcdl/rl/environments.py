@@ -54,7 +54,7 @@ class Environments:
     """So many copies of what `spec` names, made with these options.
 
     first: the number of the first. pretend_ms: a step of one of them takes so many milliseconds more. render: `picture`
-    shows them. from_file: spec stands in a file.
+    shows them.
 
     shape, dtype: of an observation; stack: how many frames along its first axis, the oldest first, make it. actions:
     how many there are. finished: the episodes that have ended since its user emptied the list. restarts: how often one
@@ -71,7 +71,6 @@ class Environments:
         pretend_ms: float = 0.0,
         *,
         render: bool = False,
-        from_file: bool = False,
     ):
         self.told, self.count, self.first, self.pretend = f"--env {spec}", count, first, pretend_ms / 1000
         if count < 1:
@@ -81,7 +80,7 @@ class Environments:
         self.restarts, self.failures = 0, np.zeros(count, np.int64)
         self.episodes = np.zeros(count, np.int64)
         self.returns, self.lengths = np.zeros(count), np.zeros(count, np.int64)
-        self.make, self.stack, self.clip = maker(spec, options, render, from_file)
+        self.make, self.stack, self.clip = maker(spec, options, render)
         self.each = [self.make() for _ in range(count)]
         self.actions, self.start = actions_of(self.each[0], self.told)
         self.view = viewer(self.each[0], self.told)

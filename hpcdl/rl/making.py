@@ -43,17 +43,17 @@ class Maker(NamedTuple):
     clip: bool = False
 
 
-def maker(spec: str, options: dict[str, Any], render: bool = False, from_file: bool = False) -> Maker:
+def maker(spec: str, options: dict[str, Any], render: bool = False) -> Maker:
     """What makes the environments of this name. Raises UsageError, one line, where nothing can.
 
-    render: they can be seen. from_file: the name stands in a file.
+    render: they can be seen.
     """
     told = f"--env {spec}"
     if spec.lower().startswith(MINATAR):
         name = spec[len(MINATAR) :].replace("_", " ").title().replace(" ", "")
         spec = f"MinAtar/{name}-v1"
     elif is_own(spec):
-        return own_maker(spec, options, told, render, from_file)
+        return own_maker(spec, options, told, render)
     gymnasium = imported("gymnasium", told, "pip install 'hpcdl[rl]'")
     if spec.startswith("MinAtar/"):
         minatar = imported("minatar.gym", told, "pip install minatar")
@@ -81,9 +81,9 @@ def maker(spec: str, options: dict[str, Any], render: bool = False, from_file: b
     return Maker(make, stack, clip)
 
 
-def own_maker(spec: str, options: dict[str, Any], told: str, render: bool, from_file: bool) -> Maker:
+def own_maker(spec: str, options: dict[str, Any], told: str, render: bool) -> Maker:
     """The same for package.module:function."""
-    function, settings = own(spec, told, from_file)
+    function, settings = own(spec, told)
     offered = {"render_mode": "rgb_array" if render else None}
 
     def make() -> Any:

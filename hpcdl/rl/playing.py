@@ -9,6 +9,7 @@ by one as they come: .gif by Pillow, .mp4 where it has a codec (`pip install 'im
 import contextlib
 import importlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_path, from_json
 from hpcdl.kernels.device import CPU
+from hpcdl.own import names_in, refuse_untrusted
 from hpcdl.rl.environments import Environments
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.task import APART, LONGEST, Episode, play
@@ -41,24 +43,28 @@ def acts(run: str) -> bool:
 
 
 class Player:
-    """The greedy policy of a run, or of a checkpoint file. Raises UsageError, one line."""
+    """The greedy policy of a run, or of a checkpoint file. Raises UsageError, one line.
 
-    def __init__(self, run: str, model: str = ""):
+    trust: which names of code in it may be called, as of --trust (hpcdl/own.py).
+    """
+
+    def __init__(self, run: str, model: str = "", trust: Iterable[str] = ()):
         found = Checkpoint.read(Path(run))
         self.name, self.about = run, found.attributes
         self.parameters = parameters_of(found, run)
         self.environment, self.settings = self.about["environment"]["name"], self.about["environment"]["options"]
         shape, self.actions = tuple(self.about["environment"]["shape"]), self.about["environment"]["actions"]
         spec = model or self.about["model"]
-        self.network = QNetwork(shape, self.actions, spec, self.parameters.dtype, CPU, from_file=not model)
+        named = {"env": self.environment} | ({} if model else {"model": spec})
+        refuse_untrusted([(key, name) for key, text in named.items() for name in names_in(key, text)], run, trust)
+        self.network = QNetwork(shape, self.actions, spec, self.parameters.dtype, CPU)
         if self.network.layout.describe() != self.about["layout"]:
             raise UsageError(f"{run}: its model {self.about['model']!r} is not one that this program can build")
         self.checked(self.make(1, 0, APART))
 
     def make(self, count: int, seed: int, first: int, render: bool = False) -> Environments:
         """So many copies of its environment."""
-        # The user has named it when the run was started, and asks to see it act now.
-        return Environments(self.environment, self.settings, count, seed, first, render=render, from_file=True)
+        return Environments(self.environment, self.settings, count, seed, first, render=render)
 
     def checked(self, environments: Environments) -> Environments:
         """Raises UsageError where what the name makes now is not what was learned in."""

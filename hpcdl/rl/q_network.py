@@ -71,7 +71,7 @@ class QNetwork:
     """The model of action values that `spec` names, of `actions` actions (`layout`, `size`, `dtype`, `device`).
 
     shape: of an observation; dtype: of the parameters. Observations of type uint8 are scaled by 1/255. loss: squared
-    or huber:delta=1. from_file: the spec stands in a file (hpcdl/own.py). Raises UsageError, one line.
+    or huber:delta=1. Raises UsageError, one line.
     """
 
     def __init__(
@@ -82,7 +82,6 @@ class QNetwork:
         dtype: DTypeLike = "float32",
         device: Device = CPU,
         loss: str = "huber",
-        from_file: bool = False,
     ):
         self.shape, self.actions, self.spec, self.device = tuple(shape), actions, spec, device
         kind = np.dtype(dtype).name
@@ -90,7 +89,7 @@ class QNetwork:
             raise UsageError(f"dtype {kind!r}: parameters are float32 or float64")
         delta = delta_of(loss)
         made = torch_values if of_torch(spec) else dense_values
-        self.model: Any = made(spec, self.shape, actions, kind, device, delta, from_file)
+        self.model: Any = made(spec, self.shape, actions, kind, device, delta)
         self.layout, self.size, self.dtype = self.model.layout, self.model.layout.size, self.model.layout.dtype
         if hasattr(self.model, "pool"):
             self.pool = self.model.pool
@@ -241,7 +240,7 @@ class DenseValues(Layered):
 
 
 def dense_values(
-    spec: str, shape: tuple[int, ...], actions: int, dtype: str, device: Device, delta: float, from_file: bool
+    spec: str, shape: tuple[int, ...], actions: int, dtype: str, device: Device, delta: float
 ) -> DenseValues:
     """The network mlp:WIDTHS, or mlp:WIDTHS,dueling, for observations of this shape."""
     name, _, rest = spec.partition(":")
@@ -271,11 +270,9 @@ def dense_values(
 # -- of PyTorch ------------------------------------------------------------------------------------------------------
 
 
-def torch_values(
-    spec: str, shape: tuple[int, ...], actions: int, dtype: str, device: Device, delta: float, from_file: bool
-) -> Any:
+def torch_values(spec: str, shape: tuple[int, ...], actions: int, dtype: str, device: Device, delta: float) -> Any:
     """The module that torch:package.module:function makes, whose outputs are the values of actions."""
     offered = {"features": shape, "classes": actions, "outputs": (), "dtype": dtype, "device": device}
     # By its name: PyTorch is imported by nobody who does not ask for it.
-    model = importlib.import_module("hpcdl.torch.making").make_torch_model(spec, offered, from_file)
+    model = importlib.import_module("hpcdl.torch.making").make_torch_model(spec, offered)
     return importlib.import_module("hpcdl.rl.torch_values").TorchValues(model, shape, actions, delta)

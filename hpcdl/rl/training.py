@@ -103,7 +103,6 @@ class Learning(Training):
                 options.seed,
                 roles.first_copy(world.rank),
                 options.pretend_env,
-                from_file=options.from_file("env"),
             )
             task = opened_task(options, environments)
             replay = made_replay(options, environments, roles, world.rank)
@@ -114,7 +113,6 @@ class Learning(Training):
                 options.dtype,
                 device,
                 options.loss,
-                options.from_file("model"),
             )
             options.refuse_too_large(network, 1)
         run = Run(comm, options, everyone, len(roles.learners))

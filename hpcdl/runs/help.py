@@ -11,6 +11,10 @@ from hpcdl.errors import UsageError, nearest
 from hpcdl.programs import about, own_options
 
 GROUPS = ("data", "model", "optimization", "run")  # of the options that all programs have that train
+READ = ("cluster", "config", "data", "from", "initial", "like", "machine", "matrix", "source", "space_file", "test")
+FOLDERS = ("folder", "folders", "resume", "run", "runs", "trust")
+WRITTEN = ("draw", "export", "json", "measure", "out", "picture", "pictures", "plot", "predict", "render")
+PLACES = {*READ, *FOLDERS, *WRITTEN}  # options of any program that name a file or a folder
 OTHERS_SAY = {  # options as other programs call them, or their settings
     "learning-rate": "lr",
     "lr-scheduler": "schedule",
@@ -58,6 +62,13 @@ class Parser(argparse.ArgumentParser):
             line += nearest(found[1], re.findall(r"[^\s',]+", found[2]))
         raise UsageError(line)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        """As argparse does; UsageError for a file or folder that is given and empty."""
+        found = super().parse_args(args, namespace)
+        for name, text in vars(found).items():
+            refuse_empty(name, text, f"--{dashed(name)}" if f"--{dashed(name)}" in self.names() else name.upper())
+        return found
+
     def names(self) -> list[str]:
         """The options, those of subcommands too."""
         found = [*self._option_string_actions]
@@ -65,6 +76,15 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action.choices, dict):
                 found += [name for each in action.choices.values() for name in each.names()]
         return found
+
+
+def refuse_empty(name: str, texts: Any, told: str) -> None:
+    """Raise UsageError where an option of a file or a folder is given and empty, as by a variable without value.
+
+    texts: its value, or several; told: as a message calls the option.
+    """
+    if name in PLACES and any(not each.strip() for each in ([texts] if isinstance(texts, str) else texts or ())):
+        raise UsageError(f"{told} is given and empty: name a file or a folder, or leave it out")
 
 
 def suggested(option: str, known: list[str]) -> str:
@@ -119,6 +139,8 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
         groups[field.metadata["group"]].add_argument(option, **how)
     files = "YAML file with options, as a run writes it into its folder, also one of another strategy"
     last.add_argument("--config", action="append", metavar="FILE", help=files if trains else "YAML file with options")
+    trusted = "a file or a folder whose names of code may be called, or such a name; may be given several times"
+    last.add_argument("--trust", action="append", metavar="FILE", help=trusted)
     last.add_argument("-h", "--help", action="help", help="show this")
     return made
 

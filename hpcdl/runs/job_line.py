@@ -9,10 +9,12 @@ stands (env, srun with its options, python -m hpcdl, python scripts/train_allred
 
 import dataclasses
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.errors import UsageError, blamed_on
+from hpcdl.own import names_in_line
 from hpcdl.programs import TRAINS, files
 
 LAUNCHERS = re.compile(r"(mpiexec|mpirun|orterun|prterun)([.-]\w+)*|srun")
@@ -92,6 +94,15 @@ class JobLine:
         return found
 
     @property
+    def trusted(self) -> list[str]:
+        """What a restart is to trust (hpcdl/own.py): what the line names or trusts, and last, where it trusts a file,
+        its own folder, which repeats the names of that file.
+        """
+        texts = [shlex.join(self.own), *self.own, *(word.partition("=")[2] for word in self.own)]
+        found = [*dict.fromkeys(name for text in texts for _, name in names_in_line(text))]
+        return [*dict.fromkeys([*found, *([str(self.folder)] if any(":" not in each for each in found) else [])])]
+
+    @property
     def folder(self) -> Path | None:
         """The folder that it writes; None where that is not told."""
         out, resume = self.option("out"), self.option("resume")
@@ -122,8 +133,12 @@ class JobLine:
         if self.program in WHOLE:
             again = {name: self.option(name) for name in WHOLE[self.program]}
             own = [f"--{name}={value}" for name, value in again.items() if value is not None]
+            own += [f"--trust={each}" for each in self.trusted]
             return self._with_own([*own, "--resume", str(self.folder)])
-        return self._with_own([*self._without(NOT_AGAIN), "--resume", str(checkpoint), "--out", str(self.folder)])
+        own = self._without(NOT_AGAIN)
+        if str(self.folder) in self.trusted and f"--trust={self.folder}" not in own:
+            own.append(f"--trust={self.folder}")
+        return self._with_own([*own, "--resume", str(checkpoint), "--out", str(self.folder)])
 
     def anew(self) -> "JobLine":
         """The same, from the beginning, in a folder in which there is nothing to replace."""

@@ -86,19 +86,17 @@ def new_rows(
     trained: Trained,
     group: str = "",
     ranks: int = 1,
-    from_file: bool = False,
     delimiter: str = "",
 ) -> NewRows:
     """The rows of a source, for a model; group: test, train or rows of a data file. Raises UsageError.
 
-    ranks: how many share the blocks, of which there are as many at least, where the number of rows is known. from_file:
-    the source is what a checkpoint names, which may come from anywhere (hpcdl/own.py). delimiter: between the columns
-    of a csv, where it is another than that of the training data.
+    ranks: how many share the blocks, of which there are as many at least, where the number of rows is known. delimiter:
+    between the columns of a csv, where it is another than that of the training data.
     """
     if source in KNOWN:
         return of_file(source, trained, group, ranks)
     if is_own(source) and not os.path.exists(source):
-        returned = called(source, trained.about["seed"], from_file)
+        returned = called(source, trained.about["seed"])
         if "x" in returned and "y" not in returned and not group:
             x = returned["x"]
             sparse = isinstance(x, CSR) or hasattr(x, "tocsr")

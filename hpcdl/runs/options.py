@@ -18,13 +18,14 @@ import yaml
 
 from hpcdl.errors import UsageError, blamed_on, line, refuse_beyond, whole
 from hpcdl.memory import available
+from hpcdl.own import names_of, refuse_untrusted
 from hpcdl.runs.averaging import first_update
 from hpcdl.runs.checks import Checks
 from hpcdl.runs.help import dashed, parser
 from hpcdl.runs.inject import read as read_faults
 from hpcdl.runs.metric_logs import forms
 from hpcdl.runs.stopping import Budget
-from hpcdl.runs.takeover import predecessor, taken
+from hpcdl.runs.takeover import config_of, predecessor, taken
 from hpcdl.runs.values import value_of, values_of
 from hpcdl.words import counted
 
@@ -63,12 +64,15 @@ class Options:
     last. heir: whether it goes on from one that had other options. per_step: environment steps of a step, of a run
     that acts in one: its options count these. among: whether it is one of many that a job runs, which begins it anew
     with --force where it was killed (services/trial.py). data_seed, prepare: of services/training.py. survivor: what
-    those that are left go on from when ranks are gone (survivor.py).
+    those that are left go on from when ranks are gone (survivor.py). trust: the values of --trust; origin: the file of
+    each option that a file gives.
     """
 
     unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program
     before, pause, heir, per_step, among = "", 0.0, False, 0, False  # without a type it is no field, and so no option
     told = given = data_seed = prepare = survivor = None  # type: Any
+    trust: ClassVar[tuple[str, ...]] = ()
+    origin: ClassVar[dict[str, str]] = {}
 
     data: str = option(
         "digits",
@@ -238,11 +242,6 @@ class Options:
         if self.patience and not self.validation:
             raise UsageError("--patience looks at the validation loss; add --validation FRACTION")
 
-    def from_file(self, name: str) -> bool:
-        """Whether an option's value stands in a file, of --config or --resume, which may come from anywhere."""
-        told: frozenset[str] | None = self.told
-        return told is not None and name not in told
-
     @property
     def standardized(self) -> bool | str:
         """As `open_data` is told."""
@@ -326,10 +325,12 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
     kinds = kinds_of(options_class)
     defaults = {"out": "auto"} if "resume" in kinds else {}  # of a program; a library user's Options write nothing
     texts = vars(parser(options_class, kinds, defaults, program, description).parse_args(arguments))
-    files = texts.pop("config", [])
+    files, trust = texts.pop("config", []), texts.pop("trust", [])
+    if strange := [each for each in trust if ":" not in each and not os.path.exists(each)]:
+        raise UsageError(f"--trust {strange[0]}: there is no such file, and a name is written package.module:name")
     given = {name: value_of(kinds[name], text, "--" + dashed(name)) for name, text in texts.items()}
     found: dict[str, Any] = {}
-    remarks = []
+    origin, remarks = dict[str, str](), list[str]()  # of each value its file
     for path in files:
         texts, left = taken(read_file(path, f"--config {path}"), kinds, COMMON, f"--config {path}")
         idle = [name for name in getattr(options_class, "unused", ()) if name in texts]
@@ -337,12 +338,18 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
         if left:
             remarks.append(f"warning: --config {path}: left out, of another strategy: {', '.join(left)}")
         found |= values_of(texts, kinds, path)
+        origin |= dict.fromkeys(texts, path)
     found |= given
     before = predecessor(found["resume"], program) if found.get("resume") else ""
     if before:
         note(program, f"goes on from a run of {before}")
     with remarked(before):
-        found = (resumed(found["resume"], kinds) if found.get("resume") else defaults) | found
+        old = resumed(found["resume"], kinds) if found.get("resume") else {}
+        origin = dict.fromkeys(old, str(config_of(found.get("resume", "")))) | origin
+        origin = {name: file for name, file in origin.items() if name not in given}
+        for name, file in origin.items():
+            refuse_untrusted(names_of(name, (old | found)[name]), file, trust)
+        found = (old or defaults) | found
         for name, instead in INSTEAD.items():
             if name in given and instead in kinds:
                 if instead in given:
@@ -351,6 +358,7 @@ def parse(options_class: type, program: str, description: str, arguments: list[s
         made = options_class(**found)
     for text in remarks:  # of options that are refused, the refusal is what counts
         note(program, text)
+    made.trust, made.origin = tuple(trust), origin
     if before:
         made.before = before
     if isinstance(made, Options):
@@ -393,16 +401,14 @@ def read_file(path: str | Path, told: str) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in found.items()}
 
 
-def resumed(folder: str, kinds: dict[str, Any]) -> dict[str, Any]:
+def resumed(run: str, kinds: dict[str, Any]) -> dict[str, Any]:
     """The options of the run in a folder, or in that of a checkpoint file; those that this program has."""
-    told, where = f"--resume {folder}", "in that folder"
-    if os.path.isfile(folder):  # a checkpoint: the run that it is of
-        folder, where = os.path.dirname(folder) or ".", "beside that file"
-    config = Path(folder, "config.yaml")
+    told, config = f"--resume {run}", config_of(run)
     if not os.path.isfile(config):
+        where = "beside that file" if os.path.isfile(run) else "in that folder"
         raise UsageError(f"{told}: there is no run {where} (config.yaml is missing)")
     texts, _ = taken(read_file(config, f"{told}: config.yaml"), kinds, COMMON)
-    return values_of(texts, kinds, config) | {"out": folder}
+    return values_of(texts, kinds, config) | {"out": os.path.dirname(config) or "."}
 
 
 def kinds_of(options_class: type) -> dict[str, Any]:

@@ -59,6 +59,11 @@ def taken(
     return {name: text for name, text in texts.items() if name not in foreign}, left + foreign
 
 
+def config_of(run: str) -> Path:
+    """The file of options of the run in a folder, or in that of a checkpoint file."""
+    return Path(os.path.dirname(run) or "." if os.path.isfile(run) else run, "config.yaml")
+
+
 def predecessor(resume: str, program: str) -> str:
     """The program and step of the run that a program of ours goes on with, where it is of another strategy; else "".
 

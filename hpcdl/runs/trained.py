@@ -6,6 +6,7 @@ statistics             by which features were standardized, where they were
 """
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hpcdl.data.standard import TARGET, Standard
 from hpcdl.data.vocabulary import Vocabulary
 from hpcdl.errors import UsageError
 from hpcdl.models import for_data
+from hpcdl.own import names_in, refuse_untrusted
 from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.extra import PREFIX, load
@@ -30,10 +32,14 @@ class Trained:
 
     sparse = False  # whether rows are shows when they come
 
-    def __init__(self, run: str):
-        """run: a run's folder, or a checkpoint file. UsageError where it is none, or its training diverged."""
+    def __init__(self, run: str, trust: Iterable[str] = ()):
+        """run: a run's folder, or a checkpoint file. UsageError where it is none, or its training diverged.
+
+        trust: which names of code in it may be called, as of --trust (hpcdl/own.py).
+        """
         found = Checkpoint.read(Path(run))
-        self.name, self.about = run, found.attributes
+        self.name, self.about, self.trust = run, found.attributes, tuple(trust)
+        self.file = run  # that the names stand in
         self.parameters = parameters_of(found, run)
         if "environment" in self.about:
             name = self.about["environment"]["name"]
@@ -77,12 +83,26 @@ class Trained:
         """Of a text; None for other data."""
         return self.meaning.vocabulary
 
+    @property
+    def source(self) -> str:
+        """The data of the training; UsageError where it had none by a name, or that may not be called."""
+        if not self.about["source"]:
+            raise UsageError(f"{self.name} was trained on arrays of a program: name a data set by --data")
+        return self.named("source")
+
+    def named(self, attribute: str) -> str:
+        """An attribute of the checkpoint; UsageError where it is a name of code that may not be called."""
+        text: str = self.about[attribute]
+        said = {"source": "data"}.get(attribute, attribute)
+        refuse_untrusted([(said, name) for name in names_in(said, text)], self.file, self.trust)
+        return text
+
     def model(self, spec: str = "") -> Any:
         """The model; spec: of the checkpoint, or, where that is one's own, as it is called now. UsageError."""
-        name = spec or self.about["model"]
+        name = spec or self.named("model")
         try:
             kind = self.about.get("computing", self.dtype)
-            model = for_data(name, self, kind, loss=self.about.get("loss", "squared"), from_file=not spec)
+            model = for_data(name, self, kind, loss=self.about.get("loss", "squared"))
         except UsageError as error:
             at = self.about.get("launched_in")
             where = f"; its run was started in {at}" if at and "No module named" in str(error) else ""

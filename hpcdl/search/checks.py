@@ -9,7 +9,7 @@ objective   an entry of the summaries that there will be
 """
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,10 +40,10 @@ class Probe(NamedTuple):
     options: Options
 
 
-def read_training(text: str, ranks: int, size: int) -> Command:
+def read_training(text: str, ranks: int, size: int, trust: Iterable[str] = ()) -> Command:
     """The line of the program that trains, on `ranks` of `size` ranks; 0: on one, or as few as it takes.
 
-    Raises UsageError.
+    trust: the values of --trust of the search. Raises UsageError.
     """
     if text.strip("'\"").startswith("-n"):
         raise UsageError("a trial's ranks are told by --ranks-per-trial, and the program comes first")
@@ -51,7 +51,7 @@ def read_training(text: str, ranks: int, size: int) -> Command:
         raise UsageError('the program that trains comes first, as in hpcdl search train-allreduce --space "lr=0.01..1"')
     if 0 < size < ranks:
         raise UsageError(f"--ranks-per-trial {ranks}: there are {size}; start more with mpiexec -n, or give fewer")
-    found = read_command(1, text, {}, size)
+    found = read_command(1, text, {}, size, trust)
     needed = found.training.ranks
     if needed is not None and ranks not in (0, needed):
         raise UsageError(f"--ranks-per-trial {ranks}: {found.folder[2:]} works on {needed}")
@@ -159,7 +159,6 @@ def opened(world: MPI.Intracomm, tried: list[Options]) -> dict[tuple, Data]:
                     partition="iid" if options.placement != "shared" else options.partition,
                     standardize=options.standardized,
                     augment=options.augment,
-                    from_file=options.from_file("data"),
                     keep=options.placement == "shared" and not is_own(options.data),
                 )
     return found
@@ -175,7 +174,7 @@ def refuse_unmakeable(command: Command, tried: list[Probe], data: dict[tuple, Da
     for each in tried:
         options, of = each.options, data[of_data(each.options)]
         try:
-            model = for_data(options.model, of, options.dtype, loss=options.loss, from_file=options.from_file("model"))
+            model = for_data(options.model, of, options.dtype, loss=options.loss)
             workers = max(1, command.ranks - options.data_servers - getattr(options, "servers", 0))
             if command.training.check is not None:
                 command.training.check(options, command.ranks - options.data_servers, model)

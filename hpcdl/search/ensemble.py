@@ -15,7 +15,7 @@ there are (4 of them where members have weights; of values 2 for each output).
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,16 +81,25 @@ def is_ensemble(run: str) -> bool:
 
 
 class Ensemble:
-    """Members in a folder, and how they are combined. seed: by which the data of all of them were drawn."""
+    """Members in a folder, and how they are combined. seed: by which the data of all of them were drawn.
+
+    trust: which names of code in their checkpoints may be called, as of --trust (hpcdl/own.py).
+    """
 
     def __init__(
-        self, folder: Path, members: list[Member], combine: str, seed: int, stacking: Stacking | None = None
+        self,
+        folder: Path,
+        members: list[Member],
+        combine: str,
+        seed: int,
+        stacking: Stacking | None = None,
+        trust: Iterable[str] = (),
     ) -> None:
         self.folder, self.members, self.combine, self.seed, self.stacking = folder, members, combine, seed, stacking
-        self.own: list[Opened] = []
+        self.trust, self.own = tuple(trust), list[Opened]()
 
     @classmethod
-    def read(cls, folder: str) -> "Ensemble":
+    def read(cls, folder: str, trust: Iterable[str] = ()) -> "Ensemble":
         """The ensemble of a folder. UsageError where it has not ended, or its summary.json is none."""
         path = Path(folder)
         try:
@@ -108,7 +117,7 @@ class Ensemble:
                 if weights.shape != (len(members),) or bias.ndim != 1 or not np.isfinite([*weights, *bias]).all():
                     raise ValueError
                 stacking = Stacking(weights, bias)
-            made = cls(path, members, found["combine"], int(found["seed"]), stacking)
+            made = cls(path, members, found["combine"], int(found["seed"]), stacking, trust)
         except FileNotFoundError:
             raise UsageError(f"the ensemble {folder} has not ended: train-ensemble --resume {folder}") from None
         except (OSError, ValueError, KeyError, TypeError):
@@ -133,7 +142,8 @@ class Ensemble:
         return self
 
     def _trained(self, member: Member) -> Trained:
-        found = Trained(str(self.folder / member.run))
+        found = Trained(str(self.folder / member.run), self.trust)
+        found.file = str(self.folder)
         found.about["seed"] = self.seed  # of a function of one's own that draws the data
         return found
 
@@ -150,12 +160,12 @@ class Ensemble:
 
     # -- what members predict ----------------------------------------------------------------------------------------
 
-    def rows(self, source: str, group: str, ranks: int, from_file: bool, delimiter: str = "") -> dict[Any, NewRows]:
+    def rows(self, source: str, group: str, ranks: int, delimiter: str = "") -> dict[Any, NewRows]:
         """The rows of a source, as each of the own members sees them; by `seen_as`. Local; raises UsageError."""
         found: dict[Any, NewRows] = {}
         for trained in [self.about, *(each.trained for each in self.own)]:
             if seen_as(trained) not in found:
-                found[seen_as(trained)] = new_rows(source, trained, group, ranks, from_file, delimiter)
+                found[seen_as(trained)] = new_rows(source, trained, group, ranks, delimiter)
         return found
 
     def blocks(
@@ -232,14 +242,14 @@ class Ensemble:
     def labels(self, world: MPI.Intracomm, source: str) -> np.ndarray:
         """Of all training rows of a source; collective."""
         with refuse_together(world):
-            rows = self.rows(source, "train", world.size, from_file=True)
+            rows = self.rows(source, "train", world.size)
         return np.concatenate([np.asarray(block.y) for block, _ in self.blocks(world, rows, NO_SHARE)])
 
     def tested(self, world: MPI.Intracomm, source: str) -> bool:
         """Whether a source has a test part; collective."""
         answer = False
         with contextlib.suppress(UsageError):
-            answer = bool(self.rows(source, "test", world.size, from_file=True))
+            answer = bool(self.rows(source, "test", world.size))
         return bool(world.allreduce(answer, MPI.LAND))
 
     # -- what is fitted ----------------------------------------------------------------------------------------------
@@ -248,7 +258,7 @@ class Ensemble:
         """Fit stacking on these training rows (sorted numbers), which no member was trained on; collective."""
         logs, labels, at = [], [], 0
         with refuse_together(comm.mpi):
-            rows = self.rows(source, "train", comm.size, from_file=True)
+            rows = self.rows(source, "train", comm.size)
         for block, outputs in self.blocks(comm.mpi, rows):
             inside = held_out[slice(*np.searchsorted(held_out, (at, at + len(block.x))))] - at
             logs.append(np.array([combining.logs(each[inside]) for each in outputs]))
@@ -268,7 +278,7 @@ class Ensemble:
         square of the errors.
         """
         with refuse_together(comm.mpi):
-            rows = self.rows(source, "train", comm.size, from_file=True)
+            rows = self.rows(source, "train", comm.size)
         found, at = np.zeros(3), 0
         for number, (block, outputs) in enumerate(self.blocks(comm.mpi, rows)):
             y, place = np.asarray(block.y), number % comm.size

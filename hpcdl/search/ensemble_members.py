@@ -28,11 +28,13 @@ from hpcdl.data.redrawn import Draw
 from hpcdl.errors import AgreedError, UsageError, blamed_on, line
 from hpcdl.files import atomic_write
 from hpcdl.optim.schedules import cycle
+from hpcdl.own import names_in, names_in_line, refuse_untrusted
 from hpcdl.runs.alike import reading
 from hpcdl.runs.export import write_json
 from hpcdl.runs.folder import summary_of
 from hpcdl.runs.help import dashed
-from hpcdl.search import combining
+from hpcdl.runs.options import Options
+from hpcdl.search import combining, journal
 from hpcdl.search.ensemble import MEMBER, MEMBERS, Ensemble, Member
 from hpcdl.search.space import Space
 from hpcdl.services.commands import Command
@@ -47,13 +49,16 @@ UNFINISHED = ("signal", "time limit")  # why a run ended that is to be gone on w
 
 
 class Spec(NamedTuple):
-    """A member as it is to be trained. differs: in a few words; draw: of its rows and features."""
+    """A member as it is to be trained. differs: in a few words; draw: of its rows and features; trust: what in its
+    checkpoint may be called.
+    """
 
     number: int
     command: Command
     seed: int
     differs: str
     draw: Draw
+    trust: tuple[str, ...] = ()
 
 
 def varied(vary: list[str]) -> list[dict[str, str]]:
@@ -69,8 +74,30 @@ def varied(vary: list[str]) -> list[dict[str, str]]:
     return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
 
 
-def searched(folder: str, best: int) -> tuple[str, list[dict[str, str]]]:
-    """The program of a search and the option values of its best trials, the best first. Raises UsageError."""
+def named_in(lines: list[str], vary: list[str]) -> list[tuple[str, str]]:
+    """The names of code in lines of trainings and in --vary, each with its option."""
+    turns = [f"--{name}={text}" for turn in varied(vary) for name, text in turn.items()]
+    return [name for each in (*lines, *map(shlex.quote, turns)) for name in names_in_line(each)]
+
+
+def names_told(options: Options) -> list[str]:
+    """The names of code that a checkpoint repeats of the options of a training."""
+    return [name for key in ("data", "model") for name in names_in(key, getattr(options, key))]
+
+
+def member_spec(options: Any, number: int, command: Command, turn: dict[str, str], trust: tuple[str, ...]) -> Spec:
+    """Member number so many of what train-ensemble is asked for. turn: its values of --vary; trust: of the Spec."""
+    seed = options.seed + number
+    differs = [f"seed={seed}", *(f"{name}={value}" for name, value in turn.items())]
+    draw = Draw(options.seed, number, options.bagging, None, options.subspace)
+    return Spec(number, command, seed, " ".join(differs), draw, trust)
+
+
+def searched(folder: str, best: int, trust: tuple[str, ...] = ()) -> tuple[str, list[dict[str, str]]]:
+    """The program of a search and the option values of its best trials, the best first. Raises UsageError.
+
+    trust: the values of --trust.
+    """
     try:
         found = read(Path(folder))
         program, described = (found.settings.get(name) for name in ("program", "space"))
@@ -82,7 +109,10 @@ def searched(folder: str, best: int) -> tuple[str, list[dict[str, str]]]:
     rows = best_of(found.rows(), best)
     if len(rows) < best:
         raise UsageError(f"--from {folder} --best {best}: it has {len(rows)} trials with a score")
-    return program, [known.texts(row.values) for row in rows]
+    turns = [known.texts(row.values) for row in rows]
+    named = named_in([with_values(program, turn) for turn in turns], [])
+    refuse_untrusted(named, str(Path(folder) / journal.NAME), trust)
+    return program, turns
 
 
 def of_values(data: str) -> bool:
@@ -300,12 +330,12 @@ def mistakes(world: MPI.Intracomm, spec: Spec, folder: Path, seed: int, validati
     Each rank predicts a part of each block of rows.
     """
     member = Member(spec.number, str(path_of(folder, spec.number).relative_to(folder)))
-    ensemble = Ensemble(folder, [member], "mean", seed)
+    ensemble = Ensemble(folder, [member], "mean", seed, trust=spec.trust)
     with refuse_together(world):
         ensemble.open(0, 1)
         if not ensemble.about.classes:
             raise UsageError("--boost samme is of classes; these data have values to predict")
-        rows = ensemble.rows(ensemble.about.about["source"], "train", world.size, from_file=True)
+        rows = ensemble.rows(ensemble.about.source, "train", world.size)
     wrong, labels = [], []
     for block, outputs in ensemble.blocks(world, rows, (world.rank, world.size)):
         y = np.asarray(block.y)

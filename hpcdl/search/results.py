@@ -19,6 +19,7 @@ import yaml
 
 from hpcdl.errors import UsageError, blamed_on, printable
 from hpcdl.files import atomic_write
+from hpcdl.own import names_in
 from hpcdl.runs.options import read_file
 from hpcdl.search.space import Space
 from hpcdl.services.commands import DECIDED, PLACED
@@ -114,7 +115,7 @@ def common(words: list[str]) -> dict[str, str]:
     if file is not None:
         with contextlib.suppress(UsageError):
             found = read_file(file, file) | found
-    return {name: value for name, value in found.items() if name not in (*DECIDED, "progress")}
+    return {name: value for name, value in found.items() if name not in (*DECIDED, "progress", "trust")}
 
 
 def training_command(folder: Path, trials: Trials, row: Row) -> str | None:
@@ -130,6 +131,7 @@ def training_command(folder: Path, trials: Trials, row: Row) -> str | None:
         if much:
             words += [f"--{name}", str(math.ceil(LONGER * much))]
             break
+    words += [f"--{name}={text}" for name, text in options.items() if names_in(name, text)]  # who runs it sees the code
     return shlex.join([*words, "--out", f"{folder}-best"])
 
 

@@ -10,7 +10,7 @@ Options that are common to all lines stand before a line's own, so that those wi
 import importlib
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError, unknown
@@ -45,12 +45,15 @@ class Command(NamedTuple):
         return made
 
 
-def read_commands(lines: list[str], common: dict[str, str], size: int) -> list[Command]:
-    """The lines on at most `size` ranks, with common options by name. Raises UsageError, which tells of all."""
+def read_commands(lines: list[str], common: dict[str, str], size: int, trust: Iterable[str] = ()) -> list[Command]:
+    """The lines on at most `size` ranks, with common options by name. Raises UsageError, which tells of all.
+
+    trust: the values of --trust of who runs them.
+    """
     found, wrong = [], []
     for number, text in enumerate(lines, 1):
         try:
-            command = read_command(number, text, common, size)
+            command = read_command(number, text, common, size, trust)
             if text in lines[: number - 1]:
                 raise UsageError("it stands there twice")
             command.options(parse, "--seed=0", "--out=auto")
@@ -62,7 +65,7 @@ def read_commands(lines: list[str], common: dict[str, str], size: int) -> list[C
     return found
 
 
-def read_command(number: int, text: str, common: dict[str, str], size: int) -> Command:
+def read_command(number: int, text: str, common: dict[str, str], size: int, trust: Iterable[str] = ()) -> Command:
     """One line. Raises UsageError."""
     placed = PLACED.fullmatch(text)
     try:
@@ -89,4 +92,5 @@ def read_command(number: int, text: str, common: dict[str, str], size: int) -> C
     replaced = {name for pair in INSTEAD.items() if told & set(pair) for name in pair}
     left_out = replaced | set(training.options_class.unused)  # type: ignore[attr-defined]
     words = [f"--{dashed(name)}={value}" for name, value in texts.items() if name not in left_out]
+    words += [f"--trust={each}" for each in trust]
     return Command(text.strip(), ranks, f"{number}-{program}", training, [*words, *own])

@@ -12,7 +12,7 @@ import shlex
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.help import dashed
+from hpcdl.runs.help import dashed, refuse_empty
 
 
 class Words(NamedTuple):
@@ -32,7 +32,7 @@ def divided(arguments: list[str], kinds: dict[str, Any], several: tuple[str, ...
     own: list[str] = []
     line: list[str] = []
     found: dict[str, list[str]] = {name: [] for name in several}
-    known = {f"--{dashed(name)}": name for name in (*kinds, *several, "help")} | {"-h": "help"}
+    known = {f"--{dashed(name)}": name for name in (*kinds, *several, "trust", "help")} | {"-h": "help"}
     at = 0
     while at < len(arguments):
         word, at = arguments[at], at + 1
@@ -49,6 +49,7 @@ def divided(arguments: list[str], kinds: dict[str, Any], several: tuple[str, ...
         else:
             raise UsageError(f"{option} needs a value")
         if name in found:
+            refuse_empty(name, value, option)
             found[name].append(value)
         else:
             own.append(f"{option}{equals}{value}")

@@ -117,7 +117,7 @@ class Training:
         if {"initial", "resume"} <= set(options.told or ()):
             raise UsageError("--initial is where a run begins, and --resume goes on with one: give one of them")
         divide(size, getattr(options, "servers", 0), options.data_servers)
-        algorithm(options.allreduce, options.from_file("allreduce"))
+        algorithm(options.allreduce)
         inject.check(options, size)
         refuse_no_survival(options, size)
 
@@ -149,7 +149,7 @@ class Training:
         if world.rank == roles.workers[0] and (coming := unlike(data.scales)):
             log.warning("%s", coming)
         with refuse_together(world):
-            model = for_data(options.model, data, options.dtype, device, options.loss, options.from_file("model"))
+            model = for_data(options.model, data, options.dtype, device, options.loss)
             if options.initial and not options.resume:
                 begin_with(model, options.initial)
             if self.check is not None:
@@ -195,7 +195,6 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
                 validation=options.validation,
                 augment=options.augment,
                 standardize=options.standardized,
-                from_file=options.from_file("data"),
                 data_seed=options.data_seed,
                 keep=options.survivor is not None,
                 **how,

@@ -15,13 +15,13 @@ from hpcdl.own import TORCH, made, own
 from hpcdl.torch.model import TorchModel
 
 
-def make_torch_model(spec: str, offered: dict[str, Any], from_file: bool = False) -> TorchModel:
+def make_torch_model(spec: str, offered: dict[str, Any]) -> TorchModel:
     """The model that torch:package.module:function,... names; offered: features, classes, outputs, dtype, device.
 
     Raises UsageError, one line.
     """
     told = f"--model {spec}"
-    function, settings = own(spec.removeprefix(TORCH), told, from_file)
+    function, settings = own(spec.removeprefix(TORCH), told)
     takes = inspect.signature(function).parameters if callable(function) else {}
     beside = {name: settings.pop(name) for name in ("buffers",) if name in settings and name not in takes}
     known = {name: offered[name] for name in ("features", "classes", "outputs", "dtype")}

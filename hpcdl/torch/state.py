@@ -8,6 +8,7 @@ A file is read as tensors alone (weights_only): no code in it is run.
 """
 
 import importlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,14 +52,15 @@ def by_key(tensors: dict[str, np.ndarray], module: nn.Module) -> dict[str, np.nd
     return found | {name: each for name, each in tensors.items() if name not in found}
 
 
-def state_dict(run: str, module: nn.Module | None = None) -> dict[str, Tensor]:
+def state_dict(run: str, module: nn.Module | None = None, trust: Iterable[str] = ()) -> dict[str, Tensor]:
     """What a run (its folder, or a checkpoint) has trained, as tensors by the keys of its module's state_dict.
 
-    module: one like the run's, where its function cannot be imported from here, and it has tied weights.
+    module: one like the run's; without it the run's own is made, which `trust` must allow, as --trust does: by the
+    name of its function, or by the run.
     Raises UsageError where there is no such run, or it trained no module.
     """
     tensors_of = importlib.import_module("hpcdl.runs.initial").tensors_of  # by its name: it lies in a room above
-    trained = importlib.import_module("hpcdl.runs.trained").Trained(run)
+    trained = importlib.import_module("hpcdl.runs.trained").Trained(run, trust)
     tensors = tensors_of(run)
     if module is not None:
         tensors = by_key(tensors, module)

@@ -17,6 +17,7 @@ def small(features, classes, width=3):
     first, last = nn.Linear(64, width), nn.Linear(width, classes)
     return nn.Sequential(nn.Flatten(), first, nn.BatchNorm1d(width), nn.ReLU(), last)
 """
+TRUST = ["--trust", "a"]  # the run of the fixture
 MODEL = ["--model", "torch:nets_of_commands:small,width=4", "--progress", "none"]
 SHORT = [*MODEL, "--epochs", "1", "--batch-size", "128"]
 
@@ -69,18 +70,21 @@ def test_a_run_goes_on_and_repeats_from_its_options(folder):
     """The optimizer's vectors are in its checkpoint; config.yaml names model and rule."""
     told = yaml.safe_load((folder / "a/config.yaml").read_text())
     assert told["optimizer"] == "torch:AdamW,betas=(0.9,0.95)" and told["model"] == MODEL[1]
-    assert ends("train_allreduce", ["--config", "a/config.yaml", "--out", "again", *MODEL[2:]]) == (0, "")
+    assert ends("train_allreduce", ["--config", "a/config.yaml", *TRUST, "--out", "again", *MODEL[2:]]) == (0, "")
     one, other = (json.loads((folder / each / "summary.json").read_text()) for each in ("a", "again"))
     assert one["test_loss"] == other["test_loss"]
-    assert ends("train_gossip", ["--config", "a/config.yaml", "--epochs", "2", "--out", "g", *MODEL[2:]]) == (0, "")
-    assert ends("train_allreduce", ["--resume", "a", "--epochs", "2", "--out", "longer", *MODEL[2:]]) == (0, "")
+    assert ends("train_gossip", ["--config", "a/config.yaml", *TRUST, "--epochs", "2", "--out", "g", *MODEL[2:]]) == (
+        0,
+        "",
+    )
+    assert ends("train_allreduce", ["--resume", "a", *TRUST, "--epochs", "2", "--out", "longer", *MODEL[2:]]) == (0, "")
     assert json.loads((folder / "longer/summary.json").read_text())["epochs"] == 2
-    status, said = ends("train_allreduce", ["--resume", "a", "--epochs", "2", "--optimizer", "torch:Adam"])
+    status, said = ends("train_allreduce", ["--resume", "a", *TRUST, "--epochs", "2", "--optimizer", "torch:Adam"])
     assert status == 2 and "optimizer is torch:AdamW,betas=(0.9,0.95), not torch:Adam" in said
 
 
 def test_runs_are_scored_predicted_and_reported(folder):
-    assert ends("evaluate", ["a", "--json", "a.json", "--predict", "p.csv"]) == (0, "")
+    assert ends("evaluate", ["a", *TRUST, "--json", "a.json", "--predict", "p.csv"]) == (0, "")
     scores = json.loads((folder / "a.json").read_text())["scores"]
     assert scores["accuracy"] == json.loads((folder / "a/summary.json").read_text())["test_accuracy"]
     assert ends("report", ["a", "--out", "report.html"])[0] == 0

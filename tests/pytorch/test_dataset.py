@@ -211,9 +211,9 @@ def test_from_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     told = ["--data", "my_dataset:shapes,rows=50", "--model", "mlp:4", "--progress", "none", "--epochs", "6"]
     assert ends("train_allreduce", [*told, "--validation", "0.2", "--out", "a"]) == (0, "")
-    assert ends("train_allreduce", ["--resume", "a", "--epochs", "7", "--progress", "none"]) == (0, "")
-    assert ends("evaluate", ["a", "--json", "a.json"]) == (0, "")
-    assert ends("evaluate", ["a", "--split", "train"]) == (0, "")
+    assert ends("train_allreduce", ["--resume", "a", "--trust", "a", "--epochs", "7", "--progress", "none"]) == (0, "")
+    assert ends("evaluate", ["a", "--trust", "a", "--json", "a.json"]) == (0, "")
+    assert ends("evaluate", ["a", "--trust", "a", "--split", "train"]) == (0, "")
     assert ends("predict", ["a", "my_dataset:shapes", "--out", "p.csv"])[0] == 0
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 21
     federated = ["--clients", "4", "--rounds", "2", "--partition", "dirichlet:1", "--out", "b"]

@@ -39,7 +39,7 @@ def test_a_search_over_it(folder):
 def test_an_ensemble_of_it(folder):
     told = ["--members", "2", "--model", MODEL[1], "--epochs", "1", "--batch-size", "256", "--out", "many"]
     assert ends("train_ensemble", ["train-allreduce", *told])[0] == 0
-    assert ends("evaluate", ["many", "--json", "many.json"])[0] == 0
+    assert ends("evaluate", ["many", "--trust", "many", "--json", "many.json"])[0] == 0
 
 
 def test_compared(folder):

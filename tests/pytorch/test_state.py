@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
         patch.syspath_prepend(str(folder))
         assert ends("train_allreduce", [*TOLD, "--steps", "3", "--out", "a"]) == (0, "")
         for file in ("w.safetensors", "w.npz"):
-            assert ends("evaluate", ["a", "--export", file]) == (0, "")
+            assert ends("evaluate", ["a", "--trust", "a", "--export", file]) == (0, "")
         yield folder
     sys.modules.pop("nets_of_state", None)
 
@@ -69,13 +69,13 @@ def fresh():
 
 def test_plain_pytorch_loads_what_was_exported(folder):
     """Strictly: tied weights under each of their names, statistics of batch norm, frozen parameters."""
-    module, wanted = fresh(), TorchModel.state_dict("a")
+    module, wanted = fresh(), TorchModel.state_dict("a", trust=["a"])
     assert set(load_file("w.safetensors")) == set(wanted) == set(module.state_dict())
     module.load_state_dict(load_file("w.safetensors"), strict=True)
     assert all(torch.equal(each, wanted[name]) for name, each in module.state_dict().items())
     assert module.norm.num_batches_tracked.shape == () and module.norm.num_batches_tracked > 0
     module.load_state_dict({name: torch.from_numpy(each) for name, each in np.load("w.npz").items()}, strict=True)
-    model, x = Trained("a"), np.random.default_rng(0).standard_normal((5, 64)).astype("float32")
+    model, x = Trained("a", ["a"]), np.random.default_rng(0).standard_normal((5, 64)).astype("float32")
     with torch.no_grad():
         plain = module.eval()(torch.from_numpy(x)).softmax(1).numpy()
     np.testing.assert_allclose(model.model().predict(model.parameters, x), plain, rtol=1e-6)
@@ -106,7 +106,7 @@ def test_a_run_begins_with_a_file(folder, file):
         module.load_state_dict(load_file("w.safetensors"))
     wanted = {name: each.clone() for name, each in module.state_dict().items()}
     assert ends("train_allreduce", [*STILL, "--initial", file, "--out", "c", "--force"]) == (0, "")
-    found = TorchModel.state_dict("c")
+    found = TorchModel.state_dict("c", trust=["nets_of_state:tied"])
     assert found.keys() == wanted.keys()
     for name, each in found.items():
         if "running" not in name and "tracked" not in name:  # which a step changes
@@ -149,8 +149,9 @@ def test_a_module_that_cannot_be_imported_from_here_may_be_given(folder, monkeyp
     run = str(folder / "a")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "nets_of_state", None)
-    with pytest.raises(UsageError):
-        TorchModel.state_dict(run)
+    for trust, words in (([], "names nets_of_state:tied"), ([run], "nets_of_state")):
+        with pytest.raises(UsageError, match=words):
+            TorchModel.state_dict(run, trust=trust)
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     assert TorchModel.state_dict(run, fresh()).keys() == fresh().state_dict().keys()

@@ -373,11 +373,6 @@ def test_pictures(walks):
             Environments(spec, options, 1, 0, render=True).picture()
 
 
-def test_a_name_in_a_file_is_no_library(walks):
-    with pytest.raises(UsageError, match="stands in a file"):
-        Environments("shutil:rmtree", {}, 1, 0, from_file=True)
-
-
 def test_minatar():
     pytest.importorskip("gymnasium")
     pytest.importorskip("minatar")

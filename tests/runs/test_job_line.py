@@ -48,6 +48,22 @@ def test_what_it_is_gone_on_with_by():
         assert shlex.join(whole.from_checkpoint(None).words) == f"mpiexec -n 4 hpcdl {program} {kept}--resume a"
 
 
+def test_what_a_restart_is_to_trust():
+    """What the line names or trusts; its folder only where it trusts a file, whose names that folder repeats."""
+    for text, trust in (
+        ("compare 'train-svrg --model a:B,w=3' \"train-gossip --data='c:d'\"", "--trust=a:B --trust=c:d "),
+        ("search train-svrg --space 'model=mlp:8|a:B' --space=allreduce=ring|c:d", "--trust=a:B --trust=c:d "),
+        ("train-ensemble --vary model=a:B|mlp --trust x.yaml", "--trust=a:B --trust=x.yaml --trust=a "),
+        ("search train-svrg --space optimizer=torch:Adam|sgd --method random:sobol", ""),
+    ):
+        again = line(f"mpiexec -n 4 hpcdl {text} --out a").from_checkpoint(None)
+        assert set(again.own) == {*trust.split(), "--resume", "a"}
+    job = line("mpiexec -n 4 hpcdl train-svrg --resume old --trust old --out a")
+    again = job.from_checkpoint(job.folder)
+    assert shlex.join(again.own) == "--trust old --trust=a --resume a --out a"
+    assert again.from_checkpoint(again.folder) == again
+
+
 @pytest.mark.parametrize("flag", ["-n 4", "-np 4", "--ntasks=4", "-n4"])
 def test_fewer_ranks(flag):
     job = line(f"mpiexec {flag}{END} -n 4").with_ranks(3)

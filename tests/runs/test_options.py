@@ -1,11 +1,17 @@
 """Options: one dataclass, from the command line and from YAML; what makes no sense is refused in one line."""
 
+import ast
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+from in_process import ends
 
 from hpcdl.errors import UsageError
+from hpcdl.own import OPTIONS, STARTED
+from hpcdl.programs import files
+from hpcdl.runs.help import PLACES
 from hpcdl.runs.options import Options, option, parse
 
 
@@ -228,13 +234,69 @@ def test_options_of_a_run_of_another_program(tmp_path):
         parse(Options, "p", "d", ["--resume", str(tmp_path)])
 
 
-def test_what_stands_in_a_file_and_what_was_told(tmp_path):
-    """Of a user's own function it matters: a file may come from anywhere."""
-    (tmp_path / "c.yaml").write_text("data: shutil:rmtree\nmodel: a:B\n")
-    read = parse(Options, "p", "", ["--config", str(tmp_path / "c.yaml"), "--model", "a:B"])
-    assert (
-        read.from_file("data") and not read.from_file("model") and not Options(data="shutil:rmtree").from_file("data")
-    )
+def test_code_that_a_file_names_is_what_the_command_line_allows(tmp_path):
+    """The name itself, which wins; the file or a folder around it; or the name by --trust. A file trusts nothing."""
+    (tmp_path / "a").mkdir()
+    config = tmp_path / "a/config.yaml"
+    config.write_text("data: shutil:rmtree\n")
+    ways = {("--config", str(config)): str(config), ("--resume", str(tmp_path / "a")): str(config)}
+    for told, file in ways.items():
+        with pytest.raises(
+            UsageError, match=f"{file} names shutil:rmtree .*: add --trust shutil:rmtree, or --trust {file}"
+        ):
+            parse(Options, "p", "", [*told])
+        for allowed in (["--data", "a:b"], ["--trust", "shutil:rmtree"], ["--trust", "x:y", "--trust", str(tmp_path)]):
+            read = parse(Options, "p", "", [*told, *allowed])
+            assert read.data == (allowed[1] if allowed[0] == "--data" else "shutil:rmtree")
+            assert ("data" in read.origin) == (allowed[0] == "--trust")
+    config.write_text("data: shutil:rmtree\ntrust: shutil:rmtree\n")
+    with pytest.raises(UsageError, match="there is no option 'trust'"):
+        parse(Options, "p", "", ["--config", str(config)])
+    for trust, said in (("nowhere", "there is no such file, and a name is written"), ("", "is given and empty")):
+        with pytest.raises(UsageError, match=f"--trust .*{said}"):
+            parse(Options, "p", "", ["--trust", trust])
+
+
+def test_every_option_that_may_name_code_is_looked_at():
+    """By its help: who adds one adds it to own.py, too."""
+    for program, path in files().items():
+        for name, text in helps(path):
+            if re.search(r"package\.module|torch:|all-reduce algorithm|model, as in|what starts ranks", text):
+                assert name in {*OPTIONS, *STARTED, "optimizer"}, f"{program} --{name}: {text}"
+
+
+def test_an_option_of_a_file_or_folder_is_not_empty(alone):
+    """By its help: who adds one adds it to PLACES, too."""
+    for program, path in files().items():
+        for name, text in helps(path):
+            if re.search(r"\b(file|folder)s?\b|NAME\.", text) and "lines as they would be run" not in text:
+                assert name in {*PLACES, "topology"}, f"{program} --{name}: {text}"  # a graph by a name, or by a file
+    for name in ("resume", "out", "initial", "config", "data"):
+        for text in ("", " "):
+            with pytest.raises(UsageError, match=f"--{name} is given and empty: name a file or a folder, or leave it"):
+                parse(Options, "p", "", [f"--{name}", text])
+    assert parse(Options, "p", "", ["--augment", ""]).augment == ""
+    for program, given in (
+        ("train_allreduce", ["--resume", ""]),
+        ("train_ensemble", ["--resume", ""]),
+        ("train_ensemble", ["train-allreduce", "--from", "", "--best", "2"]),
+        ("search", ["train-allreduce", "--resume", ""]),
+        ("compare", ["train-allreduce --config ''"]),
+        ("evaluate", ["", "--json", "a.json"]),
+        ("prepare_data", ["csv", "", "a.h5"]),
+        ("prepare_data", ["csv", "a.csv", "b.h5", "--like", ""]),
+    ):
+        status, said = ends(program, given)
+        assert status == 2 and re.search("(--(resume|from|config|like)|RUN|SOURCE) is given and empty: ", said), said
+
+
+def helps(path):
+    """The options of texts that a program adds, and their help."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        made_by = getattr(getattr(node, "value", None), "func", None)
+        option = isinstance(node, ast.AnnAssign) and getattr(made_by, "id", "") == "option"
+        if option and "str" in ast.unparse(node.annotation):
+            yield node.target.id, ast.unparse(node.value.args[1])
 
 
 def test_what_is_left_out_is_not_said_of_options_that_are_refused(tmp_path, capsys):

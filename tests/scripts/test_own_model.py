@@ -16,6 +16,7 @@ from hpcdl.data import from_arrays
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
 from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.job_line import JobLine
 from hpcdl.strategies import all_reduce
 
 FOLDER = Path(__file__).parents[2] / "scripts"
@@ -70,10 +71,11 @@ def mine(tmp_path, monkeypatch):
 
 
 TOLD = ["--data", "shapes_of_mine:curve,rows=50", "--model", "shapes_of_mine:Polynomial,width=3", "--lr", "0.3"]
+TRUST, CONFIG = ["--trust", "a"], ["--config", "a/config.yaml", "--trust", "a"]
 
 
 def test_trained_scored_predicted_and_gone_on_with(run_on, mine):
-    """From the current folder, as with python -m; what it is called is in the run's folder, and nothing else needed."""
+    """From the current folder, as with python -m; what it is called is in the run's folder, which has to be trusted."""
     run_on(2, FOLDER / "train_allreduce.py", *TOLD, "--epochs", 5, "--out", "a", check=0)
     config, summary = (
         yaml.safe_load((mine / "a/config.yaml").read_text()),
@@ -81,12 +83,12 @@ def test_trained_scored_predicted_and_gone_on_with(run_on, mine):
     )
     assert (config["data"], config["model"]) == (TOLD[1], TOLD[3]) and summary["model"] == TOLD[3]
     assert summary["data"] == "curve" and summary["parameters"] == 3
-    run_on(3, FOLDER / "train_gossip.py", "--config", "a/config.yaml", "--steps", 4, "--out", "none", check=0)
-    done = run_on(3, FOLDER / "train_allreduce.py", "--resume", "a", "--epochs", 60, check=0)
+    run_on(3, FOLDER / "train_gossip.py", *CONFIG, "--steps", 4, "--out", "none", check=0)
+    done = run_on(3, FOLDER / "train_allreduce.py", "--resume", "a", *TOLD[:4], "--epochs", 60, check=0)
     assert re.search(r"model +│ shapes_of_mine:Polynomial,width=3, 3 parameters", done.stdout)
-    done = run_on(2, FOLDER / "evaluate.py", "a", check=0)
+    done = run_on(2, FOLDER / "evaluate.py", "a", *TRUST, check=0)
     assert re.search(r"a, step 120, on 8 rows of shapes_of_mine:curve", done.stdout) and "test_r2 " in done.stdout
-    done = run_on(2, FOLDER / "predict.py", "a", "shapes_of_mine:curve,rows=15", "--split", "test", check=0)
+    done = run_on(2, FOLDER / "predict.py", "a", "shapes_of_mine:curve,rows=15", "--split", "test", *TRUST, check=0)
     header, first, *_ = done.stdout.splitlines()
     assert header == "row,label,value" and abs(float(first.split(",")[2]) - 4) < 0.2
 
@@ -96,7 +98,7 @@ def test_away_from_its_module_a_run_says_where_it_was_started(mine):
     (mine / "shapes_of_mine.py").rename(mine / "moved_shapes.py")
     sys.modules.pop("shapes_of_mine")
     importlib.invalidate_caches()
-    status, said = ends("evaluate", ["a"])
+    status, said = ends("evaluate", ["a", *TRUST])
     assert status == 2 and said.count("\n") == 1
     assert f"No module named 'shapes_of_mine'; its run was started in {mine}" in said
     other = ["--model", "moved_shapes:Polynomial,width=3", "--data", "moved_shapes:curve"]
@@ -119,21 +121,77 @@ def test_refusals(mine, told, words):
     assert status == 2 and re.search(words, said) and said.count("\n") == 1
 
 
-def test_a_checkpoint_names_nothing_that_is_not_the_users_own(mine):
-    """It may come from anywhere, and what it names is called."""
+def test_what_a_file_names_is_not_called(mine):
+    """The name may be reached through the user's own module: from subprocess import run."""
+    (mine / "shapes_of_mine.py").write_text(MODULE + "from subprocess import run\n")
     assert ends("train_allreduce", [*TOLD, "--steps", "2", "--out", "a", "--progress", "none"])[0] == 0
+    evil = "shapes_of_mine:run,args=[touch,PWNED]"
+    (mine / "evil.yaml").write_text(f"data: '{evil}'\n")
+    (mine / "lines.yaml").write_text(f"lines: ['train-allreduce --data {evil}']\n")
+    (mine / "space.yaml").write_text(f"data: ['digits', '{evil}']\n")
+    (mine / "launcher.yaml").write_text("launcher: touch PWNED\n")
+    (mine / "matrix.yaml").write_text(f"- '-n 1: train-allreduce --data {evil}'\n")
     found = Checkpoint.read(mine / "a")
-    for name, value, words in (
-        ("source", "shutil:rmtree,path=keep", "stands in a file, and is no module of yours"),
-        ("model", "subprocess:run,args=touch x", "stands in a file, and is no module of yours"),
-        ("model", "shapes_of_mine:function", "a model is a class, and that is a function"),
+    for name, value in (("source", evil), ("model", f"torch:{evil}")):
+        Checkpoint(found.vectors, found.attributes | {name: value}).write(mine / f"{name}.h5")
+    search = ["search", ["train-allreduce", "--space-file", "space.yaml", "--out", "s"]]
+    for program, given in (
+        ("train_sequential", ["--config", "evil.yaml"]),
+        ("train_sequential", ["--config", "evil.yaml", "--trust", "shapes_of_mine:curve", "--trust", "a"]),
+        ("train_allreduce", ["--resume", "a"]),
+        ("train_gossip", ["--config", "a/config.yaml", "--model", "mlp"]),
+        ("compare", ["train-allreduce", "--config", "evil.yaml", "--out", "c"]),
+        ("compare", ["train-allreduce --config evil.yaml", "--out", "c"]),
+        ("compare", ["--config", "lines.yaml", "--out", "c"]),
+        ("train_ensemble", ["--config", "evil.yaml", "--out", "e"]),
+        search,
+        ("search", ["train-allreduce", "--config", "evil.yaml", "--space", "lr=0.1..1", "--out", "s"]),
+        ("bench_svrg", ["--config", "evil.yaml"]),
+        ("plan", ["memory", "a"]),
+        ("plan", ["time", "train-sequential", "--config", "launcher.yaml"]),
+        ("plan", ["check", "matrix.yaml"]),
+        ("evaluate", ["a"]),
+        ("evaluate", ["source.h5", "--trust", "shapes_of_mine:Polynomial"]),
+        ("evaluate", ["model.h5", "--data", "digits"]),
+        ("predict", ["a", "shapes_of_mine:curve"]),
     ):
-        Checkpoint(found.vectors, found.attributes | {name: value}).write(mine / "bad.h5")
-        status, said = ends("evaluate", ["bad.h5"])
-        assert status == 2 and words in said
-    (mine / "a/config.yaml").write_text("model: subprocess:run,args=x\ndata: shutil:rmtree,path=keep\n")
-    status, said = ends("train_allreduce", ["--resume", "a"])
-    assert status == 2 and "stands in a file" in said
+        status, said = ends(program, given)
+        assert status == 2 and re.fullmatch(
+            r"[\w-]+: error: .*and code that a file names .*: add --trust .*\n", said
+        ), said
+    assert not (mine / "PWNED").exists()
+    (mine / "shapes_of_mine.py").write_text(MODULE)
+    for given in (["a", "--trust", "a"], ["a", "--trust", "shapes_of_mine:Polynomial", "--data", TOLD[1]]):
+        assert ends("evaluate", given) == (0, "")
+
+
+def test_what_the_command_line_names_goes_on(mine):
+    """A comparison, a search and an ensemble read what they have written, and --resume is told what to trust."""
+    told = [*TOLD, "--epochs", "1", "--progress", "none"]
+    for program, given, file in (
+        ("compare", ["train-allreduce", "--seeds", "1", *told], "config.yaml"),
+        (
+            "search",
+            ["train-allreduce", *TOLD, "--epochs", "1", "--space", "lr=0.1..0.3", "--trials", "1"],
+            "config.yaml",
+        ),
+        ("train_ensemble", ["train-allreduce", "--members", "1", *told], "ensemble.yaml"),
+    ):
+        assert ends(program, [*given, "--out", program]) == (0, ""), program
+        status, said = ends(program, ["--resume", program])
+        names = f"{program}/{file} names shapes_of_mine:(curve|Polynomial) .*--trust {program}/{file} for all"
+        assert status == 2 and re.search(names, said), said
+        job = JobLine.read(["hpcdl", program, *given, "--out", program])
+        again = job.from_checkpoint(job.folder).own  # as supervise starts it
+        assert "--trust=shapes_of_mine:Polynomial" in again and ends(program, [*again, "--progress", "none"])[0] == 0
+    best = (mine / "search/best.yaml").read_text()
+    assert "--model=shapes_of_mine:Polynomial,width=3" in best
+    given = ["train-allreduce", "--config", "search/best.yaml", "--trust", "search", "--seeds", "1"]
+    assert ends("compare", [*given, "--out", "again", "--progress", "none"]) == (0, "")
+    assert ends("train_ensemble", ["--from", "search", "--best", "1", "--out", "e", "--progress", "none"])[0] == 2
+    given = ["--from", "search", "--best", "1", "--trust", "search", "--out", "e", "--progress", "none"]
+    assert ends("train_ensemble", given) == (0, "")
+    assert ends("evaluate", ["e"])[0] == 2 and ends("evaluate", ["e", "--trust", "e"]) == (0, "")
 
 
 def test_a_model_of_ones_own_sees_no_batch_without_rows(run_on, mine):
@@ -159,7 +217,7 @@ def test_values_of_ones_own_function_are_scored_in_their_own_units(mine, capsys)
         "none",
     ]
     assert ends("train_sequential", [*told, "--out", "s"])[0] == 0
-    assert ends("evaluate", ["s", "--predict", "p.csv", "--json", "s.json"])[0] == 0
+    assert ends("evaluate", ["s", "--predict", "p.csv", "--json", "s.json", "--trust", "s"])[0] == 0
     trained, scored = (json.loads((mine / each).read_text()) for each in ("s/summary.json", "s.json"))
     assert scored["scores"]["loss"] == pytest.approx(trained["test_loss"], rel=1e-5)
     table = np.loadtxt(mine / "p.csv", delimiter=",", skiprows=1)

@@ -34,14 +34,14 @@ def test_a_signal_to_one_rank_ends_it_and_it_goes_on(launch, run_on, folder, ran
     at, seen, updates = so_far(folder / "r")
     assert 20 < at < 100_000 and seen >= at and updates == at - 19
     assert (folder / "r/replay/0001.h5").exists() == bool(kept)
-    run_on(later, SCRIPT, "--resume", "r", "--env-steps", at + 100, check=0)
+    run_on(later, SCRIPT, "--resume", "r", "--trust", "r", "--env-steps", at + 100, check=0)
     found = summary(folder / "r")
     assert [leg["steps"] for leg in found["legs"]] == [at, 100] and found["stopped"] == "finished"
     assert [leg["ranks"] for leg in found["legs"]] == [ranks, later]
     assert found["episodes"] > at / 20 and found["environment_steps"] >= seen + 100
     # A memory that was kept is there at once, for as many copies of the environment; else it is filled anew first.
     assert found["updates"] - updates == (100 if kept and ranks == later else 81)
-    again = run_on(later, SCRIPT, "--resume", "r", check=0).stdout
+    again = run_on(later, SCRIPT, "--resume", "r", "--trust", "r", check=0).stdout
     assert "nothing is left to do" in again
 
 

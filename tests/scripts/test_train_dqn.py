@@ -62,7 +62,9 @@ def test_a_run_and_what_it_has_learned(launch, folder):
     assert [line["environment_steps"] for line in steps] == list(range(1, 201))
     assert {line["train_loss"] is None for line in steps[:20]} == {True} and steps[-1]["train_loss"] > 0
 
-    said = launch(1, SCRIPTS / "evaluate.py", "a", "--episodes", "2", "--json", "e.json", check=0).stdout
+    said = launch(
+        1, SCRIPTS / "evaluate.py", "a", "--trust", "mychains:chain", "--episodes", "2", "--json", "e.json", check=0
+    ).stdout
     scored = json.loads((folder / "e.json").read_text())
     assert "2 episodes of mychains:chain" in said and scored["return_mean"] == found["test_return"]
     assert len(scored["returns"]) == 2 and scored["step"] == 200
@@ -76,11 +78,11 @@ def test_a_signal_ends_it_in_good_order_and_it_goes_on(launch, folder):
     assert stopped.returncode == 85 and "--resume r" in stopped.stdout, stopped.stderr
     at = Checkpoint.read(folder / "r").attributes["step"]
     assert 130 <= at < 300 and (folder / "signalled").exists()
-    launch(1, SCRIPT, "--resume", "r", check=0)
+    launch(1, SCRIPT, "--resume", "r", "--trust", "r", check=0)
     whole, gone_on = (Checkpoint.read(folder / name).vectors["parameters"] for name in ("whole", "r"))
     np.testing.assert_array_equal(gone_on, whole)
     assert [leg["steps"] for leg in summary(folder / "r")["legs"]] == [at, 300 - at]
-    again = launch(1, SCRIPT, "--resume", "r", check=0).stdout
+    again = launch(1, SCRIPT, "--resume", "r", "--trust", "r", check=0).stdout
     assert "nothing is left to do" in again
 
     if importlib.util.find_spec("imageio"):
@@ -91,7 +93,9 @@ def assert_seen(launch, folder):
     """What was learned is seen to move."""
     import imageio.v2 as imageio
 
-    said = launch(1, SCRIPTS / "evaluate.py", "r", "--episodes", "1", "--render", "r.gif", check=0).stdout
+    said = launch(
+        1, SCRIPTS / "evaluate.py", "r", "--trust", "r", "--episodes", "1", "--render", "r.gif", check=0
+    ).stdout
     with imageio.get_reader(folder / "r.gif") as file:
         frames = np.array([np.asarray(frame)[..., :3] for frame in file])
     assert f"r.gif: return {summary(folder / 'r')['test_return_min']:g}" in said
@@ -146,14 +150,16 @@ def test_what_does_not_belong_to_it_is_refused(alone, folder, monkeypatch):
     assert ends("train_sequential", ["--epochs", "1", "--model", "softmax", "--out", "d"])[0] == 0
     for program, given, words in [
         ("train_dqn", ["--resume", "a", "--env", "mychains:wide"], "learns from the environment mychains:chain"),
-        ("train_dqn", ["--resume", "a", "--n-step", "2"], "n step is 3, not 2"),
+        ("train_dqn", ["--resume", "a", "--n-step", "2"], "a/config.yaml names mychains:chain (env)"),
+        ("train_dqn", ["--resume", "a", "--trust", "a", "--n-step", "2"], "n step is 3, not 2"),
         ("train_dqn", ["--resume", "d"], "this was to go on from a run of train-sequential"),
         ("train_sequential", ["--resume", "a"], "this was to go on from a run of train-dqn"),
         ("predict", ["a", "rows.csv", "--out", "p.csv"], "has learned to act in mychains:chain"),
         ("evaluate", ["a", "--predict", "p.csv"], "--predict: a has learned to act"),
         ("evaluate", ["d", "--episodes", "3"], "--episodes: d has learned from data"),
         ("evaluate", ["a", "--render", "a.avi"], ".gif or .mp4"),
-        ("evaluate", ["a", "--render", "a.gif"], unseen),
+        ("evaluate", ["a"], "a names mychains:chain (env)"),
+        ("evaluate", ["a", "--trust", "a", "--render", "a.gif"], unseen),
     ]:
         status, said = ends(program, given)
         lines = [line for line in said.splitlines() if "goes on from a run of" not in line]

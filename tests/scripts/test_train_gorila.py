@@ -35,7 +35,7 @@ def test_a_run_and_what_it_writes(run_on, folder, ranks):
     assert [line["environment_steps"] for line in told] == [120, 240]
     assert 0 < told[0]["gradients_bytes"] < told[1]["gradients_bytes"] <= found["gradients_bytes"]
     if ranks == 5:
-        run_on(1, SCRIPTS / "evaluate.py", "a", "--episodes", "2", "--json", "e.json", check=0)
+        run_on(1, SCRIPTS / "evaluate.py", "a", "--trust", "a", "--episodes", "2", "--json", "e.json", check=0)
         assert json.loads((folder / "e.json").read_text())["return_mean"] == found["test_return"]
 
 

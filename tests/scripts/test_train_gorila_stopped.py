@@ -33,14 +33,14 @@ def test_a_signal_ends_it_in_good_order_and_it_goes_on(launch, run_on, folder, r
     assert 0 < at < 1200
     own = sorted(path.name for path in (folder / "r").glob("replay/*"))
     assert own == ([] if "bsp" in more else ["0001.h5"] if "--learners" in more else ["0001.h5", "0002.h5"])
-    run_on(ranks, SCRIPT, "--resume", "r", "--env-steps", "1600", "--evaluate-every", "1600", check=0)
+    run_on(ranks, SCRIPT, "--resume", "r", "--trust", "r", "--env-steps", "1600", "--evaluate-every", "1600", check=0)
     assert "filled anew" not in logs(folder / "r")
     first = summary(folder / "r")
     per_step = 2 if "bsp" in more else 1
     assert first["steps"] == 1600 / per_step and first["legs"][0]["steps"] == at and len(first["legs"]) == 2
     assert first["episodes"] > 100
     if "bsp" not in more:
-        run_on(ranks + 1, SCRIPT, "--resume", "r", "--env-steps", "1900", check=0)
+        run_on(ranks + 1, SCRIPT, "--resume", "r", "--trust", "r", "--env-steps", "1900", check=0)
         assert "filled anew" in logs(folder / "r")
         last = summary(folder / "r")
         assert last["steps"] == 1900 and last["episodes"] > first["episodes"]

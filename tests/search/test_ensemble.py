@@ -66,7 +66,7 @@ def naive(folder):
 def predicted(world, folder, combine="mean", stacking=None, members=MEMBERS, **how):
     """The ensemble, and what ensemble_scores.predict_all finds of the test rows."""
     ensemble = Ensemble(folder, members, combine, 0, stacking).open(world.rank, world.size)
-    rows = ensemble.rows(str(folder / "few.h5"), "test", world.size, from_file=False)
+    rows = ensemble.rows(str(folder / "few.h5"), "test", world.size)
     return ensemble, ensemble_scores.predict_all(world, ensemble, rows, **how)
 
 
@@ -161,7 +161,7 @@ def test_only_probabilities_travel(world, folder):
     for members in (MEMBERS[:2], MEMBERS * 2):
         ensemble = Ensemble(folder, members, "mean", 0).open(world.rank, world.size)
         comm = Communicator(world, "tree")
-        rows = ensemble.rows(str(folder / "few.h5"), "test", world.size, from_file=False)
+        rows = ensemble.rows(str(folder / "few.h5"), "test", world.size)
         combined = [found for *_, found in ensemble.together(comm, rows)]
         sent = world.allreduce(comm.traffic.sent_so_far[0])
         blocks = world.allreduce(sum(found is not None for found in combined))

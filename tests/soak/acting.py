@@ -192,7 +192,7 @@ def main(seed: int, first: int, last: int) -> None:
                 more = {"env-steps": 4 * step * ranks + reached + how["more"], "time-limit": 1.0}
                 more["evaluate-every"] = options["evaluate-every"] * 12
                 more["checkpoint-every"] = options["checkpoint-every"] * 12
-                done = job(ranks, [program, *as_arguments(more), "--resume", str(folder)], top)
+                done = job(ranks, [program, *as_arguments(more), "--resume", str(folder), "--trust", str(folder)], top)
                 assert done.returncode == 0, f"gone on with: {done.returncode}\n{done.stdout}{done.stderr}"
                 legs = json.loads(summary.read_text())["legs"]
                 assert len(legs) == 2 and legs[1]["ranks"] == ranks, [leg["ranks"] for leg in legs]

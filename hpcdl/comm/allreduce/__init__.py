@@ -20,16 +20,13 @@ ALGORITHMS = {
 }
 
 
-def algorithm(name: str, from_file: bool = False) -> Algorithm:
-    """The all-reduce algorithm of that name. Raises UsageError, with the known names, when there is none.
-
-    from_file: the name stands in a file, which may come from anywhere (hpcdl/own.py).
-    """
+def algorithm(name: str) -> Algorithm:
+    """The all-reduce algorithm of that name. Raises UsageError, with the known names, when there is none."""
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if name.startswith(":") or ":" not in name:
         raise unknown("all-reduce algorithm", name, [*ALGORITHMS, "package.module:function"])
-    found, settings = own(name, f"--allreduce {name}", from_file)
+    found, settings = own(name, f"--allreduce {name}")
     if isinstance(found, Algorithm):
         return found
     if not callable(found) or settings:

@@ -90,7 +90,7 @@ class Optuna:
             name = name if name in known else f"{name}Sampler"
             if name not in known:
                 raise unknown("sampler of Optuna", sampler.partition(",")[0], known)
-            kind, given = own(f"optuna.samplers:{name}{comma}{settings}", self.told, installed=True)
+            kind, given = own(f"optuna.samplers:{name}{comma}{settings}", self.told)
             study = optuna.create_study(sampler=made(kind, given, {"seed": seed, "constant_liar": True}, self.told))
         study.stop = self._stop  # a sampler calls it that has proposed all there are
         return study
