@@ -33,6 +33,7 @@ from hpcdl.planning.case import Case
 from hpcdl.runs.whole_pass import ROWS
 from hpcdl.services.parameter_store import cut_slices
 from hpcdl.services.replication import backups
+from hpcdl.services.store_client import shows_own_pushes
 from hpcdl.strategies.gossip import batches_of
 from hpcdl.strategies.hogwild import JOINS
 
@@ -118,7 +119,9 @@ def parameter_server(case: Case, rank: int, memory: Memory) -> None:
         served(case, memory, rank, holders, workers, rounds, len(case.vectors))
     if on_workers or rank >= options.servers:
         number = rank if on_workers else rank - options.servers
-        case.add(memory, "parameters", 1 + bool(options.broadcast_every))
+        unasked = bool(options.broadcast_every)
+        adds_own = unasked and shows_own_pushes(options.chosen) and not (case.vectors or options.weight_decay)
+        case.add(memory, "parameters", 1 + unasked + adds_own * (options.staleness + 1))
         case.add(memory, "gradients")
         gradient(case, memory, case.share(number, workers) if clocked else case.batch)
 

@@ -33,7 +33,13 @@ def test_servers_in_rounds(foretold, more):
 
 
 @pytest.mark.parametrize(
-    "more", [["--consistency", "async"], ["--consistency", "ssp", "--staleness", "2"]], ids=" ".join
+    "more",
+    [
+        ["--consistency", "async"],
+        ["--consistency", "ssp", "--staleness", "2"],
+        ["--consistency", "ssp", "--staleness", "2", "--broadcast-every", "3", "--optimizer", "sgd"],
+    ],
+    ids=" ".join,
 )
 def test_servers_without_rounds_send_one_worker_one_copy(foretold, more):
     foretold(2, "train-parameter-server", "--steps", "5", *more)
