@@ -47,6 +47,7 @@ from hpcdl.runs.rewind import LATER
 from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
+GOING = 30.0  # seconds that the process of a rank that was killed may take to end
 MODULE = ("hpcdl", "__main__.py")  # of python -m hpcdl
 RATE = b'"learning_rate"'  # in the line of a step, and not in that of an evaluation
 UNWRITTEN = ("out", "resume", "force")  # options that are those of one start, not of the run
@@ -149,23 +150,31 @@ class Folder:
         self.path, self.left = None, self.path
         self._release()
 
-    def claim(self, together: bool = False) -> None:
+    def claim(self, together: bool = False, outlived: bool = False) -> None:
         """Let no other job write to this folder until this process closes it, or ends however it may (rank 0).
 
         together: but those that claim it so, too. Else what killed processes have left half-written is removed.
+        outlived: a rank that had it is gone, and its process may not have let go of it yet: it is waited for.
         Raises UsageError where another job has it. Where a file system knows no locks, nobody is kept out.
         """
         if self.path is None or self.lock is not None:
             return
         with blamed_on(f"{self.path} cannot be written"):
             self.lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(self.lock, (fcntl.LOCK_SH if together else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._release()
-            raise UsageError(f"another job is writing to {self.path}; wait for its end or give another --out") from None
-        except OSError as error:
-            log.warning("%s cannot be locked (%s): start no other job in it", self.path, error.strerror)
+        end = time.monotonic() + outlived * GOING
+        while True:
+            try:
+                fcntl.flock(self.lock, (fcntl.LOCK_SH if together else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    self._release()
+                    what = "wait for its end or give another --out"
+                    raise UsageError(f"another job is writing to {self.path}; {what}") from None
+                time.sleep(0.01)
+                continue
+            except OSError as error:
+                log.warning("%s cannot be locked (%s): start no other job in it", self.path, error.strerror)
+            break
         if not together:
             remove_leftovers(self.path)
 

@@ -186,7 +186,7 @@ def open_folder(run: "Run") -> Folder:
             if leads and (path is not None or resume):
                 _ = run.data.digest  # now, while all wait for it: a pass over the data, where nobody knows it yet
             if same and leads:
-                folder.claim()  # before the checkpoint is read: whoever has the folder writes the next one
+                folder.claim(outlived=left)  # before the checkpoint is read: who has the folder writes the next one
         if resume and not left:
             resume, found = whole_one(run)
             if resume != run.options.resume:

@@ -113,6 +113,24 @@ def test_one_of_two_jobs_goes_on_in_a_folder_and_a_dead_one_keeps_no_lock(alone,
     folder.close()
 
 
+def test_whoever_outlives_the_one_that_had_the_folder_waits_for_the_end_of_its_process(alone, tmp_path, monkeypatch):
+    """The kernel may close its connections, by which others know that it is gone, before it lets go of the lock."""
+    gone, left, naps = Folder(tmp_path, 0), Folder(tmp_path, 0), []
+    gone.claim()
+    with pytest.raises(UsageError, match="another job is writing"):
+        left.claim()
+
+    def sleep(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            gone.close()
+
+    monkeypatch.setattr("hpcdl.runs.folder.time.sleep", sleep)
+    left.claim(outlived=True)
+    assert left.lock is not None and len(naps) == 3
+    left.close()
+
+
 def test_what_a_killed_run_left_half_written_is_removed_and_nothing_else(alone, tmp_path):
     ours = [".checkpoint.h5.123.part", ".checkpoint-000000003.h5.9.part", ".best.h5.77.part", ".summary.json.5.part"]
     ours += [".table.csv.5.part", ".table.md.5.part", ".report.html.5.part", ".best.yaml.5.part", ".weights.npz.5.part"]
