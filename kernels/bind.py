@@ -27,6 +27,7 @@ import contextlib
 import fcntl
 import inspect
 import os
+import stat
 import tempfile
 import textwrap
 import zlib
@@ -44,6 +45,9 @@ from numpy.typing import DTypeLike
 # which the compiler may delete every check for a value that is not finite.
 OPTIONS = {"error_model": "numpy", "nogil": True}
 FASTMATH = {"reassoc", "contract", "arcp", "nsz", "afn"}
+
+# Others may write to the folder of the locks: a link that they have left there is not followed, a pipe not waited for.
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 # What stands around a body; no argument of a body begins with _. First, the loops over a matrix.
 NESTED = {
@@ -97,11 +101,16 @@ def compile_lock(name: str, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
     name: the kernel's; some share a lock, so that there are no more than 16 files of locks.
     kind: LOCK_EX to compile, alone, or LOCK_SH to load, many at a time.
     """
-    path = os.path.join(tempfile.gettempdir(), f"hpcdl-compile-{os.getuid()}-{zlib.crc32(name.encode()) % 16}.lock")
+    user = os.geteuid()
+    path = os.path.join(tempfile.gettempdir(), f"hpcdl-compile-{user}-{zlib.crc32(name.encode()) % 16}.lock")
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a temporary folder that cannot be written: compile without a lock
-            file = stack.enter_context(open(path, "w"))
-            fcntl.flock(file, kind)
+            lock = os.open(path, LOCK_FLAGS, 0o600)
+            stack.callback(os.close, lock)
+            about = os.fstat(lock)
+            if stat.S_ISREG(about.st_mode) and about.st_uid == user:  # others could keep theirs for ever
+                os.fchmod(lock, 0o600)
+                fcntl.flock(lock, kind)
         yield
 
 

@@ -1,7 +1,11 @@
 """How bodies become kernels: which version runs, what an argument may be, and what is compiled again."""
 
+import fcntl
+import os
+import stat
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -152,3 +156,56 @@ def test_another_file_of_the_folder_renews_what_is_cached(monkeypatch):
     assert bind.stamp() == bind.STAMP
     monkeypatch.setattr(bind, "__file__", __file__)
     assert bind.stamp() != bind.STAMP
+
+
+@pytest.fixture
+def lock_file(tmp_path, monkeypatch):
+    """Where the lock of a kernel lies, in a temporary folder of its own that others may write to."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with bind.compile_lock("pick"):
+        (path,) = tmp_path.iterdir()
+    return path
+
+
+def held(path):
+    """Whether somebody has the lock on this file."""
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def test_a_lock_is_its_users_alone(lock_file):
+    assert stat.S_IMODE(lock_file.stat().st_mode) == 0o600
+    lock_file.chmod(0o644)  # as an older version has left it
+    with bind.compile_lock("pick"):
+        assert held(lock_file) and stat.S_IMODE(lock_file.stat().st_mode) == 0o600
+    assert not held(lock_file)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_lock_changes_no_file_that_a_link_leads_to(lock_file, tmp_path, link):
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    lock_file.unlink()
+    link(precious, lock_file)
+    with bind.compile_lock("pick"):
+        assert held(precious) == (link is os.link)
+    assert precious.read_text() == "kept"
+
+
+def test_a_lock_of_another_user_is_not_waited_for(lock_file, monkeypatch):
+    other = os.geteuid() + 1
+    theirs = lock_file.rename(str(lock_file).replace(f"-{os.geteuid()}-", f"-{other}-"))
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with bind.compile_lock("pick"):
+        assert not held(theirs)
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(lock_file):
+    lock_file.unlink()
+    os.mkfifo(lock_file)
+    with bind.compile_lock("pick"):
+        pass
