@@ -36,9 +36,23 @@ class Draws:
         self.device, self.seed = device, seed
         self.key, self.rows = "", np.empty(0, np.int64)
         self.calls: dict[str, int] = {}  # of each layer in this forward
-        for name, layer in module.named_modules():
-            if type(layer) in ELEMENTS + CHANNELS:
-                layer.forward = functools.partial(self.drop, layer, name)  # type: ignore[method-assign]
+        self.layers = {name: layer for name, layer in module.named_modules() if type(layer) in ELEMENTS + CHANNELS}
+        self.before: dict[str, Any] = {}  # while they draw here: the `forward` that each had of its own, or None
+        self.attach()
+
+    def attach(self) -> None:
+        """Let the layers of dropout draw here."""
+        for name, layer in self.layers.items():
+            self.before[name] = vars(layer).get("forward")
+            layer.forward = functools.partial(self.drop, layer, name)  # type: ignore[method-assign]
+
+    def release(self) -> None:
+        """Let the layers of dropout draw as before `attach`: the module holds nothing of ours, until its next step."""
+        for name, forward in self.before.items():
+            del self.layers[name].forward
+            if forward is not None:
+                self.layers[name].forward = forward  # type: ignore[method-assign]
+        self.before.clear()
 
     def of_run(self, random: Random) -> None:
         """From now on draws follow this seed."""
@@ -46,6 +60,8 @@ class Draws:
 
     def at(self, epoch: int, step: int, rows: np.ndarray, *layer: str) -> None:
         """The next forward is of the rows with these numbers; layer: through that one alone, where a model is cut."""
+        if not self.before:  # the module was released
+            self.attach()
         self.key, self.rows = f"{self.seed} {epoch} {step}", rows
         self.calls.clear()
         first = int(rows[0]) if len(rows) else -1

@@ -161,9 +161,13 @@ class TorchModel(Chain):
             return as_array(self.prediction(self.output(x)), self.device)
 
     def release(self, parameters: Array) -> nn.Module:
-        """The module with these values, in memory of its own: for plain PyTorch, when the training is over."""
+        """The module with these values, in memory of its own: for plain PyTorch, when the training is over.
+
+        Nothing of hpcdl is left in it: it can be pickled, and computes where hpcdl is not installed.
+        """
         self.bound.bind(parameters)
         self.bound.release()
+        self.draws.release()
         return self.module
 
     # -- a state_dict

@@ -131,7 +131,8 @@ class Bound:
                 raise UsageError(f"the module replaces its parameter {self.names[number]} while it computes")
 
     def release(self) -> None:
-        """Give the parameters memory of their own, with the values that they have; they have no gradient."""
+        """Give the parameters memory of their own, with the values that they have, and neither gradient nor hook."""
+        self.tell(None)
         for each in self.parameters:
             each.data, each.grad = each.data.clone(), None
         self.forget()

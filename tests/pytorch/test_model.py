@@ -2,6 +2,11 @@
 
 # ruff: noqa: E402 - PyTorch may be missing
 
+import functools
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -210,6 +215,59 @@ def test_the_module_is_given_back(rows):
     w[:] = 0
     assert module[0].weight.grad is None and np.array_equal(module(torch.tensor(rows[0])).detach().numpy(), before)
     assert gradient_of(made, w, batch_of(*rows))[0] == pytest.approx(29 * np.log(3))
+
+
+WITHOUT_HPCDL = """
+import pickle, sys
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "hpcdl":
+            raise ImportError("hpcdl is not installed")
+
+sys.meta_path.insert(0, Refuses())
+with open(sys.argv[1], "rb") as file:
+    module, values, outputs = pickle.load(file)
+import torch
+for rows, wanted in outputs.items():
+    torch.manual_seed(rows)
+    output = module(values[:rows])
+    assert torch.allclose(output, wanted), rows  # other threads may add in another order
+    output.sum().backward()
+torch.optim.SGD(module.parameters(), 0.1).step()
+assert not any(name.startswith("hpcdl") for name in sys.modules)
+"""
+
+
+def test_a_module_that_is_given_back_needs_no_hpcdl(alone, rows, tmp_path):
+    x = torch.tensor(rows[0])
+
+    def network():
+        torch.manual_seed(0)
+        layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Dropout1d(), nn.AlphaDropout(), nn.Linear(8, 3)
+        layers[3].forward = functools.partial(nn.functional.dropout, p=0.25)  # one of the user's own
+        return nn.Sequential(*layers).double()
+
+    ready = []
+    made = TorchModel(network(), features=(6,), classes=3, dtype="float64", make=network)
+    w = made.initialize(Random(0))
+    trained, _ = gradient_of(made, w, batch_of(*rows, stop=7), on_ready=ready.append)  # as --overlap has it
+    module, plain = made.release(w), network()
+    plain.load_state_dict(module.state_dict())
+    outputs = {}
+    for count in (7, 29):  # as many rows as the last step had, and others
+        torch.manual_seed(count)
+        outputs[count] = plain(x[:count]).detach()
+    ready.clear()
+    module(x).sum().backward()
+    assert not ready  # gradients are told to nobody
+    (tmp_path / "module").write_bytes(pickle.dumps((module, x, outputs)))
+    program = [sys.executable, "-I", "-c", WITHOUT_HPCDL, tmp_path / "module"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=100)
+    assert not done.returncode, done.stderr
+    module.load_state_dict(made.make().state_dict())  # for another run it is hpcdl's again
+    again = made.initialize(Random(0))
+    assert gradient_of(made, again, batch_of(*rows, stop=7))[0] == trained
 
 
 def test_float32_stays_and_is_widened():
