@@ -8,8 +8,11 @@ import contextlib
 import os
 import sys
 from types import FrameType
+from typing import Any, NoReturn
 
 from hpcdl import kernels
+from hpcdl.comm.told import differ
+from hpcdl.errors import AgreedError
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 BETWEEN = "comm", "runs", "services", "torch", "models", "optim", "data", "machine"
@@ -37,6 +40,13 @@ def innermost(frame: FrameType) -> FrameType:
         if not over or frame.f_back is None:
             return frame
         frame = frame.f_back
+
+
+def refuse(comm: Any, call: str) -> NoReturn:
+    """Ranks that differ in what they call together tell each other, from which line, too; collective. AgreedError."""
+    everyone = comm.allgather((call, place(caller())))
+    calls, lines = (dict(enumerate(each)) for each in zip(*everyone, strict=True))
+    raise AgreedError(differ(calls, lines))
 
 
 def place(frame: FrameType) -> str:

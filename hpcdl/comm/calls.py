@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.comm.callers import refuse
 from hpcdl.comm.operations import OPERATIONS, Operation
 from hpcdl.comm.steps import Until
-from hpcdl.comm.told import TYPES, Call, differ, told
-from hpcdl.errors import AgreedError
+from hpcdl.comm.told import TYPES, Call, told
 
 OTHERS = ("all_reduce_compressed", "reduce", "broadcast", "reduce_scatter", "all_gather", "barrier")
 BROUGHT = ("gather", "scatter", "all_to_all", "product", "and", "or", "xor")  # with steps of the caller's: `irun`
@@ -72,4 +72,4 @@ class SameCall:
     def check(self) -> None:
         """When they have. Raises AgreedError, on all ranks."""
         if self.values[0] != -self.values[1]:
-            raise AgreedError(differ(dict(enumerate(self.comm.allgather(told(self.call))))))  # type: ignore[arg-type]
+            refuse(self.comm, told(self.call))

@@ -28,7 +28,7 @@ from mpi4py import MPI
 from hpcdl.comm.callers import caller, place
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.steps import Step, Until
-from hpcdl.comm.told import Call, differ, ranks_told, told
+from hpcdl.comm.told import Call, by_words, differ, told
 from hpcdl.errors import AgreedError, UsageError
 
 VARIABLE = "HPCDL_CHECK"
@@ -116,10 +116,7 @@ class Checking:
         words = [each[0] for each in everyone]
         if len({*words}) == 1:
             words = [f"{each[0]} by {each[1]}" for each in everyone]
-        lines: dict[str, list[int]] = {}
-        for rank, each in enumerate(everyone):
-            lines.setdefault(each[2], []).append(rank)
-        at = "; ".join(f"{ranks_told(ranks)}: {line}" for line, ranks in lines.items())
+        at = by_words({rank: each[2] for rank, each in enumerate(everyone)})
         raise AgreedError(f"{differ(dict(enumerate(words)))} (call number {number} of {group.name!r}, from {at})")
 
     def free(self) -> None:

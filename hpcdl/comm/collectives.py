@@ -55,7 +55,7 @@ class Collectives(Door):
         return self._all_reduce(array, op)
 
     def all_reduce(self, array: np.ndarray, op: str = "sum") -> None:
-        if activity.in_flight or type(array) is not np.ndarray or not array.flags.carray:
+        if activity.in_flight or type(array) is not np.ndarray or not array.flags.carray or type(op) is not str:
             self._all_reduce(array, op, blocking=True).wait()
             return
         call = "all_reduce", array.dtype, array.size, op, 0
@@ -79,7 +79,7 @@ class Collectives(Door):
     @staged(direct=True)
     def _all_reduce(self, array: np.ndarray, name: str, algorithm: Any = None, blocking: bool = False) -> Request:
         """The plain way."""
-        vector, op = flat(array), operation(name, array.dtype)
+        vector, op = flat(array, written=True), operation(name, array.dtype)
         comm = self._lane((algorithm.name if algorithm else "all_reduce", vector.dtype, vector.size, name, 0))
         algorithm, memory = algorithm or self._chosen(vector), self.node_memory
         if algorithm.steps is None:
@@ -145,21 +145,22 @@ class Collectives(Door):
     @staged
     def ireduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> Request:
         """Replace the `array` of rank `root` by the sum (mean, max, min) over all ranks; the others keep theirs."""
-        vector, reduction = flat(array), operation(op, array.dtype)
+        vector, reduction = flat(array, written=self.rank == root), operation(op, array.dtype)
         self._check_rank(root)
         total, finish = self._of_root(vector, root, reduction)
         comm = self._lane(("reduce", vector.dtype, vector.size, op, root))
-        return self._request("reduce", tree_reduce.steps(comm, total, reduction, root), comm, finish)
+        return self._request("reduce", tree_reduce.steps(comm, total, reduction, root, met=True), comm, finish)
 
     def reduce(self, array: np.ndarray, root: int = 0, op: str = "sum") -> None:
-        vector = self._short_vector(array)
+        vector = self._short_vector(array, self.rank == root)
         if vector is None or not self._known(root):
             self.ireduce(array, root, op).wait()
             return
         reduction = operation(op, vector.dtype)
         total, finish = self._of_root(vector, root, reduction)
         comm = self._short_lane(("reduce", vector.dtype, vector.size, op, root))
-        self._short_way("reduce", comm.counters, in_turn, tree_reduce.steps(comm, total, reduction, root), finish)
+        steps = tree_reduce.steps(comm, total, reduction, root, met=True)
+        self._short_way("reduce", comm.counters, in_turn, steps, finish)
 
     def _of_root(self, vector: np.ndarray, root: int, op: Operation) -> tuple[np.ndarray, Callable | None]:
         """The vector that is reduced in place, and what is left to do: the root's own, of others a copy and nothing."""
@@ -170,18 +171,18 @@ class Collectives(Door):
     @staged
     def ibroadcast(self, array: np.ndarray, root: int = 0) -> Request:
         """Replace every rank's `array` by that of rank `root`."""
-        vector = flat(array)
+        vector = flat(array, written=self.rank != root)
         self._check_rank(root)
         comm = self._lane(("broadcast", vector.dtype, vector.size, "", root))
-        return self._request("broadcast", tree_broadcast.steps(comm, vector, root), comm)
+        return self._request("broadcast", tree_broadcast.steps(comm, vector, root, met=True), comm)
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
-        vector = self._short_vector(array)
+        vector = self._short_vector(array, self.rank != root)
         if vector is None or not self._known(root):
             self.ibroadcast(array, root).wait()
             return
         comm = self._short_lane(("broadcast", vector.dtype, vector.size, "", root))
-        self._short_way("broadcast", comm.counters, in_turn, tree_broadcast.steps(comm, vector, root))
+        self._short_way("broadcast", comm.counters, in_turn, tree_broadcast.steps(comm, vector, root, met=True))
 
     @staged
     def ireduce_scatter(self, array: np.ndarray, op: str = "sum") -> Request:
@@ -189,7 +190,7 @@ class Collectives(Door):
 
         In place: the other chunks of `array` hold partial sums afterwards. Chunks are those of `hpcdl.chunks`.
         """
-        vector, reduction = flat(array), operation(op, array.dtype)
+        vector, reduction = flat(array, written=True), operation(op, array.dtype)
         comm = self._lane(("reduce_scatter", vector.dtype, vector.size, op, 0))
         own = vector[chunk(vector.size, self.size, self.rank)]
 
@@ -200,7 +201,7 @@ class Collectives(Door):
         return self._request("reduce_scatter", ring_reduce_scatter.steps(comm, vector, reduction), comm, finish)
 
     def reduce_scatter(self, array: np.ndarray, op: str = "sum") -> np.ndarray:
-        vector = self._short_vector(array)
+        vector = self._short_vector(array, written=True)
         if vector is None:
             return self.ireduce_scatter(array, op).wait()
         reduction = operation(op, vector.dtype)
@@ -215,12 +216,12 @@ class Collectives(Door):
     @staged
     def iall_gather(self, array: np.ndarray) -> Request:
         """Fill in all chunks of `array`, of which rank r holds chunk r, on all ranks."""
-        vector = flat(array)
+        vector = flat(array, written=True)
         comm = self._lane(("all_gather", vector.dtype, vector.size, "", 0))
         return self._request("all_gather", ring_all_gather.steps(comm, vector), comm)
 
     def all_gather(self, array: np.ndarray) -> None:
-        vector = self._short_vector(array)
+        vector = self._short_vector(array, written=True)
         if vector is None:
             self.iall_gather(array).wait()
             return

@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 
 from hpcdl.comm import failure
 from hpcdl.comm.allreduce import algorithm, auto
+from hpcdl.comm.callers import refuse
 from hpcdl.comm.checking import Checking, wanted
 from hpcdl.comm.collectives import Collectives
 from hpcdl.comm.door import flat
@@ -27,10 +28,9 @@ from hpcdl.comm.node import KEY
 from hpcdl.comm.point_to_point import PointToPoint
 from hpcdl.comm.progress import activity, meet
 from hpcdl.comm.staging import takes_device_arrays
-from hpcdl.comm.told import differ, told
+from hpcdl.comm.told import told
 from hpcdl.comm.trace import Timeline, Traffic
 from hpcdl.comm.watchdog import Watchdog
-from hpcdl.errors import AgreedError
 from hpcdl.kernels.device import CPU, Array, Device, device_of
 from hpcdl.shared_memory import unname
 
@@ -184,9 +184,8 @@ class Communicator(PointToPoint, Collectives):
     def _compare(self, name: str, mine: str) -> None:
         """Raise AgreedError, on all ranks, where what they ask for in the call `name` is not the same; collective."""
         with activity.inside(name):
-            asked = dict(enumerate(self.mpi.allgather(mine)))
-        if len(set(asked.values())) > 1:
-            raise AgreedError(differ(asked))
+            if len({*self.mpi.allgather(mine)}) > 1:
+                refuse(self.mpi, mine)
 
     def empty(self, n: int | None = None, dtype: DTypeLike = "float32", like: Array | None = None) -> Array:
         """A flat vector of n elements, aligned to 64 bytes (whole cache lines); a collective call.

@@ -29,8 +29,8 @@ OWN_LANES = LANES - 1  # for operations that take one; lane 0 is for tags that t
 MOST_TAG = 32767  # what MPI guarantees
 
 
-def flat(array: np.ndarray) -> np.ndarray:
-    """A flat view of a contiguous array, which is what travels; anything else is refused."""
+def flat(array: np.ndarray, written: bool = False) -> np.ndarray:
+    """A flat view of a contiguous array, which is what travels; anything else is refused. written: it is written to."""
     if not isinstance(array, np.ndarray) and not on_device(array):
         raise UsageError(f"a message is a numpy array, not {type(array).__name__}")
     if not array.flags.c_contiguous:
@@ -39,6 +39,8 @@ def flat(array: np.ndarray) -> np.ndarray:
         )
     if array.dtype not in TYPES:
         raise UsageError(f"messages hold numbers that MPI knows, not {array.dtype}; convert the array first")
+    if written and isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise UsageError("the array is read-only, and the operation writes to it; pass array.copy()")
     return array.reshape(-1)
 
 
@@ -71,14 +73,13 @@ class Door:
         steps: Iterator[Step],
         comm: CountingIntracomm,
         finish: Callable[[], Any] | None = None,
-        statuses: list[MPI.Status] | None = None,
         peer: dict[str, int] | None = None,
         other: int = ALL,
         compared: bool = False,
     ) -> Request:
         if other == ALL and self._checking is not None and not compared:
             steps = self._checking.first(self, self._latest, steps)
-        return Request(self, name, steps, comm.counters, finish, statuses, peer, other)
+        return Request(self, name, steps, comm.counters, finish, peer, other)
 
     def _lane(self, call: Call) -> CountingIntracomm:
         """A counting communicator with tags of its own; all ranks start the same operations in the same order."""
@@ -88,12 +89,13 @@ class Door:
 
     # -- the short way -----------------------------------------------------------------------------------------------
 
-    def _short_vector(self, array: Array) -> np.ndarray | None:
-        """The array as a flat vector, where a blocking call may go the short way; else None."""
+    def _short_vector(self, array: Array, written: bool = False) -> np.ndarray | None:
+        """The array as a flat vector, where a blocking call may go the short way; else None. written: as in `flat`."""
         if activity.in_flight or type(array) is not np.ndarray:
             return None
-        if array.dtype not in TYPES or not array.flags.c_contiguous:
-            return None  # the plain way says what is wrong with it
+        flags = array.flags
+        if array.dtype not in TYPES or not (flags.carray if written else flags.c_contiguous and flags.aligned):
+            return None  # the plain way says what is wrong with it, or copies it
         return array if array.ndim == 1 else array.reshape(-1)
 
     def _short_lane(self, call: Call) -> CountingIntracomm:

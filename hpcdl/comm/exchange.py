@@ -25,7 +25,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.chunks import chunks
-from hpcdl.comm.steps import Step, collective
+from hpcdl.comm.steps import Delivery, Step, collective
+from hpcdl.errors import UsageError
 from hpcdl.kernels import convert
 from hpcdl.kernels import reduce as kernels
 
@@ -49,8 +50,24 @@ CODERS = {
 
 @collective
 def exchange(comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message]) -> Iterator[Step]:
-    """Send and receive these vectors; between two ranks they meet in the order in which they stand."""
-    yield [comm.Irecv(vector, other) for vector, other in receives] + [comm.Isend(vector, to) for vector, to in sends]
+    """Send and receive these vectors; between two ranks they meet in the order in which they stand.
+
+    Raises UsageError where what comes is longer or shorter than the vector for it. Who receives nothing is done only
+    when what it has sent is being received, as of ranks that do not call the same it would not be (calls.py).
+    """
+
+    def check(number: int, status: MPI.Status | None) -> None:
+        vector, other = receives[number]
+        if status is None or status.Get_elements(MPI.BYTE) != vector.nbytes:
+            what = "more" if status is None else f"{status.Get_elements(MPI.BYTE)} bytes"
+            raise UsageError(
+                f"rank {comm.rank}: {vector.size} {vector.dtype} ({vector.nbytes} bytes) are to come from rank "
+                f"{other}, and it has sent {what}; let each rank receive as many elements as are sent to it"
+            )
+
+    send = comm.Isend if receives else comm.Issend
+    coming = [comm.Irecv(vector.view(np.uint8), other) for vector, other in receives]
+    yield Delivery([*coming, *(send(vector, to) for vector, to in sends)], len(receives), check)
 
 
 @collective
@@ -62,7 +79,7 @@ def folded_reduce_scatter(
     others = [(rank + i) % size for i in range(1, size)]
     rows = np.empty((size, into.size), into.dtype)
     rows[rank] = parts[rank]
-    yield [comm.Irecv(rows[other], other) for other in others] + [comm.Isend(parts[other], other) for other in others]
+    yield from exchange.steps(comm, [(parts[each], each) for each in others], [(rows[each], each) for each in others])
     fold(rows, into)
 
 
@@ -73,7 +90,8 @@ def folded_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, fold: Fold) -> It
     parts = [vector[each] for each in chunks(vector.size, size)]
     others = [(rank + i) % size for i in range(1, size)]
     yield from folded_reduce_scatter.steps(comm, parts, parts[rank], fold)
-    yield [comm.Irecv(parts[other], other) for other in others] + [comm.Isend(parts[rank], other) for other in others]
+    mine = parts[rank]
+    yield from exchange.steps(comm, [(mine, each) for each in others], [(parts[each], each) for each in others])
 
 
 @collective
@@ -81,11 +99,11 @@ def folded_reduce(comm: MPI.Intracomm, vector: np.ndarray, fold: Fold, root: int
     """Replace the `vector` of rank `root` by the fold of all ranks' vectors; the others keep theirs."""
     rank, size = comm.Get_rank(), comm.Get_size()
     if rank != root:
-        yield [comm.Isend(vector, root)]
+        yield from exchange.steps(comm, [(vector, root)], [])
         return
     rows = np.empty((size, vector.size), vector.dtype)
     rows[rank] = vector
-    yield [comm.Irecv(rows[other], other) for other in range(size) if other != rank]
+    yield from exchange.steps(comm, [], [(rows[other], other) for other in range(size) if other != rank])
     fold(rows, vector)
 
 

@@ -8,7 +8,6 @@ hosts). So a server posts a receive per rank, and posts the next one when it has
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import DTypeLike
 
 from hpcdl.comm.communicator import Communicator
@@ -60,7 +59,7 @@ def fill(comm: Communicator, array: np.ndarray, source: int, tag: int) -> None:
 
 
 def coming(comm: Communicator, array: np.ndarray, source: int, tag: int) -> Request:
-    """Post the receive. As bytes: of others a message of half a number would end MPICH's process."""
+    """Post the receive. As bytes: who sends half a number is told so by `filled`."""
     return comm.iwait(array.view(np.uint8), source, tag)
 
 
@@ -69,12 +68,7 @@ def filled(request: Request, array: np.ndarray, source: int) -> None:
     told = f"rank {source} has sent another message than the {array.size} numbers of {array.dtype} that are due"
     try:
         found = request.wait(doze=True)
-    except MPI.Exception as error:
-        code = error.Get_error_class()
-        if code == MPI.ERR_IN_STATUS and request.statuses:
-            code = MPI.Get_error_class(request.statuses[0].Get_error())
-        if code != MPI.ERR_TRUNCATE:
-            raise
+    except UsageError:
         raise UsageError(f"{told}: a longer one") from None
     if found.size != array.nbytes:
         raise UsageError(f"{told}: {found.size} bytes")

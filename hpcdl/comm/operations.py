@@ -60,9 +60,16 @@ def reducible(dtype: np.dtype) -> bool:
     return dtype.isnative and (dtype.kind in "iu" or dtype in (np.float32, np.float64))
 
 
-@functools.cache
 def operation(name: str, dtype: np.dtype) -> Operation:
     """The operation of that name, if the type has it: a mean of integers would not be an integer."""
+    if not isinstance(name, str):
+        raise UsageError(f"a reduction is one of the words {', '.join(OPERATIONS)}, not {name!r}")
+    return known(name, dtype)
+
+
+@functools.cache
+def known(name: str, dtype: np.dtype) -> Operation:
+    """The same of a word."""
     if name not in OPERATIONS:
         raise unknown("reduction", name, OPERATIONS)
     if not reducible(dtype):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
+from mpi4py.util.dtlib import from_numpy_dtype
 
 from hpcdl.comm.barrier import EMPTY
 from hpcdl.comm.door import Door, flat
@@ -12,7 +13,7 @@ from hpcdl.comm.exposed import Exposed
 from hpcdl.comm.progress import activity, clock, nap_until
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
-from hpcdl.comm.steps import block
+from hpcdl.comm.steps import Delivery, Step, block
 from hpcdl.comm.told import SOME
 from hpcdl.errors import UsageError
 
@@ -26,9 +27,30 @@ class Arrival(NamedTuple):
     size: int
 
 
-def arrival(status: MPI.Status, vector: np.ndarray) -> Arrival:
-    """What the status says of a message into `vector`."""
-    return Arrival(status.source, status.Get_elements(MPI.BYTE) // vector.itemsize)
+def in_bytes(vector: np.ndarray) -> np.ndarray:
+    """The vector as it is received: of another type, MPICH ends the process at a message of half an element."""
+    return vector.view(np.uint8)
+
+
+def arrival(comm: MPI.Intracomm, vector: np.ndarray, source: int, status: MPI.Status | None) -> Arrival:
+    """What has come into `vector`; status: None where it is longer. Raises UsageError for what does not fit."""
+    if status is None:
+        raise UsageError(
+            f"rank {comm.rank}: a message of {told_source(source)} is longer than the {vector.size} {vector.dtype} of "
+            "the array that waits for it; wait with an array as long as what is pushed"
+        )
+    size, rest = divmod(status.Get_elements(MPI.BYTE), vector.itemsize)
+    if rest:
+        raise UsageError(
+            f"rank {comm.rank}: the message of rank {status.source} is of {size * vector.itemsize + rest} bytes, no "
+            f"whole number of {vector.dtype}; wait with an array of the type that is pushed"
+        )
+    return Arrival(status.source, size)
+
+
+def told_source(source: int) -> str:
+    """Of whom a message was waited for."""
+    return "some rank" if source == ANY else f"rank {source}"
 
 
 def one_message(start: Callable[[], MPI.Request]) -> Iterator[list[MPI.Request]]:
@@ -48,10 +70,64 @@ def send(message: tuple[MPI.Intracomm, np.ndarray, int, int]) -> tuple[int, int]
 def receive(message: tuple[MPI.Intracomm, np.ndarray, int, int, MPI.Status]) -> tuple[int, int]:
     """Wait for a message; returns the nanoseconds of the wait, and no bytes beside."""
     comm, vector, source, tag, status = message
-    request = comm.Irecv(vector, source, tag)
+    request = comm.Irecv(in_bytes(vector), source, tag)
     start = clock()
-    block(lambda: request.Test(status))
+    try:
+        block(lambda: request.Test(status))
+    except MPI.Exception as error:
+        if error.Get_error_class() == MPI.ERR_TRUNCATE:
+            arrival(comm, vector, source, None)
+        raise
     return clock() - start, 0
+
+
+LABEL = np.dtype([("kind", "S24"), ("size", np.int64)])
+MOST_BYTES = 2**31 - 1  # of a datatype that every library takes
+
+
+def joined(label: np.ndarray, vector: np.ndarray) -> MPI.Datatype:
+    """A label and a vector, wherever they lie, as one message."""
+    whole = vector.nbytes <= MOST_BYTES
+    kinds = [MPI.BYTE, MPI.BYTE if whole else from_numpy_dtype(vector.dtype)]
+    lengths = [label.nbytes, vector.nbytes if whole else vector.size]
+    return MPI.Datatype.Create_struct(lengths, [MPI.Get_address(label), MPI.Get_address(vector)], kinds).Commit()
+
+
+def labelled_send(comm: MPI.Intracomm, vector: np.ndarray, kind: str, to: int, tag: int) -> Iterator[Step]:
+    """The steps of a message that says what it is."""
+    label = np.array([(kind.encode(), vector.size)], LABEL)
+    message = joined(label, vector)
+    request = comm.Isend([MPI.BOTTOM, 1, message], to, tag)
+    message.Free()
+    yield [request]
+
+
+def labelled_receive(
+    comm: MPI.Intracomm,
+    vector: np.ndarray,
+    kind: str,
+    source: int,
+    tag: int,
+    then: Callable[[Arrival], object],
+) -> Iterator[Step]:
+    """The steps of its receive. Raises UsageError where it is another one than of a vector of this length and kind."""
+    label = np.zeros(1, LABEL)
+
+    def come(_: int, status: MPI.Status | None) -> None:
+        sent, size = label["kind"][0].decode(), int(label["size"][0])
+        if status is None or (sent, size) != (kind, vector.size):
+            what = f"{size} {sent}" if sent else "more"
+            whom = told_source(source if status is None else status.source)
+            raise UsageError(
+                f"rank {comm.rank}: {vector.size} {kind} are to be received, and {whom} has sent {what}; send and "
+                "receive tensors of one length and type"
+            )
+        then(Arrival(status.source, size))
+
+    message = joined(label, vector)
+    request = comm.Irecv([MPI.BOTTOM, 1, message], source, tag)
+    message.Free()
+    yield Delivery([request], 1, come)
 
 
 class PointToPoint(Door):
@@ -110,7 +186,7 @@ class PointToPoint(Door):
     @staged(out=False, collective=False)
     def ipull(self, array: np.ndarray, source: int, of: Exposed, at: int = 0) -> Request:
         """Fetch into `array` the elements from `at` on of what rank `source` exposes, while that rank computes."""
-        vector = flat(array)
+        vector = flat(array, written=True)
         self._check_rank(source)
         of.check_transfer(vector, source, at)
         comm = self._counted("pull", self.mpi)
@@ -145,25 +221,50 @@ class PointToPoint(Door):
     @staged(collective=False)
     def iwait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Request:
         """Pause until a push (into `array`) or, without an array, a notification comes; the result is its `Arrival`."""
-        vector = EMPTY if array is None else flat(array)
+        vector = EMPTY if array is None else flat(array, written=True)
         if source != ANY:
             self._check_rank(source)
         self._check_tag(tag)
-        comm, status = self._counted("wait", self.mpi), MPI.Status()
+        comm, found = self._counted("wait", self.mpi), list[Arrival]()
+
+        def come(_: int, status: MPI.Status | None) -> None:
+            found.append(arrival(comm, vector, source, status))
+
+        steps = iter([Delivery([comm.Irecv(in_bytes(vector), source, tag)], 1, come)])
         peer = None if source == ANY else self._peer("from", source)
-        steps = iter([[comm.Irecv(vector, source, tag)]])
-        other = SOME if source == ANY else source
-        return self._request("wait", steps, comm, lambda: arrival(status, vector), [status], peer, other)
+        return self._request("wait", steps, comm, found.pop, peer, SOME if source == ANY else source)
 
     def wait(self, array: np.ndarray | None = None, source: int = ANY, tag: int = 0) -> Arrival:
-        vector = self._short_vector(EMPTY if array is None else array)
+        vector = self._short_vector(EMPTY if array is None else array, written=True)
         if vector is None or not self._known(0 if source == ANY else source, tag):
             return self.iwait(array, source, tag).wait()
         comm, status = self._counted("wait", self.mpi), MPI.Status()
         peer = None if source == ANY else self._peer("from", source)
         awaits = self._awaits(SOME if source == ANY else source)
         self._short_way("wait", comm.counters, receive, (comm, vector, source, tag, status), peer=peer, awaits=awaits)
-        return arrival(status, vector)
+        return arrival(comm, vector, source, status)
+
+    # -- messages that say what they are -------------------------------------------------------------------------------
+
+    def ipush_labelled(self, array: np.ndarray, kind: str, to: int, tag: int = 0) -> Request:
+        """As `ipush`, for `iwait_labelled`: beside the array it sends its length and what it is made of, `kind`."""
+        vector = flat(array)
+        self._check_rank(to)
+        self._check_tag(tag)
+        comm = self._counted("push", self.mpi)
+        steps = labelled_send(comm, vector, kind, to, tag)
+        return self._request("push", steps, comm, peer=self._peer("to", to), other=to)
+
+    def iwait_labelled(self, array: np.ndarray, kind: str, source: int = ANY, tag: int = 0) -> Request:
+        """As `iwait`, for an `ipush_labelled`. UsageError where that is of another length or kind than the array."""
+        vector = flat(array, written=True)
+        if source != ANY:
+            self._check_rank(source)
+        self._check_tag(tag)
+        comm, found = self._counted("wait", self.mpi), list[Arrival]()
+        steps = labelled_receive(comm, vector, kind, source, tag, found.append)
+        peer = None if source == ANY else self._peer("from", source)
+        return self._request("wait", steps, comm, found.pop, peer, SOME if source == ANY else source)
 
     def wait_until(
         self,

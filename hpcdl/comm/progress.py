@@ -24,9 +24,9 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm import steps
+from hpcdl.comm.callers import refuse
 from hpcdl.comm.flight import Recorder
-from hpcdl.comm.told import ALL, differ
-from hpcdl.errors import AgreedError
+from hpcdl.comm.told import ALL
 
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: looking out before the first nap; the longest nap
 TESTED_LATELY = 0.25  # seconds since the last `test` for which a loop of them is taken to go on
@@ -167,7 +167,7 @@ def meet(comm: Any, name: str) -> None:
             activity.advance()
             os.sched_yield()
         if largest[0] != -largest[1]:
-            raise AgreedError(differ(dict(enumerate(comm.mpi.allgather(name)))))
+            refuse(comm.mpi, name)
 
 
 def nap_until(

@@ -4,8 +4,6 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mpi4py import MPI
-
 from hpcdl.comm.counting import Counters
 from hpcdl.comm.flight import FAILED, STARTED
 from hpcdl.comm.progress import Awaits, activity, clock, nap_until
@@ -17,10 +15,9 @@ class Request:
     """One asynchronous operation, driven through its generator (see hpcdl/comm/steps.py).
 
     The communicator's timeline gets its span, `counters` its seconds, and the watchdog learns what this rank waits for.
-    statuses: a list that receives the MPI status of each request of the (only) step. finish() is called once, when the
-    last message has arrived; what it returns is the result. peer: for the picture, the other rank of a message between
-    two, as {"to": rank} or {"from": rank}; None: nothing. other: that rank in the communicator, SOME if any may be it;
-    ALL where all make this call.
+    finish() is called once, when the last message has arrived; what it returns is the result. peer: for the picture,
+    the other rank of a message between two, as {"to": rank} or {"from": rank}; None: nothing. other: that rank in the
+    communicator, SOME if any may be it; ALL where all make this call.
 
     Whoever waits for one operation, or tests it, takes all others of this rank forward meanwhile (progress.py): ranks
     may wait for their operations in different orders.
@@ -36,13 +33,12 @@ class Request:
         steps: Iterator[Step],
         counters: Counters,
         finish: Callable[[], Any] | None = None,
-        statuses: list[MPI.Status] | None = None,
         peer: dict[str, int] | None = None,
         other: int = ALL,
     ):
         self.awaits = Awaits(communicator, other, communicator.sequence if other == ALL else None)
         self.communicator, self.name, self.steps, self.counters = communicator, name, steps, counters
-        self.finish, self.statuses, self.peer = finish, statuses, peer or {}
+        self.finish, self.peer = finish, peer or {}
         self.pending, self.done, self.result = (), False, None  # type: Any, bool, Any
         self.error: BaseException | None = None
         self.start, self.bytes = clock(), 0
@@ -109,10 +105,10 @@ class Request:
         return self.done
 
     def _sent_in(self, look: Callable) -> Any:
-        """look(pending step, statuses); the step may be a call that sends (Algorithm.meeting)."""
+        """look(pending step); the step may be a call that sends (Algorithm.meeting)."""
         before = self.counters.bytes
         try:
-            found = look(self.pending, self.statuses)
+            found = look(self.pending)
         except Exception as error:
             self._fail(error)
             raise

@@ -11,6 +11,9 @@ Direct is taken where three things hold: the all-reduce algorithm says that it o
 `direct`, as MPI's own has); the MPI library says, on every rank, that it is CUDA-aware (`says_aware`); and what the
 library does with arrays on the GPU has been seen to be right (`self_test`). A library that does not say so is never
 handed such an array, for it would crash.
+
+An array of the host whose elements lie at odd addresses, as np.frombuffer with an offset makes, is staged, too: neither
+mpi4py nor compiled loops take it.
 """
 
 import ctypes
@@ -43,7 +46,7 @@ def staged(
 def staged(
     start: Any = None, *, out: bool = True, back: bool = True, collective: bool = True, direct: bool = False
 ) -> Any:
-    """Decorate a method that starts an operation on its first argument, so that this array may lie on a GPU.
+    """Decorate a method that starts an operation on its first argument, so that this array may lie on a GPU, or askew.
 
     out, back: whether the operation reads the array, and whether it writes it. collective: whether it leaves the array
     as it is when there is one rank. direct: whether it runs the communicator's algorithm, which may take the array as
@@ -54,23 +57,25 @@ def staged(
 
     @functools.wraps(start)
     def on_host(self: Any, array: Any = None, *arguments: Any, **options: Any) -> Any:
-        if not on_device(array):
+        if not on_device(array) and (not isinstance(array, np.ndarray) or array.flags.aligned):
             return start(self, array, *arguments, **options)
         if not array.flags.c_contiguous:
             raise UsageError(f"a buffer of shape {array.shape} is not contiguous; pass a contiguous part")
         device, vector = device_of(array), array.reshape(-1)
         device.synchronize()
-        if direct and self.exchange == "direct":
+        if direct and on_device(array) and self.exchange == "direct":
             return start(self, vector, *arguments, **options)
         begin, alone = time.perf_counter(), collective and self.size == 1
         host = (CPU if alone else device).pinned(vector.shape, vector.dtype)
         if out and not alone:
             device.copy_out(vector, host)
+        if locked := isinstance(vector, np.ndarray) and not vector.flags.writeable:
+            host.flags.writeable = False
         copied = time.perf_counter() - begin
         request = start(self, host, *arguments, **options)
 
         def finish(result: Any) -> Any:
-            if back and not alone:
+            if back and not alone and not locked:
                 device.copy_in(vector, host)
             if isinstance(result, np.ndarray):
                 first = (result.ctypes.data - host.ctypes.data) // max(1, host.itemsize)

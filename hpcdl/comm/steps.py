@@ -34,6 +34,34 @@ class Until:
         self.condition, self.block = condition, block
 
 
+class Delivery(Until):
+    """A step of messages whose lengths are looked at: until all requests, the receives first, are complete.
+
+    check(number, status): called for each of the first `receives` requests; status: None where what came is longer than
+    the place for it, of which MPI says no more.
+    """
+
+    def __init__(self, requests: list[MPI.Request], receives: int, check: Callable[[int, MPI.Status | None], object]):
+        super().__init__(self.come)
+        self.requests, self.receives, self.check = requests, receives, check
+        self.statuses: list[MPI.Status] = []
+
+    def come(self) -> bool:
+        """Whether all have come. Raises what `check` raises."""
+        try:
+            with kept(self.requests):
+                if not MPI.Request.Testall(self.requests, self.statuses):
+                    return False
+        except MPI.Exception as error:
+            for number, status in enumerate(self.statuses if error.Get_error_class() == MPI.ERR_IN_STATUS else []):
+                if MPI.Get_error_class(status.Get_error()) == MPI.ERR_TRUNCATE:
+                    self.check(number, None)
+            raise
+        for number in range(self.receives):
+            self.check(number, self.statuses[number])
+        return True
+
+
 Step: TypeAlias = Sequence[MPI.Request] | Until
 NAP = 2e-5  # seconds
 NAPS = 1000  # after the core was taken away
@@ -56,14 +84,14 @@ def kept(step: Step) -> Iterator[None]:
         raise
 
 
-def ready(step: Step, statuses: list[MPI.Status] | None = None) -> bool:
+def ready(step: Step) -> bool:
     """Whether the step is complete; does not block."""
     if isinstance(step, Until):
         return step.condition()
-    if one_by_one and statuses is None:
+    if one_by_one:
         with kept(step):
             return all([each.Test() for each in step])
-    return MPI.Request.Testall(step, statuses)
+    return MPI.Request.Testall(step)
 
 
 def block(come: Callable[[], bool]) -> None:
@@ -99,11 +127,11 @@ class Crowd:
 crowd = Crowd()
 
 
-def complete(step: Step, statuses: list[MPI.Status] | None = None) -> None:
+def complete(step: Step) -> None:
     """Block until the step is complete."""
     if not isinstance(step, Until):
-        if not one_by_one or statuses is not None:
-            block(lambda: MPI.Request.Testall(step, statuses))
+        if not one_by_one:
+            block(lambda: MPI.Request.Testall(step))
             return
         with kept(step):
             for each in step:

@@ -80,7 +80,8 @@ def is_stuck(rank: int, each: Said, said: dict[int, Said], found: set[int], size
 def different(said: dict[int, Said], members: tuple[int, ...]) -> str | None:
     """The message for ranks whose calls of the same number are different ones; None where they are not."""
     calls = {rank: str(each.made) for rank, each in said.items() if each.made and rank in members}
-    return differ(calls) if len(set(calls.values())) > 1 else None
+    lines = {rank: said[rank].at for rank in calls if said[rank].at and said[rank].called == calls[rank]}
+    return differ(calls, lines) if len(set(calls.values())) > 1 else None
 
 
 def waits_for_ever(said: dict[int, Said], found: set[int]) -> str:

@@ -29,10 +29,21 @@ def ranks_told(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def differ(calls: dict[int, str]) -> str:
-    """The message for ranks that call different things, given by their numbers in words."""
+def by_words(words: dict[int, str]) -> str:
+    """What each rank calls, or from where, ranks of the same words together: ranks 0 and 2: a; rank 1: b."""
     groups: dict[str, list[int]] = {}
-    for rank in sorted(calls):
-        groups.setdefault(calls[rank], []).append(rank)
-    each = "; ".join(f"{ranks_told(ranks)}: {call}" for call, ranks in groups.items())
-    return f"the ranks differ in what they call together ({each}); call the same on all, with vectors of one length"
+    for rank in sorted(words):
+        groups.setdefault(words[rank], []).append(rank)
+    return "; ".join(f"{ranks_told(ranks)}: {each}" for each, ranks in groups.items())
+
+
+def differ(calls: dict[int, str], lines: dict[int, str] | None = None) -> str:
+    """The message for ranks that call different things, given by their numbers in words.
+
+    lines: of the programs that call, as far as they are known.
+    """
+    at = f" (from {by_words(lines)})" if lines else ""
+    return (
+        f"the ranks differ in what they call together ({by_words(calls)}); call the same on all, with vectors of one "
+        f"length{at}"
+    )

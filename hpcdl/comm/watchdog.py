@@ -24,6 +24,7 @@ import time
 import traceback
 import zlib
 from collections import Counter
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -323,8 +324,11 @@ class Watchdog:
         )
 
     def line(self) -> str:
-        """Of the program of the main thread, which makes the call (callers.py)."""
-        return place(innermost(sys._current_frames()[self.main]))
+        """Of the program of the main thread, which makes the call (callers.py), whatever is called in there."""
+        frame: FrameType | None = sys._current_frames()[self.main]
+        while frame is not None and not frame.f_code.co_filename.startswith(BELOW):
+            frame = frame.f_back
+        return place(innermost(frame or sys._current_frames()[self.main]))
 
     def report(self) -> str:
         """Operation, seconds and caller: of the main thread the innermost frame that calls hpcdl.comm, or any."""

@@ -22,7 +22,7 @@ Back = Callable[[], object] | None  # what takes a copy back into the tensor
 
 
 def own(tensor: Tensor) -> np.ndarray | None:
-    """The tensor's memory as a flat array, or None where it is not on the CPU or not contiguous.
+    """The tensor's memory as a flat array, or None where it is not on the CPU, not contiguous, or at an odd address.
 
     Raises UsageError for a tensor that is not dense.
     """
@@ -41,6 +41,8 @@ def own(tensor: Tensor) -> np.ndarray | None:
     if tensor.is_conj() or tensor.is_neg():
         return None
     array: np.ndarray = tensor.numpy()
+    if not array.flags.aligned:  # as torch.frombuffer with an odd offset makes it
+        return None
     return array if array.ndim == 1 else array.reshape(-1)
 
 

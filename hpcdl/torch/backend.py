@@ -34,6 +34,7 @@ from hpcdl.comm.exchange import (
 from hpcdl.comm.operations import reducible
 from hpcdl.comm.point_to_point import ANY
 from hpcdl.comm.told import Call
+from hpcdl.errors import UsageError
 from hpcdl.torch.arrays import CODED, Back, all_back, own, reading, writing
 from hpcdl.torch.monitored import monitored_barrier
 from hpcdl.torch.process_group import OfCommunicator
@@ -47,16 +48,22 @@ KNOWN = {kind for kind in (torch.float32, torch.float64, torch.int8, torch.int16
 KNOWN |= {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 
 
+class Refused(UsageError, ValueError):
+    """An operation that cannot be: one line where nobody catches it; programs of PyTorch's catch ValueError."""
+
+
 @functools.cache
 def how(op: Any, kind: torch.dtype) -> tuple[str, bool, bool]:
     """Of a reduction: its name, whether the communicator has it, and whether what comes out is to be divided."""
     name = NAMES[op]
     if name == "mean" and not (kind.is_floating_point or kind.is_complex):
-        raise ValueError(f"ReduceOp.AVG is for floating-point tensors, not for {kind}; take SUM")
+        raise Refused(f"ReduceOp.AVG is for floating-point tensors, not for {kind}; take SUM")
     if name in ("and", "or", "xor") and (kind.is_floating_point or kind.is_complex):
-        raise ValueError(f"ReduceOp.B{name.upper()} is for tensors of integers, not for {kind}")
-    if kind.is_floating_point and kind.itemsize == 1:
-        raise ValueError(f"tensors of {kind} cannot be reduced; convert them first")
+        raise Refused(f"ReduceOp.B{name.upper()} is for tensors of integers, not for {kind}")
+    if name in ("max", "min") and kind.is_complex:
+        raise Refused(f"ReduceOp.{name.upper()} is for tensors of numbers that have an order, not for {kind}")
+    if (kind.is_floating_point and kind.itemsize == 1) or kind is torch.complex32:
+        raise Refused(f"tensors of {kind} cannot be reduced; convert them first")
     direct = name in DIRECT and kind in KNOWN
     return name if direct or name != "mean" else "sum", direct, name == "mean" and not direct
 
@@ -64,7 +71,7 @@ def how(op: Any, kind: torch.dtype) -> tuple[str, bool, bool]:
 def one(tensors: Sequence[Tensor]) -> Tensor:
     """The tensor of this process."""
     if len(tensors) != 1:
-        raise ValueError(f"the backend hpcdl takes one tensor from each process, not {len(tensors)}")
+        raise Refused(f"the backend hpcdl takes one tensor from each process, not {len(tensors)}")
     return tensors[0]
 
 
@@ -150,7 +157,7 @@ class Group(OfCommunicator):
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         opts = distributed.ReduceScatterOptions() if opts is None else opts
         if source.numel() != output.numel() * self.ranks:
-            raise ValueError(
+            raise Refused(
                 f"rank {self.me}: a reduce-scatter into {output.numel()} elements on {self.ranks} ranks takes "
                 f"{output.numel() * self.ranks}, not {source.numel()}"
             )
@@ -162,7 +169,7 @@ class Group(OfCommunicator):
     def _reduce_scatter(self, output: Tensor, parts: list[np.ndarray], opts: Any) -> Work:
         name, _, divides = how(opts.reduceOp.op, output.dtype)
         if len(parts) != self.ranks or parts[self.me].size != output.numel():
-            raise ValueError(f"rank {self.me}: a reduce-scatter takes a tensor for each rank, as long as its output")
+            raise Refused(f"rank {self.me}: a reduce-scatter takes a tensor for each rank, as long as its output")
         if opts.reduceOp.op == Op.PREMUL_SUM:
             parts = [each * opts.reduceOp.factor for each in parts]
         name, divides = ("sum", True) if name == "mean" else (name, divides)
@@ -199,7 +206,7 @@ class Group(OfCommunicator):
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         opts = distributed.AllgatherOptions() if opts is None else opts
         if output.numel() != source.numel() * self.ranks or output.dtype != source.dtype:
-            raise ValueError(
+            raise Refused(
                 f"rank {self.me}: an all-gather of {source.numel()} {source.dtype} on {self.ranks} ranks gives "
                 f"{source.numel() * self.ranks}, not {output.numel()} {output.dtype}"
             )
@@ -218,7 +225,7 @@ class Group(OfCommunicator):
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = distributed.AllgatherOptions() if opts is None else opts
         source, into = reading(one(inputs)), outputs[0]
-        self._one_for_each(into)
+        self._one_for_each(into, inputs[0].dtype)
         places, back = self._places(into)
         copy_into(places[self.me], source, self.me)
         call: Call = "all_gather", source.dtype, sum(each.size for each in places), "", 0
@@ -244,7 +251,7 @@ class Group(OfCommunicator):
         if self.me != root:
             return self._exchange(opts.asyncOp, call, [(source, root)], [], [], None)
         into = outputs[0]
-        self._one_for_each(into)
+        self._one_for_each(into, inputs[0].dtype, inputs[0].numel())
         places, back = self._places(into)
         copy_into(places[root], source, root)
         receives = [(places[other], other) for other in self.others]
@@ -256,15 +263,15 @@ class Group(OfCommunicator):
         call: Call = "scatter", place.dtype, place.size, "", root
         if self.me != root:
             return self._exchange(opts.asyncOp, call, [], [(place, root)], outputs, back)
-        self._one_for_each(inputs[0])
+        self._one_for_each(inputs[0], output.dtype, output.numel())
         parts = [reading(each) for each in inputs[0]]
         copy_into(place, parts[root], root)
         return self._exchange(opts.asyncOp, call, [(parts[other], other) for other in self.others], [], outputs, back)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = distributed.AllToAllOptions() if opts is None else opts
-        self._one_for_each(outputs)
-        self._one_for_each(inputs)
+        self._one_for_each(inputs, inputs[0].dtype if inputs else None)
+        self._one_for_each(outputs, inputs[0].dtype)
         places, back = self._places(outputs)
         return self._to_all(opts.asyncOp, places, [reading(each) for each in inputs], outputs, back)
 
@@ -283,12 +290,10 @@ class Group(OfCommunicator):
         rows = tensor.size(0) if tensor.dim() else tensor.numel()
         if not sizes:
             if rows % self.ranks:
-                raise ValueError(f"rank {self.me}: {rows} rows do not divide among {self.ranks} ranks; give the sizes")
+                raise Refused(f"rank {self.me}: {rows} rows do not divide among {self.ranks} ranks; give the sizes")
             sizes = [rows // self.ranks] * self.ranks
         if len(sizes) != self.ranks or sum(sizes) != rows:
-            raise ValueError(
-                f"rank {self.me}: the sizes {list(sizes)} are not those of {rows} rows on {self.ranks} ranks"
-            )
+            raise Refused(f"rank {self.me}: the sizes {list(sizes)} are not those of {rows} rows on {self.ranks} ranks")
         ends = np.cumsum(sizes) * (vector.size // rows if rows else 0)
         return [vector[end - length : end] for end, length in zip(ends, np.diff(ends, prepend=0), strict=True)]
 
@@ -304,12 +309,13 @@ class Group(OfCommunicator):
     # -- two ranks ----------------------------------------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Work:
-        vector = reading(one(tensors))
-        return self._started(lambda: [self.comm.ipush(vector, to, tag)], tensors, None)
+        vector, kind = reading(one(tensors)), kind_of(tensors[0])
+        return self._started(lambda: [self.comm.ipush_labelled(vector, kind, to, tag)], tensors, None)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Work:
         vector, back = writing(one(tensors), filled=False)
-        return self._started(lambda: [self.comm.iwait(vector, source, tag)], tensors, back)
+        kind = kind_of(tensors[0])
+        return self._started(lambda: [self.comm.iwait_labelled(vector, kind, source, tag)], tensors, back)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         return self.recv(tensors, ANY, tag)
@@ -346,9 +352,17 @@ class Group(OfCommunicator):
 
         return cupy.from_dlpack(tensor.detach().view(-1))
 
-    def _one_for_each(self, tensors: Sequence[Tensor]) -> None:
+    def _one_for_each(self, tensors: Sequence[Tensor], kind: torch.dtype | None, size: int | None = None) -> None:
+        """Raise Refused where these are not one tensor for each rank, all of this type and, where given, length."""
         if len(tensors) != self.ranks:
-            raise ValueError(f"rank {self.me}: {len(tensors)} tensors are not one for each of {self.ranks} ranks")
+            raise Refused(f"rank {self.me}: {len(tensors)} tensors are not one for each of {self.ranks} ranks")
+        for rank, each in enumerate(tensors):
+            if each.dtype is not kind or size not in (None, each.numel()):
+                wanted = kind if size is None else f"{size} elements of {kind}"
+                raise Refused(
+                    f"rank {self.me}: the tensor for rank {rank} is of {each.numel()} elements of {each.dtype}, and "
+                    f"should be of {wanted}"
+                )
 
     def _places(self, tensors: Sequence[Tensor]) -> tuple[list[np.ndarray], Back]:
         found = [writing(each, filled=False) for each in tensors]
@@ -377,10 +391,15 @@ class Group(OfCommunicator):
     splitGroup = split_group
 
 
+def kind_of(tensor: Tensor) -> str:
+    """The type of a tensor, as messages on it say it."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def copy_into(place: np.ndarray, source: np.ndarray, rank: int) -> None:
     """A rank's own part, which no message carries."""
     if place.size != source.size or place.dtype != source.dtype:
-        raise ValueError(
+        raise Refused(
             f"rank {rank}: {source.size} elements of {source.dtype} do not fit into {place.size} of {place.dtype}"
         )
     np.copyto(place, source)

@@ -123,6 +123,8 @@ class Pending(Work):  # type: ignore[misc]
             except Exception as error:
                 if not self.done:
                     self.complete(error)
+            if request.error is not None and not self.done:  # who waits for another operation has met with it
+                self.complete(request.error)
 
     # -- what torch.distributed calls
 

@@ -186,8 +186,83 @@ def test_refusals(comm):
         comm.all_reduce(np.zeros(1), "product")
     with pytest.raises(UsageError, match="mean of int64"):
         comm.all_reduce(np.zeros(1, "int64"), "mean")
+    for call in (comm.all_reduce, comm.iall_reduce, comm.reduce_scatter, lambda array, op: comm.reduce(array, 0, op)):
+        for op in (None, ["sum"]):
+            with pytest.raises(UsageError, match=r"a reduction is one of the words sum, .*, not (None|\['sum'\])"):
+                call(np.zeros(1), op)
     with pytest.raises(UsageError, match="unknown all-reduce algorithm"):
         Communicator(allreduce="none")
+
+
+@pytest.mark.parametrize("form", ["", "i"])
+def test_a_read_only_array_is_read_and_not_written_to(comm, form):
+    locked, exposed = np.full(4, 1.0 + comm.rank), comm.expose(np.zeros(4))
+    locked.flags.writeable = False
+
+    def call(name, *arguments):
+        request = getattr(comm, form + name)(*arguments)
+        return request.wait() if form else request
+
+    for name in ("all_reduce", "reduce_scatter", "all_gather", "wait"):
+        with pytest.raises(UsageError, match=r"the array is read-only, .*; pass array\.copy\(\)"):
+            call(name, locked)
+    with pytest.raises(UsageError, match="the array is read-only"):
+        call("pull", locked, 0, exposed)
+    with pytest.raises(UsageError, match="the array is read-only"):
+        call("reduce", locked, comm.rank)
+    if comm.size > 1:
+        with pytest.raises(UsageError, match="the array is read-only"):
+            call("broadcast", locked, (comm.rank + 1) % comm.size)
+    comm.barrier()
+    received = np.zeros(4)
+    request = comm.iwait(received, (comm.rank - 1) % comm.size)
+    call("push", locked, (comm.rank + 1) % comm.size)
+    request.wait()
+    assert (received == 1 + (comm.rank - 1) % comm.size).all()
+    call("broadcast", locked if comm.rank == 0 else received)
+    assert comm.rank == 0 or (received == 1).all()
+    received[:] = locked
+    call("reduce", received if comm.rank == 0 else locked)
+    assert comm.rank or (received == comm.size * (comm.size + 1) / 2).all()
+
+
+@pytest.mark.parametrize("form", ["", "i"])
+def test_a_message_that_does_not_fit_is_refused(comm, form):
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    said = {
+        (3, "f8"): f"rank {comm.rank}: a message of rank {left} is longer than the 3 float64 of the array",
+        (3, "f4"): f"rank {comm.rank}: a message of rank {left} is longer than the 3 float32",
+        (9, "f8"): f"rank {comm.rank}: the message of rank {left} is of 20 bytes, no whole number of float64",
+    }
+    for (length, kind), words in said.items():
+        request = comm.ipush(np.ones(5, "f4" if kind == "f8" and length == 9 else "f8"), right)
+        with pytest.raises(UsageError, match=words):
+            if form:
+                comm.iwait(np.zeros(length, kind), left).wait()
+            else:
+                request.wait()
+                comm.wait(np.zeros(length, kind), left)
+        request.wait()
+    request = comm.ipush(np.ones(2), right)
+    assert comm.wait(np.zeros(5), left) == (left, 2)  # a shorter one is told
+    request.wait()
+
+
+def test_messages_that_say_what_they_are(comm):
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for sent, kind, fits in [(6, "float32", True), (3, "float32", False), (9, "float32", False), (3, "float64", False)]:
+        values = np.arange(sent, dtype=kind)
+        request, received = comm.ipush_labelled(values, kind, right, 3), np.zeros(6, "float32")
+        coming = comm.iwait_labelled(received, "float32", left, 3)
+        if fits:
+            assert coming.wait() == (left, sent) and np.array_equal(received, values)
+        else:
+            with pytest.raises(UsageError, match=f"6 float32 are to be .*, and rank {left} has sent {sent} {kind}"):
+                coming.wait()
+        request.wait()
+    empty = comm.ipush_labelled(np.zeros(0), "float64", right)
+    assert comm.iwait_labelled(np.zeros(0), "float64", left).wait() == (left, 0)
+    empty.wait()
 
 
 def test_seconds_and_blocked_seconds_are_counted(comm):

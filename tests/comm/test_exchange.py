@@ -13,6 +13,7 @@ from hpcdl.comm.exchange import (
     folded_reduce_scatter,
     folding,
 )
+from hpcdl.errors import UsageError
 from hpcdl.kernels import convert
 
 pytestmark = pytest.mark.mpi
@@ -39,6 +40,22 @@ def test_folds_are_those_of_numpy(each_group, length):
                 mine = everyone[rank].copy()
                 folded_reduce(bare, mine, fold, size - 1)
                 assert np.array_equal(mine, wanted if rank == size - 1 else everyone[rank])
+        comm.free()
+
+    each_group(body)
+
+
+@pytest.mark.parametrize("sent, said", [(3, "it has sent more"), (1, "it has sent 8 bytes")])
+def test_what_is_longer_or_shorter_than_the_place_for_it_is_refused(each_group, sent, said):
+    def body(bare):
+        comm, left = Communicator(bare, "ring"), (bare.rank - 1) % bare.size
+        sends, receives = [(np.ones(sent), (bare.rank + 1) % bare.size)], [(np.empty(2), left)]
+        call = "all_to_all", np.dtype(float), 0, "", 0
+        words = rf"rank {bare.rank}: 2 float64 \(16 bytes\) are to come from rank {left}, and {said}; let each rank"
+        for run in (comm.run, lambda *which: comm.irun(*which).wait()):
+            with pytest.raises(UsageError, match=words):
+                run(call, lambda lane: exchange.steps(lane, sends, receives))
+        comm.barrier()
         comm.free()
 
     each_group(body)

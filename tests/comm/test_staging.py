@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.chunks import chunk
 from hpcdl.comm import Communicator, staging
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.comm.compressed import Compressed
@@ -128,6 +129,52 @@ def test_what_is_not_contiguous_is_refused(gpu, world):
     comm = Communicator(world, device=gpu)
     with pytest.raises(UsageError, match="not contiguous"):
         comm.all_reduce(gpu.zeros((4, 4), "f4")[:, :2])
+
+
+def askew(array):
+    """The array at an odd address."""
+    memory = np.frombuffer(bytearray(array.nbytes + 1), array.dtype, array.size, offset=1)
+    assert not memory.flags.aligned
+    memory[:] = array
+    return memory
+
+
+@pytest.mark.parametrize("form", ["", "i"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_arrays_at_odd_addresses(name, form, world):
+    comm = Communicator(world, name)
+
+    def call(name, *arguments):
+        request = getattr(comm, form + name)(*arguments)
+        return request.wait() if form else request
+
+    everyone = [values(rank, 9) for rank in range(comm.size)]
+    mine, wanted = everyone[comm.rank], sum(everyone)
+    array = askew(mine)
+    call("all_reduce", array)
+    assert np.array_equal(array, wanted)
+    if name != "ring":
+        return  # the others are of no all-reduce algorithm
+    array = askew(mine)
+    call("reduce", array, comm.size - 1)
+    assert np.array_equal(array, wanted if comm.rank == comm.size - 1 else mine)
+    call("broadcast", array, comm.size - 1)
+    assert np.array_equal(array, wanted)
+    array = askew(mine)
+    part = call("reduce_scatter", array)
+    assert np.array_equal(part, wanted[chunk(9, comm.size, comm.rank)]) and np.shares_memory(part, array)
+    call("all_gather", array)
+    assert np.array_equal(array, wanted)
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    request, array = comm.ipush(askew(mine), right), askew(np.zeros(9, mine.dtype))
+    assert call("wait", array, left) == (left, 9) and np.array_equal(array, everyone[left])
+    request.wait()
+    exposed = comm.expose(askew(mine))
+    call("pull", array, right, exposed)
+    assert np.array_equal(array, everyone[right])
+    array.flags.writeable = False
+    with pytest.raises(UsageError, match="read-only"):
+        call("all_reduce", array)
 
 
 def test_on_one_rank_nothing_is_copied(gpu):

@@ -1,5 +1,6 @@
 """Ranks that differ in what they call together, and ranks that would wait for ever, are told, whoever sees it."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -65,9 +66,10 @@ def test_vectors_in_windows_are_compared_too(world):
 @pytest.mark.mpi(min_size=2)
 def test_other_calls_that_make_something_are_compared_too(world):
     comm, last = Communicator(world, allreduce="shared"), world.rank == world.size - 1
-    with pytest.raises(AgreedError, match=rf"split; rank {world.size - 1}: duplicate"):
+    here = r".*\(from ranks? 0.*: \w+\.py:\d+ in \w+"
+    with pytest.raises(AgreedError, match=rf"split; rank {world.size - 1}: duplicate{here}"):
         comm.duplicate("a") if last else comm.split(0)
-    with pytest.raises(AgreedError, match=rf"all-reduce by ring; rank {world.size - 1}: all-reduce by tree"):
+    with pytest.raises(AgreedError, match=rf"all-reduce by ring; rank {world.size - 1}: all-reduce by tree{here}"):
         Communicator(world, allreduce="tree" if last else "ring")
     with pytest.raises(AgreedError, match=rf"expose; rank {world.size - 1}: empty"):
         comm.empty(3) if last else comm.expose(np.ones(3))
@@ -104,15 +106,21 @@ PROGRAM = """
 import sys
 import numpy as np
 from hpcdl.comm import Communicator
+from hpcdl.comm.exchange import exchange
 
 comm = Communicator(allreduce=sys.argv[1])
 for _ in range(100):
     comm.all_reduce(np.ones(50))
+
+
+def gather(root):
+    comm.run(("gather", np.dtype(float), 9, "", root), lambda lane: exchange.steps(lane, [(np.ones(9), root)], []))
+
+
 mine = sys.argv[2 + (comm.rank == comm.size - 1)]
 if sys.argv[4:]:
     comm.iwait(np.zeros(3), 0, 9)  # something in flight: the plain way
 eval(mine)
-comm.all_reduce(np.ones(50))
 print("nobody saw it")
 """
 
@@ -121,7 +129,9 @@ GROUP = "comm.split(int(comm.rank > 0))"  # rank 0 is not in that of the last tw
 DIFFERENT = [  # algorithm, what the first rank calls, and the last one
     ("ring", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(20000))"),
     ("recursive", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(100, 'i8'))"),
-    ("ring", "comm.broadcast(np.ones(9), 1)", "comm.broadcast(np.ones(9))"),
+    ("ring", "comm.broadcast(np.ones(9), comm.rank)", "comm.broadcast(np.ones(9), comm.rank)"),  # all send, none waits
+    ("ring", "comm.reduce(np.ones(9), 1)", "comm.reduce(np.ones(9))"),
+    ("ring", "gather(1)", "gather(0)"),
     ("ring", "comm.reduce_scatter(np.ones(9))", "comm.reduce_scatter(np.ones(7))"),
     ("auto", "comm.all_reduce(np.ones(100))", "comm.all_reduce(np.ones(1_000_000))"),
     ("shared", "comm.barrier()", "comm.split(0)"),
@@ -141,7 +151,9 @@ def test_otherwise_the_job_is_ended_with_one_line(launch, tmp_path):
         assert (
             "the ranks differ in what they call together (rank " in line and f"; rank {1 + (GROUP in way[1])}: " in line
         )
-        assert "nobody" not in done.stdout and "Traceback" not in done.stderr
+        assert way[0] in ("auto", "shared") or re.search(r"\(from ranks? .*: \S+:\d+ in \S+", line), line
+        assert done.stdout.count("nobody") == (GROUP in way[1]), way  # rank 0 is alone in its group
+        assert "Traceback" not in done.stderr
 
 
 # -- from what ranks say ---------------------------------------------------------------------------------------------

@@ -342,11 +342,54 @@ def test_sparse_gradients_under_ddp_are_refused(group):
         model(torch.tensor([1])).sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_what_does_not_fit_is_said(group, rank, size):
     with pytest.raises(ValueError, match=f"rank {rank}"):
         dist.all_gather_into_tensor(torch.empty(2), torch.empty(2))
-    with pytest.raises(ValueError, match="reduced"):
-        dist.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn))
+    for kind in (torch.float8_e4m3fn, torch.complex32):
+        with pytest.raises(ValueError, match=f"tensors of {kind} cannot be reduced"):
+            dist.reduce(torch.zeros(2, dtype=kind), 0)
+    for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+        with pytest.raises(ValueError, match=r"numbers that have an order, not for torch\.complex64"):
+            dist.reduce(torch.zeros(2, dtype=torch.complex64), 0, op)
+    uneven = [torch.zeros(2 + (other != rank)) for other in range(size)]
+    said = f"rank {rank}: the tensor for rank {(rank == 0) * 1} is of 3 elements of torch.float32, and should be of 2"
+    with pytest.raises(ValueError, match=said):
+        dist.scatter(torch.zeros(2), uneven, rank)
+    with pytest.raises(ValueError, match=said):
+        dist.gather(torch.zeros(2), uneven, rank)
+    with pytest.raises(UsageError, match=f"rank {rank}: .* are to come from rank .*, and it has sent 4 bytes"):
+        dist.all_to_all_single(torch.zeros(2 * size - 1), torch.zeros(size), [1 + (i != rank) for i in range(size)])
+
+
+@pytest.mark.parametrize("sent, kind", [(3, torch.float32), (9, torch.float32), (3, torch.float64), (6, torch.float16)])
+@pytest.mark.parametrize("way", ["at once", "after others", "in time"])
+def test_a_message_of_another_length_or_type_is_refused(group, rank, sent, kind, way):
+    if rank == 0:
+        dist.send(torch.ones(sent, dtype=kind), 1)
+        dist.barrier()
+    elif rank == 1:
+        coming = dist.irecv(torch.zeros(6), 0)
+        if way == "after others":
+            dist.barrier()  # which takes it forward
+        name = str(kind).removeprefix("torch.")
+        with pytest.raises(UsageError, match=f"rank 1: 6 float32 are to be .*, and rank 0 has sent {sent} {name}"):
+            coming.wait(*[timedelta(seconds=20)] * (way == "in time"))
+        if way != "after others":
+            dist.barrier()
+    else:
+        dist.barrier()
+
+
+def test_messages_of_tensors_wherever_they_lie(group, rank, size):
+    left, right = (rank - 1) % size, (rank + 1) % size
+    tensors = torch.arange(6.0), torch.arange(12.0).view(3, 4).t(), torch.zeros(0), torch.arange(5).bfloat16()
+    for tensor in (*tensors, torch.frombuffer(bytearray(25), dtype=torch.float32, offset=1)):
+        received = torch.full_like(tensor, 7)
+        work = dist.isend(tensor + rank, right)
+        assert dist.recv(received, left) == left
+        work.wait()
+        assert torch.equal(received, tensor + left)
 
 
 # -- DDP and FSDP2 beside gloo -----------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class Receive:
                 raise Late
             message = self.queue.popleft()
             if message.nbytes > self.array.nbytes:
-                raise MPI.Exception(MPI.ERR_TRUNCATE)
+                raise UsageError("a message is longer")
             self.array.view(np.uint8)[: message.nbytes] = message.view(np.uint8)
             self.taken = Arrival(self.source, message.nbytes // self.array.itemsize)
         return self.taken

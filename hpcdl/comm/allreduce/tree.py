@@ -38,15 +38,21 @@ def tree_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM
 
 
 @collective
-def tree_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM, root: int = 0) -> Iterator[Step]:
-    """Combine the vectors of all ranks into that of `root`; the others' vectors hold partial sums afterwards."""
+def tree_reduce(
+    comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM, root: int = 0, met: bool = False
+) -> Iterator[Step]:
+    """Combine the vectors of all ranks into that of `root`; the others' vectors hold partial sums afterwards.
+
+    met: a rank is done only when what it has sent is being received. Of ranks that do not call the same, by another
+    root for example, some then wait, and are told so (hpcdl/comm/calls.py); else each may send and go on.
+    """
     rank, size = comm.Get_rank(), comm.Get_size()
-    place = (rank - root) % size  # the tree is drawn with the root at 0
+    place, send = (rank - root) % size, comm.Issend if met else comm.Isend  # the tree is drawn with the root at 0
     inbox: Any = np.empty_like(vector) if place % 2 == 0 and place + 1 < size else None  # only leaves receive nothing
     distance = 1
     while distance < size:
         if place % (2 * distance) == distance:
-            yield [comm.Isend(vector, (rank - distance) % size)]
+            yield [send(vector, (rank - distance) % size)]
             return
         if place + distance < size:
             yield [comm.Irecv(inbox, (rank + distance) % size)]
@@ -55,10 +61,10 @@ def tree_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM, ro
 
 
 @collective
-def tree_broadcast(comm: MPI.Intracomm, vector: np.ndarray, root: int = 0) -> Iterator[Step]:
-    """Copy the vector of `root` to all ranks."""
+def tree_broadcast(comm: MPI.Intracomm, vector: np.ndarray, root: int = 0, met: bool = False) -> Iterator[Step]:
+    """Copy the vector of `root` to all ranks; met: as in `tree_reduce`."""
     rank, size = comm.Get_rank(), comm.Get_size()
-    place = (rank - root) % size
+    place, send = (rank - root) % size, comm.Issend if met else comm.Isend
     distance = 1
     while distance < size:
         distance *= 2
@@ -67,7 +73,7 @@ def tree_broadcast(comm: MPI.Intracomm, vector: np.ndarray, root: int = 0) -> It
         if place % (2 * distance) == distance:
             yield [comm.Irecv(vector, (rank - distance) % size)]
         elif place % (2 * distance) == 0 and place + distance < size:
-            yield [comm.Isend(vector, (rank + distance) % size)]
+            yield [send(vector, (rank + distance) % size)]
 
 
 ALGORITHM = Algorithm("tree", tree_all_reduce.steps)
