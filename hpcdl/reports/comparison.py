@@ -135,14 +135,20 @@ def sign(measure: Measure, found: Statistics) -> str:
 
 
 def difference(measure: Measure, found: Statistics) -> str:
-    """The difference to the first line, with its interval."""
+    """The difference to the first line, with its interval and its p."""
     if found.difference is None:
         return ""
-    middle = shown(measure, found.difference, "+", unit=False)
-    if found.interval is None:
-        return middle
-    low, high = (shown(measure, each, "+", unit=False) for each in found.interval)
-    return f"{middle} ({low} to {high})" + ", within noise" * bool(found.within_noise)
+    said = shown(measure, found.difference, "+", unit=False)
+    if found.interval is not None:
+        low, high = (shown(measure, each, "+", unit=False) for each in found.interval)
+        said += f" ({low} to {high})"
+    return said + judged(found.p, found.within_noise)
+
+
+def judged(p: float | None, within_noise: bool | None) -> str:
+    """The p of a difference, and whether it is within noise; "" where there are too few seeds."""
+    said = "" if p is None else f", p {p:.2g}" if p >= 0.001 else ", p < 0.001"
+    return said + ", within noise" * bool(within_noise)
 
 
 def heading(measure: Measure) -> str:
@@ -256,9 +262,8 @@ def remarks(found: dict[str, Any]) -> list[str]:
 def markdown(found: dict[str, Any], names: list[str]) -> str:
     """table.md: the measures, and their differences to the first line."""
     text = [f"`{code(found['command'])}`", ""]
-    parts = [("", cell)] + (
-        [("Differences to the first line, paired by seed:", difference)] if len(found["lines"]) > 1 else []
-    )
+    paired = "Differences to the first line, paired by seed; p is corrected for the number of lines:"
+    parts = [("", cell)] + ([(paired, difference)] if len(found["lines"]) > 1 else [])
     for title, show in parts:
         titles, cells = rows(found, names, show)
         if titles:

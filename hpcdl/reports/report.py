@@ -20,6 +20,7 @@ from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write
 from hpcdl.machine.versions import versions
 from hpcdl.reports import page
+from hpcdl.reports.comparison import judged
 from hpcdl.reports.comparison_pictures import Comparison, Line, read_comparison, results_of, shown, together
 from hpcdl.reports.figures import Picture, check_library, drawing, inline, is_ours, save
 from hpcdl.reports.found import below, find
@@ -224,7 +225,8 @@ def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
             page.paragraph(
                 "Mean ± standard deviation over the seeds; below it the difference to the first line, paired by seed, "
                 "with its interval of 95 %, by Student's t. Within noise: the seeds may have made the difference, "
-                "as many lines as there are. >: runs missed the target, and took more than this.",
+                "as many lines as there are: p, corrected for their number, is 0.05 or more. "
+                ">: runs missed the target, and took more than this.",
                 soft=True,
             )
         )
@@ -270,7 +272,8 @@ def statistic(of: dict[str, Any], measure: dict[str, Any]) -> Cell:
     if isinstance(interval, list) and len(interval) == 2 and all(math.isfinite(number(each)) for each in interval):
         low, high = (shown(number(each), measure, sign="+") for each in interval)
         more += f" ({low} to {high})"
-    return Cell(said, more + (", within noise" if of.get("within_noise") is True else ""))
+    p = number(of.get("p"))
+    return Cell(said, more + judged(p if math.isfinite(p) else None, of.get("within_noise") is True))
 
 
 OVERVIEW = (  # name, entry of the summary, format, unit

@@ -7,8 +7,10 @@ import json
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.reports import comparison
+from hpcdl.reports import comparison, report
 from hpcdl.reports.comparison import Line, run_folder
+from hpcdl.reports.measures import BY_NAME
+from hpcdl.reports.statistics import Statistics
 
 LINES = [Line("train-a", 2, "1-train-a"), Line("train-b --c 'x|y'", 1, "2-train-b"), Line("train-d", 2, "3-train-d")]
 SEEDS = [0, 1, 2]
@@ -65,9 +67,23 @@ def test_the_table_of_markdown(found):
     text = comparison.markdown(found, comparison.chosen(""))
     assert "| `train-a` | 85.00% ± 5.00% | 0.5000 | 2.00 |" in text
     assert "| `train-b --c 'x\\|y'` | 85.50% ± 5.00% + | 0.5000 = | 1.50 + |" in text
-    assert "| `train-b --c 'x\\|y'` | +0.50% (+0.50% to +0.50%) | +0.0000 (+0.0000 to +0.0000), within noise |" in text
+    assert "`train-b --c 'x\\|y'` | +0.50% (+0.50% to +0.50%), p < 0.001 | +0.0000 (+0.0000 to +0.0000), p 1, w" in text
     assert "- line 3 failed with seeds 0, 1: the loss is not finite" in text
     assert "- line 1: 3 of 3 runs did not reach accuracy 0.9" in text
+
+
+@pytest.mark.parametrize(
+    "p, within_noise, signed, words",
+    [(0.03, False, " -", ", p 0.03"), (0.3, True, " =", ", p 0.3, within noise"), (None, None, "", "")],
+)
+@pytest.mark.parametrize("interval", [(0.5, 1.5), None], ids=["paired", "censored"])
+def test_table_and_page_say_the_same_of_a_difference(interval, p, within_noise, signed, words):
+    measure = BY_NAME["seconds_to_target"]
+    found = Statistics(7, 3.0, None, 1.0, interval, within_noise, p, 0 if interval else 2)
+    of_file = json.loads(json.dumps(found._asdict()))  # as results.json has it
+    said, shown = comparison.difference(measure, found), report.statistic(of_file, measure._asdict())
+    assert comparison.sign(measure, found) == signed and said == shown.more
+    assert said == "+1.00" + " (+0.50 to +1.50)" * bool(interval) + words
 
 
 def test_chosen_columns(found):
