@@ -5,8 +5,6 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpi4py import MPI
-
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import auto
 from hpcdl.comm.progress import activity
@@ -41,9 +39,12 @@ def conclude(
     calls it, and so does a rank that only served the run.
     """
     with activity.inside("gather the summary", everyone):
-        if everyone.mpi.allreduce(len(measurements["sent_to_per_rank"])) > MOST_PAIRS:
+        # No allreduce of objects: mpi4py passes them on a communicator of its own, which no revocation reaches, and a
+        # rank would wait there for ever for one that has learned of a failure (services/survival.py).
+        told = everyone.mpi.allgather((len(measurements["sent_to_per_rank"]), leads))
+        if sum(pairs for pairs, _ in told) > MOST_PAIRS:
             measurements = measurements | {"sent_to_per_rank": None}
-        root = everyone.mpi.allreduce(everyone.rank if leads else everyone.size, MPI.MIN)
+        root = [leading for _, leading in told].index(True)
         ranks = everyone.mpi.gather(measurements, root)
         stopped = everyone.mpi.bcast(stopped, root)
     if everyone.timeline.limit:

@@ -234,7 +234,7 @@ def served(number, seed, strategy, how, wanted, folder):
     words = [str(COUNTING), "" if strikes else kills, *COUNTED, "--replicas", str(replicas), "--servers", str(servers)]
     words += ["--consistency", *rule, "--out", "left", *(["--pretend-compute", "12"] if strikes else [])]
     shutil.rmtree(folder / "left", ignore_errors=True)
-    done, struck = start(folder, servers + workers, words, strikes, draw)
+    done, _ = start(folder, servers + workers, words, strikes, draw)
     ends = SAID if len(killed) > 1 else SAID[:1] if workers == 1 else ()
     if done.returncode == 1 and any(each in done.stdout for each in ends):
         print("ended: no worker was left, no replica, or before the first step", flush=True)
