@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.optim import make_optimizer
 from hpcdl.random import Random
@@ -239,21 +240,23 @@ def test_learners_together_are_one(each_group):
     each_group(body)
 
 
-def test_a_sample_of_several_shards_is_learned_from_as_one(alone):
-    """The update of all rows, and to each shard its own errors."""
+@pytest.mark.parametrize("parts", [1, 4, 16, 64])
+def test_a_sample_of_several_shards_is_learned_from_as_one(parts, alone):
+    """The update of all rows, by one largest weight, and to each shard its own errors."""
     network = network_and_parameters()[0]
-    replay = Replay(300, (chains.STATES,), "f4", n_step=3, gamma=chains.GAMMA)
-    for chunk in acted(*network_and_parameters(), 0, 1, 1, priorities=False):
+    replay = Replay(300, (chains.STATES,), "f4", n_step=3, gamma=chains.GAMMA, prioritized=True)
+    for chunk in acted(*network_and_parameters(), 0, 1, 1):
         chunk.add_to(replay)
-    whole = replay.sample(9, 1.0, np.random.default_rng(2))
-    cuts, told, all_told = (slice(0, 4), slice(4, 9)), (Told(), Told()), Told()
+    whole = replay.sample(64, 0.7, np.random.default_rng(2))
+    assert whole.weights.max() > 2 * whole.weights.min()
+    cuts, told, all_told = chunks(64, parts), [Told() for _ in range(parts)], Told()
     parameters = []
     for samples in (
         [(all_told, whole)],
         [(each, type(whole)(*(array[cut] for array in whole))) for each, cut in zip(told, cuts, strict=True)],
     ):
         comm = Communicator(MPI.COMM_SELF)
-        found = learner(comm, comm, network, 9)
+        found = learner(comm, comm, network, 64)
         found._update(samples)
         parameters.append(found.parameters.copy())
         comm.free()
