@@ -8,15 +8,34 @@
 Those and no others are saved beside the parameters; a buffer that is not persistent is no part of `state_dict` either.
 """
 
+import contextlib
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from hpcdl.errors import UsageError
+from hpcdl.errors import UsageError, reason
 from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.torch.tensors import as_array
 
 WHOLE = torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
 HELD = (*WHOLE, torch.float16, torch.float32, torch.float64)  # the types that a checkpoint holds
+
+
+@contextlib.contextmanager
+def statistics_of(modules: Iterable[nn.Module], rows: int) -> Iterator[None]:
+    """Run a forward of so many rows. UsageError where batch norm finds no variance, for they are but one."""
+    try:
+        yield
+    except ValueError as error:
+        if rows == 1 and any(isinstance(each, _BatchNorm) for module in modules for each in module.modules()):
+            raise UsageError(
+                "batch norm has no statistics of one row, which is a rank's share of a batch, or a micro-batch "
+                f"({reason(error)}); choose the batch size and the ranks so that each share has two rows or more, also "
+                "of an epoch's last batch, or none"
+            ) from error
+        raise
 
 
 class Buffers:

@@ -23,6 +23,7 @@ from hpcdl.models.group import Group
 from hpcdl.models.layers import Layer
 from hpcdl.models.losses import Loss
 from hpcdl.models.pool import Pool
+from hpcdl.torch.buffers import statistics_of
 from hpcdl.torch.tensors import TYPES, as_array, as_tensor
 
 
@@ -181,7 +182,7 @@ class ModuleLayer(Layer):
         """What the stages make of x: as it goes on, whole and in the type of the parameters."""
         if self.copies:
             x = x.clone()
-        with self.model.autocasting():
+        with self.model.autocasting(), statistics_of(self.modules, len(x)):
             for module in self.modules:
                 x = module(x)
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 1:

@@ -26,7 +26,7 @@ from hpcdl.kernels.device import CPU, Array
 from hpcdl.models import HALF
 from hpcdl.random import Random
 from hpcdl.torch import state
-from hpcdl.torch.buffers import Buffers
+from hpcdl.torch.buffers import Buffers, statistics_of
 from hpcdl.torch.draws import Draws
 from hpcdl.torch.stages import Chain
 from hpcdl.torch.tensors import Bound, as_array, as_tensor, layout_of, place_of, prepare
@@ -187,7 +187,7 @@ class TorchModel(Chain):
 
     def output(self, x: Array) -> Tensor:
         """What the module makes of rows, in the run's type. UsageError where it is no tensor of their results."""
-        with self.autocasting():
+        with self.autocasting(), statistics_of([self.module], len(x)):
             found: Tensor = self.module(as_tensor(x).view(-1, *self.features))
         self.check_output(found, len(x))
         return found.float() if self.autocast else found

@@ -26,6 +26,7 @@ from hpcdl.runs import Options, Run
 from hpcdl.runs.trained import Trained
 from hpcdl.strategies import sequential
 from hpcdl.torch import TorchModel
+from hpcdl.torch.buffers import statistics_of
 
 torch.set_num_threads(1)
 ROWS = 13
@@ -307,6 +308,19 @@ def test_what_only_a_step_shows(rows):
     made = model("growing")
     with pytest.raises(UsageError, match=r"replaces its parameter head\.weight while it computes"):
         gradient_of(made, made.initialize(Random(0)), batch_of(*rows))
+
+
+def test_batch_norm_of_one_row_is_refused_in_one_line(rows):
+    made = model("normed")
+    w = made.initialize(Random(0))
+    with pytest.raises(UsageError, match=r"batch norm has no statistics of one row.*; choose the batch size"):
+        gradient_of(made, w, batch_of(*rows, stop=1))
+    made.turn(training=True)
+    with pytest.raises(UsageError, match="batch norm has no statistics of one row"):
+        made.layers[1].through(torch.zeros(1, 6, dtype=torch.float64))
+    assert gradient_of(made, w, batch_of(*rows, stop=2))[0] > 0 and len(made.predict(w, rows[0][:1])) == 1
+    with pytest.raises(ValueError, match="one of the user's own"), statistics_of([made.module], 2):
+        raise ValueError("one of the user's own")
 
 
 def test_a_loss_that_is_not_finite_is_a_run_that_diverged(rows):
