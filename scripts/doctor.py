@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcdl.comm import Communicator
+from hpcdl.errors import TrainingError
 from hpcdl.machine.doctor import HURTS, Row, examine
 from hpcdl.machine.world import leave, library, lone
 from hpcdl.runs.alike import reading
@@ -58,8 +59,9 @@ def main(arguments=None):
         if world.rank == 0:
             show(rows)
             write(options, rows, world.size)
-        if world.bcast(any(row.verdict == HURTS for row in rows)):
-            raise SystemExit(1)
+        hurting = world.bcast([row.what for row in rows if row.verdict == HURTS])
+        if hurting:
+            raise TrainingError(f"this would hurt a run: {', '.join(dict.fromkeys(hurting))}")
 
 
 def show(rows: list[Row]) -> None:
@@ -73,9 +75,8 @@ def show(rows: list[Row]) -> None:
     for row in rows:
         if row.advice:
             shown.print(f"\n{row.what}: {row.advice}", soft_wrap=True, highlight=False)
-    hurting = [row.what for row in rows if row.verdict == HURTS]
-    said = f"would hurt a run: {', '.join(dict.fromkeys(hurting))}" if hurting else "nothing would hurt a run"
-    shown.print(f"\n{said}", soft_wrap=True, highlight=False)
+    if all(row.verdict != HURTS for row in rows):  # else the last line says what would, beside the status
+        shown.print("\nnothing would hurt a run", soft_wrap=True, highlight=False)
 
 
 def write(options: DoctorOptions, rows: list[Row], ranks: int) -> None:

@@ -6,6 +6,9 @@ Plain mpi4py hangs here: the rank that raised waits in MPI_Finalize for the othe
 import atexit
 import contextlib
 import functools
+import os
+import socket
+import struct
 import sys
 import threading
 import time
@@ -21,6 +24,8 @@ from hpcdl.comm.ending import at_the_end, end_job
 from hpcdl.comm.flight import LEFT
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line, reason
+
+claims: list[socket.socket] = []  # of this process, to say why the job ends, as long as it lives
 
 
 @functools.cache  # once
@@ -86,7 +91,9 @@ def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) ->
     comm = MPI.COMM_WORLD
     sys.stdout.flush()
     time.sleep(0.2 * (comm.rank > 0))  # what fails on all ranks alike is said once: leave the word to rank 0
-    if issubclass(kind, UsageError | TrainingError | LoneError):
+    if issubclass(kind, LoneError) and comm.size > 1 and not ending.alone and not first_to_say():
+        time.sleep(1.0)  # until who has said it ends the job
+    elif issubclass(kind, UsageError | TrainingError | LoneError):
         say(f"error: {line(value)}\n")
     elif issubclass(kind, KeyboardInterrupt):
         say(f"rank {comm.rank}: interrupted\n")
@@ -95,6 +102,27 @@ def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) ->
         ends = "" if ending.alone else "; all ranks are ended"
         say(f"rank {comm.rank} of {comm.size} failed{ends}\n{text}")
     end_job(2 if issubclass(kind, UsageError) else 1, f"failed with {kind.__name__}: {reason(value)}")
+
+
+def first_to_say() -> bool:
+    """False where another rank that the same launcher has started on this host says already why the job ends.
+
+    An abstract address of a socket is the claim: the kernel gives it to one process, and takes it back at its end. A
+    claim of another user's counts for nothing.
+    """
+    address = f"\0hpcdl-ends-{os.getuid()}-{os.getppid()}"
+    mine = socket.socket(socket.AF_UNIX)
+    try:
+        mine.bind(address)
+        mine.listen(128)
+        claims.append(mine)
+    except OSError:
+        mine.settimeout(1.0)
+        with contextlib.suppress(OSError), mine:
+            mine.connect(address)
+            owner = mine.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            return struct.unpack("3i", owner)[1] != os.getuid()
+    return True
 
 
 def say(text: str) -> None:

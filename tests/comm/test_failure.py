@@ -51,6 +51,18 @@ def test_sys_exit_on_one_rank_ends_all(launch, tmp_path, call, status):
     assert done.returncode == status and ("words" in done.stderr) == ("words" in call)
 
 
+def test_what_several_ranks_find_alone_is_said_once(launch, tmp_path):
+    """As an environment that shows NaN to each actor: rank 0 waits, the others have a line each."""
+    (tmp_path / "program.py").write_text(
+        "from mpi4py import MPI\nfrom hpcdl.comm import failure\nfrom hpcdl.errors import LoneError\n"
+        "failure.install()\nMPI.COMM_WORLD.Barrier()\n"
+        "if MPI.COMM_WORLD.rank: raise LoneError(f'environment {MPI.COMM_WORLD.rank} shows NaN')\n"
+        "MPI.COMM_WORLD.recv()\n"
+    )
+    done = launch(4, tmp_path / "program.py")
+    assert done.returncode not in (0, 2) and done.stderr.count("error: environment") == 1, done.stderr
+
+
 def test_an_exit_that_is_caught_ends_nothing(launch, tmp_path):
     program = tmp_path / "caught.py"
     program.write_text(

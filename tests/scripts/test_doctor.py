@@ -67,7 +67,7 @@ def test_alone(by_itself, tmp_path):
     rows = {row["what"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
     assert rows["world"]["found"] == "1 rank, started alone" and "latency" not in rows
     assert rows["mpiexec"]["verdict"] == rows["cores"]["verdict"] == "hurts" and other in rows["mpiexec"]["found"]
-    assert "would hurt a run: mpiexec, cores" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("doctor: error: this would hurt a run: mpiexec, cores")
     assert "export OMP_NUM_THREADS=" in done.stdout
 
 
