@@ -58,6 +58,15 @@ def finish(run: "Run") -> None:
     If a signal stopped the run it says how to go on instead. Raises TrainingError where ranks that must hold the same
     do not.
     """
+    try:
+        conclude_run(run)
+    except BaseException:  # a rank may be lost here, too, and whoever goes on has to find the folder free
+        run.saver.abandon()
+        raise
+
+
+def conclude_run(run: "Run") -> None:
+    """What `finish` does."""
     trace = run.folder.path and run.folder.path / "trace.json"
     ranks, run.stopping.reason = conclude(run.everyone, measured(run), run.comm.rank == 0, trace, run.stopped)
     if ranks is not None:

@@ -144,3 +144,15 @@ def test_without_ulfm_it_is_refused(run_on):
     assert (
         "ends all ranks when one is gone; it needs Open MPI from 5.0 on, started with mpiexec --with-ft" in done.stderr
     )
+
+
+@with_ulfm
+def test_a_rank_that_is_lost_while_the_summary_is_gathered(launch, interfere, tmp_path):
+    """The others wait for nobody, and find the folder free."""
+    dies = f"    if training.MPI.COMM_WORLD.rank == 1: {KILL}\n    return found(*told, **named)\n"
+    patch = "from hpcdl.runs import summary\n" + f"def dying(*told, found=summary.conclude, **named):\n{dies}"
+    program = interfere(10**6, 1, KILL)
+    text = program.read_text().replace("def record", f"{patch}summary.conclude = dying\ndef record")
+    program.write_text(text)
+    launch(3, program, *SGD, "--out", "a", "--survive", "1", given=ULFM, check=0)
+    assert list(evaluations(tmp_path / "a")) == [EPOCH, STEPS]
