@@ -1,9 +1,9 @@
 """Jobs that are killed with signal 9 at any moment, and gone on with: python tests/soak/killed.py SEED COUNT [NAME...]
 
 NAME is one of PROGRAMS, all of them without it; each is tried until COUNT kills have struck a job. Case i draws its
-options, its ranks, who is killed (a rank, the launcher, or all at once) and when from (SEED, NAME, i); every fourth job
-is killed again where it goes on. When: after so many lines of all metrics.jsonl, and a moment more. `full-disk` kills
-nobody: a tmpfs of its own (root mounts it) is filled up beside a run with --checkpoint-async, and emptied again.
+options, its ranks, who is killed (a rank, the launcher, or all at once) and when from (SEED, NAME, i); three of four
+jobs are killed again where they go on. When: after so many lines of all metrics.jsonl, and a moment more. `full-disk`
+kills nobody: a tmpfs of its own (root mounts it) is filled up beside a run with --checkpoint-async, and emptied again.
 SEED:i repeats case i alone. Checked:
 
     killed    no process is left, and no half-written file but such as the next leg removes
@@ -91,7 +91,7 @@ class Case:
         ranks, self.command, self.lines = self.draw.choice(PROGRAMS[name])
         self.ranks, self.words, self.filled = self.draw.choice(ranks), shlex.split(self.command), name == "full-disk"
         self.program, self.key = self.words[0], (self.command, self.ranks)
-        self.legs = 2 if self.draw.random() < 0.25 and not self.filled else 1
+        self.legs = 2 if self.draw.random() < 0.75 and not self.filled else 1
 
 
 class Undisturbed(NamedTuple):
