@@ -310,9 +310,15 @@ def left_with(text: str) -> set[int]:
     return {int(status) for status in re.findall(r"leaves by (?:os\._exit|sys\.exit)\((\d+)\)", text)}
 
 
+def trust(words: list[str]) -> list[str]:
+    """What a command takes that goes on with a run of these words: leave to call the environment that they name."""
+    return ["--trust", words[words.index("--env") + 1]] if "--env" in words else []
+
+
 def gone_on(case: Case, top: Path, keep: dict) -> str:
     """Go on with it: it ends as it would have, or is refused in a line."""
-    job = Job(case.ranks, [*case.words[:1], "--resume", "run", *(["--timeout", "0"] if case.timed else [])], top)
+    more = [*trust(case.words), *(["--timeout", "0"] if case.timed else [])]
+    job = Job(case.ranks, [*case.words[:1], "--resume", "run", *more], top)
     (top / "said").write_text(job.text)
     run = top / "run"
     clean(job, run)

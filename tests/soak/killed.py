@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from faults.judging import Job, Wrong, clean, parameters
+from faults.judging import Job, Wrong, clean, parameters, trust
 from few import write_few
 
 from hpcdl.errors import UsageError
@@ -230,6 +230,7 @@ def one(case: Case, folder: Path, wanted: dict) -> int:
     for leg in range(case.legs + 1):
         more = resumable(case.program, run)
         words = [case.program, "--resume", "disk/run", "--progress", "none"] if more else [*begin, "disk/run"]
+        words += trust(case.words) if more else []
         words += ["--force"] if leg and not more else []
         kill = Kill(case, wanted[case.key], run) if leg < case.legs else None
         print(f"; {kill}" if kill else "" if more else ", anew", end="", flush=True)
