@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
 from hpcdl.federated import privacy
 from hpcdl.federated.clients import sample, toss
@@ -56,6 +57,22 @@ class WeightedAverage:
         return {}
 
 
+class Spent(Same):
+    """What the rounds of a run have spent, at each of `privacy.ORDERS`; older checkpoints have the whole orders alone.
+
+    What such a run has spent at the other orders is not known: it counts as infinite, and bounds no epsilon.
+    """
+
+    older_shapes = ((len(privacy.WHOLE),),)
+    may_be_infinite = True
+
+    def scatter(self, comm: Communicator, whole: np.ndarray | None) -> None:
+        if whole is not None and whole.shape in self.older_shapes:
+            spent = dict(zip(privacy.WHOLE, whole, strict=True))
+            whole = np.array([spent.get(order, np.inf) for order in privacy.ORDERS])
+        super().scatter(comm, whole)
+
+
 class PrivateAverage(WeightedAverage):
     """A mean that tells little of any one client, of changes that are vectors like this one.
 
@@ -86,7 +103,7 @@ class PrivateAverage(WeightedAverage):
         self.spent = np.zeros(len(privacy.ORDERS))
 
     def tracked(self) -> dict[str, Same]:
-        return {"privacy_spent": Same(self.spent)} if self.noise else {}
+        return {"privacy_spent": Spent(self.spent)} if self.noise else {}
 
     def ask(self, turn: int) -> list[int]:
         tossed = toss(self.random, turn, range(len(self.rows)), self.fraction)

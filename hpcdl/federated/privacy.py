@@ -48,10 +48,8 @@ from hpcdl.kernels.device import device_of
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.kernels.reduce import add_into, scale
 
-ORDERS = sorted(
-    {1 + 0.01 * 1.06**step for step in range(151)}  # to 64
-    | {float(order) for order in (*range(2, 65), *range(72, 257, 8), *range(288, 1025, 32))}
-)
+WHOLE = [*map(float, (*range(2, 65), *range(72, 257, 8), *range(288, 1025, 32)))]
+ORDERS = sorted({1 + 0.01 * 1.06**step for step in range(151)} | {*WHOLE})  # fractional ones to 64
 MOST = 1e8  # a larger noise multiplier counts as this one: all but none is spent
 TERMS = 24  # of an alternating series
 

@@ -207,7 +207,7 @@ class State:
             if isinstance(vector, PerRank) and len(shape) == 2 and shape[0] != ranks:
                 before = shape[0]
                 raise UsageError(f"{refusal} {name} belongs to its {before} ranks; start {before}, not {ranks}")
-            if (shape, dtype) != form:
+            if (shape, dtype) != form and shape not in getattr(vector, "older_shapes", ()):
                 raise UsageError(f"{refusal} {name} is {described(shape, dtype)}, not {described(*form)}")
             read_apart = isinstance(vector, CutVector) and isinstance(found.vectors, Stored)  # and looked at then
             if not (may_be_infinite(vector) or read_apart or finite(slabs_of(found.vectors, vector.stored(name)))):

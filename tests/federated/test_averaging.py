@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.federated.averaging import PrivateAverage, WeightedAverage
+from hpcdl.comm import Communicator
+from hpcdl.errors import UsageError
+from hpcdl.federated.averaging import PrivateAverage, Spent, WeightedAverage
 from hpcdl.federated.clients import sample, toss
-from hpcdl.federated.privacy import divergences, epsilon
+from hpcdl.federated.privacy import ORDERS, WHOLE, divergences, epsilon
 from hpcdl.random import Random
+from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.runs.state import State
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions")
 
@@ -49,3 +53,15 @@ def test_noise_is_the_rounds_own_and_what_it_buys_adds_up():
     assert average.tracked()["privacy_spent"].array is average.spent
     assert np.allclose(average.spent, 2 * divergences(1.2, 0.4))
     assert average.report()["epsilon"] == pytest.approx(epsilon(2 * divergences(1.2, 0.4), 1e-4))
+
+
+def test_what_an_older_checkpoint_has_spent_bounds_epsilon_by_whole_orders():
+    spent, older = np.zeros(len(ORDERS)), 60 * divergences(2.0, 0.25)[[ORDERS.index(order) for order in WHOLE]]
+    state, found = State(), Checkpoint({"privacy_spent": older}, {})
+    state.track("privacy_spent", Spent(spent))
+    state.check_vectors(found, 1, "")
+    state.load(Communicator(MPI.COMM_SELF), found)
+    assert np.isinf(spent).sum() == len(ORDERS) - len(WHOLE) and state.collect(Communicator(MPI.COMM_SELF), False)[2]
+    assert abs(epsilon(spent, 1e-5) - 5.42) < 0.005 < epsilon(spent, 1e-5) - epsilon(60 * divergences(2.0, 0.25), 1e-5)
+    with pytest.raises(UsageError, match="privacy_spent is 7 of float64, not"):
+        state.check_vectors(Checkpoint({"privacy_spent": older[:7]}, {}), 1, "")
