@@ -1,5 +1,6 @@
 """End all ranks at once, without losing the last words of this one."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from mpi4py import MPI
 from hpcdl.comm.flight import BROKE
 from hpcdl.comm.progress import activity
 
+OTHERS = 1.0  # seconds within which the others of a job that fails as a whole are gone
 alone = False  # whether a rank that fails ends by itself, and others may go on (hpcdl/services/survival.py)
 at_the_end: list[Callable[[], None]] = []  # what is left to do when this rank's program ends, and others go on
 
@@ -28,7 +30,29 @@ def end_job(status: int, why: str = "") -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(0.1)
-    if alone:  # by a signal, for an exit of one's own is not seen as a failure
+    if alone and not is_the_last():  # by a signal, for an exit of one's own is not seen as a failure
         os.kill(os.getpid(), signal.SIGKILL)
+    elif alone:
+        os._exit(status)
     MPI.COMM_WORLD.Abort(status)
     os._exit(status)  # it comes back where the launcher cannot be reached (seen with MPICH, a host's link being cut)
+
+
+def is_the_last() -> bool:
+    """True if all other ranks are gone: then PRRTE 3, which outlives ranks, takes a signal for status 0 (seen).
+
+    The lowest rank that is there waits for the others, which may be about to fail, too.
+    """
+    comm, until = MPI.COMM_WORLD, time.monotonic() + OTHERS
+    while True:
+        comm.Ack_failed()
+        gone = comm.Get_failed()
+        ranks = MPI.Group.Translate_ranks(gone, None, comm.group)
+        gone.Free()
+        if len(ranks) == comm.size - 1:
+            return True
+        if set(range(comm.rank)) - {*ranks} or time.monotonic() >= until:
+            return False
+        with contextlib.suppress(MPI.Exception):
+            comm.Iprobe()  # for MPI learns of it only while somebody calls it
+        time.sleep(1e-3)

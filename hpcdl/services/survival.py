@@ -28,7 +28,7 @@ from mpi4py import MPI
 from hpcdl.comm import ending, steps
 from hpcdl.comm.progress import activity
 from hpcdl.comm.told import ranks_told
-from hpcdl.errors import AgreedError, TrainingError, UsageError
+from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError
 from hpcdl.machine.world import OPEN_MPI, library
 from hpcdl.runs.survivor import Survivor
 from hpcdl.services import respawn
@@ -139,8 +139,9 @@ def in_legs(
     failed = begun = time.monotonic()
     while True:
         if comm is None:
-            worlds.append(respawn.joined())
-            comm, gone = survivor.hand_over(worlds[-1], None)
+            with going_on():
+                worlds.append(respawn.joined())
+                comm, gone = survivor.hand_over(worlds[-1], None)
         else:
             survivor.number, survivor.run, done, begun = comm.rank, None, None, time.monotonic()
             try:
@@ -162,11 +163,13 @@ def in_legs(
             survivor.number, number = left.rank, comm.size - left.size
             if silence_counts():
                 refuse_minority(hosts, left.group.Translate_ranks(range(left.size), comm.group))
-            if getattr(options, "respawn", False) and 0 < number <= most - survivor.lost:
-                worlds[-1] = left = respawn.brought_back(left, number)
-            comm, gone = survivor.hand_over(left, comm)
+            with going_on():
+                if getattr(options, "respawn", False) and 0 < number <= most - survivor.lost:
+                    worlds[-1] = left = respawn.brought_back(left, number)
+                comm, gone = survivor.hand_over(left, comm)
         worlds[-1], survivor.number = comm, comm.rank
-        most, hosts = comm.bcast(most), comm.allgather(host())
+        with going_on():
+            most, hosts = comm.bcast(most), comm.allgather(host())
         survivor.lost += len(gone)
         if survivor.lost > most:
             raise TrainingError(f"{survivor.told(gone)}: {survivor.lost} in all, and --survive says {most}")
@@ -177,6 +180,18 @@ def in_legs(
             options.batch_size, options.batch_per_rank = survivor.batch, 0
         if options.time_limit:
             options.time_limit = max(1e-3, options.time_limit - (failed - begun))
+
+
+@contextlib.contextmanager
+def going_on() -> Iterator[None]:
+    """The body prepares the next leg. Raises LoneError where another rank is lost meanwhile."""
+    try:
+        yield
+    except MPI.Exception as error:
+        raise LoneError(
+            f"another rank is lost before the first step of those that are left ({error}): start the run again, with "
+            "--resume where it has a checkpoint"
+        ) from None
 
 
 def host() -> str:

@@ -124,6 +124,27 @@ def test_a_rank_that_raises_says_why_and_is_gone(launch, interfere, tmp_path):
 
 
 @with_ulfm
+def test_ranks_that_all_raise_leave_a_status(launch, interfere, tmp_path):
+    program = interfere(12, 1, "raise ValueError('at twelve')")
+    program.write_text(program.read_text().replace("rank == 1 and", "rank >= 0 and"))
+    done = launch(3, program, *SGD, "--out", "a", "--survive", "1", given=ULFM, check=1)
+    assert "ValueError: at twelve" in done.stderr
+
+
+@with_ulfm
+def test_a_rank_that_is_lost_before_the_next_leg_ends_the_job(launch, interfere, tmp_path):
+    """With a line and a status, though one rank is left."""
+    program = interfere(12, 1, KILL)
+    patch = f"    if training.MPI.COMM_WORLD.rank == 0: {KILL}\n    return found(*told)\n"
+    patch = f"def dying(*told, found=survivor.Survivor.hand_over):\n{patch}survivor.Survivor.hand_over = dying\n"
+    patch = f"from hpcdl.runs import survivor\n{patch}"
+    program.write_text(program.read_text().replace("def record", f"{patch}def record"))
+    done = launch(3, program, *SGD, "--out", "a", "--survive", "2", given=ULFM, check=1)
+    assert "error: another rank is lost before the first step of those that are left" in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "a" / "summary.json").exists()
+
+
+@with_ulfm
 @pytest.mark.parametrize(
     "more, said",
     [
