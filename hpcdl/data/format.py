@@ -44,7 +44,7 @@ MOST_CLASSES = 1 << 24  # more are a mistake: a model has an output for each, an
 MOST_LINKS = 8  # soft links that are followed one after the other; a loop has more
 TABLE = "table"  # the attribute that says how a table became numbers
 GROUPS = ("train", "test", "rows")  # rows: to be predicted, without labels
-NOTES = frozenset(("row", "id"))  # columns that say which row of a source a row is: no digest, and no partition by them
+NOTES = frozenset(("row", "id", "filled"))  # of rows of a source, and of what they lacked: no digest, nor partition
 LONGEST = 60  # characters of what is not ours that a message shows
 
 
@@ -53,8 +53,8 @@ class Info:
     """What a data file says of itself; `rows` by group, "train", "test" and "rows", 0 where it is not there, and
     `kinds`, element types of x, of those that are.
 
-    outputs: shape of what is to be predicted for a row: (), or (k,) of a regression with several outputs. meaning: of
-    the rows (meaning.py). elements: of sparse rows, how many there are by group; of others there is none.
+    outputs: shape of what is to be predicted for a row, () or (k,). meaning: of the rows (meaning.py). elements: by
+    group, of sparse rows alone. fills: of a table, what missing numbers of each column become (fills.py).
     """
 
     path: str
@@ -67,6 +67,7 @@ class Info:
     outputs: tuple[int, ...] = ()
     meaning: Meaning = dataclasses.field(default_factory=Meaning)
     elements: dict[str, int] = dataclasses.field(default_factory=dict)
+    fills: tuple[float, ...] = ()
 
     @property
     def sparse(self) -> bool:

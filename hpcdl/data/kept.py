@@ -4,8 +4,9 @@
     training   open_data(name, comm=its ranks, ...)       takes these rows, and has numbers of its own for what it holds
                                                           out, standardizes, cuts into parts and puts into order
 
-A file is known by its path, inode, size and time of change, and the type of the model. What is drawn or measured from
-the same rows with the same options is remembered, too.
+A file is known by its path, inode, size and time of change, the type of the model, and what missing numbers become
+(fills.py), where that is not what the file says. What is drawn or measured from the same rows with the same options is
+remembered, too.
 """
 
 import os
@@ -41,18 +42,18 @@ class Kept:
 everything: dict[tuple | None, Kept] = {}
 
 
-def key_of(path: str, dtype: np.dtype) -> tuple | None:
+def key_of(path: str, dtype: np.dtype, fills: tuple[float, ...] = ()) -> tuple | None:
     """By what the rows of a file are known to be the same still; None where it cannot be told."""
     try:
         now = os.stat(path)
     except OSError:
         return None
-    return os.path.realpath(path), now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, dtype.name
+    return os.path.realpath(path), now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, dtype.name, fills
 
 
-def keep(path: str, dtype: np.dtype, arena: "Arena") -> Kept:
+def keep(path: str, dtype: np.dtype, arena: "Arena", fills: tuple[float, ...] = ()) -> Kept:
     """Let the arena, which is filled, stay, on all ranks that call this; collective over those that have made it."""
-    key = key_of(path, dtype) or (path, dtype.name)
+    key = key_of(path, dtype, fills) or (path, dtype.name, fills)
     before = everything.pop(key, None)
     if before is not None:
         before.arena.close()
@@ -60,11 +61,11 @@ def keep(path: str, dtype: np.dtype, arena: "Arena") -> Kept:
     return everything[key]
 
 
-def find(path: str, dtype: np.dtype, comm: "Comm") -> Kept | None:
+def find(path: str, dtype: np.dtype, comm: "Comm", fills: tuple[float, ...] = ()) -> Kept | None:
     """What is kept of this file, where all ranks of `comm` have it; collective over them."""
     if not everything and (comm is None or comm.size == 1):
         return None
-    found = everything.get(key_of(path, dtype))  # ranks that were started anew (respawn.py) have nothing
+    found = everything.get(key_of(path, dtype, fills))  # ranks that were started anew (respawn.py) have nothing
     if comm is not None and not all(comm.allgather(found is not None)):
         return None
     return found

@@ -14,6 +14,7 @@ from hpcdl.data.augment import make_augment
 from hpcdl.data.data_options import DataOptions, Standardize, held_out_rows, model_type
 from hpcdl.data.dataset import Data, Split
 from hpcdl.data.digest import of_file
+from hpcdl.data.fills import filled_anew, known_slabs
 from hpcdl.data.format import KNOWN, Info, find, read_info
 from hpcdl.data.order import named
 from hpcdl.data.partition import partition as make_partition
@@ -148,6 +149,26 @@ def _owners_of(info: Info, options: DataOptions, held_out: np.ndarray) -> np.nda
     return np.delete(read_owners(info, options.column), held_out) if options.column else None
 
 
+def _filled_anew(
+    info: Info, placement: str, comm: Comm, options: DataOptions, held_out: np.ndarray, there: kept.Kept | None = None
+) -> Info:
+    """The file with missing numbers filled in from the rows that train; found by one rank; there: where it remembers.
+
+    Collective, and UsageErrors are agreed on.
+    """
+    if not options.validation:
+        return info
+
+    def work() -> Info:
+        found = filled_anew(info, lambda: without(known_slabs(info), held_out), info.rows["train"] - len(held_out))
+        if found.fills:
+            check_room(found, placement, options.dtype, 1 if comm is None else comm.size)
+        return found
+
+    key = "fills", options.drawn_by, options.validation
+    return _by_one(comm, work if there is None else lambda: there.remember(key, work))
+
+
 def _standard_of(
     info: Info, comm: Comm, options: DataOptions, held_out: np.ndarray, there: kept.Kept | None = None
 ) -> Standard | None:
@@ -168,7 +189,10 @@ def _open_shared(info: Info, comm: Comm, options: DataOptions) -> Data:
     """Train and test in memory, once per node; where they are kept there, those."""
     there = kept.find(info.path, options.dtype, comm)
     held_out = _held_out_of(info, comm, options, there)
+    info = _filled_anew(info, "shared", comm, options, held_out, there)
     standard = _standard_of(info, comm, options, held_out, there)
+    if info.fills:  # what is kept has the fills of the file
+        there = kept.find(info.path, options.dtype, comm, info.fills)
     owners = _by_one(comm, lambda: _owners_of(info, options, held_out))
     forms = [specs(info, group, info.rows[group], options.dtype) for group in ("train", "test")]
     half = len(forms[0])
@@ -181,7 +205,7 @@ def _open_shared(info: Info, comm: Comm, options: DataOptions) -> Data:
         arena = Arena(comm, forms[0] + forms[1])
         arrays, resources = _filled(comm, arena, fill), [arena]
         if options.keep:
-            there, resources = kept.keep(info.path, options.dtype, arena), []
+            there, resources = kept.keep(info.path, options.dtype, arena, info.fills), []
     else:
         arrays, resources = there.arrays, []
     (x, y), (x_test, y_test) = as_rows(info, arrays[:half]), as_rows(info, arrays[half:])
@@ -197,6 +221,7 @@ def _open_shared(info: Info, comm: Comm, options: DataOptions) -> Data:
 def _open_partitioned(info: Info, comm: Comm, options: DataOptions) -> Data:
     """Each rank's own training rows in its memory; test and validation once per node; train as a whole in the file."""
     held_out = _held_out_of(info, comm, options)
+    info = _filled_anew(info, "partitioned", comm, options, held_out)
     standard = _standard_of(info, comm, options, held_out)
     kept = np.delete(np.arange(info.rows["train"]), held_out)
     numbers, of = options.parts or (([0], 1) if comm is None else ([comm.rank], comm.size))
@@ -291,6 +316,7 @@ def _open_streamed(info: Info, comm: Comm, options: DataOptions) -> Data:
         return held_out_rows(read_y(info, "train", options.dtype), info.classes, options)
 
     held_out = _by_one(comm, held_out_after_reading_labels)
+    info = _filled_anew(info, "streamed", comm, options, held_out)
     augment = make_augment(options.augment, info.features, options.seed)
     standard = _standard_of(info, comm, options, held_out)
     there = ["train"] + ["test"] * bool(info.rows["test"])

@@ -21,6 +21,7 @@ import numpy as np
 from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.digest import at_a_glance
+from hpcdl.data.fills import Refill
 from hpcdl.data.format import NOTES, Info, check_memory, check_x, check_y, dataset, most_of, open_file, slabs_of
 from hpcdl.data.sparse_file import largest_of, read_sparse, rows_in
 from hpcdl.data.standard import Standard
@@ -108,7 +109,7 @@ class FileRows:
     def __init__(self, info: Info, group: str, dtype: np.dtype, standard: Standard | None = None):
         self.open = contextlib.ExitStack()
         file = self.open.enter_context(open_file(info.path))
-        self.x = rows_in(file, f"{group}/x")
+        self.x, self.refill = rows_in(file, f"{group}/x"), Refill(file, info, group)
         self.y = None if group == "rows" else dataset(file, f"{group}/y")
         self.columns = notes(file, group, len(self.x))
         self.where, self.scale, self.dtype = f"{info.path}: {group}/x", info.scale, dtype
@@ -139,6 +140,7 @@ class FileRows:
                 self.x.read(start, stop, x, self.most)
             else:
                 self.x.read_direct(x.reshape(rows, *self.x.shape[1:]), np.s_[start:stop])
+                self.refill(slice(start, stop), x)
             if self.y is not None:
                 self.y.read_direct(y, np.s_[start:stop])
         if not self.sparse:
@@ -189,13 +191,14 @@ def read_x(info: Info, group: str, x: Any, dtype: np.dtype, rows: np.ndarray | N
         if info.sparse:
             read_sparse(rows_in(file, f"{group}/x"), x, rows, most)
             return
-        source = dataset(file, f"{group}/x")
+        source, refill = dataset(file, f"{group}/x"), Refill(file, info, group)
         slab_x = None
         for slab in slabs_of(source):
             shape = (slab.stop - slab.start, *source.shape[1:])
             if rows is None:
                 into = x[slab]
                 source.read_direct(into.reshape(shape), slab)
+                refill(slab, into)
             else:
                 a, b = np.searchsorted(rows, (slab.start, slab.stop))
                 if a == b:
@@ -203,6 +206,7 @@ def read_x(info: Info, group: str, x: Any, dtype: np.dtype, rows: np.ndarray | N
                 if slab_x is None:
                     slab_x = np.empty((shape[0], x.shape[1]), x.dtype)
                 source.read_direct(slab_x[: shape[0]].reshape(shape), slab)
+                refill(slab, slab_x[: shape[0]])
                 into = x[a:b]
                 np.take(slab_x, rows[a:b] - slab.start, axis=0, out=into, mode="clip")
             numbers: range | np.ndarray = range(slab.start, slab.stop) if rows is None else rows[a:b]

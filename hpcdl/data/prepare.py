@@ -26,6 +26,7 @@ import numpy as np
 
 from hpcdl.csr import CSR
 from hpcdl.data.digest import Digest, settle, write
+from hpcdl.data.fills import FILLED
 from hpcdl.data.format import (
     NOTES,
     TABLE,
@@ -117,7 +118,8 @@ class Output:
                 if y is not None and not callable(y):
                     self._write_y(file, digest, group, y, classes)
                 for name, column in columns.items():
-                    file[f"{group}/{name}"] = column
+                    how = GZIP | {"chunks": True} if name == FILLED else {}
+                    file.create_dataset(f"{group}/{name}", data=column, **how)
                     if group == "train" and name not in NOTES:  # as a partition reads it
                         digest.add(f"{group}/{name}", column, labels=True)
                 (self._write_sparse if sparse else self._write_x)(file, digest, group, shape, kind, parts)

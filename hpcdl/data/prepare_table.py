@@ -7,7 +7,7 @@
 
 The table is read once (table_survey.py); what is done with its columns is kept in the file as its recipe (recipe.py),
 and done again with other tables by `like`. Where values are missing, the rows are left out, or numbers become the mean
-or the median of their column over the training rows, and texts zeros.
+or the median of their column over the training rows, and texts zeros; numbers are marked then (fills.py).
 """
 
 import json
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hpcdl.data.fills import FILLED, marks
 from hpcdl.data.format import FilePath, Info, shown, slabs
 from hpcdl.data.prepare import Groups, Output, parts
 from hpcdl.data.recipe import MISSING, Recipe
@@ -97,6 +98,8 @@ def prepare_table(
             others = {"row": survey.rows[chosen]} | ({} if survey.ids is None else {"id": survey.ids[chosen]})
             if job.plan.group is not None:
                 others["group"] = np.unique(survey.values(job.plan.group), return_inverse=True)[1][chosen]
+            if recipe.missing in ("mean", "median") and any(column.values is None for column in recipe.columns):
+                others[FILLED] = marks(raw, chosen, recipe)
             x = _encoded(raw, chosen, recipe, job.order(survey), kind)
             groups[which] = (len(chosen), len(recipe.features)), x, None if y is None else y[chosen], others
         output.said += job.said(survey, recipe, names)

@@ -42,6 +42,7 @@ class Recipe:
     label: names of the columns with labels; several for several values to predict, none where there were no labels.
     id: name of the column that says which row a row is. missing: one of MISSING. header, delimiter: how the source was
     read: with a header columns are found by name, in whatever order, else by number (which then is their name, too).
+    like: the fills are those of another data file, which --like has named.
     """
 
     columns: tuple[Column, ...]
@@ -50,6 +51,7 @@ class Recipe:
     missing: str = "refuse"
     header: bool = True
     delimiter: str = ","
+    like: bool = False
 
     @property
     def features(self) -> list[str]:
@@ -72,6 +74,7 @@ class Recipe:
                 missing=_text(found["missing"]),
                 header=found["header"],
                 delimiter=_text(found["delimiter"]),
+                like=found.get("like", False) is True,  # older versions did not say it
             )
             names = [column.name for column in columns]
             numbers = [column.number for column in columns]

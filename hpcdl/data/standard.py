@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from hpcdl.data.format import Info, check_x, open_file, slabs, slabs_of
+from hpcdl.data.fills import Refill
+from hpcdl.data.format import Info, check_x, dataset, open_file, slabs, slabs_of
 from hpcdl.kernels.gather import standardize
 
 TARGET = ("target_mean", "target_deviation")  # names of the statistics of values to predict
@@ -70,9 +71,12 @@ def measure(parts: Iterable[np.ndarray], scale: float) -> tuple[np.ndarray, np.n
 def file_slabs(info: Info) -> Iterator[tuple[slice, np.ndarray]]:
     """train/x of a data file, slab by slab: (which rows, their features); UsageError for a NaN."""
     with open_file(info.path) as file:
-        source = file["train/x"]
+        source, refill = dataset(file, "train/x"), Refill(file, info, "train")
         for slab in slabs_of(source):
             x = source[slab].reshape(slab.stop - slab.start, -1)
+            if info.fills:
+                x = x.astype(np.float64, copy=False)
+                refill(slab, x)
             check_x(x, f"{info.path}: train/x", range(slab.start, slab.stop))
             yield slab, x
 

@@ -5,9 +5,11 @@ Again    a data file has the recipe, and the names of the classes
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
+from hpcdl.data.fills import means, medians
 from hpcdl.data.format import FilePath, Info, find, read_info, short, slabs
 from hpcdl.data.prepare import class_numbers, pixels
 from hpcdl.data.recipe import Column, Recipe, recipe_in
@@ -18,7 +20,6 @@ from hpcdl.errors import UsageError
 from hpcdl.words import counted
 
 MANY = 30  # classes with numbers as names, from which on it is asked whether they are any
-MEDIAN_BYTES = 256 << 20  # of columns of which medians are taken at a time
 
 
 class Job:
@@ -169,7 +170,11 @@ class New(Job):
                     f"--missing {self.missing} is that of the training rows, and --test-fraction 1 has none"
                 )
             places = [at for at, column in enumerate(plan.features) if column in survey.numbers]
-            found = (_means if self.missing == "mean" else _medians)(raw, train, places)
+
+            def known() -> Iterator[np.ndarray]:
+                return (raw[train[slab]][:, places] for slab in slabs(len(train), 8 * raw.shape[1]))
+
+            found = means(known(), len(places)) if self.missing == "mean" else medians(known, len(places), len(train))
             for at, fill in zip(places, found, strict=True):
                 column = plan.features[at]
                 if not np.isfinite(fill):
@@ -288,7 +293,7 @@ class Again(Job):
             for at, column in enumerate(self.known.columns):
                 if column.values is not None:
                     self.unseen += int((raw[slab, at] < 0).sum())
-        return dataclasses.replace(self.known, delimiter=self.source.delimiter)
+        return dataclasses.replace(self.known, delimiter=self.source.delimiter, like=True)
 
     def kind(self, survey: Survey, recipe: Recipe) -> tuple[np.dtype, float]:
         """The scale is the other's: a model was trained with it."""
@@ -312,28 +317,3 @@ def _values(source: Source, columns: list[int], found: list[np.ndarray]) -> np.n
         if values.dtype.kind not in "iuf":
             raise UsageError(f"{source.path}: {source.called(column)} has texts; values to predict must be numbers")
     return np.stack([values.astype(np.float64) for values in found], axis=1)
-
-
-def _means(raw: np.ndarray, rows: np.ndarray, places: list[int]) -> np.ndarray:
-    """Of columns over these rows, of the values that are there."""
-    total, count = np.zeros(len(places)), np.zeros(len(places))
-    with np.errstate(all="ignore"):  # what is infinite or unknown is refused
-        for slab in slabs(len(rows), 8 * raw.shape[1]):
-            part = raw[rows[slab]][:, places]
-            total += np.nansum(part, axis=0)
-            count += (~np.isnan(part)).sum(axis=0)
-        return total / count
-
-
-def _medians(raw: np.ndarray, rows: np.ndarray, places: list[int]) -> np.ndarray:
-    """The same, some columns at a time."""
-    found, step = [], max(1, MEDIAN_BYTES // (8 * len(rows)))
-    for start in range(0, len(places), step):
-        some = places[start : start + step]
-        values = np.empty((len(rows), len(some)))
-        for slab in slabs(len(rows), 8 * raw.shape[1]):
-            values[slab] = raw[rows[slab]][:, some]
-        for column in values.T:
-            there = column[~np.isnan(column)]
-            found.append(np.median(there) if len(there) else np.nan)
-    return np.array(found)

@@ -25,6 +25,7 @@ import numpy as np
 from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data.arrays import called, from_called
 from hpcdl.data.dataset import Split
+from hpcdl.data.fills import filled_as
 from hpcdl.data.format import KNOWN, SLAB_BYTES, check_x, check_y, find, most_of, read_info, shown
 from hpcdl.data.libsvm import Parser, Text
 from hpcdl.data.libsvm import blocks as texts
@@ -143,6 +144,7 @@ def of_file(source: str, trained: Trained, group: str = "", ranks: int = 1) -> N
         raise UsageError(
             f"{info.path} has no group {group}; it has {' and '.join(g for g, n in info.rows.items() if n)}"
         )
+    info = filled_as(info, trained.meaning.recipe)
     rows = FileRows(info, group, trained.dtype, trained.standard())
     if info.scale != trained.meaning.scale and trained.meaning.recipe is not None:
         rows.scale = trained.meaning.scale

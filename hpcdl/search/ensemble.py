@@ -15,6 +15,7 @@ there are (4 of them where members have weights; of values 2 for each output).
 
 import contextlib
 import itertools
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -307,7 +308,8 @@ class Ensemble:
 
 def seen_as(trained: Trained) -> tuple:
     """What tells members apart that see other numbers in the same rows."""
-    return str(trained.dtype), *((name, each.tobytes()) for name, each in sorted(trained.statistics.items()))
+    recipe = json.dumps(trained.meaning.recipe)  # its fills may be those of other rows
+    return str(trained.dtype), recipe, *((name, each.tobytes()) for name, each in sorted(trained.statistics.items()))
 
 
 def scored(p: np.ndarray, y: np.ndarray) -> tuple[float, float]:

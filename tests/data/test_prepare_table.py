@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tables import WRITE, all_of, write_csv
 
-from hpcdl.data import open_data, table_job, table_source
+from hpcdl.data import fills, open_data, table_source
 from hpcdl.data.format import read_info
 from hpcdl.data.recipe import recipe_of
 from hpcdl.data.table_rows import TableRows
@@ -79,7 +79,7 @@ def test_texts_become_features(tmp_path, prepare, kind, lines, monkeypatch):
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("way", ["mean", "median"])
 def test_missing_numbers_become_what_the_training_rows_say(tmp_path, prepare, way, kind, monkeypatch):
-    monkeypatch.setattr(table_job, "MEDIAN_BYTES", 1)
+    monkeypatch.setattr(fills, "MEDIAN_BYTES", 1)
     change = put((3, "age", "NA"), (9, "age", "?"), (4, "height", ""), (5, "color", "null"), (6, "color", "N/A"))
     path = table(tmp_path / "in", change, kind=kind)
     with prepare("table", path, "--id", "name", "--missing", way) as file:
@@ -91,9 +91,9 @@ def test_missing_numbers_become_what_the_training_rows_say(tmp_path, prepare, wa
         assert not x[[4, 5], 1:4].any() and (x[6:, 1:4].sum(axis=1) == 1).all()
         assert file.attrs["scale"] == 1
     assert f"; 3 missing numbers became the {way}; 2 missing texts became zeros; " in prepare.said
-    fills = [column.fill for column in recipe_of(tmp_path / "out.h5").columns]
-    np.testing.assert_allclose([fills[0], fills[2]], [mean, height])
-    assert fills[1] is None
+    said = [column.fill for column in recipe_of(tmp_path / "out.h5").columns]
+    np.testing.assert_allclose([said[0], said[2]], [mean, height])
+    assert said[1] is None
     np.testing.assert_array_equal(all_of(TableRows(path, recipe_of(tmp_path / "out.h5")))[0], x)
 
 
@@ -213,7 +213,7 @@ def test_a_table_of_others_labels(tmp_path, prepare):
         for name, value in first.items():
             if name != "table":
                 np.testing.assert_array_equal(file.attrs[name], value)
-        assert json.loads(file.attrs["table"]) == json.loads(first["table"]) | {"delimiter": ";"}
+        assert json.loads(file.attrs["table"]) == json.loads(first["table"]) | {"delimiter": ";", "like": True}
     assert (
         "1 missing number became the median; 1 text that " in prepare.said
         and "does not have became zeros" in prepare.said

@@ -98,6 +98,30 @@ def test_predictions_are_those_of_the_very_same_rows_in_the_data_file(predict, t
     np.testing.assert_array_equal(checkpoint.vectors["data/mean"], data.statistics["mean"])
 
 
+def test_missing_numbers_are_filled_in_as_the_rows_that_train_say(predict, tmp_path, monkeypatch):
+    """As in training, and not as in the file: in a new table, in the data file, in one like it, in a resumed run."""
+    monkeypatch.chdir(tmp_path)
+    sizes = [1.5**k for k in range(40)]  # no rows without one have the same mean
+    lines = [f"{'' if k % 5 == 0 else repr(size)},{'blue' if k % 3 else 'red'}" for k, size in enumerate(sizes)]
+    Path("new.csv").write_text("\n".join(["size,color", *lines]))
+    Path("all.csv").write_text("\n".join(["size,color,kind", *(f"{line},{k % 2}" for k, line in enumerate(lines))]))
+    for file, *options in (["a.h5", "--missing", "mean", "--test-fraction", 0], ["b.h5", "--like", "a.h5"]):
+        given = ["csv", "all.csv", file, *options, *(["--test-fraction", 1] if file == "b.h5" else [])]
+        assert ends("prepare_data", [*map(str, given)]) == (0, "")
+    train = "--data a.h5 --model softmax --dtype float64 --validation 0.25 --out run --progress none --epochs"
+    assert ends("train_allreduce", [*train.split(), "1"]) == (0, "")
+    assert ends("train_allreduce", ["--resume", "run", "--epochs", "2", "--progress", "none"]) == (0, "")
+    recipe = Checkpoint.read(Path("run")).attributes["meaning"]["recipe"]
+    with h5py.File("a.h5") as file:
+        fill = json.loads(file.attrs["table"])["columns"][0]["fill"]
+    assert recipe["columns"][0]["fill"] not in (None, fill)
+    new = predict("new.csv", "--probabilities", of="run")[1:]
+    for file in ("a.h5", "b.h5"):
+        table = {line[0]: [line[0], *line[2:]] for line in predict(file, "--probabilities", of="run")[1:]}
+        assert [table[line[0]] for line in new] == new
+    assert predict("b.h5", program="evaluate", of="run") is None
+
+
 def test_other_classes_are_matched_by_name_or_refused_by_name(predict, trained, tmp_path, capsys):
     write_table(tmp_path / "same.h5", labels=["bee", "cat", "ant"])
     assert predict("same.h5", program="evaluate", of=trained) is None

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from few import write_few
 
 from hpcdl.comm import Communicator
 from hpcdl.data import open_data
+from hpcdl.data.meaning import Meaning
 from hpcdl.errors import UsageError
 from hpcdl.models import for_data
 from hpcdl.optim import make_optimizer, make_schedule
@@ -16,7 +18,7 @@ from hpcdl.runs.held import Whole
 from hpcdl.runs.options import Options
 from hpcdl.runs.run import Run
 from hpcdl.search import combining, ensemble_scores
-from hpcdl.search.ensemble import Ensemble, Member, Stacking
+from hpcdl.search.ensemble import Ensemble, Member, Stacking, seen_as
 
 MEMBERS = [
     Member(0, "members/0000", "seed=0"),
@@ -83,6 +85,14 @@ def test_the_mean_and_the_spread(world, folder):
     assert found["output"] == pytest.approx(p.mean(axis=0), abs=1e-6)
     assert found["spread"] == pytest.approx(p.std(axis=0), abs=1e-6)
     assert found["row"].tolist() == [*range(6)]
+
+
+def test_members_whose_missing_numbers_became_others_see_other_rows():
+    members = [
+        SimpleNamespace(dtype="float32", statistics={}, meaning=Meaning(recipe={"columns": [{"fill": fill}]}))
+        for fill in (1.0, 1.0, 2.0)
+    ]
+    assert [seen_as(each) == seen_as(members[0]) for each in members] == [True, True, False]
 
 
 def test_votes_and_their_weights(world, folder):
