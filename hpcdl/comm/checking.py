@@ -27,13 +27,15 @@ from mpi4py import MPI
 
 from hpcdl.comm.callers import caller, place
 from hpcdl.comm.progress import activity, clock
-from hpcdl.comm.steps import Step, Until
+from hpcdl.comm.steps import Step, Until, ready
 from hpcdl.comm.told import Call, by_words, differ, told
 from hpcdl.errors import AgreedError, UsageError
 
 VARIABLE = "HPCDL_CHECK"
 OFF, ON = ("", "0"), ("1", "collectives")
 MOST = 1000  # codes that are kept
+WORDS = "S500"  # what a rank tells of its call
+TAGS = 32768  # that MPI guarantees
 
 
 def wanted() -> bool:
@@ -81,7 +83,10 @@ class Checking:
                 activity.advance()
                 os.sched_yield()
             if largest[0] != -largest[1]:
-                self.refuse(group, call, group.sequence, place(caller()))
+                for step in self.refuse(group, call, group.sequence, place(caller())):
+                    while not ready(step):
+                        activity.advance()
+                        os.sched_yield()
         finally:
             activity.leave(around)
         return clock() - start
@@ -97,7 +102,7 @@ class Checking:
             try:
                 yield [come]
                 if largest[0] != -largest[1]:
-                    self.refuse(group, call, number, where)
+                    yield from self.refuse(group, call, number, where)
                 yield Until(lambda: self.beginning[0] is largest)
                 begun = next(steps, None)
             finally:
@@ -110,13 +115,22 @@ class Checking:
         self.beginning.append(largest)
         return compared()
 
-    def refuse(self, group: Any, call: Call, number: int, where: str) -> None:
-        """Tell each other who has called what, and from where; collective. Raises AgreedError."""
-        everyone: Any = self.comm.allgather((told(call), group.algorithm_of(call), where))
-        words = [each[0] for each in everyone]
+    def refuse(self, group: Any, call: Call, number: int, where: str) -> Iterator[Step]:
+        """Tell each other who has called what, and from where: the steps. Raises AgreedError, on all ranks.
+
+        The call's number is the tag of the messages: of several calls in flight, each rank sees in an order of its own
+        that they differ, and has begun other comparisons; what the library has for all ranks would meet another call's.
+        """
+        everyone, tag = np.zeros((self.comm.size, 3), WORDS), number % TAGS
+        everyone[self.comm.rank] = [each.encode() for each in (told(call), group.algorithm_of(call), where)]
+        others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
+        mine = everyone[self.comm.rank].view(np.uint8)
+        coming = [self.comm.Irecv(everyone[other].view(np.uint8), other, tag) for other in others]
+        yield [*coming, *(self.comm.Isend(mine, other, tag) for other in others)]
+        words, algorithms, lines = ([each.decode(errors="replace") for each in row] for row in everyone.T)
         if len({*words}) == 1:
-            words = [f"{each[0]} by {each[1]}" for each in everyone]
-        at = by_words({rank: each[2] for rank, each in enumerate(everyone)})
+            words = [f"{each} by {name}" for each, name in zip(words, algorithms, strict=True)]
+        at = by_words(dict(enumerate(lines)))
         raise AgreedError(f"{differ(dict(enumerate(words)))} (call number {number} of {group.name!r}, from {at})")
 
     def free(self) -> None:

@@ -1,8 +1,10 @@
 """Every way in which ranks can differ in what they call together is told to all of them, by name and line."""
 
+import contextlib
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -75,6 +77,37 @@ def test_asynchronous_calls_are_told_where_they_are_waited_for(way, world):
 
     refused(comm, *WAYS[way][:2], in_the_middle)
     assert (before == comm.size).all() and (after == comm.size).all()
+    comm.free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("blocking", [False, True])
+def test_of_several_calls_that_differ_each_is_told_as_what_it_is(blocking, world):
+    """In whatever order a rank comes to see it, and whatever it has begun beside."""
+    comm = Communicator(world, "ring", check=True)
+    length, before, after = 9 - (comm.rank == comm.size - 1), np.ones(2), np.ones(3)
+    first, between = comm.iall_reduce(vector(length)), comm.iall_reduce(before)
+    if blocking:
+        second = SimpleNamespace(wait=lambda: comm.broadcast(vector(length)))
+    else:
+        second = comm.ibroadcast(vector(length))
+    last = comm.iall_reduce(after) if comm.rank % 2 or blocking else None  # others begin it when they have been told
+    world.Barrier()
+    said = {}
+    for name, request in [("all_reduce", first), ("broadcast", second)][:: -1 if comm.rank % 2 else 1]:
+        while not (request is second and blocking) and comm.rank % 2 and not request.done:  # this one alone
+            with contextlib.suppress(AgreedError):
+                request.advance()
+            os.sched_yield()
+        with pytest.raises(AgreedError) as told:
+            request.wait()
+        said[name] = str(told.value)
+    (last or comm.iall_reduce(after)).wait()
+    between.wait()
+    assert (before == comm.size).all() and (after == comm.size).all()
+    for name, words in said.items():
+        assert words.count(f"{name} of 9 float64") == words.count(f"{name} of 8 float64") == 1, words
+    assert world.allgather(said) == [said] * comm.size
     comm.free()
 
 
