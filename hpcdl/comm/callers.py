@@ -1,7 +1,8 @@
 """The line of a program that makes a call: of a user's own, or of a strategy; not of what lies between it and MPI.
 
 Frames are looked at from the innermost on. Those of hpcdl's lower rooms, which call on behalf of others, are passed
-over: a meeting of a run counts as called where its strategy comes to `run.boundary()`. It costs 0.1 us for each frame.
+over: a meeting of a run counts as called where its strategy comes to `run.boundary()`. So are PyTorch's, through which
+torch.distributed comes to its backend. It costs 0.1 us for each frame.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ PASSED = (
     f"{PACKAGE}shared_memory.py",
     contextlib.__file__,
 )
+PYTORCH = "torch", "typing_extensions", "warnings", "_py_warnings"  # the others: `deprecated`, by version
 passed: dict[str, bool] = {}  # by file
 
 
@@ -36,10 +38,16 @@ def innermost(frame: FrameType) -> FrameType:
         file = frame.f_code.co_filename
         over = passed.get(file)
         if over is None:
-            over = passed[file] = file.startswith(PASSED)
+            over = passed[file] = file.startswith(PASSED) or of_pytorch(file)
         if not over or frame.f_back is None:
             return frame
         frame = frame.f_back
+
+
+def of_pytorch(file: str) -> bool:
+    """Whether the file is of PyTorch, or wraps its functions; only of modules that are imported, as callers are."""
+    folder, *wrappers = (getattr(sys.modules.get(name), "__file__", None) or "" for name in PYTORCH)
+    return file in wrappers or (folder != "" and file.startswith(os.path.dirname(folder) + os.sep))
 
 
 def refuse(comm: Any, call: str) -> NoReturn:

@@ -233,11 +233,12 @@ class Collectives(Door):
 
         call: its name, type, length, reduction and root, as the ranks compare them (calls.py); the same on all ranks.
         """
+        self._check_rank(call[4])
         comm = self._lane(call)
         return self._request(call[0], steps(comm), comm)
 
     def run(self, call: Call, steps: Callable[[CountingIntracomm], Iterator[Step]]) -> None:
-        if activity.in_flight:
+        if activity.in_flight or not self._known(call[4]):
             self.irun(call, steps).wait()
             return
         comm = self._short_lane(call)

@@ -5,10 +5,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-# That MPI knows, by a small number; types that are one (long, long long) are one here.
-TYPES = {kind: i for i, kind in enumerate(map(np.dtype, "?bBhHiIlLqQefdgFDG"))}
+# Types of elements, by a small number: those that MPI knows, of which two that are one (long, long long) are one here;
+# and, by name, those that PyTorch alone has, which travel as integers (hpcdl/torch/arrays.py).
+BYTES = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"
+ORDER: list[np.dtype | str] = [*map(np.dtype, "?bBhHiIlLqQefdgFDG"), "bfloat16", "complex32", *BYTES]
+TYPES = {kind: i for i, kind in enumerate(ORDER)}
 KINDS = {i: kind for kind, i in TYPES.items()}
-Call: TypeAlias = tuple[str, np.dtype | None, int, str, int]  # operation, type, length, reduction, root
+Call: TypeAlias = tuple[str, np.dtype | str | None, int, str, int]  # operation, type, length, reduction, root
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 ALL, SOME = -1, -2  # in the place of the rank that is waited for
 

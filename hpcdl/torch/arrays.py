@@ -6,12 +6,14 @@
 Types that numpy does not have travel as the integers of their size: bfloat16 as uint16, those of 8 bits as uint8.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcdl.comm.told import TYPES
 from hpcdl.errors import UsageError
 
 # bfloat16 and float16 are known as what they are where values are combined (`CODED`).
@@ -19,6 +21,15 @@ AS_INTEGERS = {torch.bfloat16: torch.uint16, torch.float16: torch.uint16, torch.
 AS_INTEGERS |= {kind: torch.uint8 for name, kind in vars(torch).items() if name.startswith("float8_")}
 CODED = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 Back = Callable[[], object] | None  # what takes a copy back into the tensor
+
+
+@functools.cache
+def element_type(kind: torch.dtype) -> np.dtype | str:
+    """The type that ranks compare, whatever travels: numpy's, or the name of one that only PyTorch has."""
+    if kind is torch.float16:  # numpy has it, though it travels as an integer, too
+        return np.dtype(np.float16)
+    name = str(kind).removeprefix("torch.")
+    return name if name in TYPES else torch.empty(0, dtype=AS_INTEGERS.get(kind, kind)).numpy().dtype
 
 
 def own(tensor: Tensor) -> np.ndarray | None:

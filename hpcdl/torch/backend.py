@@ -20,9 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ReduceOp
-from torch.distributed.distributed_c10d import Work
+from torch.distributed.distributed_c10d import AllgatherOptions, Work
 
 from hpcdl.chunks import chunks
+from hpcdl.comm.allreduce.ring import ring_all_gather
+from hpcdl.comm.allreduce.tree import tree_broadcast
 from hpcdl.comm.exchange import (
     Message,
     exchange,
@@ -35,7 +37,7 @@ from hpcdl.comm.operations import reducible
 from hpcdl.comm.point_to_point import ANY
 from hpcdl.comm.told import Call
 from hpcdl.errors import UsageError
-from hpcdl.torch.arrays import CODED, Back, all_back, own, reading, writing
+from hpcdl.torch.arrays import CODED, Back, all_back, element_type, own, reading, writing
 from hpcdl.torch.monitored import monitored_barrier
 from hpcdl.torch.process_group import OfCommunicator
 from hpcdl.torch.work import DONE, engine
@@ -101,7 +103,7 @@ class Group(OfCommunicator):
             return self._started(lambda: [self.comm.iall_reduce(vector, name)], [tensor], back)
         vector, back = writing(tensor)
         fold = folding(name, CODED.get(tensor.dtype))
-        call: Call = "all_reduce", vector.dtype, vector.size, name, 0
+        call = call_of("all_reduce", tensor, vector.size, NAMES[opts.reduceOp.op])
         return self._run(
             opts.asyncOp,
             call,
@@ -141,7 +143,7 @@ class Group(OfCommunicator):
         if name == "mean":
             name, divides = "sum", self.me == root
         fold = folding(name, CODED.get(tensor.dtype))
-        call: Call = "reduce", vector.dtype, vector.size, name, root
+        call = call_of("reduce", tensor, vector.size, NAMES[opts.reduceOp.op], root)
         return self._run(
             opts.asyncOp,
             call,
@@ -156,10 +158,10 @@ class Group(OfCommunicator):
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         opts = distributed.ReduceScatterOptions() if opts is None else opts
-        if source.numel() != output.numel() * self.ranks:
+        if source.numel() != output.numel() * self.ranks or output.dtype != source.dtype:
             raise Refused(
-                f"rank {self.me}: a reduce-scatter into {output.numel()} elements on {self.ranks} ranks takes "
-                f"{output.numel() * self.ranks}, not {source.numel()}"
+                f"rank {self.me}: a reduce-scatter into {output.numel()} {output.dtype} on {self.ranks} ranks takes "
+                f"{output.numel() * self.ranks}, not {source.numel()} {source.dtype}"
             )
         vector = reading(source)
         return self._reduce_scatter(output, [vector[each] for each in chunks(vector.size, self.ranks)], opts)
@@ -175,7 +177,7 @@ class Group(OfCommunicator):
         name, divides = ("sum", True) if name == "mean" else (name, divides)
         fold = folding(name, CODED.get(output.dtype))
         into, back = writing(output, filled=False)
-        call: Call = "reduce_scatter", into.dtype, sum(each.size for each in parts), name, 0
+        call = call_of("reduce_scatter", output, sum(each.size for each in parts), NAMES[opts.reduceOp.op])
         return self._run(
             opts.asyncOp,
             call,
@@ -195,16 +197,16 @@ class Group(OfCommunicator):
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
         tensor, root = one(tensors), opts.rootRank
         vector, back = writing(tensor)
-        return self._do(
+        return self._run(
             opts.asyncOp,
-            lambda: self.comm.broadcast(vector, root),
-            lambda: self.comm.ibroadcast(vector, root),
+            call_of("broadcast", tensor, vector.size, root=root),
+            lambda comm: tree_broadcast.steps(comm, vector, root, met=True),
             [tensor],
             back if self.me != root else None,
         )
 
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
-        opts = distributed.AllgatherOptions() if opts is None else opts
+        opts = AllgatherOptions() if opts is None else opts
         if output.numel() != source.numel() * self.ranks or output.dtype != source.dtype:
             raise Refused(
                 f"rank {self.me}: an all-gather of {source.numel()} {source.dtype} on {self.ranks} ranks gives "
@@ -212,23 +214,18 @@ class Group(OfCommunicator):
             )
         vector, back = writing(output, filled=False)
         np.copyto(vector[chunks(vector.size, self.ranks)[self.me]], reading(source))
-        return self._do(
-            opts.asyncOp,
-            lambda: self.comm.all_gather(vector),
-            lambda: self.comm.iall_gather(vector),
-            [output],
-            back,
-        )
+        call = call_of("all_gather", output, vector.size)
+        return self._run(opts.asyncOp, call, lambda comm: ring_all_gather.steps(comm, vector), [output], back)
 
     _allgather_base = all_gather_single
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
-        opts = distributed.AllgatherOptions() if opts is None else opts
+        opts = AllgatherOptions() if opts is None else opts
         source, into = reading(one(inputs)), outputs[0]
         self._one_for_each(into, inputs[0].dtype)
         places, back = self._places(into)
         copy_into(places[self.me], source, self.me)
-        call: Call = "all_gather", source.dtype, sum(each.size for each in places), "", 0
+        call = call_of("all_gather", inputs[0], sum(each.size for each in places))
         sends = [(source, other) for other in self.others]
         receives = [(places[other], other) for other in self.others]
         return self._exchange(opts.asyncOp, call, sends, receives, into, back)
@@ -247,7 +244,7 @@ class Group(OfCommunicator):
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Work:
         source, root = reading(one(inputs)), opts.rootRank
-        call: Call = "gather", source.dtype, source.size, "", root
+        call = call_of("gather", inputs[0], source.size, root=root)
         if self.me != root:
             return self._exchange(opts.asyncOp, call, [(source, root)], [], [], None)
         into = outputs[0]
@@ -260,7 +257,7 @@ class Group(OfCommunicator):
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Work:
         output, root = one(outputs), opts.rootRank
         place, back = writing(output, filled=False)
-        call: Call = "scatter", place.dtype, place.size, "", root
+        call = call_of("scatter", output, place.size, root=root)
         if self.me != root:
             return self._exchange(opts.asyncOp, call, [], [(place, root)], outputs, back)
         self._one_for_each(inputs[0], output.dtype, output.numel())
@@ -301,7 +298,7 @@ class Group(OfCommunicator):
         self, later: bool, places: list[np.ndarray], parts: list[np.ndarray], outputs: list[Tensor], back: Back
     ) -> Work:
         copy_into(places[self.me], parts[self.me], self.me)
-        call: Call = "all_to_all", parts[0].dtype, 0, "", 0
+        call = call_of("all_to_all", outputs[0], 0)
         sends = [(parts[other], other) for other in self.others]
         receives = [(places[other], other) for other in self.others]
         return self._exchange(later, call, sends, receives, outputs, back)
@@ -389,6 +386,11 @@ class Group(OfCommunicator):
         return Group(comm, name, self.store, timeout or self.timeout)
 
     splitGroup = split_group
+
+
+def call_of(name: str, tensor: Tensor, size: int, op: str = "", root: int = 0) -> Call:
+    """What the ranks compare of an operation on tensors of this type."""
+    return name, element_type(tensor.dtype), size, op, root
 
 
 def kind_of(tensor: Tensor) -> str:

@@ -3,6 +3,7 @@
 import copy
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,12 @@ from torch import distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from hpcdl.comm import Communicator  # noqa: E402
-from hpcdl.errors import UsageError  # noqa: E402
+from hpcdl.comm.calls import number  # noqa: E402
+from hpcdl.comm.checking import Checking  # noqa: E402
+from hpcdl.comm.told import ranks_told  # noqa: E402
+from hpcdl.errors import AgreedError, UsageError  # noqa: E402
 from hpcdl.torch import monitored  # noqa: E402
+from hpcdl.torch.backend import Group  # noqa: E402
 
 pytestmark = [pytest.mark.mpi(min_size=2)]
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -111,6 +116,7 @@ def test_gathering(group, rank, size, later):
         mine = of_rank(rank, kind)
         rows = [torch.empty_like(mine) for _ in range(size)]
         wait(group.all_gather(rows, mine, async_op=later))
+        group.group.WORLD.allgather([rows], [mine]).wait()  # as PyTorch's own C++ may call it, without options
         assert all(torch.equal(row, of_rank(each, kind)) for each, row in enumerate(rows))
         whole = torch.empty(size * 13, dtype=kind)
         wait(group.all_gather_into_tensor(whole, mine, async_op=later))
@@ -352,6 +358,10 @@ def test_what_does_not_fit_is_said(group, rank, size):
     for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):
         with pytest.raises(ValueError, match=r"numbers that have an order, not for torch\.complex64"):
             dist.reduce(torch.zeros(2, dtype=torch.complex64), 0, op)
+    for kind in (torch.float32, torch.bfloat16):
+        for call in (dist.broadcast, dist.reduce, lambda tensor, root: dist.gather(tensor, None, root)):
+            with pytest.raises(UsageError, match=rf"there is no rank {size} in a group of {size}"):
+                call(torch.zeros(2, dtype=kind), size)
     uneven = [torch.zeros(2 + (other != rank)) for other in range(size)]
     said = f"rank {rank}: the tensor for rank {(rank == 0) * 1} is of 3 elements of torch.float32, and should be of 2"
     with pytest.raises(ValueError, match=said):
@@ -360,6 +370,67 @@ def test_what_does_not_fit_is_said(group, rank, size):
         dist.gather(torch.zeros(2), uneven, rank)
     with pytest.raises(UsageError, match=f"rank {rank}: .* are to come from rank .*, and it has sent 4 bytes"):
         dist.all_to_all_single(torch.zeros(2 * size - 1), torch.zeros(size), [1 + (i != rank) for i in range(size)])
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("later", [False, True])
+def test_ranks_with_tensors_of_different_types_are_told_though_the_same_travels(group, rank, size, world, later):
+    comm = Communicator(world, "ring", check=True)
+    checked, last = Group(comm, "checked", dist.group.WORLD.store, timedelta(seconds=60)), size - 1
+
+    def handed_on(kind):
+        mine, every = torch.ones(2).to(kind), torch.ones(2 * size).to(kind)
+        parts = list(every.split(2))
+        yield "broadcast", [mine]
+        yield "all_gather_single", every, mine
+        yield "allgather", [parts], [mine]
+        yield "gather", [parts] if rank == 0 else [], [mine]
+        yield "scatter", [mine], [parts] if rank == 0 else []
+        yield "alltoall", parts, list(every.clone().split(2))
+        yield "all_to_all_single", every, every.clone(), [], []
+
+    def combined(kind):
+        mine, every = torch.ones(2).to(kind), torch.ones(2 * size).to(kind)
+        yield "allreduce", [mine]
+        yield "reduce", [mine]
+        yield "reduce_scatter", [mine], [list(every.split(2))]
+        yield "reduce_scatter_single", mine, every
+
+    def refused(op, words, name, *arguments):
+        opts = SimpleNamespace(asyncOp=later, rootRank=0, reduceOp=dist.ReduceOp(op))
+        with pytest.raises(AgreedError, match=words):
+            getattr(checked, name)(*arguments, opts).wait()
+        tags = world.allgather(number(comm._latest))  # without the check, their messages do not meet
+        assert len({*tags[:last]}) == 1 and tags[last] != tags[0]
+
+    pairs = [(torch.float16, torch.bfloat16), (torch.uint16, torch.float16)]
+    unlike = [(torch.float8_e4m3fn, torch.float8_e5m2), (torch.uint8, torch.float8_e5m2)]
+    unlike += [(torch.complex32, torch.int32)]
+    for calls, kinds in ((handed_on, pairs + unlike), (combined, pairs[:1])):
+        for most, other in kinds:
+            first, second = (str(each).removeprefix("torch.") for each in (most, other))
+            for call in calls(other if rank == last else most):
+                refused(dist.ReduceOp.SUM, rf"\(ranks? 0.* {first}\b.*; rank {last}: \S* of \d+ {second}\b", *call)
+    for call in combined(torch.bfloat16):
+        op = dist.ReduceOp.AVG if rank == last else dist.ReduceOp.SUM
+        refused(op, rf"\(sum\).*; rank {last}: .* \(mean\)", *call)
+    with pytest.raises(ValueError, match="float16"):
+        dist.reduce_scatter_tensor(torch.ones(1).half(), torch.ones(size).bfloat16())
+    comm.free()
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_the_lines_that_are_told_are_the_programs(group, rank, size, world, later, monkeypatch):
+    """And not PyTorch's, which lie between."""
+    checking = Checking(world)
+    monkeypatch.setattr(group.group.WORLD.comm, "_checking", checking)
+    said = rf"\(call number \d+ of .*, from {ranks_told(range(size))}: test_backend\.py:\d+ in test_the_lines\w*\)"
+    mine = torch.ones(2 + (rank == 0))
+    with pytest.raises(AgreedError, match=said):
+        wait(dist.all_reduce(mine, async_op=later))
+    with pytest.raises(AgreedError, match=said):
+        wait(dist.all_gather_into_tensor(mine.repeat(size), mine, async_op=later))  # PyTorch has it wrapped
+    checking.free()
 
 
 @pytest.mark.parametrize("sent, kind", [(3, torch.float32), (9, torch.float32), (3, torch.float64), (6, torch.float16)])
