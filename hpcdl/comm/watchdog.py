@@ -4,8 +4,7 @@ A thread on every rank, one for all its communicators, looks at what the rank is
 one operation, for a second, then two, four and so on, tells rank 0, whose thread asks all ranks. From their answers it
 sees what no timeout needs to tell: ranks that call different things together (calls.py), and ranks that wait for one
 that has left its program (stuck.py). Either ends the job with one line. With a timeout, so does an operation that has
-lasted longer, with a line for each rank, unless a rank works at what all know to be going on, as the one that scores or
-writes a checkpoint does.
+lasted longer, with a line for each rank, unless a rank does what all know of, as scoring or writing a checkpoint.
 
 The answers come from the threads, so a rank that computes, or hangs elsewhere, is heard, too. If rank 0 does not react
 (it may be stopped), the rank whose timeout is over speaks for itself and ends the job. All this needs MPI's
@@ -24,7 +23,6 @@ import time
 import traceback
 import zlib
 from collections import Counter
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -51,8 +49,7 @@ from hpcdl.comm.stuck import (
 from hpcdl.comm.told import ALL
 
 BELOW = *(os.path.dirname(file) + os.sep for file in (__file__, kernels.__file__)), shared_memory.__file__
-SELDOM = 30.0  # seconds between two questions at most
-PERIOD = 0.25  # seconds between two looks
+SELDOM, PERIOD = 30.0, 0.25  # seconds between two questions at most; between two looks
 FREED = 1000  # communicators that are remembered when they are freed
 MOST = 4  # alarms that are looked into at a time
 watching: list["Watchdog"] = []  # of this process
@@ -325,10 +322,9 @@ class Watchdog:
 
     def line(self) -> str:
         """Of the program of the main thread, which makes the call (callers.py), whatever is called in there."""
-        frame: FrameType | None = sys._current_frames()[self.main]
-        while frame is not None and not frame.f_code.co_filename.startswith(BELOW):
-            frame = frame.f_back
-        return place(innermost(frame or sys._current_frames()[self.main]))
+        top = sys._current_frames()[self.main]
+        ours = (each for each, _ in traceback.walk_stack(top) if each.f_code.co_filename.startswith(BELOW))
+        return place(innermost(next(ours, top)))
 
     def report(self) -> str:
         """Operation, seconds and caller: of the main thread the innermost frame that calls hpcdl.comm, or any."""
