@@ -240,7 +240,6 @@ def test_a_message_that_does_not_fit_is_refused(comm, form):
             if form:
                 comm.iwait(np.zeros(length, kind), left).wait()
             else:
-                request.wait()
                 comm.wait(np.zeros(length, kind), left)
         request.wait()
     request = comm.ipush(np.ones(2), right)
