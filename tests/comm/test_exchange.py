@@ -48,6 +48,8 @@ def test_folds_are_those_of_numpy(each_group, length):
 @pytest.mark.parametrize("sent, said", [(3, "it has sent more"), (1, "it has sent 8 bytes")])
 def test_what_is_longer_or_shorter_than_the_place_for_it_is_refused(each_group, sent, said):
     def body(bare):
+        if bare.size == 1:
+            return  # a rank sends nothing to itself
         comm, left = Communicator(bare, "ring"), (bare.rank - 1) % bare.size
         sends, receives = [(np.ones(sent), (bare.rank + 1) % bare.size)], [(np.empty(2), left)]
         call = "all_to_all", np.dtype(float), 0, "", 0

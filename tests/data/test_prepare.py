@@ -336,13 +336,13 @@ def test_bad_csv(tmp_path, prepare):
         ("1,2\n1,x\n", ["--regression"], "values to predict numbers"),
         ("a,b\n1,2\n", ["--label", "c"], "no header with a column 'c'; its first line is: a, b"),
         ("a,b\n1,2\n", ["--label", "b", "--no-header"], "no header with a column 'b'"),
-        ("1,2\n", ["--label", "2"], "has 2 columns; there is no label column 2"),
+        ("1,3\n", ["--label", "2"], "has 2 columns; there is no label column 2"),
         ("1,2\n", ["--label=-3"], "there is no label column -3"),
         ("1,2\n1,2\n", [], "all rows have the label 2"),
-        ("1,2,3\n", ["--group", "3"], "has 3 columns; there is no group column 3"),
-        ("1,2,3\n", ["--group", "2"], "the label, the group and the features are columns of their own"),
+        ("1,2,4\n", ["--group", "3"], "has 3 columns; there is no group column 3"),
+        ("1,4,3\n", ["--group", "2"], "the label, the group and the features are columns of their own"),
         ("1,2\n", ["--group", "0"], "the label, the group and the features are columns of their own"),
-        ("1,2,3\n1,,4\n", ["--group", "1"], "line 2, column 1: a row has an empty group"),
+        ("5,2,3\n5,,4\n", ["--group", "1"], "line 2, column 1: a row has an empty group"),
         ("1,2\n2,3\n", ["--test-fraction", "0.1"], "no row in test"),
     ]:
         path.write_text(text)

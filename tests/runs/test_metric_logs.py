@@ -235,7 +235,7 @@ def test_a_full_disk_is_one_line(tmp_path, log, name):
         pytest.importorskip("tensorboardX")
     folder = begin(tmp_path, 0, log=log)
     folder.metrics.close()
-    folder.metrics = open("/dev/null", "w")  # noqa: SIM115 - the folder closes it
+    folder.metrics = open("/dev/null", "wb", buffering=0)  # noqa: SIM115 - the folder closes it
     with room(20_000), pytest.raises(LoneError, match=rf"{name}.* cannot be written: File too large$"):
         for _ in range(300):
             folder.record(LINES)
