@@ -3,15 +3,23 @@
 The rooms, from the top; a room imports from rooms below it, never upwards or from beside:
 
     scripts                          one program per strategy or tool
+    reports                          tables, pictures and comparisons of what runs have written
+    search, rl, planning             many trainings in one job; reinforcement learning; forecasts of memory and time
+    launch                           from a command line to a run
     strategies                       one file per strategy: the loop is the algorithm
-    federated, parallel              clients of federated learning; what a rank holds of a model that is cut
-    services                         what dedicated ranks offer: parameters, training data
+    recovery, data_server            restarts, recovery in the job; ranks that make batches for others
+    parameter_server, federated      parameters on servers; clients of federated learning
+    parallel, inference              what a rank holds of a model that is cut; predictions of a trained model
     runs                             one training run
+    faults                           fault injection and stragglers
+    checkpoint                       the state of a run on disk
+    torch                            PyTorch's modules as models; a backend of torch.distributed
     models, optim, data, machine     gradients, update rules, examples, what this machine is
     comm                             messages
     kernels                          the loops
 
-Beneath all rooms lie small modules that know of none: chunks, errors, files, memory, random, shared_memory.
+Beneath all rooms lie small modules that import none of them: chunks, csr, errors, files, formatting, memory, plugins,
+programs, random, shared_memory.
 """
 
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import platformdirs
 
-full: set[Path] = set()  # folders in which, as a drill has it (runs/inject.py), no space is left
+full: set[Path] = set()  # folders in which, as a drill has it (faults/inject.py), no space is left
 
 
 def part(path: Path) -> Path:

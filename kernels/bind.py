@@ -258,7 +258,7 @@ class Kernel(CPUDispatcher):
 
     def on_device(self, array: Any, *rest: Any) -> Any:
         """Launch the CUDA twin. Of an array that is an outline, without memory, it is nothing that is computed."""
-        if hasattr(array, "outlined"):  # hpcdl/planning/outline.py
+        if hasattr(array, "outlined"):  # hpcdl/planning/meta_arrays.py
             return array.outlined
         try:
             twin = self.twins[array.dtype]

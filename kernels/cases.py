@@ -36,7 +36,7 @@ from hpcdl.kernels.bind import Kernel
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """One kernel; limit: what it runs against, "memory" or "arithmetic"; columns: a usual width of its matrix;
     nan: whether the kernel says what becomes of NaN; main: the argument whose size is that of the call.
     """
@@ -256,81 +256,91 @@ ADAM = *STEP, 0.999, 0.9, 1 - 0.9, 0.99, 1 - 0.99, 3.0, 1e-3  # with shrink, the
 YOGI = *STEP, 0.9, 1 - 0.9, 1 - 0.99, 1e-3
 
 CASES = {
-    "add_into": Case(reduce.add_into, vectors(2), references.add_into, moves(0, 0, 1)),
-    "max_into": Case(reduce.max_into, vectors(2), references.max_into, moves(0, 0, 1)),
-    "min_into": Case(reduce.min_into, vectors(2), references.min_into, moves(0, 0, 1)),
-    "add_scaled": Case(reduce.add_scaled, vectors(2, 1e-3), references.add_scaled, moves(0, 0, 1)),
-    "scale": Case(reduce.scale, vectors(1, -1.0), references.scale, moves(0, 0)),
-    "sum_of_squares": Case(norm.sum_of_squares, vectors(1), references.sum_of_squares, moves(0)),
-    "sgd": Case(updates.sgd, vectors(2, *STEP), references.sgd, moves(0, 0, 1)),
-    "momentum": Case(updates.momentum, vectors(3, *STEP, 0.9), references.momentum, moves(0, 0, 1, 2, 2)),
-    "nesterov": Case(updates.nesterov, vectors(3, *STEP, 0.9), references.nesterov, moves(0, 0, 1, 2, 2)),
-    "adam": Case(updates.adam, vectors(4, *ADAM), references.adam, moves(0, 0, 1, 2, 2, 3, 3)),
-    "yogi": Case(updates.yogi, vectors(4, *YOGI), references.yogi, moves(0, 0, 1, 2, 2, 3, 3)),
-    "average": Case(updates.average, vectors(2, 0.25), references.average, moves(0, 0, 1)),
-    "adagrad": Case(updates.adagrad, vectors(3, *STEP, 1e-10), references.adagrad, moves(0, 0, 1, 2, 2)),
-    "langevin": Case(noise.langevin, vectors(2, *LANGEVIN), references.langevin, moves(0, 0, 1), "arithmetic"),
-    "dropout_mask": Case(dropout.dropout_mask, masked, references.dropout_mask, moves(0, 1), "arithmetic"),
-    "proximal": Case(updates.proximal, vectors(3, 1e-4), references.proximal, moves(0, 0, 1, 2)),
-    "add_bias": Case(activation.add_bias, matrices("mr"), references.add_bias, moves(0, 0, 1)),
-    "add_bias_relu": Case(activation.add_bias_relu, matrices("mr"), references.add_bias_relu, moves(0, 0, 1)),
-    "add_bias_tanh": Case(
+    "add_into": KernelCase(reduce.add_into, vectors(2), references.add_into, moves(0, 0, 1)),
+    "max_into": KernelCase(reduce.max_into, vectors(2), references.max_into, moves(0, 0, 1)),
+    "min_into": KernelCase(reduce.min_into, vectors(2), references.min_into, moves(0, 0, 1)),
+    "add_scaled": KernelCase(reduce.add_scaled, vectors(2, 1e-3), references.add_scaled, moves(0, 0, 1)),
+    "scale": KernelCase(reduce.scale, vectors(1, -1.0), references.scale, moves(0, 0)),
+    "sum_of_squares": KernelCase(norm.sum_of_squares, vectors(1), references.sum_of_squares, moves(0)),
+    "sgd": KernelCase(updates.sgd, vectors(2, *STEP), references.sgd, moves(0, 0, 1)),
+    "momentum": KernelCase(updates.momentum, vectors(3, *STEP, 0.9), references.momentum, moves(0, 0, 1, 2, 2)),
+    "nesterov": KernelCase(updates.nesterov, vectors(3, *STEP, 0.9), references.nesterov, moves(0, 0, 1, 2, 2)),
+    "adam": KernelCase(updates.adam, vectors(4, *ADAM), references.adam, moves(0, 0, 1, 2, 2, 3, 3)),
+    "yogi": KernelCase(updates.yogi, vectors(4, *YOGI), references.yogi, moves(0, 0, 1, 2, 2, 3, 3)),
+    "average": KernelCase(updates.average, vectors(2, 0.25), references.average, moves(0, 0, 1)),
+    "adagrad": KernelCase(updates.adagrad, vectors(3, *STEP, 1e-10), references.adagrad, moves(0, 0, 1, 2, 2)),
+    "langevin": KernelCase(noise.langevin, vectors(2, *LANGEVIN), references.langevin, moves(0, 0, 1), "arithmetic"),
+    "dropout_mask": KernelCase(dropout.dropout_mask, masked, references.dropout_mask, moves(0, 1), "arithmetic"),
+    "proximal": KernelCase(updates.proximal, vectors(3, 1e-4), references.proximal, moves(0, 0, 1, 2)),
+    "add_bias": KernelCase(activation.add_bias, matrices("mr"), references.add_bias, moves(0, 0, 1)),
+    "add_bias_relu": KernelCase(activation.add_bias_relu, matrices("mr"), references.add_bias_relu, moves(0, 0, 1)),
+    "add_bias_tanh": KernelCase(
         activation.add_bias_tanh, matrices("mr"), references.add_bias_tanh, moves(0, 0, 1), "arithmetic"
     ),
-    "add_bias_gelu": Case(
+    "add_bias_gelu": KernelCase(
         activation.add_bias_gelu, matrices("mrm"), references.add_bias_gelu, moves(0, 1, 2), "arithmetic"
     ),
-    "add_rows": Case(activation.add_rows, matrices("mr"), references.add_rows, moves(0, 1, 1)),
-    "relu_backward": Case(activation.relu_backward, matrices("mmr"), references.relu_backward, moves(0, 0, 1, 2, 2)),
-    "tanh_backward": Case(activation.tanh_backward, matrices("mmr"), references.tanh_backward, moves(0, 0, 1, 2, 2)),
-    "gelu_backward": Case(
+    "add_rows": KernelCase(activation.add_rows, matrices("mr"), references.add_rows, moves(0, 1, 1)),
+    "relu_backward": KernelCase(
+        activation.relu_backward, matrices("mmr"), references.relu_backward, moves(0, 0, 1, 2, 2)
+    ),
+    "tanh_backward": KernelCase(
+        activation.tanh_backward, matrices("mmr"), references.tanh_backward, moves(0, 0, 1, 2, 2)
+    ),
+    "gelu_backward": KernelCase(
         activation.gelu_backward, matrices("mrmr"), references.gelu_backward, moves(0, 0, 1, 2, 3, 3), "arithmetic"
     ),
-    "softmax_cross_entropy": Case(
+    "softmax_cross_entropy": KernelCase(
         loss.softmax_cross_entropy, labelled, references.softmax_cross_entropy, moves(0, 1, 2), "arithmetic", 10
     ),
-    "row_max": Case(loss.row_max, lambda *args: (cut(*args)[0], cut(*args)[3]), references.row_max, moves(0, 1)),
-    "partial_softmax": Case(loss.partial_softmax, cut, references.partial_softmax, moves(0, 1, 3, 4, 5), "arithmetic"),
-    "finish_softmax": Case(loss.finish_softmax, cut_summed, references.finish_softmax, moves(0, 0, 1, 4)),
-    "embed": Case(embedding.embed, tokens("tfvm"), references.embed, moves(0, 4, 4), main=4),
-    "embed part": Case(embedding.embed, tokens("tfvm", part=0.5), references.embed, moves(0, 4), main=4),
-    "embed_backward": Case(
+    "row_max": KernelCase(loss.row_max, lambda *args: (cut(*args)[0], cut(*args)[3]), references.row_max, moves(0, 1)),
+    "partial_softmax": KernelCase(
+        loss.partial_softmax, cut, references.partial_softmax, moves(0, 1, 3, 4, 5), "arithmetic"
+    ),
+    "finish_softmax": KernelCase(loss.finish_softmax, cut_summed, references.finish_softmax, moves(0, 0, 1, 4)),
+    "embed": KernelCase(embedding.embed, tokens("tfvm"), references.embed, moves(0, 4, 4), main=4),
+    "embed part": KernelCase(embedding.embed, tokens("tfvm", part=0.5), references.embed, moves(0, 4), main=4),
+    "embed_backward": KernelCase(
         embedding.embed_backward, tokens("mft"), references.embed_backward, moves(0, 1, 1, 1), main=1
     ),
-    "embed_backward part": Case(
+    "embed_backward part": KernelCase(
         embedding.embed_backward, tokens("mft", part=0.5), references.embed_backward, moves(0, 1), main=1
     ),
-    "add_positions": Case(embedding.add_positions, positions(3), references.add_positions, moves(0, 0)),
-    "add_positions_backward": Case(
+    "add_positions": KernelCase(embedding.add_positions, positions(3), references.add_positions, moves(0, 0)),
+    "add_positions_backward": KernelCase(
         embedding.add_positions_backward, positions(3), references.add_positions_backward, moves(0)
     ),
-    "layer_norm": Case(layer_norm.layer_norm, normalized, references.normalize, moves(0, 3, 4, 5)),
-    "layer_norm_backward": Case(
+    "layer_norm": KernelCase(layer_norm.layer_norm, normalized, references.normalize, moves(0, 3, 4, 5)),
+    "layer_norm_backward": KernelCase(
         layer_norm.layer_norm_backward, normalized_backward, references.normalize_backward, moves(0, 1, 3, 4, 5)
     ),
-    "causal_softmax": Case(
+    "causal_softmax": KernelCase(
         attention.causal_softmax, scores, references.causal_softmax, lambda s, *_: 3 * s.nbytes // 2, "arithmetic", 64
     ),
-    "causal_softmax_backward": Case(
+    "causal_softmax_backward": KernelCase(
         attention.causal_softmax_backward, probabilities, references.causal_softmax_backward, moves(0, 1), columns=64
     ),
-    "logistic": Case(loss.logistic, binary, references.logistic, moves(0, 1, 2), "arithmetic", 1),
-    "hinge": Case(loss.hinge, binary, references.hinge, moves(0, 1, 2), columns=1),
-    "squared": Case(loss.squared, values, references.squared, moves(0, 1, 2), columns=1),
-    "huber": Case(loss.huber, far_and_near, references.huber, moves(0, 1, 3), columns=1),
+    "logistic": KernelCase(loss.logistic, binary, references.logistic, moves(0, 1, 2), "arithmetic", 1),
+    "hinge": KernelCase(loss.hinge, binary, references.hinge, moves(0, 1, 2), columns=1),
+    "squared": KernelCase(loss.squared, values, references.squared, moves(0, 1, 2), columns=1),
+    "huber": KernelCase(loss.huber, far_and_near, references.huber, moves(0, 1, 3), columns=1),
 }
 for kind in ("float16", "bfloat16"):
     for action, order, moved in (("encode", "vvc", (0, 1, 1, 2)), ("decode", "vc", (0, 1)), ("add", "vc", (0, 0, 1))):
         name = f"{action}_{kind}"
-        CASES[name] = Case(getattr(convert, name), coded(order, kind), getattr(references, name), moves(*moved))
-CASES["encode_fixed"] = Case(fixed_point.encode, fixed, references.encode_fixed, moves(0, 2), nan=False)
-CASES["decode_fixed"] = Case(
+        CASES[name] = KernelCase(getattr(convert, name), coded(order, kind), getattr(references, name), moves(*moved))
+CASES["encode_fixed"] = KernelCase(fixed_point.encode, fixed, references.encode_fixed, moves(0, 2), nan=False)
+CASES["decode_fixed"] = KernelCase(
     fixed_point.decode, lambda *args: (fixed(*args)[0], 2.0**-40, fixed(*args)[2]), references.decode_fixed, moves(0, 2)
 )
-CASES["standardize"] = Case(gather.standardize, matrices("mrr"), references.standardize, moves(0, 0, 1, 2), columns=784)
+CASES["standardize"] = KernelCase(
+    gather.standardize, matrices("mrr"), references.standardize, moves(0, 0, 1, 2), columns=784
+)
 for kind in ("float32", "float64"):
-    CASES[f"gather {kind}"] = Case(gather.gather[kind], images, references.pick, gathered, columns=784, dtypes=(kind,))
-    CASES[f"gather_images {kind}"] = Case(
+    CASES[f"gather {kind}"] = KernelCase(
+        gather.gather[kind], images, references.pick, gathered, columns=784, dtypes=(kind,)
+    )
+    CASES[f"gather_images {kind}"] = KernelCase(
         gather.gather_images[kind],
         partial(images, move=True),
         references.pick_images,
@@ -339,14 +349,14 @@ for kind in ("float32", "float64"):
         dtypes=(kind,),
     )
 for outputs in (1, 10):
-    CASES[f"sparse_dot {outputs}"] = Case(
+    CASES[f"sparse_dot {outputs}"] = KernelCase(
         sparse.sparse_dot, sparse_rows(outputs, "wz"), references.sparse_dot, products, columns=64
     )
-    CASES[f"scatter_add {outputs}"] = Case(
+    CASES[f"scatter_add {outputs}"] = KernelCase(
         sparse.scatter_add, sparse_rows(outputs, "zw"), references.scatter_add, products, columns=64
     )
 for kind in ("float32", "float64"):
-    CASES[f"gather_sparse {kind}"] = Case(
+    CASES[f"gather_sparse {kind}"] = KernelCase(
         sparse.gather_sparse[kind],
         picked_rows,
         references.pick_sparse,

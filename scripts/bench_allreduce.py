@@ -24,19 +24,19 @@ from mpi4py import MPI
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import algorithm
 from hpcdl.errors import UsageError
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, quartiles, write_json
+from hpcdl.formatting import counted
+from hpcdl.launch.benchmark_table import check_files, quartiles, write_json
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
-from hpcdl.words import counted
 
 BARE = ", bare"  # ends the name of a contender without the door
 HOUR, SPANS = 3600.0, 2000  # the watchdog's patience; spans that are kept, as in a training run
 
 
 @dataclass
-class BenchOptions:
+class AllReduceBenchOptions:
     """Which algorithms and sizes are measured, and how often."""
 
     algorithms: str = option(
@@ -52,7 +52,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-allreduce", world.rank):
         with reading(world) as parse:
-            options = parse(BenchOptions, "bench-allreduce", __doc__, arguments)
+            options = parse(AllReduceBenchOptions, "bench-allreduce", __doc__, arguments)
             names = [name for name in options.algorithms.split(",") if name and name != "mpi"]
             for name in names:
                 algorithm(name)
@@ -171,7 +171,7 @@ def measure(world, contenders: list, length: int, seconds: float) -> dict[str, l
     return taken
 
 
-def report(options: BenchOptions, ranks: int, rows: dict) -> None:
+def report(options: AllReduceBenchOptions, ranks: int, rows: dict) -> None:
     """Print medians, and each algorithm's time through the door relative to the library's own, turn by turn."""
     about = environment()
     names = [name for name in next(iter(rows.values())) if not name.endswith(BARE)]

@@ -12,19 +12,19 @@ from typing import Literal
 
 from mpi4py import MPI
 
+from hpcdl.checkpoint.export import written
 from hpcdl.comm import Communicator
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
+from hpcdl.formatting import counted
+from hpcdl.launch.benchmark_table import check_files, figure, positive, write_json
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, figure, positive, write_json
-from hpcdl.runs.export import written
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
 from hpcdl.strategies import all_reduce
-from hpcdl.words import counted
 
 
 @dataclass

@@ -25,16 +25,16 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.checkpoint.shards import SLAB, Joined, Portion, name_of_piece, read_into, write_at, write_piece
 from hpcdl.chunks import chunk
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.models.layout import Piece
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, positive, report, spread
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.launch.benchmark_table import check_files, positive, report, spread
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
+from hpcdl.models.layout import Hyperslab
 from hpcdl.runs.options import option
-from hpcdl.runs.pieces import SLAB, Joined, Portion, name_of_piece, read_into, write_at, write_piece
-from hpcdl.runs.program import ended
 
 VECTORS = ("parameters", "optimizer/first_moment", "optimizer/second_moment")
 
@@ -87,7 +87,7 @@ def measured(world, options, folder):
     n = own.stop - own.start
     random = np.random.default_rng(world.rank)
     arrays = {name: random.standard_normal(n, dtype="f4") for name in VECTORS}
-    portions = {name: Portion(array, [Piece(0, own.start, 1, n, n)], size) for name, array in arrays.items()}
+    portions = {name: Portion(array, [Hyperslab(0, own.start, 1, n, n)], size) for name, array in arrays.items()}
     whole = {name: np.resize(array, size) for name, array in arrays.items()} if world.rank == 0 else {}
     rows = []
     for turn in range(options.repeats):
@@ -149,7 +149,7 @@ def read(world, folder, own):
     n = own.stop - own.start
     with found.vectors.opened() as file:
         for name in VECTORS:
-            read_into(file[name], [Piece(0, own.start, 1, n, n)], np.empty(n, "f4"))
+            read_into(file[name], [Hyperslab(0, own.start, 1, n, n)], np.empty(n, "f4"))
 
 
 def in_background(folder, turn, portions):

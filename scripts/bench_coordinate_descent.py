@@ -18,12 +18,12 @@ from mpi4py import MPI
 
 from hpcdl.data.synthetic import drawn_or_opened
 from hpcdl.errors import UsageError
+from hpcdl.launch.benchmark_table import check_files, positive, quartiles, report, several, spread
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.models import for_data
 from hpcdl.models.linear_form import linear_form
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, positive, quartiles, report, several, spread
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
 from hpcdl.strategies.coordinate_descent import Ascent
 
 FINEST = 2**-20  # of LIBLINEAR's tolerance, times 0.1

@@ -18,20 +18,20 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.allreduce import algorithm
-from hpcdl.comm.mixing import RULES
-from hpcdl.comm.topology import topology
+from hpcdl.comm.gossip.mixing import RULES
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.data import Batch, open_data
 from hpcdl.errors import UsageError
+from hpcdl.formatting import counted
+from hpcdl.launch.benchmark_table import check_files, positive, report, several, spread
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.models import for_data, parse_model
 from hpcdl.optim import make_optimizer
 from hpcdl.runs import Options, Run
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, positive, report, several, spread
 from hpcdl.runs.evaluation import evaluate
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
 from hpcdl.strategies import gossip
-from hpcdl.words import counted
 
 OF_A_RUN = (
     "data",
@@ -72,7 +72,7 @@ class GossipBench:
         positive(self, "repeats")
 
 
-class Watched(Run):
+class MarkedRun(Run):
     """A run that is looked at after the steps in `marks`, and agrees only there.
 
     seen: what look(run) has returned each time, with the steps done.
@@ -140,7 +140,7 @@ def measure(world, options: GossipBench, train, seed: int) -> dict:
             seen["distance_of_replicas"] = world.allreduce(float(np.square(run.held.replica - best).sum())) / world.size
         return seen
 
-    with Watched(comm, settings, options.at, look) as run:
+    with MarkedRun(comm, settings, options.at, look) as run:
         train(comm, model, data, run.make_optimizer(model, data), run)
     data.close()
     comm.free()

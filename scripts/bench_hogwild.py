@@ -20,19 +20,19 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.checkpoint.export import written
 from hpcdl.comm import Communicator
 from hpcdl.csr import CSR
 from hpcdl.data import Data
 from hpcdl.data.synthetic import drawn_or_opened
 from hpcdl.errors import UsageError
 from hpcdl.kernels.hogwild_locks import LOCKINGS
+from hpcdl.launch.benchmark_table import check_files, figure, positive, quartiles, report, several, spread
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, figure, positive, quartiles, report, several, spread
-from hpcdl.runs.export import written
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
 from hpcdl.strategies import hogwild
 
 SKLEARN = "scikit-learn"
@@ -79,7 +79,7 @@ class Variant(NamedTuple):
     shared: bool = True  # one vector for all ranks
 
 
-class Measured(NamedTuple):
+class HogwildMeasurement(NamedTuple):
     """seconds of the training, its losses on the test part after each epoch, and of the summary what is sampled."""
 
     seconds: float
@@ -133,7 +133,7 @@ def sklearn():
     return linear_model
 
 
-def measure(world, options: HogwildBenchOptions, data: Data, variant: Variant) -> Measured | None:
+def measure(world, options: HogwildBenchOptions, data: Data, variant: Variant) -> HogwildMeasurement | None:
     """One run, on the first ranks; those that have no part in it sleep meanwhile, and leave the core to others."""
     group = world.Split(0 if world.rank < variant.ranks else MPI.UNDEFINED, world.rank)
     found = None
@@ -146,7 +146,7 @@ def measure(world, options: HogwildBenchOptions, data: Data, variant: Variant) -
     return found
 
 
-def trained(group, options: HogwildBenchOptions, data: Data, variant: Variant) -> Measured:
+def trained(group, options: HogwildBenchOptions, data: Data, variant: Variant) -> HogwildMeasurement:
     """A run of HOGWILD!; seconds are those of its rounds and of drawing their order."""
     with tempfile.TemporaryDirectory() as folder:
         out = str(Path(folder, "run")) if group.rank == 0 else "none"
@@ -173,10 +173,10 @@ def trained(group, options: HogwildBenchOptions, data: Data, variant: Variant) -
         comm.free()
     losses = [line["test_loss"] for line in map(json.loads, lines) if "test_loss" in line]
     summary = run.summary or {"collisions": None, "update_staleness": {"mean": None}}
-    return Measured(run.seconds, losses, summary["collisions"], summary["update_staleness"]["mean"])
+    return HogwildMeasurement(run.seconds, losses, summary["collisions"], summary["update_staleness"]["mean"])
 
 
-def beside(options: HogwildBenchOptions, data: Data) -> Measured:
+def beside(options: HogwildBenchOptions, data: Data) -> HogwildMeasurement:
     """The same by scikit-learn: no penalty, the same rate, as many epochs."""
     x, y = rows_of(data.train)
     made = sklearn().SGDClassifier(
@@ -188,7 +188,7 @@ def beside(options: HogwildBenchOptions, data: Data) -> Measured:
     seconds = time.perf_counter() - begun
     x, y = rows_of(data.test)
     margin = np.where(y == 1, 1, -1) * made.decision_function(x).astype(np.float64)
-    return Measured(seconds, [float(np.logaddexp(0, -margin).mean())])
+    return HogwildMeasurement(seconds, [float(np.logaddexp(0, -margin).mean())])
 
 
 def rows_of(split):
@@ -201,7 +201,9 @@ def rows_of(split):
     return x, y
 
 
-def show(options: HogwildBenchOptions, data: Data, variants: list[Variant], turns: list[list[Measured]]) -> None:
+def show(
+    options: HogwildBenchOptions, data: Data, variants: list[Variant], turns: list[list[HogwildMeasurement]]
+) -> None:
     """Print the table, write the numbers, draw the picture."""
     columns = {variant: [turn[k] for turn in turns] for k, variant in enumerate(variants)}
     examples = options.epochs * data.examples

@@ -15,19 +15,19 @@ from mpi4py import MPI
 
 from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError, unknown
-from hpcdl.kernels.cases import CASES, Case
+from hpcdl.kernels.cases import CASES, KernelCase
 from hpcdl.kernels.device import CPU
-from hpcdl.runs.benchmark_report import check_files, quartiles, write_json
+from hpcdl.launch.benchmark_table import check_files, quartiles, write_json
+from hpcdl.launch.program import ended, quiet
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
 from hpcdl.scripts.bench_allreduce import bytes_of
 
 SAMPLE = 20e-6  # seconds that one turn of a call lasts at least; shorter calls are repeated in it
 
 
 @dataclass
-class BenchOptions:
+class KernelBenchOptions:
     """Which kernels, sizes and element type are measured, and for how long."""
 
     kernels: str = option("", "names, with commas between (default: all)")
@@ -41,7 +41,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-kernels", world.rank):
         with refuse_together(world), quiet(world.rank > 0):
-            options = parse(BenchOptions, "bench-kernels", __doc__, arguments)
+            options = parse(KernelBenchOptions, "bench-kernels", __doc__, arguments)
             cases, sizes = chosen(options), {text: bytes_of(text) for text in options.sizes.split(",")}
             check_files(options, world.rank)
             if world.size > 1:
@@ -54,7 +54,7 @@ def main(arguments=None):
         write_json("bench-kernels", options, [record(row, options.dtype, sizes) for row in rows])
 
 
-def chosen(options: BenchOptions) -> dict[str, Case]:
+def chosen(options: KernelBenchOptions) -> dict[str, KernelCase]:
     """The cases of the named kernels that know the element type."""
     if options.dtype not in ("float32", "float64"):
         raise UsageError(f"--dtype is float32 or float64, not {options.dtype}")
@@ -67,7 +67,7 @@ def chosen(options: BenchOptions) -> dict[str, Case]:
     return {name: CASES[name] for name in names or CASES if options.dtype in CASES[name].dtypes}
 
 
-def measure(case: Case, size: int, dtype: str, seconds: float) -> dict:
+def measure(case: KernelCase, size: int, dtype: str, seconds: float) -> dict:
     """Microseconds of the kernel, the copy and numpy in each turn, and the bytes that a call moves."""
     random = np.random.default_rng(0)
     columns = min(case.columns, max(1, size // np.dtype(dtype).itemsize))

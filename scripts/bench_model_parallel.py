@@ -18,13 +18,14 @@ from hpcdl.comm.allreduce import algorithm
 from hpcdl.comm.progress import nap_until
 from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import UsageError
+from hpcdl.faults.straggler import slowed
+from hpcdl.formatting import counted
+from hpcdl.launch.benchmark_table import check_files, positive, report, several, spread
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.models import for_data
 from hpcdl.runs import Options, Run
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, positive, report, several, spread
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
-from hpcdl.runs.straggler import slowed
 from hpcdl.strategies import (
     all_reduce,
     fully_sharded,
@@ -35,7 +36,6 @@ from hpcdl.strategies import (
     sequential,
     tensor_parallel,
 )
-from hpcdl.words import counted
 
 ROWS = 8  # that are scored: the end of a run is not what is measured
 CHUNKS = 2  # of the interleaved schedule

@@ -17,10 +17,10 @@ from mpi4py import MPI
 from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError
 from hpcdl.kernels.sum_tree import NumpySumTree, SumTree
+from hpcdl.launch.benchmark_table import check_files, positive, quartiles, report, spread
+from hpcdl.launch.program import ended, quiet
 from hpcdl.rl.replay import Replay
-from hpcdl.runs.benchmark_report import check_files, positive, quartiles, report, spread
 from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
 
 OPERATIONS = ("add", "sample", "update")
 EPISODE = 200  # steps

@@ -26,15 +26,15 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, positive, report, spread
+from hpcdl.formatting import counted
+from hpcdl.launch.benchmark_table import check_files, positive, report, spread
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
 from hpcdl.search.groups import divided
 from hpcdl.search.library import search
 from hpcdl.search.methods.random import point
 from hpcdl.search.space import Space
-from hpcdl.words import counted
 
 
 @dataclass

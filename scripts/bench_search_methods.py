@@ -17,11 +17,11 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, positive, report, spread
+from hpcdl.launch.benchmark_table import check_files, positive, report, spread
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
-from hpcdl.services.trial_rows import Ended, read
+from hpcdl.search.search_log_reader import Ended, read
 
 SPACE = (
     "lr=log:0.0005..1",

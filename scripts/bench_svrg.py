@@ -11,25 +11,25 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.checkpoint.export import written
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
+from hpcdl.launch.benchmark_table import check_files, figure, positive, report
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.models import for_data
 from hpcdl.models.linear_form import linear_form
 from hpcdl.runs import Options, Run
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, figure, positive, report
 from hpcdl.runs.evaluation import evaluate
-from hpcdl.runs.export import written
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
 from hpcdl.strategies import all_reduce, saga, svrg
 
 FLOOR = 1e-16  # of a suboptimality: below it there are rounding errors
 
 
 @dataclass
-class BenchOptions:
+class SVRGBenchOptions:
     """The problem, and how long each method may take."""
 
     data: str = option("digits", "data set: digits, or an HDF5 file made by prepare-data")
@@ -60,7 +60,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-svrg", world.rank):
         with reading(world) as parse:
-            options = parse(BenchOptions, "bench-svrg", __doc__, arguments)
+            options = parse(SVRGBenchOptions, "bench-svrg", __doc__, arguments)
             check_files(options, world.rank)
         best, _ = follow(world, options, svrg.train, "constant", 2 * options.gradients)
         lines = []

@@ -21,19 +21,19 @@ from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import check_files, quartiles, write_json
+from hpcdl.formatting import counted
+from hpcdl.launch.benchmark_table import check_files, quartiles, write_json
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
 from hpcdl.scripts.bench_allreduce import bytes_of
-from hpcdl.words import counted
 
 MODELS = {"mlp": ((784,), 10), "resnet": ((3, 32, 32), 10), "gpt": ((64,), 65)}  # shape of a row, classes
 
 
 @dataclass
-class BenchOptions:
+class TorchBenchOptions:
     """What is measured, and how often."""
 
     sizes: str = option("1KiB,16KiB,256KiB,1MiB,4MiB,16MiB,64MiB", "bytes of the tensor (float32); none: leave it out")
@@ -47,7 +47,7 @@ def main(arguments=None):
     world = MPI.COMM_WORLD
     with ended("bench-torch", world.rank):
         with reading(world) as parse:
-            options = parse(BenchOptions, "bench-torch", __doc__, arguments)
+            options = parse(TorchBenchOptions, "bench-torch", __doc__, arguments)
             models = [name for name in options.models.split(",") if name not in ("", "none")]
             for name in models:
                 if name not in MODELS:
@@ -232,7 +232,7 @@ def race(world: MPI.Intracomm, contenders: dict[str, Callable], seconds: float, 
     return taken
 
 
-def report(options: BenchOptions, torch, ranks: int, tables: dict) -> None:
+def report(options: TorchBenchOptions, torch, ranks: int, tables: dict) -> None:
     """Print each table: medians, and the ratios to hpcdl's in the same turn."""
     about = environment()
     print(f"PyTorch {torch.__version__} on {counted(ranks, 'rank')}, one thread each")

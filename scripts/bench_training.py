@@ -23,13 +23,13 @@ import numpy as np
 from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError, line
+from hpcdl.formatting import counted
 from hpcdl.models import parse_model
 from hpcdl.runs.options import option, parse
-from hpcdl.words import counted
 
 
 @dataclass
-class BenchOptions:
+class TrainingBenchOptions:
     """What is compared, and how often."""
 
     data: str = option("digits", "data set: digits, or an HDF5 file made by prepare-data")
@@ -45,7 +45,7 @@ class BenchOptions:
     port: int = option(0, "(used by the program itself)")
 
 
-def ours(options: BenchOptions, folder: Path) -> dict:
+def ours(options: TrainingBenchOptions, folder: Path) -> dict:
     """One run of hpcdl."""
     out = folder / f"run-{time.monotonic_ns()}"
     command = [mpiexec(), "-n", str(options.ranks), sys.executable, Path(__file__).with_name("train_allreduce.py")]
@@ -60,7 +60,7 @@ def ours(options: BenchOptions, folder: Path) -> dict:
     return {"examples_per_second": summary["examples_per_second"], "test_accuracy": summary["test_accuracy"]}
 
 
-def theirs(options: BenchOptions, folder: Path) -> dict:
+def theirs(options: TrainingBenchOptions, folder: Path) -> dict:
     """One run of PyTorch DDP over gloo: one process per rank, this program with --worker."""
     import socket
 
@@ -81,7 +81,7 @@ def theirs(options: BenchOptions, folder: Path) -> dict:
     return json.loads(outputs[0].splitlines()[-1])
 
 
-def work(options: BenchOptions) -> None:
+def work(options: TrainingBenchOptions) -> None:
     """One rank of PyTorch DDP; rank 0 prints its result. Does not return."""
     import torch
     import torch.distributed as dist
@@ -197,7 +197,7 @@ def gpt(torch, length, vocabulary, layers, width, heads, context, head):
 
 def main(arguments=None):
     try:
-        options = parse(BenchOptions, "bench-training", __doc__, arguments)
+        options = parse(TrainingBenchOptions, "bench-training", __doc__, arguments)
         if options.worker >= 0:
             work(options)
         open_data(options.data).close()
@@ -207,13 +207,13 @@ def main(arguments=None):
         sys.exit(2)
 
 
-def compare(options: BenchOptions) -> None:
+def compare(options: TrainingBenchOptions) -> None:
     """Run both in turn and print the table."""
     try:
         import torch
     except ImportError:
         raise UsageError("PyTorch is not installed; pip install 'hpcdl[torch]'") from None
-    from hpcdl.runs.benchmark_report import check_files, write_json
+    from hpcdl.launch.benchmark_table import check_files, write_json
     from hpcdl.runs.folder import environment
 
     check_files(options, 0)

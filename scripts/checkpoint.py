@@ -16,14 +16,14 @@ from typing import Literal
 
 import numpy as np
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint, Damaged, Stored, checkpoints_of, link, pack
+from hpcdl.checkpoint.shards import sweep
 from hpcdl.errors import UsageError, blamed_on, line
 from hpcdl.files import probe
-from hpcdl.runs.checkpoint import Checkpoint, Damaged, Stored, checkpoints_of, link, pack
+from hpcdl.formatting import counted
+from hpcdl.launch.one_process import one_process
 from hpcdl.runs.folder import Folder
-from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
-from hpcdl.runs.pieces import sweep
-from hpcdl.words import counted
 
 
 @dataclass

@@ -9,7 +9,7 @@ Writes the runs' folders, table.csv, table.md, results.json and report.html (`hp
 that says why; where all do, the status is 1. Stopped or killed, --resume FOLDER does what is missing.
 """
 
-from hpcdl.services.commands import DECIDED, Command, read_commands  # first: it takes over signals before MPI starts
+from hpcdl.launch.command_lines import DECIDED, Command, read_commands  # first: it takes over signals before MPI starts
 
 # isort: split
 import contextlib
@@ -21,23 +21,12 @@ import yaml
 from mpi4py import MPI
 from rich.console import Console
 
+from hpcdl.checkpoint.export import write_json, written
 from hpcdl.comm import refuse_together
 from hpcdl.errors import AgreedError, UsageError, blamed_on, line, printable
 from hpcdl.files import atomic_write
-from hpcdl.machine.doctor import warn
-from hpcdl.machine.world import one_world
-from hpcdl.reports import comparison
-from hpcdl.reports.comparison import Line, run_folder
-from hpcdl.reports.measures import BY_NAME, read_target, shown
-from hpcdl.reports.report import make
-from hpcdl.runs import signals
-from hpcdl.runs.alike import reading
-from hpcdl.runs.export import write_json, written
-from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remove_run, summary_of
-from hpcdl.runs.help import dashed
-from hpcdl.runs.options import COMMON, Options, kinds_of, option
-from hpcdl.runs.program import ended
-from hpcdl.services.trial import (
+from hpcdl.formatting import counted
+from hpcdl.launch.isolated_run import (
     BEGUN,
     FAILED,
     Outcome,
@@ -52,8 +41,19 @@ from hpcdl.services.trial import (
     side_by_side,
     write_begun,
 )
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
+from hpcdl.machine.doctor import warn
+from hpcdl.machine.world import one_world
+from hpcdl.reports import comparison
+from hpcdl.reports.comparison import Line, run_folder
+from hpcdl.reports.measures import BY_NAME, read_target, shown
+from hpcdl.reports.report import make
+from hpcdl.runs import signals
+from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remove_run, summary_of
+from hpcdl.runs.help import dashed
+from hpcdl.runs.options import COMMON, Options, kinds_of, option
 from hpcdl.shared_memory import unname
-from hpcdl.words import counted
 
 AGAIN = {"resume", "seeds", "target", "columns", "at_once", "retry", "progress"}  # may be told where it goes on
 MOST_SEEDS = 10_000

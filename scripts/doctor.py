@@ -18,15 +18,15 @@ from mpi4py import MPI
 from rich.table import Table
 from rich.text import Text
 
+from hpcdl.checkpoint.export import check_output_file
 from hpcdl.comm import Communicator
 from hpcdl.errors import TrainingError
-from hpcdl.machine.doctor import HURTS, Row, examine
+from hpcdl.launch.benchmark_table import write_json
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
+from hpcdl.machine.doctor import HURTS, CheckRow, examine
 from hpcdl.machine.world import leave, library, lone
-from hpcdl.runs.alike import reading
-from hpcdl.runs.benchmark_report import write_json
-from hpcdl.runs.export import check_output_file
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
 from hpcdl.runs.progress import console
 
 COLOURS = {"ok": "green", "note": "yellow", "hurts": "bold red"}
@@ -51,7 +51,7 @@ def main(arguments=None):
         if problem is not None:
             found, advice, number = problem
             if number == 0:
-                write(options, [Row("world", found, HURTS, advice)], world.size)
+                write(options, [CheckRow("world", found, HURTS, advice)], world.size)
             leave(f"{found}; {advice}", number, 1)
         comm = Communicator(world, "mpi", options.timeout)
         rows = examine(comm.mpi, options.quick)
@@ -64,7 +64,7 @@ def main(arguments=None):
             raise TrainingError(f"this would hurt a run: {', '.join(dict.fromkeys(hurting))}")
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[CheckRow]) -> None:
     """The table, and below it, in full, what to do about each row that is not ok."""
     table = Table("what", "", "found", box=None, pad_edge=False)
     table.columns[2].overflow = "fold"
@@ -79,7 +79,7 @@ def show(rows: list[Row]) -> None:
         shown.print("\nnothing would hurt a run", soft_wrap=True, highlight=False)
 
 
-def write(options: DoctorOptions, rows: list[Row], ranks: int) -> None:
+def write(options: DoctorOptions, rows: list[CheckRow], ranks: int) -> None:
     """The rows as JSON, with the exit status."""
     status = int(any(row.verdict == HURTS for row in rows))
     write_json("doctor", options, [row._asdict() for row in rows], ranks=ranks, status=status)

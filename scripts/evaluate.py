@@ -11,25 +11,25 @@ from typing import Literal
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.checkpoint.export import check_output_file, export, named, write_json
 from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError
+from hpcdl.formatting import counted
+from hpcdl.inference.evaluation_report import as_tables, report
+from hpcdl.inference.posterior_samples import predictive
+from hpcdl.inference.prediction_input import new_rows
+from hpcdl.inference.predictions import predict_all, refuse_existing
+from hpcdl.inference.scores import ClassMeasures, ValueMeasures
+from hpcdl.inference.trained_model import Trained
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.machine.threads import limited
 from hpcdl.random import Random
-from hpcdl.rl.playing import PICTURES, Player, acts, described
-from hpcdl.runs.alike import reading
-from hpcdl.runs.evaluation_report import as_tables, report
-from hpcdl.runs.export import check_output_file, export, named, write_json
-from hpcdl.runs.measures import ClassMeasures, ValueMeasures
-from hpcdl.runs.new_rows import new_rows
+from hpcdl.rl.rollout import PICTURES, Player, acts, described
 from hpcdl.runs.options import option
-from hpcdl.runs.predictions import predict_all, refuse_existing
-from hpcdl.runs.program import ended
 from hpcdl.runs.progress import console
-from hpcdl.runs.samples import predictive
-from hpcdl.runs.trained import Trained
 from hpcdl.search import ensemble_scores
 from hpcdl.search.ensemble import Ensemble, is_ensemble
-from hpcdl.words import counted
 
 
 @dataclass

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from hpcdl.errors import UsageError, line
+from hpcdl.launch.one_process import one_process
 from hpcdl.reports.exporting import Target, export
 from hpcdl.reports.load import runs_of
 from hpcdl.runs.metric_logs import CSV, EVENTS, need_tensorboard
-from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
 
 

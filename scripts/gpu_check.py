@@ -20,12 +20,12 @@ from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.kernels.cases import CASES
 from hpcdl.kernels.device import CPU, open_device
+from hpcdl.launch.benchmark_table import check_files, quartiles, write_json
+from hpcdl.launch.program import ended, quiet
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run
-from hpcdl.runs.benchmark_report import check_files, quartiles, write_json
 from hpcdl.runs.folder import environment
 from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
 from hpcdl.scripts.bench_allreduce import bytes_of
 from hpcdl.strategies import sequential
 
@@ -35,7 +35,7 @@ CURVE = {"float32": 1e-3, "float64": 1e-8}  # how far two loss curves may be apa
 
 
 @dataclass
-class CheckOptions:
+class GPUCheckOptions:
     """What is compared and timed, and how long."""
 
     elements: str = option("1,77,5000,1000003", "elements of a kernel's first array, at least, when it is compared")
@@ -49,7 +49,7 @@ class CheckOptions:
 
 def main(arguments=None):
     with ended("gpu-check", MPI.COMM_WORLD.rank), refuse_together(MPI.COMM_WORLD), quiet(MPI.COMM_WORLD.rank > 0):
-        options = parse(CheckOptions, "gpu-check", __doc__, arguments)
+        options = parse(GPUCheckOptions, "gpu-check", __doc__, arguments)
         if MPI.COMM_WORLD.size > 1:
             raise UsageError("this looks at one GPU: start it without mpiexec")
         sizes = {text: bytes_of(text) for text in options.sizes.split(",")}
@@ -225,7 +225,7 @@ def trained(gpu, model: str, dtype: str, steps: int) -> dict:
     return result | {"error": error, "wrong": not error <= CURVE[dtype]}
 
 
-def report(options: CheckOptions, gpu, rows: list[dict], curves: dict) -> None:
+def report(options: GPUCheckOptions, gpu, rows: list[dict], curves: dict) -> None:
     """Print the table of the kernels and that of the training; write the JSON file."""
     about = environment() | {"gpu": str(gpu), "cupy": gpu.xp.__version__}
     print(f"{gpu}, CuPy {about['cupy']}, numpy {about['numpy']}, numba {about['numba']}, Python {about['python']}\n")

@@ -16,16 +16,16 @@ from mpi4py import MPI
 from rich.table import Table
 from rich.text import Text
 
+from hpcdl.checkpoint.export import check_output_file
 from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import open_device
+from hpcdl.launch.benchmark_table import check_picture, write_json
+from hpcdl.launch.program import ended, quiet
 from hpcdl.machine import hardware, hardware_gpu
 from hpcdl.machine.topology import topology
 from hpcdl.reports.roofline import attainable, balance, points_of, prepare, told, write
-from hpcdl.runs.benchmark_report import check_picture, write_json
-from hpcdl.runs.export import check_output_file
 from hpcdl.runs.options import option, parse
-from hpcdl.runs.program import ended, quiet
 from hpcdl.runs.progress import console
 from hpcdl.scripts.bench_allreduce import bytes_of
 
@@ -106,7 +106,7 @@ def under_the_roofs(options, ready, rows: list[dict]) -> list[dict]:
         line = f"{each.intensity:.2f}", f"{each.gflops:.1f}", f"{100 * each.gflops / roof:.0f}%"
         cells.append([each.name, each.kind, *line])
     title = f"{options.roofline} under the roofline, one thread, float32; the roof is that of the memory"
-    print_table(hardware.Table(title, cells))
+    print_table(hardware.ReportTable(title, cells))
     named = f"{options.roofline}, batches of {options.batch_size}: one thread, peak {peak:.0f} GFLOP/s"
     written = write(points, peak, roofs, named, Path(options.plot))
     print("\nwritten: " + ", ".join(map(str, written)))
@@ -129,10 +129,10 @@ def show(rows: list[dict]) -> None:
         print_table(table)
     gpu = hardware_gpu.cells(rows)
     if len(gpu) > 1:
-        print_table(hardware.Table("", gpu))
+        print_table(hardware.ReportTable("", gpu))
 
 
-def print_table(made: hardware.Table) -> None:
+def print_table(made: hardware.ReportTable) -> None:
     """A table of texts; numbers to the right."""
     head, *lines = made.cells
     table = Table(box=None, pad_edge=False)

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from hpcdl.errors import UsageError, line, unknown
-from hpcdl.own import names_in_line, refuse_untrusted
+from hpcdl.launch.one_process import one_process
+from hpcdl.plugins import names_in_line, refuse_untrusted
 from hpcdl.programs import TRAINS
-from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
 
 DEFAULT = "--optimizer=adam"  # of a model by its name, as its state is counted
@@ -58,9 +58,9 @@ class MemoryOptions:
 def memory(options: MemoryOptions) -> list[str]:
     """Forecasts of memory."""
     begin()
+    from hpcdl.launch.command_lines import read_command
     from hpcdl.planning import fitting, memory_report
-    from hpcdl.planning.case import Case
-    from hpcdl.services.commands import read_command
+    from hpcdl.planning.workload import Workload
 
     ranks = options.ranks or 1
     if not options.lines and not options.fit:
@@ -75,7 +75,7 @@ def memory(options: MemoryOptions) -> list[str]:
         command = read_command(1, f"-n {ranks}: {text}", {}, ranks)
         if command.training.program != "train-grid":
             raise UsageError(f"--fit looks for a grid: give a line of train-grid, not of {command.training.program}")
-        case = Case(
+        case = Workload(
             command.training.program,
             command.options(parse, "--out=none", f"--grid=data={ranks}", "--microbatches=1"),
             ranks,
@@ -89,7 +89,7 @@ def memory(options: MemoryOptions) -> list[str]:
             if not text.lstrip().startswith(("-n", TRAINS)):
                 raise UsageError(f'{text} is neither the folder of a run nor a line, as "-n 4: train-allreduce"')
             text = text if text.lstrip().startswith("-n") else f"-n {ranks}: {text}"
-            said += memory_report.of_case(Case.of(read_command(1, text, {}, sys.maxsize), parse))
+            said += memory_report.of_case(Workload.of(read_command(1, text, {}, sys.maxsize), parse))
     return said
 
 
@@ -170,14 +170,14 @@ def simulate(options: SimulateOptions) -> list[str]:
     """What so many ranks would do."""
     from hpcdl.planning import scale_report
     from hpcdl.planning.cluster import Cluster
-    from hpcdl.planning.step_simulation import Noise, Work
+    from hpcdl.planning.step_simulation import Noise, StepWork
     from hpcdl.reports import scale_picture
 
     if options.picture:
         scale_picture.check(Path(options.picture))
 
     cluster = Cluster.read(options.cluster) if options.cluster else Cluster()
-    work = Work(options.compute, 4 * options.parameters, Noise.read(options.straggler), options.seed)
+    work = StepWork(options.compute, 4 * options.parameters, Noise.read(options.straggler), options.seed)
     strategies = options.strategies or ["allreduce"]
     found = scale_report.simulated(strategies, cluster, work, options.sizes, options.steps)
     said = scale_report.table(found, options.sizes)
@@ -248,7 +248,7 @@ class BestOptions(MachineOptions):
 
 
 @dataclass
-class CheckOptions(MachineOptions):
+class ForecastCheckOptions(MachineOptions):
     """What is checked."""
 
     matrix: list[str] = option(list, "a YAML file, a list of lines with -n RANKS:; default: 40 lines on 1 to 4 ranks")
@@ -275,10 +275,10 @@ def begin():
 
 def case_of(text, ranks):
     """A line on so many ranks as forecasts see it."""
-    from hpcdl.planning.case import Case
-    from hpcdl.services.commands import read_command
+    from hpcdl.launch.command_lines import read_command
+    from hpcdl.planning.workload import Workload
 
-    return Case.of(read_command(1, f"-n {ranks}: {text}", {}, sys.maxsize), parse)
+    return Workload.of(read_command(1, f"-n {ranks}: {text}", {}, sys.maxsize), parse)
 
 
 def machine_for(options, lines):
@@ -286,8 +286,8 @@ def machine_for(options, lines):
     from hpcdl.errors import blamed_on
     from hpcdl.files import probe
     from hpcdl.planning.machine_sheet import Machine
+    from hpcdl.planning.probe_jobs import starter
     from hpcdl.planning.surveying import survey
-    from hpcdl.planning.trying import starter
 
     if options.machine:
         return Machine.read(options.machine)
@@ -309,21 +309,21 @@ def told(text):
 def time(options: TimeOptions) -> list[str]:
     """Forecasts of time."""
     begin()
-    from hpcdl.planning import checking, time_report
+    from hpcdl.planning import forecast_error, time_report
 
-    lines = [checking.placed(text, options.ranks) for text in options.lines]
+    lines = [forecast_error.placed(text, options.ranks) for text in options.lines]
     machine = machine_for(options, [(text, ranks) for ranks, text in lines])
-    return time_report.times(checking.foretold(lines, machine, case_of), machine)
+    return time_report.times(forecast_error.foretold(lines, machine, case_of), machine)
 
 
 def best(options: BestOptions) -> list[str]:
     """What is fastest."""
     begin()
     from hpcdl.memory import available
-    from hpcdl.planning import best as finding
-    from hpcdl.planning import checking, fitting
+    from hpcdl.planning import autotune as finding
+    from hpcdl.planning import fitting, forecast_error
     from hpcdl.planning.configurations import CONFIGURATIONS
-    from hpcdl.planning.trying import starter
+    from hpcdl.planning.probe_jobs import starter
 
     told_of = {"model": options.model, "data": options.data, "batch-size": options.batch_size}
     told_of |= {"optimizer": options.optimizer}
@@ -340,7 +340,7 @@ def best(options: BestOptions) -> list[str]:
     if not options.check:
         return finding.report(found, refused, options.ranks, model)
     first = [each.told for each in found[:3]]
-    taken = checking.tried(first, 3, options.seconds, starter(options.launcher), told)
+    taken = forecast_error.tried(first, 3, options.seconds, starter(options.launcher), told)
     if failed := [each for each in taken if each.failed]:
         raise UsageError(f"{failed[0].told.line} cannot be run: {failed[0].failed}")
     return finding.report(found, refused, options.ranks, model, [each.measured for each in taken])
@@ -354,21 +354,23 @@ def readable(lines):
             yield text, ranks
 
 
-def check(options: CheckOptions) -> list[str]:
+def check(options: ForecastCheckOptions) -> list[str]:
     """Forecasts beside measurements."""
     begin()
-    from hpcdl.planning import checking
-    from hpcdl.planning.trying import starter
+    from hpcdl.planning import forecast_error
+    from hpcdl.planning.probe_jobs import starter
 
-    lines = checking.read_matrix(options.matrix[0]) if options.matrix else checking.MATRIX
+    lines = forecast_error.read_matrix(options.matrix[0]) if options.matrix else forecast_error.MATRIX
     for _, text in lines if options.matrix else ():
         refuse_untrusted(names_in_line(text), options.matrix[0], options.trust)
     machine = machine_for(options, [(text, ranks) for ranks, text in lines])
-    found = checking.foretold(lines, machine, case_of)
-    return checking.report(checking.tried(found, options.repeat, options.seconds, starter(options.launcher), told))
+    found = forecast_error.foretold(lines, machine, case_of)
+    return forecast_error.report(
+        forecast_error.tried(found, options.repeat, options.seconds, starter(options.launcher), told)
+    )
 
 
-class Plan(NamedTuple):
+class PlanCommand(NamedTuple):
     """A subcommand: its options, what makes its lines, and a sentence on it."""
 
     options: type
@@ -377,12 +379,18 @@ class Plan(NamedTuple):
 
 
 PLANS = {
-    "memory": Plan(MemoryOptions, memory, "Say what each rank of a training will hold, and which grids fit."),
-    "time": Plan(TimeOptions, time, "Say what a step of a training takes, by its parts, before it runs."),
-    "best": Plan(BestOptions, best, "Say which strategies and grids fit and are fastest, and try the first ones."),
-    "check": Plan(CheckOptions, check, "Say how far forecasts of time are off: each of a matrix of lines is run."),
-    "scaling": Plan(ScalingOptions, scaling, "Say how runs scale with their ranks, and what limits them."),
-    "simulate": Plan(SimulateOptions, simulate, "Say what a step takes on up to 100,000 ranks, and how often to save."),
+    "memory": PlanCommand(MemoryOptions, memory, "Say what each rank of a training will hold, and which grids fit."),
+    "time": PlanCommand(TimeOptions, time, "Say what a step of a training takes, by its parts, before it runs."),
+    "best": PlanCommand(
+        BestOptions, best, "Say which strategies and grids fit and are fastest, and try the first ones."
+    ),
+    "check": PlanCommand(
+        ForecastCheckOptions, check, "Say how far forecasts of time are off: each of a matrix of lines is run."
+    ),
+    "scaling": PlanCommand(ScalingOptions, scaling, "Say how runs scale with their ranks, and what limits them."),
+    "simulate": PlanCommand(
+        SimulateOptions, simulate, "Say what a step takes on up to 100,000 ranks, and how often to save."
+    ),
 }
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.errors import UsageError, line
+from hpcdl.launch.one_process import one_process
 from hpcdl.reports.postmortem import ended_well, recordings, story, table
-from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
 
 

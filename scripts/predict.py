@@ -6,17 +6,17 @@ from typing import Literal
 
 from mpi4py import MPI
 
+from hpcdl.checkpoint.export import check_output_file
 from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError
+from hpcdl.inference.posterior_samples import predictive
+from hpcdl.inference.prediction_input import new_rows
+from hpcdl.inference.predictions import predict_all, refuse_existing, said
+from hpcdl.inference.trained_model import Trained
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.machine.threads import limited
-from hpcdl.runs.alike import reading
-from hpcdl.runs.export import check_output_file
-from hpcdl.runs.new_rows import new_rows
 from hpcdl.runs.options import option
-from hpcdl.runs.predictions import predict_all, refuse_existing, said
-from hpcdl.runs.program import ended
-from hpcdl.runs.samples import predictive
-from hpcdl.runs.trained import Trained
 from hpcdl.search import ensemble_scores
 from hpcdl.search.ensemble import Ensemble, is_ensemble
 

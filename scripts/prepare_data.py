@@ -17,18 +17,18 @@ import os
 import sys
 from fractions import Fraction
 
-from hpcdl.data.prepare import Output
-from hpcdl.data.prepare_idx import prepare_idx
-from hpcdl.data.prepare_libsvm import BASES, prepare_libsvm
-from hpcdl.data.prepare_npz import prepare_npz
-from hpcdl.data.prepare_table import prepare_table
-from hpcdl.data.prepare_text import LEVELS, prepare_text
-from hpcdl.data.recipe import MISSING
+from hpcdl.data.formats.prepare import Output
+from hpcdl.data.formats.prepare_idx import prepare_idx
+from hpcdl.data.formats.prepare_libsvm import BASES, prepare_libsvm
+from hpcdl.data.formats.prepare_npz import prepare_npz
+from hpcdl.data.formats.prepare_table import prepare_table
+from hpcdl.data.formats.prepare_text import LEVELS, prepare_text
+from hpcdl.data.formats.recipe import MISSING
+from hpcdl.data.formats.vocabulary import BYTES
 from hpcdl.data.synthetic import prepare_synthetic
-from hpcdl.data.vocabulary import BYTES
 from hpcdl.errors import UsageError, printable
-from hpcdl.runs.help import Parser
-from hpcdl.words import counted
+from hpcdl.formatting import counted
+from hpcdl.runs.help import OptionParser
 
 TABLES = ("csv", "table")
 KINDS = {
@@ -52,7 +52,7 @@ def number(text):
 
 def parser():
     """The command line; each KIND has its own options."""
-    parser = Parser(prog="prepare_data", description="Make an HDF5 data file for hpcdl.")
+    parser = OptionParser(prog="prepare_data", description="Make an HDF5 data file for hpcdl.")
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     helps = {
         "idx": "a folder in MNIST's format (train-images-idx3-ubyte, ...), gzipped or not",

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from hpcdl.errors import line
+from hpcdl.formatting import counted
+from hpcdl.launch.one_process import one_process
 from hpcdl.reports.report import make
-from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
-from hpcdl.words import counted
 
 
 @dataclass

@@ -8,7 +8,7 @@ What --out names gets a folder for each trial with its run, the journal, trials.
 A trial that fails is a row that says why; where all do, the status is 1. Stopped or killed, --resume FOLDER goes on.
 """
 
-from hpcdl.services.commands import Command  # first: it takes over signals before MPI starts
+from hpcdl.launch.command_lines import Command  # first: it takes over signals before MPI starts
 
 # isort: split
 import contextlib
@@ -23,20 +23,21 @@ import yaml
 from mpi4py import MPI
 
 from hpcdl.comm import refuse_together
-from hpcdl.data import kept
+from hpcdl.data import row_cache
 from hpcdl.errors import UsageError, blamed_on, line
 from hpcdl.files import atomic_write
+from hpcdl.launch.isolated_run import all_come, say_all_failed
+from hpcdl.launch.launch_consistency import reading, refuse_unlike
+from hpcdl.launch.nested_command_line import divided
+from hpcdl.launch.program import ended
 from hpcdl.machine.doctor import warn
 from hpcdl.machine.world import one_world
-from hpcdl.own import names_in, refuse_untrusted
+from hpcdl.plugins import names_in, refuse_untrusted
 from hpcdl.runs import signals
-from hpcdl.runs.alike import reading, refuse_unlike
 from hpcdl.runs.folder import Folder, automatic, check_run_folder, environment
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import LARGEST, LONGEST, kinds_of, option, parse
-from hpcdl.runs.program import ended
 from hpcdl.search import groups, journal
-from hpcdl.search.alarm import LATE, Alarm
 from hpcdl.search.checks import (
     epochs_of,
     larger_is_better,
@@ -51,12 +52,11 @@ from hpcdl.search.checks import (
 from hpcdl.search.controller import Controller
 from hpcdl.search.methods import make_method
 from hpcdl.search.results import write_tables
+from hpcdl.search.search_log_reader import read as read_trials
 from hpcdl.search.space import Parameter, Space
+from hpcdl.search.stop_broadcast import LATE, Alarm
 from hpcdl.search.training_trial import TrialWork
 from hpcdl.search.view import View
-from hpcdl.services.own_words import divided
-from hpcdl.services.trial import all_come, say_all_failed
-from hpcdl.services.trial_rows import read as read_trials
 from hpcdl.shared_memory import unname
 
 AGAIN = ("out", "resume", "force", "space_file", "progress", "time_limit", "only")  # are those of one start
@@ -140,7 +140,7 @@ def main(arguments=None):
                 each.close()
             folder = world.bcast(lock.path)
             status = search(world, options, division, command, space, objective, folder, controller, said)
-            kept.let_go()
+            row_cache.let_go()
         raise SystemExit(status)
 
 

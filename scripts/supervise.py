@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from hpcdl.errors import UsageError, line
 from hpcdl.machine.world import launch
-from hpcdl.runs.job_line import JobLine
+from hpcdl.recovery.launch_command import JobLine
+from hpcdl.recovery.supervisor import Supervisor
 from hpcdl.runs.options import LONGEST, option, parse
-from hpcdl.runs.supervisor import Supervisor
 
 
 @dataclass

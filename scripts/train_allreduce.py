@@ -1,6 +1,6 @@
 """Train by minibatch SGD with all-reduce: mpiexec -n 4 python scripts/train_allreduce.py --allreduce ring"""
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 import math
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcdl.errors import UsageError
+from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.noise_scale import refuse_no_parts
 from hpcdl.runs.options import option
-from hpcdl.services.options import SurvivingOptions
 from hpcdl.strategies.all_reduce import train
 
 

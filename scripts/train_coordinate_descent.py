@@ -4,7 +4,7 @@ mpiexec -n 4 python scripts/train_coordinate_descent.py --model svm --weight-dec
 SDCA on one rank, CoCoA+ on several (CoCoA: --aggregate average), PASSCoDe in --threads.
 """
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 import math

@@ -16,7 +16,7 @@ another class.
 Stopped or killed, --resume FOLDER does what is missing. A member that fails is left out.
 """
 
-from hpcdl.services.commands import read_commands  # first: it takes over signals before MPI starts
+from hpcdl.launch.command_lines import read_commands  # first: it takes over signals before MPI starts
 
 # isort: split
 import contextlib
@@ -32,25 +32,27 @@ import yaml
 from mpi4py import MPI
 from rich.console import Console
 
+from hpcdl.checkpoint.export import write_json
 from hpcdl.comm import Communicator, refuse_together
-from hpcdl.data import kept
+from hpcdl.data import row_cache
 from hpcdl.errors import UsageError, blamed_on, line, printable
 from hpcdl.files import atomic_write
+from hpcdl.formatting import counted
+from hpcdl.launch.isolated_run import FAILED, all_come, failure, say_all_failed
+from hpcdl.launch.launch_consistency import reading, refuse_unlike
+from hpcdl.launch.nested_command_line import divided
+from hpcdl.launch.program import ended
 from hpcdl.machine.doctor import warn
 from hpcdl.machine.threads import limited
 from hpcdl.machine.world import one_world
-from hpcdl.own import is_own, refuse_untrusted
+from hpcdl.plugins import is_own, refuse_untrusted
 from hpcdl.runs import signals
-from hpcdl.runs.alike import reading, refuse_unlike
-from hpcdl.runs.export import write_json
 from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remove_leftovers, remove_run
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import Options, kinds_of, option, parse, read_file
-from hpcdl.runs.program import ended
 from hpcdl.search import ensemble_scores
-from hpcdl.search.alarm import LATE, Alarm
 from hpcdl.search.checks import opened
-from hpcdl.search.ensemble import ASKED, FOUND, MEMBER, MEMBERS, Ensemble, Member
+from hpcdl.search.ensemble import ASKED, FOUND, MEMBER, MEMBERS, Ensemble, EnsembleMember
 from hpcdl.search.ensemble_members import (
     WEIGHTS,
     Spec,
@@ -71,10 +73,8 @@ from hpcdl.search.ensemble_members import (
     varied,
     with_values,
 )
-from hpcdl.services.own_words import divided
-from hpcdl.services.trial import FAILED, all_come, failure, say_all_failed
+from hpcdl.search.stop_broadcast import LATE, Alarm
 from hpcdl.shared_memory import unname
-from hpcdl.words import counted
 
 PROGRAM = "train-allreduce"
 SEVERAL = ("vary", "from", "resume")  # read here, not by the parser
@@ -126,7 +126,7 @@ class EnsembleOptions:
             self.combine = "vote"
 
 
-class Plan(NamedTuple):
+class EnsemblePlan(NamedTuple):
     """What is to be trained. asked: as ensemble.yaml says it; told: the options of each line of a training."""
 
     options: EnsembleOptions
@@ -157,7 +157,7 @@ def main(arguments=None):
             for each in data.values():
                 each.close()
             status = trained(world, plan, world.bcast(lock.path))
-            kept.let_go()
+            row_cache.let_go()
             all_come(world)
         raise SystemExit(world.bcast(status))
 
@@ -165,7 +165,7 @@ def main(arguments=None):
 # -- what is trained -------------------------------------------------------------------------------------------------
 
 
-def planned(read, words: list[str], size: int) -> Plan:
+def planned(read, words: list[str], size: int) -> EnsemblePlan:
     """What the command line, or with --resume the folder, asks for. Raises UsageError."""
     kinds = kinds_of(EnsembleOptions)
     found = divided(words, kinds, SEVERAL)
@@ -190,7 +190,7 @@ def planned(read, words: list[str], size: int) -> Plan:
     return plan_of(options, text, several, size)
 
 
-def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], size: int) -> Plan:
+def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], size: int) -> EnsemblePlan:
     """The runs that are asked for. Raises UsageError where one could not start."""
     if len(several["from"]) > 1 or bool(several["from"]) != bool(options.best):
         raise UsageError("--from SEARCH and --best N belong together: the options of its N best trials")
@@ -239,10 +239,10 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
         member_spec(options, number, commands[lines[number % len(lines)]], turns[number % len(turns)], trust)
         for number in range(count)
     ]
-    return Plan(options, asked, specs, validation, about)
+    return EnsemblePlan(options, asked, specs, validation, about)
 
 
-def prepare(lock: Folder, plan: Plan) -> None:
+def prepare(lock: Folder, plan: EnsemblePlan) -> None:
     """Make the folder of the ensemble, or go on with it (rank 0). Raises UsageError where it cannot be."""
     folder: Any = lock.path
     options = plan.options
@@ -274,7 +274,7 @@ def prepare(lock: Folder, plan: Plan) -> None:
 # -- training and what comes out -------------------------------------------------------------------------------------
 
 
-def trained(world, plan: Plan, folder: Path) -> int:
+def trained(world, plan: EnsemblePlan, folder: Path) -> int:
     """Train, combine and score; the exit status. Collective."""
     options, begun = plan.options, time.perf_counter()
     alarm, silent = Alarm(world, options.time_limit), options.progress == "none"
@@ -314,7 +314,7 @@ def trained(world, plan: Plan, folder: Path) -> int:
     return conclude(world, plan, folder, alphas, time.perf_counter() - begun)
 
 
-def conclude(world, plan: Plan, folder: Path, alphas: dict[int, float], seconds: float) -> int:
+def conclude(world, plan: EnsemblePlan, folder: Path, alphas: dict[int, float], seconds: float) -> int:
     """Combine the members that there are, score them, write the summary; the exit status. Collective."""
     options = plan.options
     members, failed = world.bcast(there(plan, folder, alphas) if world.rank == 0 else None)
@@ -347,7 +347,9 @@ def conclude(world, plan: Plan, folder: Path, alphas: dict[int, float], seconds:
     return int(not members)
 
 
-def there(plan: Plan, folder: Path, alphas: dict[int, float]) -> tuple[list[Member], list[dict[str, Any]]]:
+def there(
+    plan: EnsemblePlan, folder: Path, alphas: dict[int, float]
+) -> tuple[list[EnsembleMember], list[dict[str, Any]]]:
     """The members that can predict, and rows that say why others cannot."""
     found, failed = [], []
     for spec in plan.specs:
@@ -356,15 +358,19 @@ def there(plan: Plan, folder: Path, alphas: dict[int, float]) -> tuple[list[Memb
         if why is None and plan.options.boost != "none" and spec.number not in alphas:
             why = "no better than chance, or after one that is not"
         if why is not None:
-            failed.append(Member(spec.number, f"{MEMBERS}/{path.name}", spec.differs)._asdict() | {"failed": why})
+            failed.append(
+                EnsembleMember(spec.number, f"{MEMBERS}/{path.name}", spec.differs)._asdict() | {"failed": why}
+            )
         elif plan.options.snapshots:
             found += snapshots(folder, spec, plan.options.snapshots)
         else:
-            found.append(Member(spec.number, f"{MEMBERS}/{path.name}", spec.differs, alphas.get(spec.number, 1.0)))
+            found.append(
+                EnsembleMember(spec.number, f"{MEMBERS}/{path.name}", spec.differs, alphas.get(spec.number, 1.0))
+            )
     return found, failed
 
 
-def scored(world, plan: Plan, folder: Path, members: list[Member]) -> tuple[dict[str, Any], Any, Any]:
+def scored(world, plan: EnsemblePlan, folder: Path, members: list[EnsembleMember]) -> tuple[dict[str, Any], Any, Any]:
     """The scores of the whole and of each member, what stacking has fitted, and a table (rank 0). Collective."""
     options = plan.options
     whole = Ensemble(folder, members, options.combine, options.seed, trust=plan.specs[0].trust)

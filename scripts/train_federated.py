@@ -2,7 +2,7 @@
 mpiexec -n 4 python scripts/train_federated.py --clients 40 --fraction 0.25 --rounds 60
 """
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 import math
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from hpcdl.errors import UsageError
 from hpcdl.federated.codec import RANGE_BITS
+from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import Options, option
-from hpcdl.services.options import SurvivingOptions
 from hpcdl.strategies.federated import train
 
 

@@ -2,7 +2,7 @@
 mpiexec -n 4 python scripts/train_fully_sharded.py --stage 3 --model gpt --data text
 """
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass

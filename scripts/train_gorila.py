@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcdl.errors import UsageError
+from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.rl.gorila import train
 from hpcdl.rl.options import RLOptions
-from hpcdl.rl.roles import Roles, apart, bundles
+from hpcdl.rl.roles import RLRoles, apart, bundles
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import option
-from hpcdl.services.consistency import Consistency
 
 
 @dataclass
@@ -48,7 +48,7 @@ class GorilaOptions(RLOptions):
     def chosen(self) -> Consistency:
         return Consistency(self.consistency)
 
-    def roles(self, size: int) -> Roles:
+    def roles(self, size: int) -> RLRoles:
         if self.actors or self.learners:
             found = apart(size, self.servers, self.learners, self.actors, self.envs)
         else:

@@ -1,18 +1,18 @@
 """Train by gossip on a sparse graph: mpiexec -n 4 python scripts/train_gossip.py --topology ring --method dpsgd"""
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass
 from typing import Literal
 
 from hpcdl.comm import refuse_together
-from hpcdl.comm.draw import draw
-from hpcdl.comm.mixing import RULES
-from hpcdl.comm.topology import topology, without
+from hpcdl.comm.gossip.draw import draw
+from hpcdl.comm.gossip.mixing import RULES
+from hpcdl.comm.gossip.topology import topology, without
 from hpcdl.errors import UsageError
+from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import option
-from hpcdl.services.options import SurvivingOptions
 from hpcdl.strategies import asynchronous_gossip
 from hpcdl.strategies.gossip import batches_of, train
 

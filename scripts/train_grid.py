@@ -4,7 +4,7 @@ mpiexec -n 4 python scripts/train_grid.py --model gpt --data text --grid data=2,
 Axes data, pipeline and tensor, whose product is the number of ranks; ZeRO along the data axis: --stage 1, 2 or 3.
 """
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass

@@ -5,15 +5,15 @@ averaged every 10 rounds: mpiexec -n 4 python scripts/train_hogwild.py --threads
 Threads that are kept apart, and exchange what they have changed: --threads 4 --exchange-every 1024
 """
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from hpcdl.comm.mixing import check_mixing, mixing_over_period
-from hpcdl.comm.topology import topology
+from hpcdl.comm.gossip.mixing import check_mixing, mixing_over_period
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.errors import UsageError
 from hpcdl.models.linear_form import linear_form
 from hpcdl.optim import make_schedule

@@ -36,23 +36,23 @@ import numpy as np
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
+from hpcdl.checkpoint import export
 from hpcdl.chunks import chunk, chunks
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import open_data
 from hpcdl.errors import LoneError, UsageError
+from hpcdl.formatting import counted
+from hpcdl.launch.launch_consistency import reading
+from hpcdl.launch.program import ended
 from hpcdl.machine.doctor import warn
 from hpcdl.machine.threads import threads
+from hpcdl.parameter_server.consistency import Consistency
+from hpcdl.parameter_server.parameter_store import ParameterStore
+from hpcdl.parameter_server.step_coordinator import Lead, LedStore
+from hpcdl.parameter_server.store_messages import Push
 from hpcdl.random import Random
-from hpcdl.runs import export
-from hpcdl.runs.alike import reading
 from hpcdl.runs.options import option
-from hpcdl.runs.program import ended
-from hpcdl.services.consistency import Consistency
-from hpcdl.services.lead import Lead, LedStore
-from hpcdl.services.parameter_store import ParameterStore
-from hpcdl.services.roles import divide
-from hpcdl.services.store_messages import Push
-from hpcdl.words import counted
+from hpcdl.runs.roles import divide
 
 ROWS = 4096  # at a time
 

@@ -4,7 +4,7 @@ Post-local SGD: --local-from 10. SlowMo: --outer momentum:beta=0.5. DiLoCo: --sy
 --outer nesterov --outer-lr 0.7.
 """
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 import math
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcdl.errors import UsageError
+from hpcdl.recovery.options import SurvivingOptions
 from hpcdl.runs.options import option
-from hpcdl.services.options import SurvivingOptions
 from hpcdl.strategies.local_sgd import outer_rule, train
 
 

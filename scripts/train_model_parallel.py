@@ -4,7 +4,7 @@ mpiexec -n 4 python scripts/train_model_parallel.py --model mlp:64,64,64
 One rank computes at a time, as a student would cut a model that does not fit; train-pipeline fills the time.
 """
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass

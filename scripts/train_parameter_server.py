@@ -1,16 +1,16 @@
 """Train with parameter servers: mpiexec -n 5 python scripts/train_parameter_server.py --servers 2 --consistency ssp"""
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass
 from typing import Literal
 
 from hpcdl.errors import UsageError
+from hpcdl.parameter_server.consistency import Consistency
+from hpcdl.parameter_server.parameter_store import check_settings, refuse_no_replicas
+from hpcdl.recovery.server_failover import ServedSurvivor
 from hpcdl.runs.options import Options, option
-from hpcdl.services.consistency import Consistency
-from hpcdl.services.outliving_servers import ServedSurvivor
-from hpcdl.services.parameter_store import check_settings, refuse_no_replicas
 from hpcdl.strategies.parameter_server import touched_rows, train
 
 

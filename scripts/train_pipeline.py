@@ -3,7 +3,7 @@
 Schedules: naive, gpipe, 1f1b, interleaved (--chunks 2), pipedream. --draw shows a step as planned and as it was.
 """
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Train by sequential minibatch SGD, on one rank: python scripts/train_sequential.py --data digits"""
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from hpcdl.runs.options import Options

@@ -3,7 +3,7 @@
 A rate that falls: --lr 0.001 --schedule polynomial:b=10,gamma=0.55. Then: hpcdl evaluate RUN --samples.
 """
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 import math

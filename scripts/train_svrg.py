@@ -3,7 +3,7 @@
 SAGA: --method saga. Asynchronous, on one rank: --threads 4.
 """
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 import math

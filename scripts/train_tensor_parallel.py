@@ -1,12 +1,12 @@
 """Train by tensor parallelism: mpiexec -n 4 python scripts/train_tensor_parallel.py --model gpt --data text"""
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from dataclasses import dataclass
 
 from hpcdl.models.group import IdentityGroup
-from hpcdl.models.part import Part
+from hpcdl.models.part import ModelPart
 from hpcdl.parallel.cut_model import check_same_rows
 from hpcdl.runs.options import Options, option
 from hpcdl.strategies.tensor_parallel import train
@@ -21,7 +21,7 @@ def check_tensor(model, ranks, sequence):
     """Raise UsageError where so many ranks cannot share the layers of the model."""
     group = IdentityGroup()
     group.size, group.sequence = ranks, sequence
-    Part(model, share=(0, ranks), group=group)
+    ModelPart(model, share=(0, ranks), group=group)
 
 
 def start(comm, model, data, optimizer, run):

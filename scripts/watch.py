@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 
 from hpcdl.errors import UsageError
+from hpcdl.launch.one_process import one_process
 from hpcdl.reports.watch_view import NEWS, facts, news, outlook, view
 from hpcdl.reports.watching import Watching
-from hpcdl.runs.one_process import one_process
 from hpcdl.runs.options import option, parse
 
 LEAST, MOST = 0.1, 86400.0  # seconds

@@ -40,8 +40,8 @@ def rows(count=240):
 def main(kills, *arguments):
     """Train, and be gone where that is asked for."""
     from hpcdl.comm.point_to_point import PointToPoint
+    from hpcdl.launch import training
     from hpcdl.scripts import train_parameter_server as program
-    from hpcdl.services import training
 
     mine = dict(tuple(map(int, each.split(":"))) for each in kills.split(",") if each)
     last, sent = mine.get(training.MPI.COMM_WORLD.rank, 0), [0]

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 
-from hpcdl.search.tasks import Task
+from hpcdl.search.tasks import SearchTask
 
 
 class Rungs:
@@ -28,7 +28,7 @@ class Rungs:
         if self.left == 0 or (self.rungs > 1 and self.asked % self.wave == 0 and self.open):
             return None
         self.left, self.asked, self.open = self.left - 1, self.asked + 1, self.open + 1
-        return Task(self.asked - 1, {"x": float(self.random.random()), "kind": "a"}, 0, self.amount(0))
+        return SearchTask(self.asked - 1, {"x": float(self.random.random()), "kind": "a"}, 0, self.amount(0))
 
     def amount(self, rung):
         return float(2**rung) if self.rungs > 1 else 0.0
@@ -43,7 +43,7 @@ class Rungs:
         if len(found) == max(1, self.wave >> task.rung):  # the wave is whole
             best = sorted(found, key=lambda trial: (found[trial], trial))[: max(1, len(found) // 2)]
             for trial in best:
-                self.ready.append(Task(trial, {"x": 0.5, "kind": "a"}, task.rung + 1, self.amount(task.rung + 1)))
+                self.ready.append(SearchTask(trial, {"x": 0.5, "kind": "a"}, task.rung + 1, self.amount(task.rung + 1)))
             found.clear()
 
     @property

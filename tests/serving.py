@@ -2,9 +2,9 @@
 
 from hpcdl.comm import Communicator
 from hpcdl.data import open_data
-from hpcdl.services import data_server
-from hpcdl.services.data_server import introduce, serve
-from hpcdl.services.remote_data import RemoteData
+from hpcdl.data_server import batch_server
+from hpcdl.data_server.batch_server import introduce, serve
+from hpcdl.data_server.remote_data import RemoteData
 
 
 def served(comm, servers, path, body, timeout=0, **options):
@@ -22,7 +22,7 @@ def served(comm, servers, path, body, timeout=0, **options):
         clients = [servers + number for number in numbers]
         introduce(everyone, opened, clients)
         status = serve(everyone, opened, clients)
-        result = status, everyone.traffic["push"].bytes, len(data_server.describe(opened))
+        result = status, everyone.traffic["push"].bytes, len(batch_server.describe(opened))
         opened.close()
     else:
         number = comm.rank - servers

@@ -8,8 +8,8 @@ import copy
 
 import numpy as np
 
-from hpcdl.comm.mixing import matrices
-from hpcdl.comm.topology import topology, without
+from hpcdl.comm.gossip.mixing import matrices
+from hpcdl.comm.gossip.topology import topology, without
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
 

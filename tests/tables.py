@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from hpcdl.data import table_source
+from hpcdl.data.formats import table_source
 
 
 def write_csv(path, rows, **how):

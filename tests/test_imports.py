@@ -16,8 +16,8 @@ import hpcdl.kernels
 # others: hpcdl.scripts, what its training programs share, and `python -m hpcdl`. A GPU's kernels need CUDA.
 LEFT_OUT = (
     "hpcdl.scripts",
-    "hpcdl.services.training",
-    "hpcdl.services.commands",
+    "hpcdl.launch.training",
+    "hpcdl.launch.command_lines",
     "hpcdl.search.checks",
     "hpcdl.search.ensemble_members",
     "hpcdl.search.results",

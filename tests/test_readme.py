@@ -38,7 +38,7 @@ def test_every_page_and_file_that_is_named_exists():
 
 
 def test_every_file_has_its_row_in_the_table_of_concepts():
-    """A cell names a folder once: `hpcdl/runs/state.py`, `position.py`."""
+    """A cell names a folder once: `hpcdl/checkpoint/state.py`, `resume.py`."""
     root, named = Path(__file__).parents[1], set()
     for cell in (root / "docs" / "README.md").read_text().split("|"):
         folder = ""

@@ -7,17 +7,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # beneath all rooms
-GROUND = {"chunks", "csr", "errors", "files", "memory", "own", "programs", "random", "shared_memory", "words"}
+GROUND = {"chunks", "csr", "errors", "files", "formatting", "memory", "plugins", "programs", "random", "shared_memory"}
 ORDER = [  # from the bottom; those of one line stand beside each other
     "kernels",
     "comm",
     "models optim data machine",
     "torch",
+    "checkpoint",
+    "faults",
     "runs",
-    "services",
-    "federated parallel",
+    "federated inference parallel parameter_server",
+    "data_server recovery",
     "strategies",
-    "search rl planning reports",
+    "launch",
+    "planning rl search",
+    "reports",
     "scripts",
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
@@ -78,13 +82,18 @@ def test_the_rooms_are_all_packaged():
     assert packaged == {name if name.startswith("hpcdl") else f"hpcdl.{name}" for name in names}
 
 
-LONGEST = 420  # lines of a file
+MOST_FILES, MOST_LINES = 25, 5000  # of a folder of hpcdl/, without its __init__.py
+MORE_FILES = {"hpcdl/planning": 31, "hpcdl/runs": 36}  # folders that are not there yet: these numbers may only fall
 SCREEN = 80  # lines of a strategy's `train`, its docstring and its signature apart
 
 
-@pytest.mark.parametrize("path", list(files()), ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_are_short(path):
-    assert len(path.read_text().splitlines()) <= LONGEST
+def test_a_folder_can_be_held_in_the_head():
+    for folder in {path.parent for path in (ROOT / "hpcdl").rglob("*.py")} - {ROOT / "hpcdl"}:
+        name = str(folder.relative_to(ROOT))
+        held = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(held) <= MORE_FILES.get(name, MOST_FILES), name
+        assert name not in MORE_FILES or len(held) == MORE_FILES[name], f"{name}: the number in this test may fall"
+        assert sum(len(path.read_text().splitlines()) for path in held) <= MOST_LINES, name
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "hpcdl/strategies").glob("*.py")), ids=lambda path: path.stem)

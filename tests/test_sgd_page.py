@@ -5,7 +5,7 @@ from pathlib import Path
 
 from printed import as_printed, commands
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 PAGE = (Path(__file__).parents[1] / "docs" / "sgd.md").read_text()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.flight import Recorder
+from hpcdl.comm.diagnostics.flight_recorder import FlightRecorder
 from hpcdl.comm.progress import activity
 
 ROUNDS = int(sys.argv[1]) if sys.argv[1:] else 200
@@ -30,7 +30,7 @@ def once(comm, vector, calls):
 
 plain, checked = Communicator(check=False), Communicator(check=True)
 with tempfile.TemporaryDirectory() as folder:
-    recorder = Recorder(Path(folder, f"rank-{world.rank:04d}.bin"), world.rank, world.size, 1000, plain.family())
+    recorder = FlightRecorder(Path(folder, f"rank-{world.rank:04d}.bin"), world.rank, world.size, 1000, plain.family())
     ways = {"as it is": (plain, None), "recorded": (plain, recorder), "compared": (checked, None)}
     for size in (256, 1 << 18):
         vectors, took = {comm: comm.empty(size) for comm in (plain, checked)}, {way: [] for way in ways}

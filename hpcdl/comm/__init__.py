@@ -18,7 +18,7 @@ __all__ = ["ANY", "Arrival", "Communicator", "refuse_together"]
 
 
 def __getattr__(name: str) -> Any:
-    """When it is asked for: what a job has left is read (told.py, flight.py, stuck.py) where there is no MPI."""
+    """Import a name when it is used first: diagnostics read the recordings of a job where there is no MPI."""
     import importlib
 
     if name not in WHERE:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.steps import Step, collective
+from hpcdl.comm.collective_schedule import Step, collective
 
 EMPTY = np.empty(0, np.uint8)
 

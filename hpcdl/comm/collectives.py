@@ -17,17 +17,17 @@ from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.ring import ring_all_gather, ring_reduce_scatter
 from hpcdl.comm.allreduce.tree import tree_broadcast, tree_reduce
 from hpcdl.comm.barrier import dissemination_barrier
-from hpcdl.comm.calls import SameCall, number
+from hpcdl.comm.call_matching import SameCall, number
+from hpcdl.comm.call_path import Door, flat
+from hpcdl.comm.collective_schedule import Step, block, complete
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.counting import CountingIntracomm
-from hpcdl.comm.door import Door, flat
-from hpcdl.comm.node import NodeMemory
-from hpcdl.comm.operations import Operation, operation
+from hpcdl.comm.diagnostics.call_signature import Call
+from hpcdl.comm.node_memory import NodeMemory
+from hpcdl.comm.operations import Reduction, operation
 from hpcdl.comm.progress import activity, clock
 from hpcdl.comm.requests import Request
 from hpcdl.comm.staging import staged
-from hpcdl.comm.steps import Step, block, complete
-from hpcdl.comm.told import Call
 
 BARRIER: Call = "barrier", None, 0, "", 0
 MOST_CALLS = 1000  # that are kept: a program has a few lengths, or any number of them
@@ -162,7 +162,7 @@ class Collectives(Door):
         steps = tree_reduce.steps(comm, total, reduction, root, met=True)
         self._short_way("reduce", comm.counters, in_turn, steps, finish)
 
-    def _of_root(self, vector: np.ndarray, root: int, op: Operation) -> tuple[np.ndarray, Callable | None]:
+    def _of_root(self, vector: np.ndarray, root: int, op: Reduction) -> tuple[np.ndarray, Callable | None]:
         """The vector that is reduced in place, and what is left to do: the root's own, of others a copy and nothing."""
         if self.rank != root:
             return vector.copy(), None
@@ -229,9 +229,10 @@ class Collectives(Door):
         self._short_way("all_gather", comm.counters, in_turn, ring_all_gather.steps(comm, vector))
 
     def irun(self, call: Call, steps: Callable[[CountingIntracomm], Iterator[Step]]) -> Request:
-        """An operation of all ranks by an algorithm of the caller's: steps(comm) is its generator (steps.py).
+        """An operation of all ranks by the caller's algorithm: steps(comm) is its generator (collective_schedule.py).
 
-        call: its name, type, length, reduction and root, as the ranks compare them (calls.py); the same on all ranks.
+        call: its name, type, length, reduction and root, as the ranks compare them (call_matching.py); the same on all
+        ranks.
         """
         self._check_rank(call[4])
         comm = self._lane(call)
@@ -271,7 +272,7 @@ def at_once(
     algorithm: Algorithm,
     comm: CountingIntracomm,
     vector: np.ndarray,
-    op: Operation,
+    op: Reduction,
     same: SameCall | None,
     checked: bool,
 ) -> int:

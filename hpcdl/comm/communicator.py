@@ -19,18 +19,18 @@ from numpy.typing import DTypeLike
 
 from hpcdl.comm import failure
 from hpcdl.comm.allreduce import algorithm, auto
-from hpcdl.comm.callers import refuse
-from hpcdl.comm.checking import Checking, wanted
+from hpcdl.comm.call_path import flat
 from hpcdl.comm.collectives import Collectives
-from hpcdl.comm.door import flat
-from hpcdl.comm.exposed import Exposed
-from hpcdl.comm.node import KEY
+from hpcdl.comm.diagnostics.call_signature import told
+from hpcdl.comm.diagnostics.call_site import refuse
+from hpcdl.comm.diagnostics.collective_checker import Checking, wanted
+from hpcdl.comm.diagnostics.watchdog import Watchdog
+from hpcdl.comm.node_memory import KEY
 from hpcdl.comm.point_to_point import PointToPoint
 from hpcdl.comm.progress import activity, meet
+from hpcdl.comm.rma_window import Exposed
 from hpcdl.comm.staging import takes_device_arrays
-from hpcdl.comm.told import told
 from hpcdl.comm.trace import Timeline, Traffic
-from hpcdl.comm.watchdog import Watchdog
 from hpcdl.kernels.device import CPU, Array, Device, device_of
 from hpcdl.shared_memory import unname
 
@@ -46,9 +46,9 @@ class Communicator(PointToPoint, Collectives):
     allocates (hpcdl.kernels.device). ends_job: whether an exception that nobody catches on a rank is to end all ranks,
     and ranks that would wait for ever are: the first communicator over several ranks that says so installs what does
     (hpcdl/comm/failure.py). check: whether the ranks compare what they call together before each such call
-    (hpcdl/comm/checking.py); None: where $HPCDL_CHECK says so. Buffers are C-contiguous numpy arrays, or arrays on a
-    GPU (hpcdl/comm/staging.py), of any shape and of any type that MPI knows (float32, float64, int64, ...). Making one,
-    `split`, `duplicate`, `expose` and `free` are collective calls.
+    (hpcdl/comm/diagnostics/collective_checker.py); None: where $HPCDL_CHECK says so. Buffers are C-contiguous numpy
+    arrays, or arrays on a GPU (hpcdl/comm/staging.py), of any shape and of any type that MPI knows (float32, float64,
+    int64, ...). Making one, `split`, `duplicate`, `expose` and `free` are collective calls.
     """
 
     def __init__(

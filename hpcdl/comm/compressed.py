@@ -38,7 +38,7 @@ from mpi4py import MPI
 from numpy.typing import DTypeLike
 
 from hpcdl.chunks import chunks
-from hpcdl.comm.steps import Step, collective
+from hpcdl.comm.collective_schedule import Step, collective
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels import convert
 from hpcdl.kernels.device import CPU

@@ -25,7 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.chunks import chunks
-from hpcdl.comm.steps import Delivery, Step, collective
+from hpcdl.comm.collective_schedule import Delivery, Step, collective
 from hpcdl.errors import UsageError
 from hpcdl.kernels import convert
 from hpcdl.kernels import reduce as kernels
@@ -53,7 +53,7 @@ def exchange(comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[M
     """Send and receive these vectors; between two ranks they meet in the order in which they stand.
 
     Raises UsageError where what comes is longer or shorter than the vector for it. Who receives nothing is done only
-    when what it has sent is being received, as of ranks that do not call the same it would not be (calls.py).
+    when what it has sent is being received, as of ranks that do not call the same it would not be (call_matching.py).
     """
 
     def check(number: int, status: MPI.Status | None) -> None:

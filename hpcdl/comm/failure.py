@@ -19,9 +19,10 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from hpcdl.comm import asked, ending
-from hpcdl.comm.ending import at_the_end, end_job
-from hpcdl.comm.flight import LEFT
+from hpcdl.comm import job_abort
+from hpcdl.comm.diagnostics import status_signal
+from hpcdl.comm.diagnostics.flight_recorder import LEFT
+from hpcdl.comm.job_abort import at_the_end, end_job
 from hpcdl.comm.progress import activity
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError, line, reason
 
@@ -36,15 +37,15 @@ def install() -> None:
     that they leave, `raise SystemExit(status)` leaves quietly. Where others wait for a rank that has left, in whatever
     way, the watchdog ends the job. In a thread, an exit ends that thread, as Python has it.
 
-    Programs install it when they start (runs/program.py), and for a user's own program the first `Communicator` over
+    Programs install it when they start (launch/program.py), and for a user's own program the first `Communicator` over
     several ranks does, unless it is made with `ends_job=False`. It replaces sys.excepthook, threading.excepthook and
-    sys.exit, takes over SIGUSR2 (asked.py), and stays until the process ends.
+    sys.exit, takes over SIGUSR2 (hpcdl/comm/diagnostics/status_signal.py), and stays until the process ends.
     """
     sys.excepthook = abort
     threading.excepthook = in_thread
     sys.exit = leave
     atexit.register(end_all)
-    asked.install()
+    status_signal.install()
 
 
 def in_thread(event: Any) -> None:
@@ -53,19 +54,19 @@ def in_thread(event: Any) -> None:
         abort(event.exc_type, event.exc_value, event.exc_traceback)
 
 
-class Leaving(SystemExit):
+class TrackedExit(SystemExit):
     """What `sys.exit` raises here. It is destroyed with no Python frame below it only when nobody has caught it."""
 
     status: Any = None  # of the exit under way, as `sys.exit` takes it
 
     def __del__(self) -> None:
         if sys._getframe().f_back is None:
-            Leaving.status = self.code
+            TrackedExit.status = self.code
 
 
 def leave(status: Any = None) -> NoReturn:
     """sys.exit, in a form that tells whether it is caught."""
-    raise Leaving(status)
+    raise TrackedExit(status)
 
 
 def end_all() -> None:
@@ -73,10 +74,10 @@ def end_all() -> None:
 
     With any other they learn that it has left.
     """
-    if Leaving.status not in (None, 0) and MPI.COMM_WORLD.size > 1 and not MPI.Is_finalized():
-        if not isinstance(Leaving.status, int):  # a text, which the interpreter has printed
-            Leaving.status = 1
-        end_job(Leaving.status, f"left by sys.exit({Leaving.status})")
+    if TrackedExit.status not in (None, 0) and MPI.COMM_WORLD.size > 1 and not MPI.Is_finalized():
+        if not isinstance(TrackedExit.status, int):  # a text, which the interpreter has printed
+            TrackedExit.status = 1
+        end_job(TrackedExit.status, f"left by sys.exit({TrackedExit.status})")
     if activity.flight is not None:
         activity.flight.ended(LEFT, "left its program")
     if not MPI.Is_finalized():
@@ -91,7 +92,7 @@ def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) ->
     comm = MPI.COMM_WORLD
     sys.stdout.flush()
     time.sleep(0.2 * (comm.rank > 0))  # what fails on all ranks alike is said once: leave the word to rank 0
-    if issubclass(kind, LoneError) and comm.size > 1 and not ending.alone and not first_to_say():
+    if issubclass(kind, LoneError) and comm.size > 1 and not job_abort.alone and not first_to_say():
         time.sleep(1.0)  # until who has said it ends the job
     elif issubclass(kind, UsageError | TrainingError | LoneError):
         say(f"error: {line(value)}\n")
@@ -99,7 +100,7 @@ def abort(kind: type[BaseException], value: Any, trace: TracebackType | None) ->
         say(f"rank {comm.rank}: interrupted\n")
     else:
         text = "".join(traceback.format_exception(kind, value, trace))
-        ends = "" if ending.alone else "; all ranks are ended"
+        ends = "" if job_abort.alone else "; all ranks are ended"
         say(f"rank {comm.rank} of {comm.size} failed{ends}\n{text}")
     end_job(2 if issubclass(kind, UsageError) else 1, f"failed with {kind.__name__}: {reason(value)}")
 

@@ -22,7 +22,7 @@ on GPU clusters using Megatron-LM", SC 2021.)
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.errors import UsageError, nearest
-from hpcdl.words import counted
+from hpcdl.formatting import counted
 
 AXES = ("data", "pipeline", "tensor")
 

@@ -14,7 +14,7 @@ from hpcdl.kernels import reduce as kernels
 
 
 @dataclass(frozen=True)
-class Operation:
+class Reduction:
     """op(into, values) combines two flat vectors into the first; `mpi` is the same operation in MPI's words.
 
     divides: whether what is combined is then divided by the number of vectors, which `finish` does.
@@ -48,10 +48,10 @@ def keeping_nan(combine: Callable[[np.ndarray, np.ndarray], None]) -> MPI.Op:
     return MPI.Op.Create(call, commute=True)
 
 
-SUM = Operation("sum", MPI.SUM, kernels.add_into)
-MEAN = Operation("mean", MPI.SUM, kernels.add_into, divides=True)
-MAX = Operation("max", keeping_nan(kernels.max_into), kernels.max_into)
-MIN = Operation("min", keeping_nan(kernels.min_into), kernels.min_into)
+SUM = Reduction("sum", MPI.SUM, kernels.add_into)
+MEAN = Reduction("mean", MPI.SUM, kernels.add_into, divides=True)
+MAX = Reduction("max", keeping_nan(kernels.max_into), kernels.max_into)
+MIN = Reduction("min", keeping_nan(kernels.min_into), kernels.min_into)
 OPERATIONS = {op.name: op for op in (SUM, MEAN, MAX, MIN)}
 
 
@@ -60,7 +60,7 @@ def reducible(dtype: np.dtype) -> bool:
     return dtype.isnative and (dtype.kind in "iu" or dtype in (np.float32, np.float64))
 
 
-def operation(name: str, dtype: np.dtype) -> Operation:
+def operation(name: str, dtype: np.dtype) -> Reduction:
     """The operation of that name, if the type has it: a mean of integers would not be an integer."""
     if not isinstance(name, str):
         raise UsageError(f"a reduction is one of the words {', '.join(OPERATIONS)}, not {name!r}")
@@ -68,7 +68,7 @@ def operation(name: str, dtype: np.dtype) -> Operation:
 
 
 @functools.cache
-def known(name: str, dtype: np.dtype) -> Operation:
+def known(name: str, dtype: np.dtype) -> Reduction:
     """The same of a word."""
     if name not in OPERATIONS:
         raise unknown("reduction", name, OPERATIONS)

@@ -32,7 +32,7 @@ import numpy as np
 
 from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.compressed import Compressed
-from hpcdl.comm.node import cores, ranks_of_node
+from hpcdl.comm.node_memory import cores, ranks_of_node
 from hpcdl.comm.requests import Request
 from hpcdl.errors import UsageError
 

@@ -8,13 +8,13 @@ from mpi4py import MPI
 from mpi4py.util.dtlib import from_numpy_dtype
 
 from hpcdl.comm.barrier import EMPTY
-from hpcdl.comm.door import Door, flat
-from hpcdl.comm.exposed import Exposed
+from hpcdl.comm.call_path import Door, flat
+from hpcdl.comm.collective_schedule import Delivery, Step, block
+from hpcdl.comm.diagnostics.call_signature import SOME
 from hpcdl.comm.progress import activity, clock, nap_until
 from hpcdl.comm.requests import Request
+from hpcdl.comm.rma_window import Exposed
 from hpcdl.comm.staging import staged
-from hpcdl.comm.steps import Delivery, Step, block
-from hpcdl.comm.told import SOME
 from hpcdl.errors import UsageError
 
 ANY = MPI.ANY_SOURCE

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm import steps
-from hpcdl.comm.callers import refuse
-from hpcdl.comm.flight import Recorder
-from hpcdl.comm.told import ALL
+from hpcdl.comm import collective_schedule
+from hpcdl.comm.diagnostics.call_signature import ALL
+from hpcdl.comm.diagnostics.call_site import refuse
+from hpcdl.comm.diagnostics.flight_recorder import FlightRecorder
 
 AWAKE, LONGEST = 200e-6, 1e-3  # seconds: looking out before the first nap; the longest nap
 TESTED_LATELY = 0.25  # seconds since the last `test` for which a loop of them is taken to go on
@@ -38,7 +38,7 @@ class Awaits(NamedTuple):
 
     group: Any
     other: int = ALL
-    call: int | None = None  # its number (door.py); None: that of the last one
+    call: int | None = None  # its number (call_path.py); None: that of the last one
 
 
 class Wait(NamedTuple):
@@ -67,7 +67,9 @@ class Activity:
         self.knowing = 0  # bodies of `known` that it works in
         self.known_until = -(1 << 62)  # when the last one ended
         self.last: str | None = "none yet"  # the operation before
-        self.flight: Recorder | None = None  # where operations are recorded (flight.py)
+        self.flight: FlightRecorder | None = (
+            None  # where operations are recorded (hpcdl/comm/diagnostics/flight_recorder.py)
+        )
         self.tested: tuple[Any, int] | None = None  # the request whose last `test` was without success, and when
         self.failure: Exception | None = None  # of a request in flight, where ranks may be gone: whoever naps leaves
         self.abandoned: list = []  # requests that nobody waits for any more: MPI may still write to their buffers
@@ -78,7 +80,7 @@ class Activity:
             try:
                 request.advance()
             except Exception as error:  # the request keeps it, for who waits for that
-                if steps.one_by_one:
+                if collective_schedule.one_by_one:
                     self.failure = error
 
     def check(self) -> None:

@@ -4,15 +4,15 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hpcdl.comm.collective_schedule import Step, complete, ready
 from hpcdl.comm.counting import Counters
-from hpcdl.comm.flight import FAILED, STARTED
+from hpcdl.comm.diagnostics.call_signature import ALL
+from hpcdl.comm.diagnostics.flight_recorder import FAILED, STARTED
 from hpcdl.comm.progress import Awaits, activity, clock, nap_until
-from hpcdl.comm.steps import Step, complete, ready
-from hpcdl.comm.told import ALL
 
 
 class Request:
-    """One asynchronous operation, driven through its generator (see hpcdl/comm/steps.py).
+    """One asynchronous operation, driven through its generator (see hpcdl/comm/collective_schedule.py).
 
     The communicator's timeline gets its span, `counters` its seconds, and the watchdog learns what this rank waits for.
     finish() is called once, when the last message has arrived; what it returns is the result. peer: for the picture,

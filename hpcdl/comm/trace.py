@@ -25,7 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.counting import Counters, Sent
-from hpcdl.comm.node import ranks_of_node
+from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.comm.progress import activity
 from hpcdl.errors import LoneError, blamed_on
 from hpcdl.files import atomic_write

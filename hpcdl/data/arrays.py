@@ -13,14 +13,14 @@ from hpcdl.data.data_options import DataOptions, Standardize, held_out_rows, mod
 from hpcdl.data.dataset import Data, Split
 from hpcdl.data.digest import of_rows
 from hpcdl.data.format import check_x, check_y, most_of, shown
-from hpcdl.data.meaning import Meaning
-from hpcdl.data.order import named
+from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
 from hpcdl.data.placement import Comm, MemoryRows, agreed, memory_type
 from hpcdl.data.readers import MemoryReader
-from hpcdl.data.sparse_file import check_elements, sparse_rows
+from hpcdl.data.sampler import named
+from hpcdl.data.schema import Meaning
 from hpcdl.data.standard import array_slabs, measured, without
 from hpcdl.errors import UsageError
-from hpcdl.own import blamed_on_own, made, own
+from hpcdl.plugins import blamed_on_own, made, own
 
 GIVEN = {"x", "y", "x_test", "y_test", "name", "classes", "labels", "scale"}  # what a function may return by name
 HOW = ("partition", "dtype", "seed", "validation", "augment", "standardize", "data_seed")

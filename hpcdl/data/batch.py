@@ -36,7 +36,7 @@ class Batch:
         ]
 
 
-class Buffers:
+class BatchBuffers:
     """So many pairs of arrays (x, y), used in turn, so that an epoch allocates nothing after its first batches.
 
     empty(shape, dtype) allocates them: where, is its own affair. sparse: x is a CSR, whose views share their elements,
@@ -85,8 +85,8 @@ class DeviceBuffers:
         outputs: tuple[int, ...] = (),
         sparse: bool = False,
     ):
-        self.device, self.host = device, Buffers(count, width, dtype, y_dtype, device.pinned, outputs, sparse)
-        self.copies = None if device is CPU else Buffers(2, width, dtype, y_dtype, device.empty, outputs, sparse)
+        self.device, self.host = device, BatchBuffers(count, width, dtype, y_dtype, device.pinned, outputs, sparse)
+        self.copies = None if device is CPU else BatchBuffers(2, width, dtype, y_dtype, device.empty, outputs, sparse)
 
     def hand_out(self, batch: Batch) -> Batch:
         """The batch on the device: itself, or with x and y copied into the next pair there."""

@@ -8,9 +8,9 @@ from numpy.typing import DTypeLike
 
 from hpcdl.data.augment import make_augment
 from hpcdl.data.format import most_of
-from hpcdl.data.meaning import Meaning
+from hpcdl.data.formats.recipe import Recipe
 from hpcdl.data.partition import check_shards, hold_out, parse_partition
-from hpcdl.data.recipe import Recipe
+from hpcdl.data.schema import Meaning
 from hpcdl.data.standard import TARGET, Standard
 from hpcdl.errors import UsageError
 from hpcdl.random import Random

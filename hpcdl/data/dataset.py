@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike
 from hpcdl.csr import CSR
 from hpcdl.data.batch import Batch, DeviceBuffers
 from hpcdl.data.cursor import Cursor
-from hpcdl.data.meaning import Meaning
-from hpcdl.data.order import steps_per_epoch
+from hpcdl.data.formats.vocabulary import Vocabulary
 from hpcdl.data.placement import FileRows, MemoryRows
 from hpcdl.data.prefetch import prefetch
 from hpcdl.data.readers import MemoryReader, Reader
-from hpcdl.data.scales import scales
-from hpcdl.data.vocabulary import Vocabulary
+from hpcdl.data.sampler import steps_per_epoch
+from hpcdl.data.scale_warning import scales
+from hpcdl.data.schema import Meaning
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Device
 
@@ -53,7 +53,7 @@ class Data:
     name, features (shape of one example), sparse (whether x of batches is a CSR), classes (0: regression), outputs
     (shape of what is to be predicted for a row: () or (k,)), dtype, examples (training rows, all ranks), train, test,
     validation (Split, or None where there is none), statistics (mean and deviation by name (features,), float64, where
-    rows are standardized), meaning (names of classes, scale and more: meaning.py), vocabulary (of a text: `encode` and
+    rows are standardized), meaning (names of classes, scale and more: schema.py), vocabulary (of a text: `encode` and
     `decode`; else None), digest (of all that a model sees; computed when it is asked for, see digest.py), order (of the
     rows of an epoch: see order.named), source (by what `open_data` finds them again; empty where they are arrays of a
     program)
@@ -111,7 +111,7 @@ class Data:
 
     @property
     def scales(self) -> tuple[float, float, float] | None:
-        """Scales of features and values, where they matter (scales.py); local."""
+        """Scales of features and values, where they matter (scale_warning.py); local."""
         return scales(self)
 
     def to(self, device: Device) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 
 from hpcdl.csr import CSR
 from hpcdl.data.format import Info, dataset, open_file, slabs_of
-from hpcdl.data.vocabulary import Vocabulary
+from hpcdl.data.formats.vocabulary import Vocabulary
 from hpcdl.errors import blamed_on
 from hpcdl.files import atomic_write, cache_folder, from_json
 
@@ -44,7 +44,7 @@ def blake(content: bytes = b"") -> "hashlib.blake2b":
     return hashlib.blake2b(content, digest_size=16)
 
 
-class Column:
+class ColumnDigest:
     """The digest of a column, whose rows are handed over part by part."""
 
     def __init__(self, kind: np.dtype):
@@ -67,13 +67,13 @@ class Digest:
     """The digest of a data set, whose columns are handed over part by part, in any order."""
 
     def __init__(self) -> None:
-        self.columns: dict[str, Column] = {}
+        self.columns: dict[str, ColumnDigest] = {}
 
     def add(self, name: str, part: np.ndarray, labels: bool = False) -> None:
         """The next rows of a column; of labels, of whatever type, the values count."""
         if name not in self.columns:
             label = np.dtype(np.float64 if part.dtype.kind == "f" else np.int64)
-            self.columns[name] = Column(label if labels else part.dtype)
+            self.columns[name] = ColumnDigest(label if labels else part.dtype)
         self.columns[name].add(part)
 
     def finish(
@@ -121,8 +121,8 @@ def at_a_glance(path: str) -> str:
 
 def computed(info: Info) -> str:
     """The digest of a data file, from one pass over it."""
+    from hpcdl.data.formats.sparse_file import PARTS, TYPES
     from hpcdl.data.placement import columns
-    from hpcdl.data.sparse_file import PARTS, TYPES
 
     digest = Digest()
     with open_file(info.path) as file:

@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from hpcdl.data.format import Info, dataset, linked, open_file, short, slabs, slabs_of
-from hpcdl.data.recipe import Recipe, recipe_in
+from hpcdl.data.formats.recipe import Recipe, recipe_in
 from hpcdl.errors import UsageError
 
 FILLED = "filled"  # in a group: the marks

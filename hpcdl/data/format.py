@@ -4,15 +4,16 @@
     train/y  (n,)               class numbers, or        scale    the model sees x * scale (default 1)
          or  (n, outputs)       floats to predict        classes  0 for regression (default: from y)
     test/x, test/y              the same                 labels   names of the classes (default: their numbers)
-    rows/x                      rows without labels      table    how a table became numbers (recipe.py)
+    rows/x                      rows without labels      table    how a table became numbers (formats/recipe.py)
     .../x/data, indices, indptr  sparse rows              base     number of the first feature in a text of them
                                                          name     for reports (default: the file's name)
 
 One of the groups at least is there; a file to train on has `train`.
 
-A text is a data set, too, with rows of tokens, that is whole numbers 0 ... classes - 1 (prepare_text.py):
+A text is a data set, too, with rows of tokens, that is whole numbers 0 ... classes - 1
+(hpcdl/data/formats/prepare_text.py):
 
-    train/x  (n, length)        unsigned integers        vocabulary  what the tokens stand for (vocabulary.py)
+    train/x  (n, length)        unsigned integers        vocabulary  what the tokens stand for (formats/vocabulary.py)
     train/y  (n,)               the token that follows   scale       1
 
 Files are written under a temporary name, synced and renamed: a file that has its final name is whole.
@@ -31,8 +32,8 @@ from typing import Any, TypeAlias
 import h5py
 import numpy as np
 
-from hpcdl.data.meaning import Meaning
-from hpcdl.data.vocabulary import Vocabulary
+from hpcdl.data.formats.vocabulary import Vocabulary
+from hpcdl.data.schema import Meaning
 from hpcdl.errors import UsageError, blamed_on, printable, reason, refuse_beyond, unknown
 from hpcdl.files import Sink, atomic_path, from_json
 from hpcdl.memory import available
@@ -53,7 +54,7 @@ class Info:
     """What a data file says of itself; `rows` by group, "train", "test" and "rows", 0 where it is not there, and
     `kinds`, element types of x, of those that are.
 
-    outputs: shape of what is to be predicted for a row, () or (k,). meaning: of the rows (meaning.py). elements: by
+    outputs: shape of what is to be predicted for a row, () or (k,). meaning: of the rows (schema.py). elements: by
     group, of sparse rows alone. fills: of a table, what missing numbers of each column become (fills.py).
     """
 
@@ -71,7 +72,7 @@ class Info:
 
     @property
     def sparse(self) -> bool:
-        """Whether the rows are sparse (sparse_file.py)."""
+        """Whether the rows are sparse (hpcdl/data/formats/sparse_file.py)."""
         return bool(self.elements)
 
     @property
@@ -217,9 +218,9 @@ def vocabulary_of(name_or_path: str) -> Vocabulary | None:
 def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py.Dataset | None]:
     """x and y of a group, if they have the types and shapes that they should; `rows` have no y.
 
-    Sparse x is a SparseSet (sparse_file.py), which has checked itself.
+    Sparse x is a SparseSet (hpcdl/data/formats/sparse_file.py), which has checked itself.
     """
-    from hpcdl.data.sparse_file import rows_in  # which stands on what is above
+    from hpcdl.data.formats.sparse_file import rows_in  # which stands on what is above
 
     x = rows_in(file, f"{group}/x")
     y = None if group == "rows" else dataset(file, f"{group}/y")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hpcdl.data import kept
+from hpcdl.data import row_cache
 from hpcdl.data.arrays import from_function, in_memory
 from hpcdl.data.augment import make_augment
 from hpcdl.data.data_options import DataOptions, Standardize, held_out_rows, model_type
@@ -16,7 +16,6 @@ from hpcdl.data.dataset import Data, Split
 from hpcdl.data.digest import of_file
 from hpcdl.data.fills import filled_anew, known_slabs
 from hpcdl.data.format import KNOWN, Info, find, read_info
-from hpcdl.data.order import named
 from hpcdl.data.partition import partition as make_partition
 from hpcdl.data.placement import (
     Arena,
@@ -34,9 +33,10 @@ from hpcdl.data.placement import (
     specs,
 )
 from hpcdl.data.readers import LocalExamples, MemoryReader, StreamReader, rows_before
+from hpcdl.data.sampler import named
 from hpcdl.data.standard import Standard, file_slabs, measured, without
 from hpcdl.errors import UsageError, unknown
-from hpcdl.own import is_own
+from hpcdl.plugins import is_own
 
 
 def open_data(
@@ -69,7 +69,7 @@ def open_data(
                 of a table
     parts       (numbers, of): under placement partitioned this rank holds the parts with these numbers, of so many,
                 instead of one part per rank: for who serves others
-    keep        of a file under placement shared: its rows stay in memory, for others who open it (kept.py)
+    keep        of a file under placement shared: its rows stay in memory, for others who open it (row_cache.py)
     data_seed   of the held-out rows, and of a function of one's own, where several runs are to share these; None: seed
     A bad file or option is a UsageError, with the same message on every rank.
     """
@@ -132,7 +132,7 @@ def _filled(comm: Comm, arena: Arena, fill: Callable[..., None]) -> list[np.ndar
     return arena.arrays
 
 
-def _held_out_of(info: Info, comm: Comm, options: DataOptions, there: kept.Kept | None = None) -> np.ndarray:
+def _held_out_of(info: Info, comm: Comm, options: DataOptions, there: row_cache.CachedRows | None = None) -> np.ndarray:
     """The rows of train that validation holds out, drawn by one rank; there: where it remembers them."""
     if not options.validation:
         return np.empty(0, np.int64)
@@ -150,7 +150,12 @@ def _owners_of(info: Info, options: DataOptions, held_out: np.ndarray) -> np.nda
 
 
 def _filled_anew(
-    info: Info, placement: str, comm: Comm, options: DataOptions, held_out: np.ndarray, there: kept.Kept | None = None
+    info: Info,
+    placement: str,
+    comm: Comm,
+    options: DataOptions,
+    held_out: np.ndarray,
+    there: row_cache.CachedRows | None = None,
 ) -> Info:
     """The file with missing numbers filled in from the rows that train; found by one rank; there: where it remembers.
 
@@ -170,7 +175,7 @@ def _filled_anew(
 
 
 def _standard_of(
-    info: Info, comm: Comm, options: DataOptions, held_out: np.ndarray, there: kept.Kept | None = None
+    info: Info, comm: Comm, options: DataOptions, held_out: np.ndarray, there: row_cache.CachedRows | None = None
 ) -> Standard | None:
     """What standardizes the rows of a file; measured by one rank; there: where it remembers that."""
     if info.sparse:
@@ -187,12 +192,12 @@ def _standard_of(
 
 def _open_shared(info: Info, comm: Comm, options: DataOptions) -> Data:
     """Train and test in memory, once per node; where they are kept there, those."""
-    there = kept.find(info.path, options.dtype, comm)
+    there = row_cache.find(info.path, options.dtype, comm)
     held_out = _held_out_of(info, comm, options, there)
     info = _filled_anew(info, "shared", comm, options, held_out, there)
     standard = _standard_of(info, comm, options, held_out, there)
     if info.fills:  # what is kept has the fills of the file
-        there = kept.find(info.path, options.dtype, comm, info.fills)
+        there = row_cache.find(info.path, options.dtype, comm, info.fills)
     owners = _by_one(comm, lambda: _owners_of(info, options, held_out))
     forms = [specs(info, group, info.rows[group], options.dtype) for group in ("train", "test")]
     half = len(forms[0])
@@ -205,7 +210,7 @@ def _open_shared(info: Info, comm: Comm, options: DataOptions) -> Data:
         arena = Arena(comm, forms[0] + forms[1])
         arrays, resources = _filled(comm, arena, fill), [arena]
         if options.keep:
-            there, resources = kept.keep(info.path, options.dtype, arena, info.fills), []
+            there, resources = row_cache.keep(info.path, options.dtype, arena, info.fills), []
     else:
         arrays, resources = there.arrays, []
     (x, y), (x_test, y_test) = as_rows(info, arrays[:half]), as_rows(info, arrays[half:])

@@ -23,7 +23,7 @@ from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.digest import at_a_glance
 from hpcdl.data.fills import Refill
 from hpcdl.data.format import NOTES, Info, check_memory, check_x, check_y, dataset, most_of, open_file, slabs_of
-from hpcdl.data.sparse_file import largest_of, read_sparse, rows_in
+from hpcdl.data.formats.sparse_file import largest_of, read_sparse, rows_in
 from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.kernels.gather import gather, gather_images
@@ -334,7 +334,9 @@ class Arena:
         ]
 
     def _share(self, comm: "MPI.Intracomm", size: int) -> np.ndarray | None:
-        from hpcdl.comm.node import ranks_of_node  # not above: it starts MPI, which preparing a file does not need
+        from hpcdl.comm.node_memory import (
+            ranks_of_node,  # not above: it starts MPI, which preparing a file does not need
+        )
 
         node = ranks_of_node(comm)
         if node.size > 1:

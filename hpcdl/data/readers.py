@@ -12,19 +12,19 @@ import numpy as np
 
 from hpcdl.chunks import chunk
 from hpcdl.data.augment import Augment, Moves
-from hpcdl.data.batch import Batch, Buffers
-from hpcdl.data.order import (
+from hpcdl.data.batch import Batch, BatchBuffers
+from hpcdl.data.partition import partition
+from hpcdl.data.placement import FileRows, MemoryRows
+from hpcdl.data.prefetch import prefetch
+from hpcdl.data.sampler import (
+    BatchShare,
     BlockOrder,
-    Share,
     global_order,
     global_share,
     local_order,
     local_share,
     steps_per_epoch,
 )
-from hpcdl.data.partition import partition
-from hpcdl.data.placement import FileRows, MemoryRows
-from hpcdl.data.prefetch import prefetch
 from hpcdl.kernels.shuffle import ready
 
 
@@ -72,7 +72,7 @@ class MemoryReader:
         batch_size: int,
         share: tuple[int, int],
         steps: Iterable[int],
-        buffers: Buffers,
+        buffers: BatchBuffers,
         ahead: bool = True,
     ) -> Generator[Batch, None, None]:
         """The batches of these steps. ahead: nothing is read, so nothing is read ahead."""
@@ -87,7 +87,7 @@ class MemoryReader:
 
     def _plan(
         self, epoch: int, batch_size: int, share: tuple[int, int]
-    ) -> tuple[np.ndarray, np.ndarray, Callable[..., Share]]:
+    ) -> tuple[np.ndarray, np.ndarray, Callable[..., BatchShare]]:
         """This rank's order, as training examples and as rows of `rows`, and a function: step -> its share of it."""
         key = epoch if self.whole else (epoch, *share)
         drawn = self.drawn  # read and written as one: several threads may be here
@@ -138,7 +138,7 @@ class MemoryReader:
         labels = self.rows.y if self.numbers is None else self.rows.y[self.numbers]
         return partition(self.spec, labels, self.classes, count, self.seed, self.owners)
 
-    def visit(self, order: np.ndarray, batch_size: int, buffers: Buffers) -> Iterator[Batch]:
+    def visit(self, order: np.ndarray, batch_size: int, buffers: BatchBuffers) -> Iterator[Batch]:
         """The training examples `order`, so many at a time."""
         source = self._source(order)
         for step, start in enumerate(range(0, len(order), batch_size)):
@@ -195,7 +195,7 @@ class StreamReader:
         batch_size: int,
         share: tuple[int, int],
         steps: Iterable[int],
-        buffers: Buffers,
+        buffers: BatchBuffers,
         ahead: bool = True,
     ) -> Generator[Batch, None, None]:
         """The batches of these steps; without `ahead` no thread reads, and `steps` need not be known before."""
@@ -246,7 +246,7 @@ class StreamReader:
 Reader: TypeAlias = MemoryReader | StreamReader
 
 
-def touched(order: BlockOrder, shares: Iterable[Share]) -> Iterator[int]:
+def touched(order: BlockOrder, shares: Iterable[BatchShare]) -> Iterator[int]:
     """The blocks that these shares need, one after the other."""
     current: int | None = None
     for first, last, _, _ in shares:

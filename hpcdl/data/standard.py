@@ -23,7 +23,7 @@ from hpcdl.data.format import Info, check_x, dataset, open_file, slabs, slabs_of
 from hpcdl.kernels.gather import standardize
 
 TARGET = ("target_mean", "target_deviation")  # names of the statistics of values to predict
-LEFT_OUT = float(np.finfo(np.float64).max)  # the deviation of a feature that is to be 0 in all rows (redrawn.py)
+LEFT_OUT = float(np.finfo(np.float64).max)  # the deviation of a feature that is to be 0 in all rows (resampling.py)
 
 
 class Standard:

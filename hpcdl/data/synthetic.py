@@ -25,11 +25,11 @@ from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
 from hpcdl.data.arrays import from_arrays
 from hpcdl.data.dataset import Data
 from hpcdl.data.format import Info, check_memory
+from hpcdl.data.formats.prepare import Groups, Output
 from hpcdl.data.opening import open_data
-from hpcdl.data.prepare import Groups, Output
 from hpcdl.errors import UsageError, parse_spec
+from hpcdl.formatting import counted
 from hpcdl.random import Random
-from hpcdl.words import counted
 
 SPECS: dict[str, dict[str, Any]] = {
     "rcv1": dict(rows=781265, test=23149, features=47236, nonzeros=74.0, classes=2, power=1.0, noise=0.25, seed=0),

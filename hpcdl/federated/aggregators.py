@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
+from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator
 from hpcdl.kernels.device import device_of
 from hpcdl.kernels.reduce import add_into
-from hpcdl.runs.state import Same
 
 
 class Aggregator(Protocol):

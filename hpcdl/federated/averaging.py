@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
 from hpcdl.federated import privacy
 from hpcdl.federated.clients import sample, toss
 from hpcdl.kernels.device import device_of
 from hpcdl.random import Random
-from hpcdl.runs.state import Same
 
 ENDLESS = 1e200  # what a round spends of privacy where there is none left to speak of
 

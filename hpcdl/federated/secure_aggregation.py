@@ -47,13 +47,13 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.federated import shamir
 from hpcdl.federated.shamir import SHARE
 from hpcdl.kernels.device import CPU, device_of
 from hpcdl.kernels.reduce import add_into
-from hpcdl.runs.state import Same
 
 try:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey

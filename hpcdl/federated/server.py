@@ -25,7 +25,7 @@ from hpcdl.errors import UsageError, parse_spec
 from hpcdl.kernels import updates
 from hpcdl.kernels.device import Array, Device
 from hpcdl.optim.optimizer import Optimizer, check_decay_rate
-from hpcdl.own import of_torch
+from hpcdl.plugins import of_torch
 
 
 class FedAdam(Optimizer):

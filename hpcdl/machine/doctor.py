@@ -28,11 +28,11 @@ import h5py
 from mpi4py import MPI
 
 from hpcdl import shared_memory
+from hpcdl.formatting import counted
 from hpcdl.kernels.shared import BYTES
 from hpcdl.machine import world as launched
 from hpcdl.machine.facts import Facts, glance, look
 from hpcdl.machine.network import VECTOR, LinkSpeed, measure_all_reduce, measure_links, part_of
-from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
 OK, NOTE, HURTS = "ok", "note", "hurts"
@@ -48,7 +48,7 @@ ETHERNET = 1e9  # bytes per second between hosts below which it is no fast netwo
 SLOW = 0.5  # of the median bandwidth: a link worth naming
 
 
-class Row(NamedTuple):
+class CheckRow(NamedTuple):
     what: str
     found: str
     verdict: str = OK
@@ -58,7 +58,7 @@ class Row(NamedTuple):
 # -- judging ---------------------------------------------------------------------------------------------------------
 
 
-def mpi(facts: list[Facts]) -> list[Row]:
+def mpi(facts: list[Facts]) -> list[CheckRow]:
     """One library, and one set of versions, on all ranks."""
     rows = []
     for what, each in {
@@ -66,76 +66,78 @@ def mpi(facts: list[Facts]) -> list[Row]:
         "versions": [", ".join(f"{name} {v}" for name, v in f.versions.items() if name != "mpi4py") for f in facts],
     }.items():
         if len(set(each)) == 1:
-            rows.append(Row(what, each[0]))
+            rows.append(CheckRow(what, each[0]))
         else:
             other = next(i for i, text in enumerate(each) if text != each[0])
             found = f"rank 0: {each[0]}; rank {other} on {facts[other].host}: {each[other]}"
-            rows.append(Row(what, found, HURTS, "start all ranks from one environment, which all hosts see"))
+            rows.append(CheckRow(what, found, HURTS, "start all ranks from one environment, which all hosts see"))
     return rows
 
 
-def mpiexec(size: int, library: str, found: list[tuple[str, str | None]]) -> list[Row]:
+def mpiexec(size: int, library: str, found: list[tuple[str, str | None]]) -> list[CheckRow]:
     """Whether the launcher at hand is of the library that Python uses; found: as `launched.mpiexecs` gives it."""
     if not found:
-        return [Row("mpiexec", "none on the PATH or beside Python", NOTE, launched.right(library, os.environ))]
+        return [CheckRow("mpiexec", "none on the PATH or beside Python", NOTE, launched.right(library, os.environ))]
     path, other = found[0]
     text = f"{path} ({other or 'does not say of which MPI'})"
     if launched.related(library, other):
-        return [Row("mpiexec", text)]
+        return [CheckRow("mpiexec", text)]
     own = next((path for path, other in found if other and launched.related(library, other)), None)
     advice = f"this Python's MPI is {library}: " + (f"start with {own}" if own else f"get {library}'s mpiexec")
-    return [Row("mpiexec", text, NOTE if size > 1 else HURTS, advice)]
+    return [CheckRow("mpiexec", text, NOTE if size > 1 else HURTS, advice)]
 
 
-def world(size: int, library: str, environ: Mapping[str, str] = os.environ) -> list[Row]:
+def world(size: int, library: str, environ: Mapping[str, str] = os.environ) -> list[CheckRow]:
     """The size of the world against what the launcher says."""
     problem = launched.lone(size, environ, library)
     if problem is not None:
-        return [Row("world", problem[0], HURTS, problem[1])]
+        return [CheckRow("world", problem[0], HURTS, problem[1])]
     aside = launched.alone_in_allocation(size, environ, library)
     if aside is not None:
-        return [Row("world", aside[0], NOTE, aside[1])]
+        return [CheckRow("world", aside[0], NOTE, aside[1])]
     found = launched.launch(environ, library)
     if found is None:
-        return [Row("world", counted(size, "rank") + ", started alone" * (size == 1))]
+        return [CheckRow("world", counted(size, "rank") + ", started alone" * (size == 1))]
     text = f"{counted(size, 'rank')}, started by {found.by}"
     if found.ranks != size and found.variable != "MPI_LOCALNRANKS":
-        return [Row("world", f"{text}, which says {found.ranks} ({found.variable})", NOTE, "a part of a larger job?")]
-    return [Row("world", text)]
+        return [
+            CheckRow("world", f"{text}, which says {found.ranks} ({found.variable})", NOTE, "a part of a larger job?")
+        ]
+    return [CheckRow("world", text)]
 
 
-def hosts(facts: list[Facts]) -> list[Row]:
+def hosts(facts: list[Facts]) -> list[CheckRow]:
     """Ranks per host."""
     sizes = [len(ranks) for ranks in by_node(facts)]
     if len(set(sizes)) == 1:
         each = f", {counted(sizes[0], 'rank')} each" if len(sizes) > 1 else f", {counted(sizes[0], 'rank')}"
-        return [Row("hosts", f"{names(ranks[0].host for ranks in by_node(facts))}{each}")]
+        return [CheckRow("hosts", f"{names(ranks[0].host for ranks in by_node(facts))}{each}")]
     text = ", ".join(f"{ranks[0].host} {len(ranks)}" for ranks in by_node(facts)[:8])
     advice = "the host with most ranks sets the pace: as many on each, if all hosts are alike"
-    return [Row("hosts", f"ranks per host: {text}" + ", ..." * (len(sizes) > 8), NOTE, advice)]
+    return [CheckRow("hosts", f"ranks per host: {text}" + ", ..." * (len(sizes) > 8), NOTE, advice)]
 
 
-def cores(facts: list[Facts]) -> list[Row]:
+def cores(facts: list[Facts]) -> list[CheckRow]:
     """Threads of ranks against the cores that they may use."""
 
-    def judge(ranks: list[Facts]) -> Row:
+    def judge(ranks: list[Facts]) -> CheckRow:
         usable, machine = set().union(*(f.cores for f in ranks)), max(f.machine for f in ranks)
         by = next((f" ({f.variable})" for f in ranks if f.variable), "")
         blas = f"BLAS threads per rank: {spread([f.blas for f in ranks])}{by}"
         text = f"{counted(len(ranks), 'rank')} on {len(usable)} of {counted(machine, 'core')}, {blas}"
         among, narrow = crowded(ranks)
         if not among:
-            return Row("cores", text)
+            return CheckRow("cores", text)
         if len(among) < len(ranks):
             text += f"; {len(among)} of them have {counted(len(narrow), 'core')} only"
         fits, (most, variable) = max(1, len(narrow) // len(among)), max((f.blas, f.variable) for f in among)
         fewer = f"start at most {counted(len(narrow), 'rank')} there" * (len(among) > len(narrow))
         if variable and most > fits:
-            return Row("cores", text, HURTS, f"export {variable}={fits}" + f", and {fewer}" * bool(fewer))
+            return CheckRow("cores", text, HURTS, f"export {variable}={fits}" + f", and {fewer}" * bool(fewer))
         if len(narrow) < machine:
             more = "ask for more cores (--cpus-per-task), or have the launcher bind ranks otherwise (--bind-to none)"
-            return Row("cores", text, HURTS, more)
-        return Row("cores", text, NOTE, f"ranks wait for each other's core: {fewer}")
+            return CheckRow("cores", text, HURTS, more)
+        return CheckRow("cores", text, NOTE, f"ranks wait for each other's core: {fewer}")
 
     return per_host(facts, judge)
 
@@ -155,89 +157,91 @@ def crowded(ranks: list[Facts]) -> tuple[list[Facts], set[int]]:
     return worst
 
 
-def busy(facts: list[Facts]) -> list[Row]:
+def busy(facts: list[Facts]) -> list[CheckRow]:
     """Cores that others have taken since the ranks began to start."""
 
-    def judge(ranks: list[Facts]) -> Row:
+    def judge(ranks: list[Facts]) -> CheckRow:
         usable = len(set().union(*(f.cores for f in ranks)))
         if any(f.spare is None for f in ranks):
-            return Row("load", "not known")
+            return CheckRow("load", "not known")
         others = max(0.0, usable - sum(f.spare for f in ranks if f.spare is not None))
         text = f"others take {others:.1f} of {counted(usable, 'core')}"
         if others < SPARE:
-            return Row("load", text)
-        return Row("load", text, HURTS if others >= SHARED * usable else NOTE, SLOWER)
+            return CheckRow("load", text)
+        return CheckRow("load", text, HURTS if others >= SHARED * usable else NOTE, SLOWER)
 
     return per_host(facts, judge)
 
 
-def pools(facts: list[Facts]) -> list[Row]:
+def pools(facts: list[Facts]) -> list[CheckRow]:
     """What thread pools the libraries have made; a run gives BLAS the number above, and kernels use one thread."""
-    return per_host(facts, lambda ranks: Row("threads", f"{ranks[0].pools} before a run sets them"))
+    return per_host(facts, lambda ranks: CheckRow("threads", f"{ranks[0].pools} before a run sets them"))
 
 
-def room(facts: list[Facts], library: str) -> list[Row]:
+def room(facts: list[Facts], library: str) -> list[CheckRow]:
     """Room in /dev/shm for MPI, scratch blocks, parameters and gradients."""
 
-    def judge(ranks: list[Facts]) -> Row:
+    def judge(ranks: list[Facts]) -> CheckRow:
         n = ranks[0].machine if len(facts) == 1 else len(ranks)  # run alone: as if there were a rank for each core
         need, have = n * (MPI_ROOM.get(library, OTHER_ROOM) + BYTES), ranks[0].room
         if have is None:
-            return Row("/dev/shm", "there is none", HURTS, "mount a tmpfs there; a container takes the host's")
+            return CheckRow("/dev/shm", "there is none", HURTS, "mount a tmpfs there; a container takes the host's")
         text = f"{size_of(have)} free; {counted(n, 'rank')} would take {size_of(need)} and 8 bytes for each parameter"
         if have < need:
-            return Row("/dev/shm", text, HURTS, launched.ENLARGE)
+            return CheckRow("/dev/shm", text, HURTS, launched.ENLARGE)
         largest = (have - need) // (8 * n)
         if largest < SMALL_MODEL:
             text += f": models of up to {largest:,} parameters; larger ones exchange messages instead"
-            return Row("/dev/shm", text, NOTE, launched.ENLARGE)
-        return Row("/dev/shm", text)
+            return CheckRow("/dev/shm", text, NOTE, launched.ENLARGE)
+        return CheckRow("/dev/shm", text)
 
     return per_host(facts, judge)
 
 
-def tight(ranks: list[Facts]) -> Row | None:
+def tight(ranks: list[Facts]) -> CheckRow | None:
     """Whether a host has no room for the scratch blocks of its ranks alone."""
     have, need = ranks[0].room or 0, len(ranks) * BYTES
     if len(ranks) == 1 or have >= need:
         return None
-    return Row(
+    return CheckRow(
         "/dev/shm", f"{size_of(have)} free, where {len(ranks)} ranks want {size_of(need)}", HURTS, launched.ENLARGE
     )
 
 
-def leftovers(facts: list[Facts]) -> list[Row]:
+def leftovers(facts: list[Facts]) -> list[CheckRow]:
     """What ended jobs have left in /dev/shm."""
 
-    def judge(ranks: list[Facts]) -> Row | None:
+    def judge(ranks: list[Facts]) -> CheckRow | None:
         if not (left := ranks[0].left):
             return None
         paths = " ".join(f"{shared_memory.FOLDER}/{pattern}" for pattern in left)
         text = f"{size_of(sum(left.values()))} older than an hour, of MPI jobs that were killed"
-        return Row("left behind", text, NOTE, f"if no MPI program runs there: rm {paths}")
+        return CheckRow("left behind", text, NOTE, f"if no MPI program runs there: rm {paths}")
 
     return per_host(facts, judge)
 
 
-def hdf5(facts: list[Facts]) -> list[Row]:
+def hdf5(facts: list[Facts]) -> list[CheckRow]:
     """What HDF5 can do: hpcdl needs no parallel one, for each rank reads by itself and rank 0 writes."""
     parallel = "parallel" if h5py.get_config().mpi else "not parallel, which is enough here"
-    return [Row("HDF5", f"{h5py.version.hdf5_version}, by h5py {h5py.__version__}, {parallel}")]
+    return [CheckRow("HDF5", f"{h5py.version.hdf5_version}, by h5py {h5py.__version__}, {parallel}")]
 
 
-def gpus(facts: list[Facts]) -> list[Row]:
+def gpus(facts: list[Facts]) -> list[CheckRow]:
     """GPUs of each host against its ranks; whether MPI takes arrays on them."""
 
-    def judge(ranks: list[Facts]) -> Row:
+    def judge(ranks: list[Facts]) -> CheckRow:
         seen = {gpu for f in ranks for gpu in f.gpus}
         if not seen and ranks[0].no_gpu:
-            return Row("GPUs", "there is one, which hpcdl cannot use", NOTE, ranks[0].no_gpu)
+            return CheckRow("GPUs", "there is one, which hpcdl cannot use", NOTE, ranks[0].no_gpu)
         if not seen:
-            return Row("GPUs", "none: runs take --device cpu", NOTE)
+            return CheckRow("GPUs", "none: runs take --device cpu", NOTE)
         text = f"{counted(len(seen), 'GPU')} for {counted(len(ranks), 'rank')}"
         if len(seen) < len(ranks):
-            return Row("GPUs", text, NOTE, "ranks share them, and wait for each other: a rank for each GPU is best")
-        return Row("GPUs", text)
+            return CheckRow(
+                "GPUs", text, NOTE, "ranks share them, and wait for each other: a rank for each GPU is best"
+            )
+        return CheckRow("GPUs", text)
 
     rows = per_host(facts, judge)
     if any(f.gpus for f in facts):
@@ -246,29 +250,29 @@ def gpus(facts: list[Facts]) -> list[Row]:
         advice = (
             "" if aware else "if the site has an MPI made for its GPUs, build mpi4py for it (make install MPI=site)"
         )
-        rows.append(Row("CUDA-aware MPI", text, OK if aware else NOTE, advice))
+        rows.append(CheckRow("CUDA-aware MPI", text, OK if aware else NOTE, advice))
     return rows
 
 
-def cache(facts: list[Facts]) -> list[Row]:
+def cache(facts: list[Facts]) -> list[CheckRow]:
     """The compile cache: written by this user, and on a disk of the host."""
     several = len(by_node(facts)) > 1
 
-    def judge(ranks: list[Facts]) -> Row:
+    def judge(ranks: list[Facts]) -> CheckRow:
         folder, kind, problem = ranks[0].cache
         text = f"{folder} ({kind or 'unknown file system'})"
         advice = "export NUMBA_CACHE_DIR=/tmp/$USER-numba, or another folder on a disk of each host"
         if problem:
-            return Row("compile cache", f"{text}: {problem}", HURTS, advice)
+            return CheckRow("compile cache", f"{text}: {problem}", HURTS, advice)
         if kind.startswith(NETWORK):
             text += ": over a network, where hosts that compile at once can spoil it"
-            return Row("compile cache", text, HURTS if several else NOTE, advice)
-        return Row("compile cache", text)
+            return CheckRow("compile cache", text, HURTS if several else NOTE, advice)
+        return CheckRow("compile cache", text)
 
     return per_host(facts, judge)
 
 
-def clocks(facts: list[Facts]) -> list[Row]:
+def clocks(facts: list[Facts]) -> list[CheckRow]:
     """How far the clocks of hosts are apart."""
     if len(by_node(facts)) == 1:
         return []
@@ -277,11 +281,11 @@ def clocks(facts: list[Facts]) -> list[Row]:
     text = f"{apart:.6f} s apart at most ({first.host}, {last.host})"
     if apart > APART:
         advice = "times of files and logs do not fit together: have the clocks set (chrony, ntp); traces are corrected"
-        return [Row("clocks", text, NOTE, advice)]
-    return [Row("clocks", text)]
+        return [CheckRow("clocks", text, NOTE, advice)]
+    return [CheckRow("clocks", text)]
 
 
-def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float]) -> list[Row]:
+def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float]) -> list[CheckRow]:
     """Latency and bandwidth of links; the all-reduce (seconds by algorithm) as a part of the slowest bandwidth."""
     if not links:
         return []
@@ -299,16 +303,16 @@ def network(facts: list[Facts], links: list[LinkSpeed], seconds: dict[str, float
     parts = {name: part_of(least, len(facts), taken) for name, taken in seconds.items()}
     each = ", ".join(f"{name} {1e3 * seconds[name]:.3g} ms ({parts[name]:.0%} of the bandwidth)" for name in seconds)
     return [
-        Row("latency", f"{spread([1e6 * link.latency for link in links])} us {where}"),
-        Row("bandwidth", f"{spread([each / 1e9 for each in bandwidths])} GB/s {where}", verdict, advice),
-        Row("all-reduce", f"of {VECTOR >> 20} MiB on {len(facts)} ranks: {each}"),
+        CheckRow("latency", f"{spread([1e6 * link.latency for link in links])} us {where}"),
+        CheckRow("bandwidth", f"{spread([each / 1e9 for each in bandwidths])} GB/s {where}", verdict, advice),
+        CheckRow("all-reduce", f"of {VECTOR >> 20} MiB on {len(facts)} ranks: {each}"),
     ]
 
 
 # -- all together ----------------------------------------------------------------------------------------------------
 
 
-def examine(comm: MPI.Intracomm, quick: bool = False) -> list[Row]:
+def examine(comm: MPI.Intracomm, quick: bool = False) -> list[CheckRow]:
     """All rows, on rank 0; nothing on the others. Collective. quick: without the network."""
     seen = comm.gather(look(comm))
     links, seconds = [], {}
@@ -348,7 +352,7 @@ def warn(comm: MPI.Intracomm, several: bool = True) -> None:
     if seen is None:
         return
     aside = launched.alone_in_allocation(comm.size, os.environ, launched.library()) if several else None
-    rows = [Row("world", aside[0], NOTE, aside[1])] if aside else []
+    rows = [CheckRow("world", aside[0], NOTE, aside[1])] if aside else []
     rows += [row for row in [*cores(seen), *busy(seen)] if row.verdict == HURTS] + per_host(seen, tight)
     for row in rows:
         log.warning("%s: %s; %s (hpcdl doctor says more)", row.what, row.found, row.advice)
@@ -362,10 +366,10 @@ def by_node(facts: Iterable[Facts]) -> list[list[Facts]]:
     return list(nodes.values())
 
 
-def per_host(facts: list[Facts], judge: Callable[[list[Facts]], Row | None]) -> list[Row]:
+def per_host(facts: list[Facts], judge: Callable[[list[Facts]], CheckRow | None]) -> list[CheckRow]:
     """What is to be said of each host; what is the same for several is said once, and of which."""
     nodes = by_node(facts)
-    said: dict[Row, list[str]] = {}
+    said: dict[CheckRow, list[str]] = {}
     for ranks in nodes:
         row = judge(ranks)
         if row is not None:

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_info
 
 from hpcdl import shared_memory
-from hpcdl.comm.node import ranks_of_node
+from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.comm.staging import says_aware
 from hpcdl.comm.trace import clock_offset
 from hpcdl.errors import UsageError

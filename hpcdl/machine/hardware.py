@@ -12,24 +12,24 @@ Each part gives rows of numbers, flat, for the file of --json; `tables` sets the
 from collections.abc import Callable
 from typing import NamedTuple
 
+from hpcdl.formatting import counted
 from hpcdl.machine.doctor import size_of
 from hpcdl.machine.hardware_arithmetic import CHAINS, arithmetic
 from hpcdl.machine.hardware_memory import LOOPS, divided, memory, narrow, remote
 from hpcdl.machine.hardware_threads import between_cores
-from hpcdl.machine.topology import Topology
-from hpcdl.words import counted
+from hpcdl.machine.topology import MachineTopology
 
 FAR = 0.8  # of the best
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """A part of the report; the first line of cells heads the columns."""
 
     title: str
     cells: list[list[str]]
 
 
-def described(found: Topology) -> list[dict]:
+def described(found: MachineTopology) -> list[dict]:
     """Rows of what the machine is made of."""
     cores, siblings = found.cores(), found.siblings()
     rows: list[dict] = [{"what": "processor", "name": found.model, "source": found.source}]
@@ -46,12 +46,12 @@ def described(found: Topology) -> list[dict]:
     return rows
 
 
-def memory_of(found: Topology, seconds: float) -> list[dict]:
+def memory_of(found: MachineTopology, seconds: float) -> list[dict]:
     """Rows of the part `memory`."""
     return memory(found, seconds) + remote(found, seconds) + divided(found, seconds) + narrow(found, seconds)
 
 
-PARTS: dict[str, Callable[[Topology, float], list[dict]]] = {
+PARTS: dict[str, Callable[[MachineTopology, float], list[dict]]] = {
     "machine": lambda found, seconds: described(found),
     "arithmetic": arithmetic,
     "memory": memory_of,
@@ -97,14 +97,14 @@ def bests(rows: list[dict]) -> list[dict]:
 # -- for a terminal --------------------------------------------------------------------------------------------------
 
 
-def tables(rows: list[dict]) -> list[Table]:
+def tables(rows: list[dict]) -> list[ReportTable]:
     """The report's tables; those without rows are left out."""
     made = [machine_table(rows), arithmetic_table(rows), memory_table(rows), divided_table(rows)]
     made += [types_table(rows), cores_table(rows)]
     return [table for table in made if len(table.cells) > 1]
 
 
-def machine_table(rows: list[dict]) -> Table:
+def machine_table(rows: list[dict]) -> ReportTable:
     """What there is."""
     cells = [["machine", "found"]]
     for row in of(rows, "processor"):
@@ -119,10 +119,10 @@ def machine_table(rows: list[dict]) -> Table:
     for row in of(rows, "node"):
         about = f", {size_of(row['bytes'])}" if row["bytes"] else ""
         cells.append([f"NUMA node {max(0, row['node'])}", f"{counted(row['processors'], 'processor')}{about}"])
-    return Table("", cells)
+    return ReportTable("", cells)
 
 
-def arithmetic_table(rows: list[dict]) -> Table:
+def arithmetic_table(rows: list[dict]) -> ReportTable:
     """A line for each type and width: one thread by chains, then more threads, then siblings."""
     found = of(rows, "arithmetic")
     most = max((row["threads"] for row in found if row["on"] == "cores"), default=1)
@@ -136,10 +136,10 @@ def arithmetic_table(rows: list[dict]) -> Table:
         line = [speed[chains, 1, True] for chains in CHAINS] + [speed[CHAINS[-1], most, True]] * (most > 1)
         line += [row["gflops"] for row in mine if row["on"] != "cores"]
         cells.append([level, dtype, *(f"{value:.1f}" for value in line)])
-    return Table("peak arithmetic: multiply-add in chains of dependent steps; threads with most chains", cells)
+    return ReportTable("peak arithmetic: multiply-add in chains of dependent steps; threads with most chains", cells)
 
 
-def memory_table(rows: list[dict]) -> Table:
+def memory_table(rows: list[dict]) -> ReportTable:
     """A line for each number of threads and place; a line for each node's memory."""
     cells, speed = [["GB/s", "each thread", "threads", *LOOPS]], "gigabytes_per_second"
     found = of(rows, "bandwidth")
@@ -151,10 +151,10 @@ def memory_table(rows: list[dict]) -> Table:
     for row in of(rows, "numa"):
         where = f"memory of node {row['of_node']}, from node {row['from_node']}"
         cells.append([where, size_of(row["working_set_bytes_per_thread"]), "1", f"{row[speed]:.1f}", "", ""])
-    return Table("bandwidth: arrays that stay in a cache, or in none", cells)
+    return ReportTable("bandwidth: arrays that stay in a cache, or in none", cells)
 
 
-def divided_table(rows: list[dict]) -> Table:
+def divided_table(rows: list[dict]) -> ReportTable:
     """A line for the one working set."""
     cells = [["read, GB/s", "1 thread", "all threads", "speed-up", "best"]]
     for row in of(rows, "divided"):
@@ -166,10 +166,10 @@ def divided_table(rows: list[dict]) -> Table:
             row["speed_up_best"],
         )
         cells.append([who, *(f"{value:.1f}" for value in speed[:2]), *(f"{value:.2f}" for value in speed[2:])])
-    return Table("a working set that the cores' own caches hold when it is divided", cells)
+    return ReportTable("a working set that the cores' own caches hold when it is divided", cells)
 
 
-def types_table(rows: list[dict]) -> Table:
+def types_table(rows: list[dict]) -> ReportTable:
     """A line for each place, a column for each type."""
     found = of(rows, "types")
     kinds = list(dict.fromkeys(row["dtype"] for row in found))
@@ -177,10 +177,10 @@ def types_table(rows: list[dict]) -> Table:
     for place in dict.fromkeys(row["place"] for row in found):
         speed = {row["dtype"]: row["gigaelements_per_second"] for row in found if row["place"] == place}
         cells.append([place, *(f"{speed[kind]:.2f}" for kind in kinds)])
-    return Table("additions of numbers of 64, 32 and 16 bits, one thread", cells)
+    return ReportTable("additions of numbers of 64, 32 and 16 bits, one thread", cells)
 
 
-def cores_table(rows: list[dict]) -> Table:
+def cores_table(rows: list[dict]) -> ReportTable:
     """A line for each way to meet."""
     cells = [["nanoseconds", "median", "shortest"]]
     for row in rows:
@@ -191,4 +191,4 @@ def cores_table(rows: list[dict]) -> Table:
             )
             best = f"{row['nanoseconds_best']:.1f}" if "nanoseconds_best" in row else "-"
             cells.append([name, f"{row['nanoseconds']:.1f}", best])
-    return Table("between cores", cells)
+    return ReportTable("between cores", cells)

@@ -28,7 +28,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
 from hpcdl.kernels.probes import DEPTH, multiply_add
 from hpcdl.machine.hardware_threads import counts, per_round, together
-from hpcdl.machine.topology import Topology
+from hpcdl.machine.topology import MachineTopology
 
 CHAINS = (1, 2, 4, 8, 16)
 PATIENCE = 300  # seconds for a process
@@ -78,7 +78,7 @@ def levels() -> list[Level]:
     return [level for level in X86 if all(has.get(name, False) for name in level.needs)]
 
 
-def arithmetic(found: Topology, seconds: float, chosen: list[Level] | None = None) -> list[dict]:
+def arithmetic(found: MachineTopology, seconds: float, chosen: list[Level] | None = None) -> list[dict]:
     """Rows of all levels, narrowest first."""
     rows = []
     for level in levels() if chosen is None else chosen:

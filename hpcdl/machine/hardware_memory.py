@@ -23,7 +23,7 @@ from hpcdl.kernels.device import CPU
 from hpcdl.kernels.probes import copy_stream, read_stream, triad_stream
 from hpcdl.kernels.reduce import add_into
 from hpcdl.machine.hardware_threads import counts, per_round, together
-from hpcdl.machine.topology import Topology
+from hpcdl.machine.topology import MachineTopology
 from hpcdl.memory import available
 
 LOOPS: dict[str, tuple[int, int, Callable]] = {  # arrays, bytes an element in its own size, the loop
@@ -40,7 +40,7 @@ NARROW: dict[str, tuple[Any, str, str]] = {  # the kernel, the types of what is 
 }
 
 
-def places(found: Topology, cpus: list[int]) -> list[tuple[str, int]]:
+def places(found: MachineTopology, cpus: list[int]) -> list[tuple[str, int]]:
     """Each cache of the first processor, and the memory: its name, and the bytes that each of these threads takes."""
     sizes = []
     for cache in found.caches_of(cpus[0]):
@@ -49,7 +49,7 @@ def places(found: Topology, cpus: list[int]) -> list[tuple[str, int]]:
     return [*sizes, ("memory", memory_size(found) // len(cpus))]
 
 
-def memory_size(found: Topology) -> int:
+def memory_size(found: MachineTopology) -> int:
     """Bytes that no cache holds: four times the last caches, 64 MiB to 1 GiB, a quarter of what is free at most."""
     last = max((cache.level for cache in found.caches), default=0)
     held = sum(cache.size for cache in found.caches if cache.level == last)
@@ -57,7 +57,7 @@ def memory_size(found: Topology) -> int:
     return min(size, available() // 4)
 
 
-def memory(found: Topology, seconds: float) -> list[dict]:
+def memory(found: MachineTopology, seconds: float) -> list[dict]:
     """Rows of each loop, place and number of threads."""
     cores, siblings = found.one_per_core(), found.siblings()
     teams = [(cores[:count], "cores") for count in counts(len(cores))] + [(siblings, "siblings of one core")] * bool(
@@ -92,7 +92,7 @@ def bandwidth(loop: str, dtype: str, size: int, cpus: list[int], touched: list[i
     return taken.rate("gigabytes_per_second", 1e-9 * moved * elements * np.dtype(dtype).itemsize * len(cpus))
 
 
-def remote(found: Topology, seconds: float) -> list[dict]:
+def remote(found: MachineTopology, seconds: float) -> list[dict]:
     """Rows of one thread that reads the memory of its own node, and of each other; none where there is one node."""
     nodes = found.nodes()
     if len(nodes) < 2:
@@ -106,7 +106,7 @@ def remote(found: Topology, seconds: float) -> list[dict]:
     return rows
 
 
-def divided(found: Topology, seconds: float) -> list[dict]:
+def divided(found: MachineTopology, seconds: float) -> list[dict]:
     """A row of a working set that fits into the cores' own caches together, and into none alone: one thread, then all.
 
     It is three quarters of what the largest caches hold that cores do not share, so n threads gain more than n times.
@@ -127,7 +127,7 @@ def divided(found: Topology, seconds: float) -> list[dict]:
     return [about | {f"speed_up{name}": value for name, value in gain.items()}]
 
 
-def narrow(found: Topology, seconds: float) -> list[dict]:
+def narrow(found: MachineTopology, seconds: float) -> list[dict]:
     """Rows of additions of numbers of 64, 32 and 16 bits, in the second cache, if there is one, and in the memory."""
     cpus, rows = found.one_per_core()[:1], []
     sized = places(found, cpus)

@@ -22,7 +22,7 @@ import numpy as np
 from hpcdl.kernels.bind import prepare
 from hpcdl.kernels.device import CPU
 from hpcdl.kernels.probes import LINE, SPINS, meet, ping_pong, take_turns
-from hpcdl.machine.topology import Topology
+from hpcdl.machine.topology import MachineTopology
 
 REPEATS = 25
 MOST_ROUNDS = 1 << 40
@@ -79,7 +79,7 @@ def per_round(run: Callable[[int], float], seconds: float) -> Taken:
     return Taken(statistics.median(each), max(min(each), 1e-12))
 
 
-def between_cores(found: Topology, seconds: float) -> list[dict]:
+def between_cores(found: MachineTopology, seconds: float) -> list[dict]:
     """Rows of what passes between threads: lines, barriers, locks."""
     words = CPU.zeros(LINE * max(2, len(found.usable)), np.int64)
     prepare(ping_pong, words, 0, 1)
@@ -104,7 +104,7 @@ def counts(most: int) -> list[int]:
     return [1 << k for k in range(most.bit_length()) if 1 << k < most] + [most]
 
 
-def pairs(found: Topology) -> list[tuple[int, int]]:
+def pairs(found: MachineTopology) -> list[tuple[int, int]]:
     """Two processors for each way in which two can be related, the first such two."""
     chosen: dict[str, tuple[int, int]] = {}
     a = found.usable[0]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
-from hpcdl.comm.node import ranks_of_node
+from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.machine.load import load
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "MICROSECONDS PERIOD", or "max PERIOD", of a container
@@ -26,7 +26,7 @@ SPARE = 0.25  # of a core, which a thread can do without
 SECONDS = 1.0  # between two votes
 
 
-class Share(NamedTuple):
+class ThreadShare(NamedTuple):
     """The BLAS threads that a rank's share of the cores is good for, and how many ranks have the same cores.
 
     fixed: the user has said how many, whatever else goes on.
@@ -37,7 +37,7 @@ class Share(NamedTuple):
     fixed: bool
 
 
-def share(comm: MPI.Intracomm) -> Share:
+def share(comm: MPI.Intracomm) -> ThreadShare:
     """What the user set, or this rank's share of the cores that it may use; collective."""
     node = ranks_of_node(comm)
     mine = os.sched_getaffinity(0)
@@ -46,8 +46,8 @@ def share(comm: MPI.Intracomm) -> Share:
     ranks = everyone.count(sorted(mine))  # those that share these very cores
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         if os.environ.get(name, "").isdecimal():
-            return Share(max(1, int(os.environ[name])), ranks, True)
-    return Share(max(1, min(len(mine) // ranks, allotted() // len(everyone))), ranks, False)
+            return ThreadShare(max(1, int(os.environ[name])), ranks, True)
+    return ThreadShare(max(1, min(len(mine) // ranks, allotted() // len(everyone))), ranks, False)
 
 
 def threads(comm: MPI.Intracomm) -> int:

@@ -5,7 +5,7 @@
     core         what computes; its SMT siblings are processors that share its arithmetic units and first caches
     processor    what the system schedules threads on: one for each sibling
 
-Both sources give the same `Topology`. Processors are known by the numbers that the system gives them.
+Both sources give the same `MachineTopology`. Processors are known by the numbers that the system gives them.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Cache:
 
 
 @dataclass
-class Topology:
+class MachineTopology:
     """source: hwloc or /sys; memory: bytes of each node; usable: processors that this process may use."""
 
     source: str
@@ -100,7 +100,7 @@ class Topology:
         return "cores of two NUMA nodes" if one.package == two.package else "cores of two packages"
 
 
-def topology() -> Topology:
+def topology() -> MachineTopology:
     """This machine's, by lstopo where that is installed and answers."""
     for name in LSTOPO:
         if shutil.which(name):
@@ -113,7 +113,7 @@ def topology() -> Topology:
     return from_sys()
 
 
-def from_sys(root: Path = SYS, cpuinfo: Path = CPUINFO) -> Topology:
+def from_sys(root: Path = SYS, cpuinfo: Path = CPUINFO) -> MachineTopology:
     """From the files that Linux shows below /sys/devices/system; what it does not say is left out."""
     numbers = numbers_of(text_of(root / "cpu" / "online")) or sorted(os.sched_getaffinity(0))
     nodes: dict[int, int] = {}
@@ -137,10 +137,10 @@ def from_sys(root: Path = SYS, cpuinfo: Path = CPUINFO) -> Topology:
             if text_of(folder / "type") in ("Data", "Unified") and level.isdecimal() and size:
                 shared = numbers_of(text_of(folder / "shared_cpu_list")) or [number]
                 caches.add(Cache(int(level), bytes_of(size), frozenset(shared)))
-    return Topology("/sys", model_of(text_of(cpuinfo)), processors, ordered(caches), memory)
+    return MachineTopology("/sys", model_of(text_of(cpuinfo)), processors, ordered(caches), memory)
 
 
-def from_hwloc(text: str) -> Topology:
+def from_hwloc(text: str) -> MachineTopology:
     """From lstopo's XML, of hwloc 2."""
     machine = ElementTree.fromstring(text)
     owner: dict[str, dict[int, int]] = {"Core": {}, "Package": {}, "NUMANode": {}}
@@ -163,7 +163,7 @@ def from_hwloc(text: str) -> Topology:
         Processor(n, owner["Core"].get(n, n), owner["Package"].get(n, 0), owner["NUMANode"].get(n, -1))
         for n in sorted(numbers)
     ]
-    return Topology("hwloc", model, processors, ordered(caches), memory)
+    return MachineTopology("hwloc", model, processors, ordered(caches), memory)
 
 
 def ordered(caches: Iterable[Cache]) -> list[Cache]:

@@ -15,9 +15,9 @@ All but the gpt take sparse data (hpcdl/csr.py), too.
 A model of one's own works under any strategy when it has four members, `layout`, `initialize`, `loss_and_gradient` and
 `predict`, as hpcdl.models.layered.Layered has them; with an `evaluate` it is scored in one forward pass. One that
 computes on a GPU has a member `device`, and is given batches there; one that takes sparse batches has `sparse = True`.
-The spec package.module:Class names its class, package.module:Class,width=3 with arguments (hpcdl/own.py); those called
-features, classes, outputs, dtype, device and loss it is given. torch:package.module:function names a function that
-makes a module of PyTorch's (hpcdl/torch/making.py).
+The spec package.module:Class names its class, package.module:Class,width=3 with arguments (hpcdl/plugins.py); those
+called features, classes, outputs, dtype, device and loss it is given. torch:package.module:function names a function
+that makes a module of PyTorch's (hpcdl/torch/module_factory.py).
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from hpcdl.models.linear import LinearRegression
 from hpcdl.models.logistic import LogisticRegression
 from hpcdl.models.mlp import MLP, Regression
 from hpcdl.models.svm import SVM
-from hpcdl.own import is_own, made, of_torch, own
+from hpcdl.plugins import is_own, made, of_torch, own
 
 SETTINGS: dict[str, dict[str, Any]] = {"linear": {}, "logistic": {}, "svm": {}, "softmax": {}}
 SETTINGS["mlp"] = {"activation": "relu"}
@@ -82,7 +82,7 @@ def make_model(
         if sparse or text:
             raise UsageError(f"--model {spec}: a module takes dense rows of numbers, and the data are others")
         # By its name, for the room lies above this one, and PyTorch is imported by nobody who does not ask for it.
-        model = importlib.import_module("hpcdl.torch.making").make_torch_model(spec, offered)
+        model = importlib.import_module("hpcdl.torch.module_factory").make_torch_model(spec, offered)
     elif is_own(spec) and spec.partition(":")[0] not in SETTINGS:
         offered = {"features": features, "classes": classes, "outputs": outputs, "dtype": kind, "device": device}
         model = own_model(spec, offered | {"loss": loss}, kind)

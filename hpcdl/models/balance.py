@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcdl.errors import UsageError
 from hpcdl.models.layered import FlatWeights, Layered
-from hpcdl.models.part import Part, require_layers
+from hpcdl.models.part import ModelPart, require_layers
 from hpcdl.random import Random
 
 REPEATS = 3
@@ -67,7 +67,7 @@ def measured_costs(model: Layered, batch: Any) -> list[float]:
     last = len(model.layers) - 1
     costs: list[float] = []
     for i in range(last):
-        part = Part(model, [range(i, i + 1 if i + 1 < last else last + 1)])
+        part = ModelPart(model, [range(i, i + 1 if i + 1 < last else last + 1)])
         w = part.initialize(Random(0))
         weights, layers = FlatWeights(part, w, model.device.zeros(part.size, part.dtype)), part.numbers[0]
         x = batch.x if i == 0 else model.device.zeros(part.input_shape(0, len(batch.y)), part.dtype)

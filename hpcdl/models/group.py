@@ -24,7 +24,7 @@ from hpcdl.kernels.device import Array
 from hpcdl.models.pool import Pool
 
 
-class Group(Protocol):
+class LayerGroup(Protocol):
     """What a layer asks of the ranks that share it; sequence: whether they share the rows, too."""
 
     rank: int

@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike
 from hpcdl.csr import CSR
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array, device_of
-from hpcdl.models.group import Group, IdentityGroup
+from hpcdl.models.group import IdentityGroup, LayerGroup
 from hpcdl.models.layout import Layout
 from hpcdl.models.losses import Loss
 from hpcdl.models.pool import Pool
@@ -90,9 +90,9 @@ class Layered:
     sequences = False
     rows_at_once = 1024  # rows that are scored at once: bounds the memory that evaluation needs
 
-    def __init__(self, features: int, layers: list[Any], pool: Pool, group: Group | None = None):
+    def __init__(self, features: int, layers: list[Any], pool: Pool, group: LayerGroup | None = None):
         self.features, self.layers, self.pool = features, layers, pool
-        self.group: Group = group or IdentityGroup()
+        self.group: LayerGroup = group or IdentityGroup()
         self.device = pool.device
         self.layout = Layout.of_layers(layers, pool.dtype)
         self.size, self.dtype = self.layout.size, self.layout.dtype

@@ -30,7 +30,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels import activation as kernels
 from hpcdl.kernels import sparse
 from hpcdl.kernels.device import Array
-from hpcdl.models.group import Group
+from hpcdl.models.group import LayerGroup
 from hpcdl.models.pool import Pool
 
 
@@ -188,7 +188,7 @@ class Dense(Layer):
         if not self.divided:
             check_width("a hidden layer's width", self.whole["weight"][0], parts)
 
-    def output_shape(self, rows: int, group: Group) -> tuple[int, int]:
+    def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, int]:
         """The shape of y for so many examples."""
         return rows, self.shapes["weight"][1]
 
@@ -199,7 +199,7 @@ class Dense(Layer):
         weight[...] = deviation * generators[0].standard_normal(weight.shape)
         bias[...] = 0
 
-    def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
+    def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
         """y and what backward needs."""
         weight, bias = w
         y = self.pool.take(x.shape[0], weight.shape[1])
@@ -212,7 +212,9 @@ class Dense(Layer):
         y, kept = self.activation.forward(y, bias, self.pool)
         return y, (x, y, kept)
 
-    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: Group) -> Array | None:
+    def backward(
+        self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup
+    ) -> Array | None:
         """dx; the gradients by W and b are added to g."""
         (weight, bias), (x, _, kept), (weight_gradient, bias_gradient) = w, saved, g
         dz = self.activation.backward(kept, bias, dy, bias_gradient)

@@ -9,7 +9,7 @@ Tensors follow each other without gaps, in the order of the layers and row-major
 is one call, and a checkpoint is one data set. A tensor that several layers use (tied weights) lies with the first of
 them; a vector of some layers only, which lack that one, has a copy with the first that uses it.
 
-Where ranks share a model, each has a vector of its own parts, and `Piece` says where a part lies in the whole:
+Where ranks share a model, each has a vector of its own parts, and `Hyperslab` says where a part lies in the whole:
 
     whole   w (4, 6), by columns   . . # # . .   . . # # . .   . . # # . .   . . # # . .      stride 6, start 2
     part    w (4, 2)               # # # # # # # #                                            4 blocks of 2
@@ -47,7 +47,7 @@ class Tensor:
         return vector[self.slice].reshape(self.shape)
 
 
-class Piece(NamedTuple):
+class Hyperslab(NamedTuple):
     """Equal blocks of a vector in another: block b lies at `local` + b * `length` here, `start` + b * `stride` there.
 
     All numbers are elements.
@@ -64,7 +64,7 @@ class Piece(NamedTuple):
         """Elements of all blocks."""
         return self.blocks * self.length
 
-    def within(self, part: slice) -> list["Piece"]:
+    def within(self, part: slice) -> list["Hyperslab"]:
         """What of this piece lies in a slice of the vector here, as pieces of that slice: at most three."""
         start, stop = max(self.local, part.start) - self.local, min(self.local + self.size, part.stop) - self.local
         found = []
@@ -73,19 +73,19 @@ class Piece(NamedTuple):
             blocks = (stop - start) // self.length if past == 0 else 0
             size = blocks * self.length or min(self.length - past, stop - start)
             where = self.local + start - part.start, self.start + block * self.stride + past
-            found.append(Piece(*where, max(1, blocks), size // max(1, blocks), self.stride))
+            found.append(Hyperslab(*where, max(1, blocks), size // max(1, blocks), self.stride))
             start += size
         return found
 
 
-def piece(part: "Tensor", whole: "Tensor", axis: int | None, number: int, parts: int) -> Piece:
+def piece(part: "Tensor", whole: "Tensor", axis: int | None, number: int, parts: int) -> Hyperslab:
     """Where part `number` of `parts` of a tensor, cut along `axis`, lies in the whole one; axis None: all of it."""
     if axis is None:
         size = math.prod(whole.shape)
-        return Piece(part.offset, whole.offset, 1, size, size)
+        return Hyperslab(part.offset, whole.offset, 1, size, size)
     cut, inner = chunk(whole.shape[axis], parts, number), math.prod(whole.shape[axis + 1 :])
     blocks, stride = math.prod(whole.shape[:axis]), whole.shape[axis] * inner
-    return Piece(part.offset, whole.offset + cut.start * inner, blocks, (cut.stop - cut.start) * inner, stride)
+    return Hyperslab(part.offset, whole.offset + cut.start * inner, blocks, (cut.stop - cut.start) * inner, stride)
 
 
 class Layout:

@@ -29,7 +29,7 @@ from hpcdl.errors import UsageError, parse_spec
 from hpcdl.kernels import loss as kernels
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import scale
-from hpcdl.models.group import Group
+from hpcdl.models.group import LayerGroup
 from hpcdl.models.pool import Pool
 
 
@@ -55,7 +55,7 @@ class Loss:
             raise UsageError(f"{type(self).__name__} has outputs that ranks cannot share; add a hidden layer")
         return self
 
-    def forward(self, w: Sequence[Array], z: Array, group: Group, y: Array) -> tuple[tuple[float, float], Array]:
+    def forward(self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array) -> tuple[tuple[float, float], Array]:
         """(sum of losses, score) and what backward needs."""
         dz = self.pool.take(*z.shape)
         total, score = self.kernel(z, y, dz)
@@ -63,7 +63,9 @@ class Loss:
             raise UsageError(f"a label is outside of the classes 0 to {max(2, z.shape[1]) - 1}; check the data")
         return (total, score), dz
 
-    def backward(self, w: Sequence[Array], saved: Array, dy: Array | None, g: Sequence[Array], group: Group) -> Array:
+    def backward(
+        self, w: Sequence[Array], saved: Array, dy: Array | None, g: Sequence[Array], group: LayerGroup
+    ) -> Array:
         """dz."""
         return saved
 
@@ -90,7 +92,7 @@ class SoftmaxCrossEntropy(Loss):
         other.own = chunk(self.classes, parts, part)
         return other
 
-    def forward(self, w: Sequence[Array], z: Array, group: Group, y: Array) -> tuple[tuple[float, float], Array]:
+    def forward(self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array) -> tuple[tuple[float, float], Array]:
         """(sum of losses, score) and what backward needs."""
         dz = self.pool.take(*z.shape)
         total, score = self.kernel(z, y, dz) if self.own is None else self._together(z, y, dz, group, self.own)
@@ -101,7 +103,7 @@ class SoftmaxCrossEntropy(Loss):
             total, score = total / self.per, score / self.per
         return (total, score), dz
 
-    def _together(self, z: Array, y: Array, dz: Array, group: Group, own: slice) -> tuple[float, float]:
+    def _together(self, z: Array, y: Array, dz: Array, group: LayerGroup, own: slice) -> tuple[float, float]:
         """Loss and number correct where this rank of the group has the columns `own` of z."""
         tops, sums = self.pool.take(len(z)), self.pool.take(len(z), 2)
         kernels.row_max(z, tops)
@@ -150,7 +152,7 @@ class Squared(Loss):
         super().__init__(pool)
         self.target, self.outputs = pool.dtype, outputs
 
-    def forward(self, w: Sequence[Array], z: Array, group: Group, y: Array) -> tuple[tuple[float, float], Array]:
+    def forward(self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array) -> tuple[tuple[float, float], Array]:
         """(sum of losses, score) and what backward needs; to the kernel each output is a row."""
         dz = self.pool.take(*z.shape)
         return self.kernel(z.reshape(-1, 1), y.reshape(-1), dz.reshape(-1, 1)), dz

@@ -20,14 +20,14 @@ import numpy as np
 from hpcdl.chunks import chunk
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Array
-from hpcdl.models.group import Group
+from hpcdl.models.group import LayerGroup
 from hpcdl.models.layered import Layered, initial
-from hpcdl.models.layout import Piece, piece
+from hpcdl.models.layout import Hyperslab, piece
 from hpcdl.models.losses import Loss
 from hpcdl.random import Random
 
 
-class Part(Layered):
+class ModelPart(Layered):
     """Layers `chunks` (ranges of numbers; default: all) of `model`, each as part share[0] of share[1].
 
     group: with the operators that stand between the parts of a layer. Raises UsageError where the model is none of
@@ -39,7 +39,7 @@ class Part(Layered):
         model: Layered,
         chunks: list[range] | None = None,
         share: tuple[int, int] = (0, 1),
-        group: Group | None = None,
+        group: LayerGroup | None = None,
     ):
         require_layers(model)
         chunks = [range(len(model.layers))] if chunks is None else chunks
@@ -103,7 +103,7 @@ class Part(Layered):
             for array, old in zip(each(), arrays, strict=True):
                 array[...] = old
 
-    def pieces(self) -> list[tuple[Piece, bool]]:
+    def pieces(self) -> list[tuple[Hyperslab, bool]]:
         """Where each tensor of this part lies in the vector of the whole model, and whether this part speaks for it.
 
         Of a tensor that several parts hold alike, one does: part 0 of those that share the layer, and not the copy of

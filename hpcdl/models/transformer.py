@@ -32,7 +32,7 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels import activation, attention, embedding, layer_norm
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_into
-from hpcdl.models.group import Group
+from hpcdl.models.group import LayerGroup
 from hpcdl.models.layers import Gelu, Layer, check_width
 from hpcdl.models.pool import Pool
 
@@ -51,7 +51,7 @@ class Tokens(Layer):
         super().__init__(name, pool, whole)
         self.length, self.width = length, width
 
-    def output_shape(self, rows: int, group: Group) -> tuple[int, int]:
+    def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, int]:
         """The shape of y for so many examples; with sequence parallelism, of this rank's tokens."""
         return rows * self.length // (group.size if group.sequence else 1), self.width
 
@@ -80,11 +80,11 @@ class Embedding(Tokens):
         draw(w[0], generators[0])
         draw(w[1], generators[1])
 
-    def at(self, y: Array, group: Group) -> int:
+    def at(self, y: Array, group: LayerGroup) -> int:
         """The number of the first of this rank's tokens."""
         return group.rank * len(y) if group.sequence else 0
 
-    def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
+    def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
         """y and what backward needs."""
         (token, position), vocabulary = w, self.whole["token"][0]
         y = self.pool.take(len(x) * self.length, self.width)
@@ -95,7 +95,7 @@ class Embedding(Tokens):
         embedding.add_positions(y, position, self.length, self.at(y, group))
         return y, (x, y)
 
-    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: Group) -> None:
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> None:
         """None, for numbers have no gradient; those by the vectors are added to g."""
         x, _ = saved
         embedding.add_positions_backward(dy, g[1], self.length, self.at(dy, group))
@@ -141,7 +141,7 @@ class Sublayer(Tokens):
         draw(first, generators[2])
         draw(second, generators[4], DEVIATION / math.sqrt(self.depth))
 
-    def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
+    def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
         """y and what backward needs."""
         gain, bias, first, first_bias, second, second_bias = w
         n, mean, deviation = self.normalize(x, gain, bias)
@@ -155,7 +155,7 @@ class Sublayer(Tokens):
         add_into(y.reshape(-1), x.reshape(-1))
         return y, (x, n, mean, deviation, *kept, u, y)
 
-    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: Group) -> Array:
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
         """dx; the gradients by the tensors are added to g."""
         (gain, _, first, first_bias, second, _), (x, n, mean, deviation, *kept, u, _) = w, saved
         gain_gradient, bias_gradient, first_gradient, first_bias_gradient, second_gradient, second_bias_gradient = g
@@ -265,12 +265,12 @@ class Norm(Tokens):
         """Gain 1, bias 0."""
         w[0][...], w[1][...] = 1, 0
 
-    def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
+    def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
         """y and what backward needs."""
         y, mean, deviation = self.normalize(x, *w)
         return y, (x, mean, deviation, y)
 
-    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: Group) -> Array:
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
         """dx; the gradients by gain and bias are added to g."""
         x, mean, deviation, _ = saved
         dx = self.pool.take(*x.shape)
@@ -300,7 +300,7 @@ class Head(Tokens):
         other.tied = dict.fromkeys(self.tied, (own.stop - own.start, self.width))
         return other
 
-    def output_shape(self, rows: int, group: Group) -> tuple[int, int]:
+    def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, int]:
         """All tokens, and this part of the vocabulary."""
         own = chunk(self.vocabulary, self.parts, self.part)
         return rows * self.length, own.stop - own.start
@@ -309,7 +309,7 @@ class Head(Tokens):
         """Draw the weight."""
         draw(w[0], generators[0])
 
-    def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
+    def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
         """z and what backward needs."""
         h = group.f(x, self.pool)
         z = self.matmul(h, w[0].T, out=self.pool.take(len(h), len(w[0])))
@@ -317,7 +317,7 @@ class Head(Tokens):
             self.give(h)
         return z, (x, z)
 
-    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: Group) -> Array:
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
         """dx; the gradient by the weight is added to g."""
         x, _ = saved
         h = group.f(x, self.pool)

@@ -18,7 +18,7 @@ from hpcdl.optim.adam import Adam, AdamW
 from hpcdl.optim.optimizer import Optimizer
 from hpcdl.optim.schedules import make_schedule
 from hpcdl.optim.sgd import SGD, Momentum, Nesterov
-from hpcdl.own import of_torch
+from hpcdl.plugins import of_torch
 
 __all__ = ["Optimizer", "make_optimizer", "make_schedule", "vectors_of"]
 

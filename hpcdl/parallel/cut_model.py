@@ -13,29 +13,29 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hpcdl.checkpoint.buffers import average, broadcast, extra_of
+from hpcdl.checkpoint.sharded_vector import CutVector
+from hpcdl.checkpoint.state import Tracked
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.comm.trace import Traffic
 from hpcdl.data import Batch
 from hpcdl.errors import UsageError
+from hpcdl.faults.straggler import stretched
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.memory import Memory
 from hpcdl.models.layered import Weights
-from hpcdl.models.layout import Piece
-from hpcdl.models.part import Part
+from hpcdl.models.layout import Hyperslab
+from hpcdl.models.model_wrapper import plain
+from hpcdl.models.part import ModelPart
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.zero import Shards
 from hpcdl.runs.accumulated import accumulation
 from hpcdl.runs.averaging import exchange
-from hpcdl.runs.cut_vector import CutVector
 from hpcdl.runs.evaluation import summed_scores
-from hpcdl.runs.extra import average, broadcast, extra_of
-from hpcdl.runs.held import Held, fingerprint
 from hpcdl.runs.options import Options
-from hpcdl.runs.state import Tracked
-from hpcdl.runs.straggler import stretched
-from hpcdl.runs.wrapped import plain
+from hpcdl.runs.ownership import Ownership, fingerprint
 
 
 def same_start(comm: Communicator, model: Any) -> None:
@@ -54,7 +54,7 @@ def check_same_rows(options: Options, sharing: int) -> None:
         raise UsageError("--data-servers: ranks that share a model read the same rows; leave it out")
 
 
-class Computing(Protocol):
+class PartComputation(Protocol):
     """What computes with the weights that a rank holds; all ranks that share a model take the same batches."""
 
     weights: Weights
@@ -72,11 +72,11 @@ class Computing(Protocol):
 class AllLayers:
     """Forward and backward of a part that has all layers of `model`, each whole or in part.
 
-    model: slowed or not (hpcdl/runs/straggler.py). traffic: of the communicator, for time spent in messages is no
+    model: slowed or not (hpcdl/faults/straggler.py). traffic: of the communicator, for time spent in messages is no
     computing.
     """
 
-    def __init__(self, model: Any, part: Part, weights: Weights, traffic: Traffic):
+    def __init__(self, model: Any, part: ModelPart, weights: Weights, traffic: Traffic):
         self.model, self.part, self.weights, self.traffic = model, part, weights, traffic
 
     def forward_backward(self, batch: Batch) -> float:
@@ -90,7 +90,7 @@ class AllLayers:
         self.part.forward_backward(self.weights, batch)
 
 
-class CutModel(Held):
+class CutModel(Ownership):
     """What this rank holds of `model`, and what the ranks of `comm`, which train it, do with it.
 
     computing: what computes with the shards; all layers by themselves, if nothing else. summed: (group, slices of the
@@ -104,7 +104,7 @@ class CutModel(Held):
         comm: Communicator,
         model: Any,
         shards: Shards,
-        computing: Computing | None = None,
+        computing: PartComputation | None = None,
         summed: Sequence[tuple[Communicator | None, list[slice]]] = (),
         reports_loss: bool = True,
         ahead: int = 0,
@@ -236,7 +236,7 @@ class CutModel(Held):
             mine[piece._replace(local=0)] = fingerprint(self.device.host(vector))
         with activity.inside("compare the replicas", everyone):
             found = everyone.mpi.allgather(mine)
-        seen: dict[Piece, list[int]] = {}
+        seen: dict[Hyperslab, list[int]] = {}
         for each in found:
             for piece, value in each.items():
                 seen.setdefault(piece, []).append(value)

@@ -22,14 +22,14 @@ from hpcdl.comm.progress import activity
 from hpcdl.comm.tensor_group import TensorGroup
 from hpcdl.data import Batch, Data
 from hpcdl.models.balance import cut_layers, measured_costs
-from hpcdl.models.part import Part
+from hpcdl.models.model_wrapper import plain
+from hpcdl.models.part import ModelPart
 from hpcdl.optim import Optimizer
 from hpcdl.parallel.cut_model import CutModel, same_start
 from hpcdl.parallel.sharded_weights import weights_of
 from hpcdl.parallel.stage import Stage
 from hpcdl.parallel.zero import Shards
 from hpcdl.runs.run import Run
-from hpcdl.runs.wrapped import plain
 
 
 class OnePipeline:
@@ -69,7 +69,7 @@ def pipelined(
     layers = place_layers(run, model, data, groups.pipeline, chunks, balance)
     tensor = None if groups.tensor is None else TensorGroup(groups.tensor, sequence)
     share = (0, 1) if tensor is None else (tensor.rank, tensor.size)
-    part = Part(plain(model), layers, share, tensor)
+    part = ModelPart(plain(model), layers, share, tensor)
     summed = [(groups.tensor, part.replicated())] if sequence else []
     summed += tied_groups(run, part, groups)
     shards = Shards(run, part, optimizer, groups.data, zero)
@@ -101,7 +101,7 @@ def place_layers(
     return ranges[comm.rank :: comm.size]
 
 
-def tied_groups(run: Run, part: Part, groups: Grid | OnePipeline) -> list[tuple[Communicator | None, list[slice]]]:
+def tied_groups(run: Run, part: ModelPart, groups: Grid | OnePipeline) -> list[tuple[Communicator | None, list[slice]]]:
     """(group, slices of the part's vector) of tensors that layers on several stages use; collective.
 
     The group is that of these stages; None on the others.

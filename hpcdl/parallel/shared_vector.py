@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.comm import Communicator
-from hpcdl.comm.node import ranks_of_node
+from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.errors import AgreedError
 from hpcdl.kernels import hogwild_locks as locks
 from hpcdl.memory import Memory
 from hpcdl.optim import Optimizer
 from hpcdl.parallel.thread_team import ThreadTeam
-from hpcdl.runs.held import Whole
+from hpcdl.runs.ownership import Whole
 from hpcdl.runs.replicas import Replicas
-from hpcdl.runs.state import Same, Tracked
 from hpcdl.shared_memory import share
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Sharing:
             self.node.mpi.Barrier()  # no message of the training
 
 
-class Tally:
+class ThreadCounts:
     """What the threads of all ranks have counted, in this leg of a run and those before it; in `totals`.
 
     The updates are the optimizer's steps.
@@ -129,7 +129,7 @@ class Tally:
 class Tallied:
     """What both have in common; comes before a class derived from Held."""
 
-    tally: Tally
+    tally: ThreadCounts
     peers: Communicator
     optimizer: Optimizer
     parameters: np.ndarray
@@ -153,7 +153,7 @@ class Tallied:
 class OneVector(Tallied, Whole):
     """All ranks share one vector, or there is one rank."""
 
-    def __init__(self, model: Any, w: np.ndarray, optimizer: Optimizer, tally: Tally):
+    def __init__(self, model: Any, w: np.ndarray, optimizer: Optimizer, tally: ThreadCounts):
         super().__init__(model, w, optimizer)
         self.tally = tally
 
@@ -161,7 +161,7 @@ class OneVector(Tallied, Whole):
 class Vectors(Tallied, Replicas):
     """Each node, or each rank, has a vector; what is scored and saved is their mean."""
 
-    def __init__(self, model: Any, w: np.ndarray, optimizer: Optimizer, tally: Tally, sharing: Sharing):
+    def __init__(self, model: Any, w: np.ndarray, optimizer: Optimizer, tally: ThreadCounts, sharing: Sharing):
         super().__init__(model, w, optimizer)
         self.tally, self.sharing = tally, sharing
 

@@ -21,16 +21,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.node import ranks_of_node
+from hpcdl.comm.node_memory import ranks_of_node
 from hpcdl.comm.progress import activity
 from hpcdl.comm.requests import Request
 from hpcdl.comm.trace import clock_offset
 from hpcdl.data import Batch
+from hpcdl.faults.straggler import stretched
 from hpcdl.kernels.device import Array
 from hpcdl.models.layered import Weights
-from hpcdl.models.part import Part
+from hpcdl.models.part import ModelPart
 from hpcdl.parallel.timetable import Action, Span
-from hpcdl.runs.straggler import stretched
 
 KINDS = "FBS"  # forward, backward, score
 TAGS = 32768 // len(KINDS) * len(KINDS)  # of those that MPI guarantees
@@ -47,7 +47,7 @@ class InFlight(NamedTuple):
     weights: Weights
 
 
-class Done(NamedTuple):
+class StageTotals(NamedTuple):
     """What a stage has done in all steps: from the first start to the last end of each, and of that computing."""
 
     seconds: float = 0.0
@@ -58,19 +58,19 @@ class Stage:
     """The layers of `part`, whose chunks are this rank's of those that the ranks of `comm` have in turns.
 
     weights: where the layers find their tensors (hpcdl/models/layered.py). model: the one that the part is of, slowed
-    or not (hpcdl/runs/straggler.py): a micro-batch takes one stage as long as a gradient takes that. `most_in_flight`:
-    micro-batches, times chunks, at once; `spans`: what was done since `begin`; `done`: sums over all steps, each from
-    its `begin` to its `end`, for `costs`.
+    or not (hpcdl/faults/straggler.py): a micro-batch takes one stage as long as a gradient takes that.
+    `most_in_flight`: micro-batches, times chunks, at once; `spans`: what was done since `begin`; `done`: sums over all
+    steps, each from its `begin` to its `end`, for `costs`.
     """
 
-    def __init__(self, comm: Communicator, part: Part, weights: Weights, model: Any, recompute: bool = False):
+    def __init__(self, comm: Communicator, part: ModelPart, weights: Weights, model: Any, recompute: bool = False):
         self.comm, self.part, self.weights, self.model, self.recompute = comm, part, weights, model, recompute
         self.stages, self.chunks, self.pool = comm.size, len(part.chunks), part.pool
         self.before, self.after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
         self.in_flight: dict[tuple[int, int], InFlight] = {}  # by number and chunk
         self.leaving: list[tuple[Request | None, Callable[[], None]]] = []
         self.most_in_flight = 0
-        self.done = Done()
+        self.done = StageTotals()
         self.begin()
 
     def begin(self, shown: int | None = None) -> None:
@@ -88,7 +88,7 @@ class Stage:
         self.leaving = []
         if self.spans:
             seconds = self.spans[-1].stop - apart_seconds - self.started
-            self.done = Done(self.done.seconds + seconds, self.done.busy + self.busy)
+            self.done = StageTotals(self.done.seconds + seconds, self.done.busy + self.busy)
 
     def run(self, actions: Iterable[Action], batches: Sequence[Batch]) -> float:
         """Take micro-batches through this stage as the schedule says; returns their sum of losses, 0 where it is not.
@@ -113,7 +113,7 @@ class Stage:
     def warm_up(self, batch: Batch) -> None:
         """The same, and no part of what was done."""
         self.forward_backward(batch)
-        self.done = Done()
+        self.done = StageTotals()
 
     def forward(self, number: int, chunk: int, batch: Batch) -> float:
         """Forward of a micro-batch; returns its sum of losses, 0 where it is not."""
@@ -183,7 +183,7 @@ class Stage:
         were none. bookkeeping: a communicator of all ranks, for which this is a collective call.
         """
         with activity.inside("gather what the stages did", self.comm):
-            done = [Done(*each) for each in self.comm.mpi.allgather(self.done)]
+            done = [StageTotals(*each) for each in self.comm.mpi.allgather(self.done)]
         with activity.inside("gather what was in flight", bookkeeping):
             most = bookkeeping.mpi.allgather(self.most_in_flight)
         whole, busy = self.stages * done[0].seconds, sum(each.busy for each in done)

@@ -19,7 +19,7 @@ from typing import Any
 from hpcdl.comm import Communicator
 from hpcdl.comm.requests import Request
 from hpcdl.kernels.device import Array
-from hpcdl.models.part import Part
+from hpcdl.models.part import ModelPart
 from hpcdl.optim import Optimizer
 from hpcdl.parallel.units import Units
 from hpcdl.random import Random
@@ -39,7 +39,7 @@ class Shards:
     def __init__(
         self,
         run: Any,
-        part: Part,
+        part: ModelPart,
         optimizer: Optimizer,
         group: Communicator,
         stage: int = 0,

@@ -13,18 +13,18 @@ import math
 from typing import Any
 
 from hpcdl.errors import UsageError
+from hpcdl.faults.straggler import parse
 from hpcdl.models.work import operations
-from hpcdl.planning.case import Case
 from hpcdl.planning.machine_sheet import Machine, MeasuredModel, between
-from hpcdl.runs.straggler import parse
+from hpcdl.planning.workload import Workload
 
 Seconds = tuple[float, float]  # forward, backward
 
 
-class Computing:
+class ComputeTime:
     """Of one case on a machine. exact: whether it was measured, on just as many ranks."""
 
-    def __init__(self, case: Case, machine: Machine):
+    def __init__(self, case: Workload, machine: Machine):
         self.case, self.machine = case, machine
         self.found, self.factor, self.exact = self._measured()
         options = case.options
@@ -101,7 +101,7 @@ class Computing:
         return share * whole, (1 - share) * whole
 
     def stretched(self, fraction: float, seconds: float) -> float:
-        """What a part of a gradient takes that would by itself take so many seconds (runs/straggler.py)."""
+        """What a part of a gradient takes that would by itself take so many seconds (faults/straggler.py)."""
         least = self.least * fraction
         return self.slow * max(seconds, least) + (self.machine.late if least > seconds else 0.0)
 

@@ -1,6 +1,6 @@
 """A step of a model that is cut: pipelines, tensor parallelism, ZeRO's stages, and grids of them.
 
-    what is sent     each rank's step is gone through without partners (rehearsal.py), and every message noted: its
+    what is sent     each rank's step is gone through without partners (dry_run.py), and every message noted: its
                      operation, and how long it is; along the data axis what a step ends with stands apart
     tensor t         each layer takes a + b rows / t, where whole it takes a + b rows
     pipeline p, m    the schedule's own actions (pipeline_time.py) on stages of unlike layers: with a message between
@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from hpcdl.models.balance import balanced, cut_layers
-from hpcdl.models.part import Part
-from hpcdl.planning.case import Case
-from hpcdl.planning.compute_time import Computing, Seconds
+from hpcdl.models.part import ModelPart
+from hpcdl.planning.compute_time import ComputeTime, Seconds
+from hpcdl.planning.dry_run import CompletedRequest, Cut, Peer, SendRequest, cut_of, rehearse
 from hpcdl.planning.machine_sheet import Machine
-from hpcdl.planning.message_time import Group
+from hpcdl.planning.message_time import RankGroup
 from hpcdl.planning.parts import Parts
 from hpcdl.planning.pipeline_time import last
-from hpcdl.planning.rehearsal import Cut, Done, Leaving, Peer, cut_of, rehearse
+from hpcdl.planning.workload import Workload
 from hpcdl.strategies.pipeline_schedules import actions_of
 
 
@@ -54,28 +54,28 @@ class Noting(Peer):
         self._note("reduce_scatter", array)
         return super().reduce_scatter(array)
 
-    def ipush(self, array: Any, to: int, tag: int = 0) -> Leaving:
+    def ipush(self, array: Any, to: int, tag: int = 0) -> SendRequest:
         self._note("message", array)
         return super().ipush(array, to, tag)
 
-    def iall_gather(self, array: Any, *_: Any) -> Done:
+    def iall_gather(self, array: Any, *_: Any) -> CompletedRequest:
         self._note("all_gather", array)
-        return Done()
+        return CompletedRequest()
 
-    def ireduce_scatter(self, array: Any, *_: Any) -> Done:  # type: ignore[override]
+    def ireduce_scatter(self, array: Any, *_: Any) -> CompletedRequest:  # type: ignore[override]
         self._note("reduce_scatter", array)
-        return Done()
+        return CompletedRequest()
 
-    def ibroadcast(self, array: Any, *_: Any) -> Done:  # type: ignore[override]
+    def ibroadcast(self, array: Any, *_: Any) -> CompletedRequest:  # type: ignore[override]
         self._note("broadcast", array)
-        return Done()
+        return CompletedRequest()
 
-    def ireduce(self, array: Any, *_: Any) -> Done:  # type: ignore[override]
+    def ireduce(self, array: Any, *_: Any) -> CompletedRequest:  # type: ignore[override]
         self._note("reduce", array)
-        return Done()
+        return CompletedRequest()
 
 
-def messages(case: Case, rank: int, cut: Cut) -> dict[str, list[tuple[str, int]]]:
+def messages(case: Workload, rank: int, cut: Cut) -> dict[str, list[tuple[str, int]]]:
     """What a rank sends in a step, by the axis of the grid."""
     axes: dict[str, Noting] = {}
 
@@ -87,12 +87,12 @@ def messages(case: Case, rank: int, cut: Cut) -> dict[str, list[tuple[str, int]]
     return {axis: peer.said for axis, peer in axes.items()}
 
 
-def seconds(group: Group, said: list[tuple[str, int]]) -> float:
+def seconds(group: RankGroup, said: list[tuple[str, int]]) -> float:
     """Of messages one after another."""
     return sum(getattr(group, operation)(bytes) for operation, bytes in said)
 
 
-def together(group: Group, said: list[tuple[str, int]]) -> float:
+def together(group: RankGroup, said: list[tuple[str, int]]) -> float:
     """Of collectives that are all under way at once: their latencies pass at the same time."""
     counts = Counter(operation for operation, _ in said)
     spared = sum((count - 1) * (group.size - 1) * group.latency for count in counts.values())
@@ -100,12 +100,12 @@ def together(group: Group, said: list[tuple[str, int]]) -> float:
     return max(longest, seconds(group, said) - spared)
 
 
-def cut_parts(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+def cut_parts(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
     """Of a step of a program that cuts the model."""
     cut = cut_of(case)
     copies, stages, parts = cut.shape
     how = case.ranks, case.options.allreduce
-    data, tensor = Group(machine, copies, stages * parts, *how), Group(machine, parts, 1, *how, shared=False)
+    data, tensor = RankGroup(machine, copies, stages * parts, *how), RankGroup(machine, parts, 1, *how, shared=False)
     rows = case.share(0, copies)
     draw = computing.draw(rows)
     if not cut.schedule:
@@ -124,12 +124,12 @@ def updated(cut: Cut) -> float:
     return 1 / (stages * parts * (copies if cut.zero else 1))
 
 
-def clipping(case: Case, machine: Machine) -> float:
+def clipping(case: Workload, machine: Machine) -> float:
     """The norm of the whole gradient is a number that all ranks sum."""
-    return Group(machine, case.size, 1, case.ranks).all_reduce(8, "tree") if case.options.clip_norm else 0.0
+    return RankGroup(machine, case.size, 1, case.ranks).all_reduce(8, "tree") if case.options.clip_norm else 0.0
 
 
-def within(computing: Computing, rows: float, parts: int) -> Seconds:
+def within(computing: ComputeTime, rows: float, parts: int) -> Seconds:
     """Of all layers, each cut into so many parts; in --accumulate parts of the rows."""
     if parts == 1:
         return computing.accumulated(rows)
@@ -141,7 +141,7 @@ def within(computing: Computing, rows: float, parts: int) -> Seconds:
 
 
 def pipelined(
-    case: Case, machine: Machine, computing: Computing, start: float, cut: Cut, data: Group, tensor: Group
+    case: Workload, machine: Machine, computing: ComputeTime, start: float, cut: Cut, data: RankGroup, tensor: RankGroup
 ) -> Parts:
     """Of a pipeline, whose stages may be cut by tensors and copied along data."""
     copies, stages, parts = cut.shape
@@ -161,7 +161,7 @@ def pipelined(
         on_data, closing = 0.0, max(together(data, each["data"]) for each in said)
     along = (max(seconds(tensor, each.get("tensor", [])) for each in said) + on_data) / actions
     longest = max((bytes for each in said for _, bytes in each["pipeline"]), default=0)
-    hop = Group(machine, stages, parts, case.ranks).message(longest) if stages > 1 else 0.0
+    hop = RankGroup(machine, stages, parts, case.ranks).message(longest) if stages > 1 else 0.0
     forward, backward = forward + along / 2 + start, backward + along / 2 + start
     update = computing.update(updated(cut))
     closing += tied(case, machine, cut) + clipping(case, machine)
@@ -187,7 +187,7 @@ def pipelined(
     return Parts(own + update, sent, bubble, 0.0, begun + draw, 0.0, case.batch)
 
 
-def of_stages(case: Case, computing: Computing, cut: Cut, rows: float) -> tuple[np.ndarray, np.ndarray]:
+def of_stages(case: Workload, computing: ComputeTime, cut: Cut, rows: float) -> tuple[np.ndarray, np.ndarray]:
     """Forward and backward of a micro-batch through each chunk of each stage: (chunks * stages) seconds."""
     _, stages, parts = cut.shape
     each = computing.layers(rows / parts)
@@ -206,12 +206,12 @@ def of_stages(case: Case, computing: Computing, cut: Cut, rows: float) -> tuple[
     return ahead, np.array([computing.stretched(back / cut.chunks, each) for each in backward])
 
 
-def tied(case: Case, machine: Machine, cut: Cut) -> float:
+def tied(case: Workload, machine: Machine, cut: Cut) -> float:
     """The gradients of weights that the first and the last stage use are summed."""
     _, stages, parts = cut.shape
     if stages == 1 or not any(layer.tied for layer in case.model.layers):
         return 0.0
     ranges = cut_layers(case.model, stages * cut.chunks)
-    held = Part(case.model, ranges[stages - 1 :: stages]).copies
+    held = ModelPart(case.model, ranges[stages - 1 :: stages]).copies
     bytes = sum(math.prod(tensor.shape) for tensor in held) * case.dtype.itemsize / parts
-    return Group(machine, 2, (stages - 1) * parts, case.ranks, case.options.allreduce, False).all_reduce(bytes)
+    return RankGroup(machine, 2, (stages - 1) * parts, case.ranks, case.options.allreduce, False).all_reduce(bytes)

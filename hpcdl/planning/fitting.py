@@ -19,9 +19,9 @@ from typing import NamedTuple
 from hpcdl.comm.grid import AXES
 from hpcdl.errors import UsageError
 from hpcdl.memory import KINDS, Memory
-from hpcdl.planning.case import Case
+from hpcdl.planning.dry_run import Cut, rehearse
 from hpcdl.planning.memory import data, resident
-from hpcdl.planning.rehearsal import Cut, rehearse
+from hpcdl.planning.workload import Workload
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -81,7 +81,7 @@ def cuts(rows: int) -> list[int]:
     return sorted({1 << k for k in range(rows.bit_length()) if 1 << k <= rows} | {rows})
 
 
-def fits(case: Case, room: int, half: bool = False) -> tuple[list[Fit], list[str]]:
+def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list[str]]:
     """What fits, best first, and what does not divide: lines that say why. half: 16 bit with master weights."""
     if case.ranks > LARGEST:
         raise UsageError(f"--ranks {case.ranks}: grids of more than {LARGEST:,} ranks are not gone through")
@@ -96,7 +96,7 @@ def fits(case: Case, room: int, half: bool = False) -> tuple[list[Fit], list[str
     return sorted(whole, key=lambda fit: fit.order), refused
 
 
-def on_grid(case: Case, shape: tuple[int, int, int], room: float, half: bool) -> Iterator[Fit]:
+def on_grid(case: Workload, shape: tuple[int, int, int], room: float, half: bool) -> Iterator[Fit]:
     """What fits on a grid of this shape."""
     copies, stages, parts = shape
     share, ends = case.share(0, copies), sorted({0, (stages - 1) * parts})  # ranks of the first and the last stage
@@ -129,7 +129,7 @@ def on_grid(case: Case, shape: tuple[int, int, int], room: float, half: bool) ->
 PIPED = Cut((1, 1, 1), schedule="1f1b", microbatches=1, tensor=True)
 
 
-def held(case: Case, rank: int, cut: Cut, half: bool) -> float:
+def held(case: Workload, rank: int, cut: Cut, half: bool) -> float:
     """Bytes of parameters, gradients and optimizer of a rank; layers are gathered as in a step of one row."""
     memory, updated = rehearse(case, rank, cut, 1)
     return state_of(memory, updated, case.dtype.itemsize, half)

@@ -45,7 +45,7 @@ LARGEST = 10_000_000  # bytes of such a file
 Curve = dict[int, float]  # seconds by bytes or rows
 
 
-class Rows(NamedTuple):
+class RowTimes(NamedTuple):
     """What a gradient of so many rows takes: the batch drawn, all of it, and (forward, backward) of each layer."""
 
     draw: float
@@ -62,7 +62,7 @@ class MeasuredModel(NamedTuple):
     optimizer: str
     parameters: int
     update: float
-    rows: dict[int, Rows]
+    rows: dict[int, RowTimes]
 
 
 class Section(NamedTuple):
@@ -237,7 +237,7 @@ def model_of(found: Any) -> MeasuredModel:
         if any(len(pair) != 2 for pair in pairs):
             raise UsageError(f"layers of {told} are pairs of seconds, forward and backward")
         layers = [(number(a, "forward"), number(b, "backward")) for a, b in pairs]
-        rows[whole(n, "rows")] = Rows(number(of["draw"], "draw"), number(of["gradient"], "gradient"), layers)
+        rows[whole(n, "rows")] = RowTimes(number(of["draw"], "draw"), number(of["gradient"], "gradient"), layers)
     if not rows or len({len(each.layers) for each in rows.values()}) > 1:
         raise UsageError(f"rows of {told} are one or more, each with as many layers")
     model, data, dtype, optimizer = (str(said[name]) for name in names)

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.comm.compressed import Compressed
-from hpcdl.comm.node import cores, ranks_of_node
+from hpcdl.comm.node_memory import cores, ranks_of_node
 from hpcdl.comm.overlap import Overlap, buckets
 from hpcdl.comm.progress import activity
 from hpcdl.data import open_data
@@ -31,8 +31,8 @@ from hpcdl.machine.network import LinkSpeed, measure_links
 from hpcdl.machine.threads import threads
 from hpcdl.models import for_data
 from hpcdl.models.layered import FlatWeights, Layered
-from hpcdl.models.part import Part
-from hpcdl.planning.machine_sheet import Curve, MeasuredModel, Rows, Section
+from hpcdl.models.part import ModelPart
+from hpcdl.planning.machine_sheet import Curve, MeasuredModel, RowTimes, Section
 from hpcdl.planning.message_time import COMPRESSED, ELSEWHERE
 from hpcdl.random import Random
 from hpcdl.runs.options import Options
@@ -46,7 +46,7 @@ NAP = 0.004  # seconds, whose lateness is measured
 TRIAL = "mlp:256,128"  # on digits: how much passes beside computing
 
 
-class Measured(NamedTuple):
+class MachineMeasurement(NamedTuple):
     """What the ranks of a job have measured, the same on all of them; what is None nobody could measure here."""
 
     section: Section
@@ -60,7 +60,9 @@ class Measured(NamedTuple):
     progress: float | None
 
 
-def measure(comm: MPI.Intracomm, lines: list[tuple[Options, set[int]]], operations: Sequence[str]) -> Measured:
+def measure(
+    comm: MPI.Intracomm, lines: list[tuple[Options, set[int]]], operations: Sequence[str]
+) -> MachineMeasurement:
     """Measure, for each model's options, gradients of these rows, and these collectives."""
     node = ranks_of_node(comm)
     leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
@@ -80,7 +82,7 @@ def measure(comm: MPI.Intracomm, lines: list[tuple[Options, set[int]]], operatio
         adding, flops, memory = measure_rates(comm)
         late, progress = measure_late(comm), measure_progress(comm)
     section = Section(comm.size, nodes, collectives, {}, models)
-    return Measured(
+    return MachineMeasurement(
         section, there, close[0] if close else None, far[0] if far else None, adding, flops, memory, late, progress
     )
 
@@ -192,7 +194,7 @@ def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) 
             batch = next(each := data.batches(0, n * size, (comm.rank, size)))
             gradient = timed(comm, functools.partial(model.loss_and_gradient, w, batch, g))
             layers = by_layer(comm, model, w, batch, gradient) if isinstance(model, Layered) else []
-            rows[n] = Rows(draw, gradient, layers)
+            rows[n] = RowTimes(draw, gradient, layers)
             each.close()
     data.close()
     texts = options.model, options.data, str(options.dtype), options.optimizer
@@ -214,7 +216,7 @@ def drawing(batches: Any) -> float:
 def by_layer(comm: MPI.Intracomm, model: Layered, w: Any, batch: Any, whole: float) -> list[tuple[float, float]]:
     """Forward and backward of each layer, in their proportions and together as long as a gradient; collective."""
     try:
-        part = Part(model)
+        part = ModelPart(model)
     except UsageError:
         return []
     g, count = model.device.zeros(part.size, part.dtype), len(model.layers)

@@ -9,8 +9,8 @@
     16 bit, master weights     parameters, gradients, activations: 2 bytes an element; optimizer: 4 bytes an element,
                                and 4 more for each parameter that this rank updates
 
-What a model's layers and a cut model hold is found by going through a step on arrays without memory (rehearsal.py,
-whole.py): chunks, shards and schedules are those that train.
+What a model's layers and a cut model hold is found by going through a step on arrays without memory (dry_run.py,
+replicated_memory.py): chunks, shards and schedules are those that train.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from typing import NamedTuple
 from hpcdl.chunks import chunk, chunks
 from hpcdl.errors import UsageError
 from hpcdl.memory import KINDS, Memory
-from hpcdl.planning.case import Case
-from hpcdl.planning.rehearsal import CUT, rehearse
-from hpcdl.planning.whole import HOLDS
+from hpcdl.planning.dry_run import CUT, rehearse
+from hpcdl.planning.replicated_memory import HOLDS
+from hpcdl.planning.workload import Workload
 
 MORE = "buffers", "data", "interpreter"
 MASTER = 4  # bytes of a master weight
@@ -32,7 +32,7 @@ SCRATCH = 1 << 20  # of a rank, for vectors that do not lie in memory that a nod
 ALL_REDUCES = "train-allreduce", "train-svrg", "train-local-sgd", "train-sgld"
 
 
-class Rank(NamedTuple):
+class RankMemory(NamedTuple):
     """What a rank holds: bytes by kind, of those of `MORE`, too; updated: the parameters that it updates."""
 
     rank: int
@@ -54,7 +54,7 @@ class Rank(NamedTuple):
         return of
 
 
-def forecast(case: Case, only: list[int] | None = None) -> list[Rank]:
+def forecast(case: Workload, only: list[int] | None = None) -> list[RankMemory]:
     """What each rank of a training holds, or those with these numbers. UsageError for a program it knows nothing of."""
     if case.program not in (*CUT, *HOLDS):
         known = ", ".join(sorted((*CUT, *HOLDS)))
@@ -66,11 +66,11 @@ def forecast(case: Case, only: list[int] | None = None) -> list[Rank]:
             training = rank if role == "parameter server" else rank - len(case.roles.data_servers)
             memory, updated = of_rank(case, training)
         more = dict(zip(MORE, (buffers(case, rank), data(case, rank, role), interpreter), strict=True))
-        found.append(Rank(rank, role, {kind: float(memory.peak[kind]) for kind in KINDS} | more, updated))
+        found.append(RankMemory(rank, role, {kind: float(memory.peak[kind]) for kind in KINDS} | more, updated))
     return found
 
 
-def of_rank(case: Case, rank: int) -> tuple[Memory, int]:
+def of_rank(case: Workload, rank: int) -> tuple[Memory, int]:
     """The four kinds of a rank among those that train, and the parameters that it updates."""
     if case.program in CUT:
         return rehearse(case, rank)
@@ -79,7 +79,7 @@ def of_rank(case: Case, rank: int) -> tuple[Memory, int]:
     return memory, case.length
 
 
-def buffers(case: Case, rank: int) -> float:
+def buffers(case: Workload, rank: int) -> float:
     """What the all-reduce of a vector of all parameters receives in (hpcdl/comm/allreduce); elsewhere nothing is."""
     options, size, item = case.options, case.size, case.dtype.itemsize
     if case.program not in ALL_REDUCES or size == 1:
@@ -105,7 +105,7 @@ def scratch(algorithm: str, length: int, rank: int, size: int) -> float:
     }.get(algorithm, math.nan)
 
 
-def data(case: Case, rank: int, role: str) -> float:
+def data(case: Workload, rank: int, role: str) -> float:
     """Rows of the training and test parts, and two batches; under placement shared, rank 0's are those of its node."""
     shape, options = case.data, case.options
     row = shape.row + shape.target

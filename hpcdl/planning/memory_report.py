@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError
+from hpcdl.formatting import counted
+from hpcdl.launch.command_lines import read_command
 from hpcdl.memory import KINDS
-from hpcdl.own import names_of, refuse_untrusted
-from hpcdl.planning.case import Case
 from hpcdl.planning.configurations import ADAM_BYTES, CONFIGURATIONS
 from hpcdl.planning.fitting import Fit
-from hpcdl.planning.memory import MORE, Rank, forecast
+from hpcdl.planning.memory import MORE, RankMemory, forecast
 from hpcdl.planning.summaries import summary_of
 from hpcdl.planning.tables import size, table
+from hpcdl.planning.workload import Workload
+from hpcdl.plugins import names_of, refuse_untrusted
 from hpcdl.programs import of_strategy
+from hpcdl.runs.config_migration import config_of
 from hpcdl.runs.options import kinds_of, resumed
-from hpcdl.runs.takeover import config_of
-from hpcdl.services.commands import read_command
-from hpcdl.words import counted
 
 SHOWN = 16  # ranks of a forecast, and grids, that are printed
 
@@ -71,16 +71,16 @@ def numbers(ranks: Sequence[int]) -> str:
     return ", ".join(found)
 
 
-def alike(ranks: list[Rank]) -> list[tuple[list[int], Rank]]:
+def alike(ranks: list[RankMemory]) -> list[tuple[list[int], RankMemory]]:
     """Ranks that hold the same, with one of them."""
-    found: dict[tuple, tuple[list[int], Rank]] = {}
+    found: dict[tuple, tuple[list[int], RankMemory]] = {}
     for rank in ranks:
         key = rank.role, *(size(value) for value in rank.bytes.values()), rank.updated
         found.setdefault(key, ([], rank))[0].append(rank.rank)
     return list(found.values())
 
 
-def of_case(case: Case) -> list[str]:
+def of_case(case: Workload) -> list[str]:
     """What each rank of a training holds, ranks that hold the same in one line."""
     few = case.ranks <= SHOWN * 4
     only = None if few else sorted({0, 1, case.ranks // 2, case.ranks - 2, case.ranks - 1})
@@ -99,7 +99,7 @@ def of_case(case: Case) -> list[str]:
     return [*lines, different(groups)]
 
 
-def different(groups: list[tuple[list[int], Rank]]) -> str:
+def different(groups: list[tuple[list[int], RankMemory]]) -> str:
     """Which ranks differ, and in what."""
     if len(groups) == 1:
         return "all ranks hold the same"
@@ -137,7 +137,7 @@ def options_of(run: str, options_class: type, trust: Iterable[str] = ()) -> Any:
     return options_class(**found)
 
 
-def compared(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Case, list[Compared]]:
+def compared(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Workload, list[Compared]]:
     """A run's forecast, from its options, beside the `memory_bytes_per_rank` that it has measured.
 
     trust: which names of code in its options may be called, as of --trust.
@@ -153,7 +153,7 @@ def compared(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Case, list[
     ranks = int(summary["ranks"])
     command = read_command(1, f"-n {ranks}: {program}", {}, ranks)
     options = options_of(str(folder), command.training.options_class, trust)
-    case = Case(program, options, ranks, command.training.check)
+    case = Workload(program, options, ranks, command.training.check)
     found = [
         Compared(rank.rank, kind, rank.bytes[kind], float(measured[kind][rank.rank]))
         for rank in forecast(case)
@@ -175,7 +175,7 @@ def of_run(folder: str | Path, trust: Iterable[str] = ()) -> list[str]:
 # -- grids -----------------------------------------------------------------------------------------------------------
 
 
-def of_fits(case: Case, found: list[Fit], refused: list[str], room: int, half: bool) -> list[str]:
+def of_fits(case: Workload, found: list[Fit], refused: list[str], room: int, half: bool) -> list[str]:
     """The grids that fit, best first, and the command of the first."""
     how = "16 bit with master weights" if half else str(case.dtype)
     text = f"{case.spec}, {counted(case.length, 'parameter', ',')}, {how}, {case.options.optimizer}"

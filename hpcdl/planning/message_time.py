@@ -26,7 +26,7 @@ COMPRESSED = "float16", "bfloat16"
 ELSEWHERE = "elsewhere"  # auto, of vectors that no other rank can reach
 
 
-class Group:
+class RankGroup:
     """So many ranks of a job of `job` ranks, each `stride` from the next; algorithm: of its all-reduces.
 
     shared: whether what it reduces lies where the others of a node reach it (`comm.empty`), as a gradient does.

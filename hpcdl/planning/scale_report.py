@@ -8,7 +8,7 @@ from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write
 from hpcdl.planning import failures
 from hpcdl.planning.cluster import Cluster
-from hpcdl.planning.step_simulation import Simulated, Work, simulate
+from hpcdl.planning.step_simulation import Simulated, StepWork, simulate
 from hpcdl.random import Random
 
 RUNS = 200  # of a job with failures
@@ -16,7 +16,7 @@ HOUR = 3600.0
 
 
 def simulated(
-    texts: list[str], cluster: Cluster, work: Work, sizes: list[int], steps: int
+    texts: list[str], cluster: Cluster, work: StepWork, sizes: list[int], steps: int
 ) -> list[list[Simulated | str]]:
     """For each strategy what each size gives, or why it cannot be. Raises UsageError where that is so for all sizes."""
     found: list[list[Simulated | str]] = []

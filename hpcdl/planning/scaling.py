@@ -41,7 +41,7 @@ FOREVER = 1 << 60  # ranks
 NEAR = 0.01  # by which batches may differ, relative, that are meant to be the same
 
 
-class Measured(NamedTuple):
+class ScalingRun(NamedTuple):
     """A run: its ranks, seconds of a step, examples of a step, seconds of ranks by what they went to."""
 
     folder: str
@@ -87,13 +87,13 @@ class Scaling(NamedTuple):
     weak: bool
     serial: float
     limit: float
-    runs: list[Measured]
+    runs: list[ScalingRun]
     sizes: list[Size]
     predicted: list[Size]
     lost: dict[int, dict[str, float]]
 
 
-def read(folder: str | Path) -> Measured:
+def read(folder: str | Path) -> ScalingRun:
     """What a run says of itself. UsageError where its summary lacks what is needed, or is of no step."""
     found = summary_of(folder, *NEEDED, *PER_RANK)
     lists: list[Any] = [found[name] for name in PER_RANK]
@@ -106,7 +106,7 @@ def read(folder: str | Path) -> Measured:
     compute, communication, idle = (np.array(each, float) for each in lists)
     noise = found.get("noise_scale")
     data = [each or 0.0 for each in found.get("data_seconds_per_rank") or [0.0] * found["ranks"]]
-    return Measured(
+    return ScalingRun(
         str(folder),
         int(found["ranks"]),
         found["seconds"] / found["steps"],
@@ -164,7 +164,7 @@ def refuse_others(folders: Sequence[str | Path]) -> None:
             )
 
 
-def is_weak(runs: Sequence[Measured]) -> bool:
+def is_weak(runs: Sequence[ScalingRun]) -> bool:
     """Whether the batch grows with the ranks; UsageError where it is neither that nor the same."""
 
     def alike(values: list[float]) -> bool:
@@ -202,7 +202,7 @@ def student(degrees: int) -> float | None:
     return STUDENT[degrees - 1] if degrees <= len(STUDENT) else MANY + 3 / degrees
 
 
-def amdahl_fit(runs: Sequence[Measured]) -> tuple[float, Any]:
+def amdahl_fit(runs: Sequence[ScalingRun]) -> tuple[float, Any]:
     """(s, function from ranks to (seconds, low, high)) of t(p) = a + b / p."""
     p, t = (np.array([getattr(run, name) for run in runs], float) for name in ("ranks", "step"))
     x = np.stack([1 / t, 1 / (p * t)], 1)  # relative errors: (a + b / p) / t is to be 1
@@ -231,7 +231,7 @@ def amdahl_fit(runs: Sequence[Measured]) -> tuple[float, Any]:
     return float(a / (a + b)), foretell
 
 
-def gustafson_fit(runs: Sequence[Measured], base: float, first: int) -> tuple[float, Any]:
+def gustafson_fit(runs: Sequence[ScalingRun], base: float, first: int) -> tuple[float, Any]:
     """(s', function from ranks to (seconds, low, high)) of S = p - s' (p - q), q the smallest number of ranks."""
     larger = [run for run in runs if run.ranks > first]
     each = np.array([(run.ranks - run.ranks * base / run.step) / (run.ranks - first) for run in larger])
@@ -253,7 +253,7 @@ def gustafson_fit(runs: Sequence[Measured], base: float, first: int) -> tuple[fl
     return serial, foretell
 
 
-def losses(run: Measured, first: Measured, weak: bool) -> dict[str, float]:
+def losses(run: ScalingRun, first: ScalingRun, weak: bool) -> dict[str, float]:
     """What the seconds of all ranks went to, as shares; useful is what the smallest run computes for as much."""
     examples = run.steps * run.batch / (first.steps * first.batch)
     useful = min(float(run.compute.sum()), float(first.compute.sum()) * examples)

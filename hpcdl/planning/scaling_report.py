@@ -2,9 +2,9 @@
 
 import math
 
+from hpcdl.formatting import counted
 from hpcdl.planning.scaling import Scaling, Size
 from hpcdl.planning.tables import table
-from hpcdl.words import counted
 
 
 def report(found: Scaling) -> list[str]:

@@ -20,17 +20,17 @@ import numpy as np
 from hpcdl.planning.cluster import Cluster
 
 
-class Request:
+class SimulatedRequest:
     """A message as one side sees it; at: when it was complete there, or None."""
 
     __slots__ = ("at", "waits")
 
     def __init__(self) -> None:
         self.at: float | None = None
-        self.waits: Rank | None = None  # who goes on when it is complete
+        self.waits: SimulatedRank | None = None  # who goes on when it is complete
 
 
-class Rank:
+class SimulatedRank:
     """A rank: its generator, and its own time."""
 
     def __init__(self, number: int, start: float):
@@ -42,7 +42,7 @@ class Rank:
 class SimulatedComm:
     """What an algorithm sees of a communicator: of one rank of a `Simulation`."""
 
-    def __init__(self, simulation: "Simulation", rank: Rank):
+    def __init__(self, simulation: "Simulation", rank: SimulatedRank):
         self.simulation, self.rank = simulation, rank
 
     def Get_rank(self) -> int:
@@ -51,15 +51,15 @@ class SimulatedComm:
     def Get_size(self) -> int:
         return len(self.simulation.ranks)
 
-    def Isend(self, vector: np.ndarray, to: int, tag: int = 0) -> Request:
+    def Isend(self, vector: np.ndarray, to: int, tag: int = 0) -> SimulatedRequest:
         """Send; complete when the port is free again."""
-        request = Request()
+        request = SimulatedRequest()
         self.simulation.at(self.rank.now, self.simulation.leave, self.rank.number, to, tag, vector.nbytes, request)
         return request
 
-    def Irecv(self, vector: np.ndarray, source: int, tag: int = 0) -> Request:
+    def Irecv(self, vector: np.ndarray, source: int, tag: int = 0) -> SimulatedRequest:
         """Receive; complete when it has arrived."""
-        request = Request()
+        request = SimulatedRequest()
         self.simulation.expect(self.rank.number, source, tag, request, self.rank.now)
         return request
 
@@ -73,11 +73,11 @@ class Simulation:
     def __init__(self, cluster: Cluster, ranks: int, size: int, itemsize: int = 4, start: np.ndarray | None = None):
         self.cluster, self.size, self.dtype = cluster, size, np.dtype(f"f{itemsize}")
         begun = np.zeros(ranks) if start is None else start
-        self.ranks = [Rank(number, float(begun[number])) for number in range(ranks)]
+        self.ranks = [SimulatedRank(number, float(begun[number])) for number in range(ranks)]
         self.events: list[tuple[float, int, Callable, tuple]] = []
         self.order = itertools.count()
         self.free: dict[tuple, float] = {}  # when a port is
-        self.expected: dict[tuple[int, int, int], deque[Request]] = {}
+        self.expected: dict[tuple[int, int, int], deque[SimulatedRequest]] = {}
         self.arrived: dict[tuple[int, int, int], deque[float]] = {}
         self.sent = np.zeros((ranks, 2), np.int64)
         self.seconds = np.full(ranks, np.nan)
@@ -95,7 +95,7 @@ class Simulation:
             raise ValueError(f"rank {int(np.isnan(self.seconds).argmax())} waits for a message that nobody sends")
         return self.seconds
 
-    def _adding(self, rank: Rank) -> Callable:
+    def _adding(self, rank: SimulatedRank) -> Callable:
         def add(into: np.ndarray, values: np.ndarray) -> None:
             rank.now += self.cluster.add(into.nbytes)
 
@@ -105,7 +105,7 @@ class Simulation:
         """Let this happen then."""
         heapq.heappush(self.events, (time, next(self.order), happens, what))
 
-    def go_on(self, now: float, rank: Rank) -> None:
+    def go_on(self, now: float, rank: SimulatedRank) -> None:
         """A rank goes on to where it waits again, or to its end."""
         rank.now = max(rank.now, now)
         for requests in rank.steps:
@@ -118,7 +118,7 @@ class Simulation:
                 return
         self.seconds[rank.number] = rank.now
 
-    def complete(self, request: Request, at: float) -> None:
+    def complete(self, request: SimulatedRequest, at: float) -> None:
         """A message has left, or come; whoever waits for nothing else goes on."""
         request.at, rank = at, request.waits
         if rank is not None:
@@ -127,7 +127,7 @@ class Simulation:
             if not rank.missing:
                 self.at(rank.now, self.go_on, rank)
 
-    def leave(self, now: float, source: int, to: int, tag: int, bytes: int, request: Request) -> None:
+    def leave(self, now: float, source: int, to: int, tag: int, bytes: int, request: SimulatedRequest) -> None:
         """A message leaves, as soon as its way is free."""
         self.sent[source] += bytes, 1
         cluster, inside = self.cluster, self.cluster.node(source) == self.cluster.node(to)
@@ -155,7 +155,7 @@ class Simulation:
         else:
             self.arrived.setdefault((to, source, tag), deque()).append(now)
 
-    def expect(self, to: int, source: int, tag: int, request: Request, now: float) -> None:
+    def expect(self, to: int, source: int, tag: int, request: SimulatedRequest, now: float) -> None:
         """A rank has posted a receive."""
         there = self.arrived.get((to, source, tag))
         if there:
@@ -167,5 +167,5 @@ class Simulation:
 def simulate(
     steps: Callable[..., Iterator[Any]], cluster: Cluster, ranks: int, bytes: int, start: np.ndarray | None = None
 ) -> np.ndarray:
-    """When each rank has ended an all-reduce of so many bytes, in seconds; `steps` of a collective (comm/steps.py)."""
+    """Seconds after which each rank has ended an all-reduce of so many bytes, by its schedule `steps`."""
     return Simulation(cluster, ranks, bytes // 4, 4, start).run(steps)

@@ -80,7 +80,7 @@ class Noise(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """What a step is: seconds of computing, bytes of the gradient, and how computing varies."""
 
     compute: float
@@ -134,7 +134,7 @@ def read_strategy(text: str) -> tuple[str, dict[str, Any]]:
     return name, settings
 
 
-def simulate(text: str, cluster: Cluster, work: Work, ranks: int, steps: int) -> Simulated:
+def simulate(text: str, cluster: Cluster, work: StepWork, ranks: int, steps: int) -> Simulated:
     """So many steps of a strategy, in the mean. Raises UsageError where it cannot run on so many ranks."""
     name, settings = read_strategy(text)
     random = Random(work.seed)
@@ -158,7 +158,7 @@ def simulate(text: str, cluster: Cluster, work: Work, ranks: int, steps: int) ->
 
 
 def gossip(
-    text: str, settings: dict, cluster: Cluster, work: Work, ranks: int, steps: int, random: Random
+    text: str, settings: dict, cluster: Cluster, work: StepWork, ranks: int, steps: int, random: Random
 ) -> Simulated:
     """A rank waits for its neighbours of the step, and they for theirs."""
     ring = settings["topology"] == "ring"
@@ -185,7 +185,7 @@ def gossip(
 
 
 def servers(
-    text: str, settings: dict, cluster: Cluster, work: Work, ranks: int, steps: int, random: Random
+    text: str, settings: dict, cluster: Cluster, work: StepWork, ranks: int, steps: int, random: Random
 ) -> Simulated:
     """Parameter servers beside so many workers. count: how many; 0: one for each 8 workers."""
     count = settings["count"] or max(1, ranks // 8)

@@ -25,18 +25,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hpcdl.comm.mixing import exact_factors, matrices
+from hpcdl.comm.gossip.mixing import exact_factors, matrices
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.comm.overlap import MIB, buckets
-from hpcdl.comm.topology import topology
 from hpcdl.errors import UsageError
 from hpcdl.kernels.queues import queue
-from hpcdl.planning.case import Case
-from hpcdl.planning.compute_time import Computing
+from hpcdl.planning.compute_time import ComputeTime
 from hpcdl.planning.cut_time import cut_parts
+from hpcdl.planning.dry_run import CUT
 from hpcdl.planning.machine_sheet import Machine
-from hpcdl.planning.message_time import COMPRESSED, Group
+from hpcdl.planning.message_time import COMPRESSED, RankGroup
 from hpcdl.planning.parts import Parts
-from hpcdl.planning.rehearsal import CUT
+from hpcdl.planning.workload import Workload
 from hpcdl.strategies.gossip import batches_of
 
 ASLEEP = " asleep"  # of a program whose ranks pretend to compute: they wake late, and leave their cores to others
@@ -50,16 +50,16 @@ class Told(NamedTuple):
     exact: bool
 
 
-def foretell(case: Case, machine: Machine, start: float | None = None) -> Told:
+def foretell(case: Workload, machine: Machine, start: float | None = None) -> Told:
     """Of a case on a machine; start: of its program, by itself as the machine says. UsageError for others."""
     refuse_unknown(case)
-    computing = Computing(case, machine)
+    computing = ComputeTime(case, machine)
     start = started(case, machine) if start is None else start
     made = WHOLE.get(case.program, cut_parts)(case, machine, computing, start)
     return Told(made, computing.exact)
 
 
-def refuse_unknown(case: Case) -> None:
+def refuse_unknown(case: Workload) -> None:
     """Raise UsageError where no time is foretold of such a case."""
     if case.program not in (*WHOLE, *CUT):
         known = ", ".join(sorted((*WHOLE, *CUT)))
@@ -70,7 +70,7 @@ def refuse_unknown(case: Case) -> None:
         raise UsageError("--device cuda: no time is known of a GPU; leave it out")
 
 
-def started(case: Case, machine: Machine) -> float:
+def started(case: Workload, machine: Machine) -> float:
     """`start` of this program: as measured on as many ranks, or on the nearest number, else the machine's."""
     for name in (name_of(case), name_of(case).removesuffix(ASLEEP)):
         sections = [each for each in machine.measured if name in each.programs]
@@ -79,7 +79,7 @@ def started(case: Case, machine: Machine) -> float:
     return machine.start
 
 
-def name_of(case: Case) -> str:
+def name_of(case: Workload) -> str:
     """Of a program with its way of working, where that changes what a step costs beyond the rest."""
     options, way = case.options, ""
     if case.program == "train-parameter-server":
@@ -91,7 +91,7 @@ def name_of(case: Case) -> str:
     return case.program + way + (ASLEEP if options.pretend_compute else "")
 
 
-def calibrated(case: Case, machine: Machine, seconds: float) -> float:
+def calibrated(case: Workload, machine: Machine, seconds: float) -> float:
     """The `start` with which a step is foretold to take so long; 0 where it is foretold to take longer."""
     low, high = 0.0, seconds
     if foretell(case, machine, low).parts.seconds >= seconds:
@@ -105,29 +105,29 @@ def calibrated(case: Case, machine: Machine, seconds: float) -> float:
 # -- strategies that hold the model whole ------------------------------------------------------------------------------
 
 
-def everyone(case: Case, machine: Machine) -> Group:
+def everyone(case: Workload, machine: Machine) -> RankGroup:
     """The ranks that train."""
-    return Group(machine, case.size, 1, case.ranks, case.options.allreduce)
+    return RankGroup(machine, case.size, 1, case.ranks, case.options.allreduce)
 
 
-def size_of(case: Case) -> float:
+def size_of(case: Workload) -> float:
     """Bytes of a vector of all parameters."""
     return float(case.length * case.dtype.itemsize)
 
 
-def shared_rows(case: Case) -> int:
+def shared_rows(case: Workload) -> int:
     """Rows of the rank that has most of a batch."""
     return case.share(0, len(case.roles.workers))
 
 
-def sequential(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+def sequential(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
     """No messages."""
     rows = case.batch
     compute = sum(computing.accumulated(rows)) + computing.update()
     return Parts(compute, 0.0, 0.0, 0.0, start + computing.draw(rows), 0.0, rows)
 
 
-def all_reduce(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+def all_reduce(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
     """After the backward pass, or in buckets beside it."""
     options, rows, group = case.options, shared_rows(case), everyone(case, machine)
 
@@ -150,7 +150,7 @@ def all_reduce(case: Case, machine: Machine, computing: Computing, start: float)
 
 
 def when_ready(
-    case: Case, computing: Computing, cut: list[slice], rows: float, forward: float, backward: float
+    case: Workload, computing: ComputeTime, cut: list[slice], rows: float, forward: float, backward: float
 ) -> list[float]:
     """When each bucket's layers have been through their backward pass."""
     done, total = 0.0, 1.0
@@ -176,7 +176,7 @@ def exposed(ready: list[float], each: list[float], computed: float) -> float:
     return max(0.0, now - computed)
 
 
-def local_sgd(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+def local_sgd(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
     """An average of the parameters after every H-th step."""
     options, rows, group = case.options, shared_rows(case), everyone(case, machine)
     vectors = 1 + (len(case.vectors) if options.local_momentum == "average" else 0)
@@ -186,7 +186,7 @@ def local_sgd(case: Case, machine: Machine, computing: Computing, start: float) 
     return Parts(compute, messages, 0.0, 0.0, start + computing.draw(rows), 0.0, case.batch)
 
 
-def gossip(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+def gossip(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
     """Exchanges with neighbours: after the update, or while the gradient is computed."""
     options, rows, group = case.options, shared_rows(case), everyone(case, machine)
     forward, backward = computing.accumulated(rows)
@@ -216,7 +216,7 @@ def partners(matrix: np.ndarray) -> int:
     return int(max((np.count_nonzero(row) - bool(row[i]) for i, row in enumerate(matrix)), default=0))
 
 
-def servers(case: Case, machine: Machine, computing: Computing, start: float) -> Parts:
+def servers(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
     """Workers that meet at the servers' ports."""
     options, group = case.options, everyone(case, machine)
     workers = case.size if options.servers_on_workers else len(case.roles.workers)
@@ -244,7 +244,7 @@ def servers(case: Case, machine: Machine, computing: Computing, start: float) ->
     return own_parts if clocked else own_parts.of(workers)
 
 
-WHOLE: dict[str, Callable[[Case, Machine, Computing, float], Parts]] = {
+WHOLE: dict[str, Callable[[Workload, Machine, ComputeTime, float], Parts]] = {
     "train-sequential": sequential,
     "train-allreduce": all_reduce,
     "train-local-sgd": local_sgd,

@@ -1,4 +1,4 @@
-"""From ranks that measure (trying.py) to a machine (machine_sheet.py): for each number of ranks that lines ask for.
+"""From ranks that measure (probe_jobs.py) to a machine (machine_sheet.py): for each number of ranks that lines ask for.
 
     1. models, links and collectives, on as many ranks at once
     2. a short training of a small model by each program that lines name; its `start` is what the forecast lacks of it
@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpcdl.errors import LoneError, UsageError
-from hpcdl.planning.case import Case
+from hpcdl.formatting import counted
 from hpcdl.planning.cluster import Cluster
+from hpcdl.planning.dry_run import CUT, cut_of
 from hpcdl.planning.machine_sheet import Machine, Section, section_of
 from hpcdl.planning.measuring import OPERATIONS
 from hpcdl.planning.message_time import ELSEWHERE
-from hpcdl.planning.rehearsal import CUT, cut_of
+from hpcdl.planning.probe_jobs import Start, run
 from hpcdl.planning.step_time import ASLEEP, calibrated, name_of, refuse_unknown
-from hpcdl.planning.trying import Start, run
-from hpcdl.words import counted
+from hpcdl.planning.workload import Workload
 
 ON_ONE_NODE = 4096  # ranks, of a machine that was measured on one
 AT_ONCE = 8  # ranks for each core that are started to measure, at most
@@ -30,7 +30,7 @@ STEPS, REPEAT = 200, 3  # of a program's small training
 NAP, NAPS = 4, 50  # milliseconds that its gradient takes where ranks sleep, and steps
 SMALL = "--model mlp:32 --batch-per-rank 8"
 
-Read = Callable[[str, int], Case]  # a line that could be run on so many ranks
+Read = Callable[[str, int], Workload]  # a line that could be run on so many ranks
 
 
 def small(name: str, ranks: int) -> str:
@@ -54,7 +54,7 @@ def small(name: str, ranks: int) -> str:
     return f"{program} {more}" + (f" --pretend-compute {NAP}" if name.endswith(ASLEEP) else "")
 
 
-def rows_of(case: Case) -> set[int]:
+def rows_of(case: Workload) -> set[int]:
     """Of how many rows a gradient is to be measured for a forecast."""
     options = case.options
     if case.program in CUT:
@@ -72,7 +72,7 @@ def rows_of(case: Case) -> set[int]:
     return wanted | {max(1, each // 4) for each in wanted} | {1}
 
 
-def operations_of(case: Case) -> set[str]:
+def operations_of(case: Workload) -> set[str]:
     """Which collectives a forecast asks for (message_time.py)."""
     options, found = case.options, {"auto", "tree", "message"}
     if case.program in CUT:
@@ -131,7 +131,7 @@ def survey(
     return with_starts(machine_of(found), {n: (sorted(named[n]), found[n]["runs"]) for n in found}, read)
 
 
-def add(models: dict[str, tuple[str, set[int]]], text: str, case: Case) -> None:
+def add(models: dict[str, tuple[str, set[int]]], text: str, case: Workload) -> None:
     """Note that this line's model is to be measured, once for all lines that have it."""
     options = case.options
     key = repr((case.spec, options.data, options.dtype, options.optimizer))

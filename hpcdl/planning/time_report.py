@@ -2,13 +2,13 @@
 
 from typing import NamedTuple
 
-from hpcdl.planning.case import Case
+from hpcdl.formatting import counted
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.parts import Parts
 from hpcdl.planning.scale_report import shown
 from hpcdl.planning.step_time import foretell
 from hpcdl.planning.tables import table
-from hpcdl.words import counted
+from hpcdl.planning.workload import Workload
 
 HEADER = ["line", "ranks", "a step", "compute", "messages", "bubble", "queue", "start", "hidden", "examples/s"]
 
@@ -18,12 +18,12 @@ class Forecast(NamedTuple):
 
     line: str
     ranks: int
-    case: Case
+    case: Workload
     parts: Parts
     exact: bool
 
 
-def forecast(text: str, case: Case, machine: Machine) -> Forecast:
+def forecast(text: str, case: Workload, machine: Machine) -> Forecast:
     """Of a line. UsageError where nobody knows."""
     told = foretell(case, machine)
     return Forecast(text, case.ranks, case, told.parts, told.exact)

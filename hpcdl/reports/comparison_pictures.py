@@ -15,10 +15,10 @@ import numpy as np
 
 from hpcdl.reports.charts import Curve, curves, dots
 from hpcdl.reports.comparison import SCHEMA_VERSION
+from hpcdl.reports.downsampling import number
 from hpcdl.reports.figures import Key, Picture, look
-from hpcdl.reports.recorded import Recorded, read_json
 from hpcdl.reports.run_pictures import AGAINST, BETTER, COSTS, NAMES, drawable
-from hpcdl.reports.thinned import number
+from hpcdl.reports.run_reader import Recorded, read_json
 
 MOST_LINES = 28  # of different look
 RESULTS = (  # measures that have a picture of their own: name, title, quantity, sentence
@@ -31,7 +31,7 @@ RESULTS = (  # measures that have a picture of their own: name, title, quantity,
 MEASURES = ("accuracy", "return", "rmse", "loss")
 
 
-class Run(NamedTuple):
+class ComparedRun(NamedTuple):
     """One run of a line: its folder, and why it failed if it did."""
 
     seed: Any
@@ -41,14 +41,14 @@ class Run(NamedTuple):
 
 
 @dataclass
-class Line:
+class DrawnLine:
     """A line of a comparison, or a run among others. records: of the runs that could be read."""
 
     name: str
     index: int
     folder: Path | None = None
     ranks: Any = None
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ComparedRun] = field(default_factory=list)
     statistics: dict[str, Any] = field(default_factory=dict)
     records: list[Recorded] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ class Comparison:
     environment: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     measures: list[dict[str, Any]] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
+    lines: list[DrawnLine] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
 
@@ -95,7 +95,7 @@ def read_comparison(folder: Path) -> Comparison:
         if isinstance(each, dict) and "line" in each:
             told = each.get("statistics")
             statistics = told if isinstance(told, dict) else {}
-            line = Line(str(each["line"]), len(found.lines), inside(folder, each.get("folder")), each.get("ranks"))
+            line = DrawnLine(str(each["line"]), len(found.lines), inside(folder, each.get("folder")), each.get("ranks"))
             line.statistics = {str(name): of for name, of in statistics.items() if isinstance(of, dict)}
             line.runs = [run_of(folder, run) for run in as_list(each.get("runs")) if isinstance(run, dict)]
             found.lines.append(line)
@@ -104,10 +104,10 @@ def read_comparison(folder: Path) -> Comparison:
     return found
 
 
-def run_of(folder: Path, run: dict[str, Any]) -> Run:
+def run_of(folder: Path, run: dict[str, Any]) -> ComparedRun:
     values = run.get("values")
     place, failed = inside(folder, run.get("folder")), str(run.get("failed") or "")
-    return Run(run.get("seed"), place, failed, values if isinstance(values, dict) else {})
+    return ComparedRun(run.get("seed"), place, failed, values if isinstance(values, dict) else {})
 
 
 def as_list(value: Any) -> list[Any]:
@@ -145,7 +145,7 @@ def band(records: Sequence[Recorded], x: str, y: str) -> tuple[np.ndarray, np.nd
     return at, values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
-def together(lines: Sequence[Line], seeds: int, what: str) -> list[Picture]:
+def together(lines: Sequence[DrawnLine], seeds: int, what: str) -> list[Picture]:
     """Score and loss of all lines against steps, seconds and bytes. what: they are, in the singular."""
     found = []
     for measure in MEASURES:
@@ -164,7 +164,7 @@ def together(lines: Sequence[Line], seeds: int, what: str) -> list[Picture]:
     return found
 
 
-def has(line: Line, name: str) -> bool:
+def has(line: DrawnLine, name: str) -> bool:
     return any(drawable(record.evaluations.mean["step"], record.evaluations.mean[name]) for record in line.records)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import from_json
-from hpcdl.reports.lines import Lines
+from hpcdl.formatting import counted
+from hpcdl.reports.lines import MetricLines
 from hpcdl.reports.load import METRICS, broken
 from hpcdl.reports.watching import is_held
 from hpcdl.runs.metric_logs import ours, write_csv, write_events
 from hpcdl.runs.options import read_file
-from hpcdl.words import counted
 
 
 @dataclass
@@ -47,7 +47,7 @@ def export(target: Target) -> str:
 
     Raises UsageError where a file cannot be read or written.
     """
-    lines, count = Lines(target.run / METRICS), 0
+    lines, count = MetricLines(target.run / METRICS), 0
 
     def read() -> Iterator[dict[str, Any]]:
         nonlocal count

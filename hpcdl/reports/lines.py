@@ -16,7 +16,7 @@ SCORES = ("test_", "validation_")  # begin the names of what only an evaluation 
 DECODE = json.JSONDecoder().raw_decode  # json.loads looks for encodings first, and takes half as long again
 
 
-class Lines:
+class MetricLines:
     """The lines of a file. broken: how many could not be read so far; place: the byte behind the last whole line."""
 
     def __init__(self, path: Path, place: int = 0):

@@ -19,10 +19,10 @@ from typing import Any, Literal
 import numpy as np
 
 from hpcdl.errors import UsageError, blamed_on, unknown
-from hpcdl.reports.found import below
-from hpcdl.reports.lines import Lines, is_evaluation
-from hpcdl.services.trial_rows import read
-from hpcdl.words import counted
+from hpcdl.formatting import counted
+from hpcdl.reports.discovery import below
+from hpcdl.reports.lines import MetricLines, is_evaluation
+from hpcdl.search.search_log_reader import read
 
 METRICS = "metrics.jsonl"
 KINDS = {"steps": (False,), "evaluations": (True,), "all": (False, True)}
@@ -43,9 +43,9 @@ def load(folder: Folder | Iterable[Folder], what: Literal["steps", "evaluations"
         raise unknown("kind of line", what, KINDS)
     folders = [folder] if isinstance(folder, str | os.PathLike) else [*folder]
     runs = runs_of(folders)
-    table, names, counts = Table(), [], []
+    table, names, counts = GrowingTable(), [], []
     for name, path in runs.items():
-        before, lines = table.rows, Lines(path / METRICS)
+        before, lines = table.rows, MetricLines(path / METRICS)
         with blamed_on(f"{path / METRICS} cannot be read"):
             if lines.path.exists():  # else the run has recorded nothing yet
                 for line in lines:
@@ -72,7 +72,7 @@ def trials(folder: Folder) -> list[dict[str, Any]]:
     return [{name: getattr(row, name) for name in names} | {"values": row.values} for row in read(Path(folder)).rows()]
 
 
-def broken(lines: Lines) -> str:
+def broken(lines: MetricLines) -> str:
     """What is said of lines that could not be read."""
     return f"{counted(lines.broken, 'line')} cannot be read, and {'is' if lines.broken == 1 else 'are'} left out"
 
@@ -101,7 +101,7 @@ def runs_of(folders: Iterable[Folder]) -> dict[str, Path]:
     return found
 
 
-class Table:
+class GrowingTable:
     """Columns that grow row by row."""
 
     def __init__(self) -> None:

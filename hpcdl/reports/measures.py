@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError, finite, nearest
-from hpcdl.reports.lines import Lines
+from hpcdl.reports.lines import MetricLines
 
 # What --target may name: of an evaluation line, and whether more of it is better.
 TARGETS = {
@@ -164,7 +164,7 @@ def to_target(metrics: Path, name: str, goal: float) -> tuple[dict[str, Any], di
     """
     (key, more), last = TARGETS[name], dict[str, Any]()
     try:
-        for line in Lines(metrics):
+        for line in MetricLines(metrics):
             score = line.get(key)
             if score is not None:
                 last = {each: line.get(each) for each in TAKEN} | {"steps": line["step"]}

@@ -1,8 +1,8 @@
 """What the ranks of a run were doing when it broke off, or are doing now: from their flight recordings alone.
 
-    hpcdl/comm/flight.py writes     flight/rank-0000.bin, rank-0001.bin, ...: the last operations of each rank
-    here they are read              who is where, and how each has ended
-    hpcdl/comm/stuck.py concludes   who waits for whom, and which calls do not fit together
+    flight_recorder.py writes   flight/rank-0000.bin, rank-0001.bin, ...: the last operations of each rank
+    this module reads them      who is where, and how each has ended
+    deadlock.py concludes       who waits for whom, and which calls do not fit together
 
 Which rank ended first is known where one has said why it ends, and where it was seen for the last time well before the
 others were. A launcher ends all ranks within some milliseconds of the first, and then no clock tells.
@@ -18,19 +18,29 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.comm import flight
-from hpcdl.comm.flight import ALL, BROKE, DONE, FAILED, LEFT, RUNS, WAITING, earlier_tries, recorded_in
-from hpcdl.comm.stuck import LONG, Said, explained
-from hpcdl.comm.told import KINDS, ranks_told, told
+from hpcdl.comm.diagnostics import flight_recorder
+from hpcdl.comm.diagnostics.call_signature import KINDS, ranks_told, told
+from hpcdl.comm.diagnostics.deadlock import LONG, RankStatus, explained
+from hpcdl.comm.diagnostics.flight_recorder import (
+    ALL,
+    BROKE,
+    DONE,
+    FAILED,
+    LEFT,
+    RUNS,
+    WAITING,
+    earlier_tries,
+    recorded_in,
+)
 from hpcdl.errors import UsageError, blamed_on, printable
-from hpcdl.words import counted
+from hpcdl.formatting import counted
 
 EARLIER = 1.0  # seconds: who was seen for the last time so long before the others has ended first
-STATES = {flight.STARTED: "in flight", WAITING: "waited in", DONE: "done", FAILED: "failed"}
+STATES = {flight_recorder.STARTED: "in flight", WAITING: "waited in", DONE: "done", FAILED: "failed"}
 
 
 @dataclass
-class Group:
+class RecordedGroup:
     """A communicator, as one rank has recorded it. last: the number of its last call of all ranks."""
 
     key: str
@@ -47,24 +57,32 @@ class Recording:
         self.path = path
         with blamed_on(f"{path} cannot be read"):
             data = path.read_bytes()
-        if len(data) < flight.HEAD.itemsize or data[: len(flight.MAGIC)] != flight.MAGIC:
+        if len(data) < flight_recorder.HEAD.itemsize or data[: len(flight_recorder.MAGIC)] != flight_recorder.MAGIC:
             raise UsageError(f"{path} is no flight recording")
-        self.head = head = np.frombuffer(data, flight.HEAD, 1)[0]
-        if head["version"] != flight.VERSION:
+        self.head = head = np.frombuffer(data, flight_recorder.HEAD, 1)[0]
+        if head["version"] != flight_recorder.VERSION:
             raise UsageError(
-                f"{path} is a recording of version {head['version']}, and this hpcdl reads version {flight.VERSION}"
+                f"{path} is a recording of version {head['version']}; this hpcdl reads {flight_recorder.VERSION}"
             )
         damaged = f"{path} is damaged"
-        texts, groups, records, length = flight.sizes(int(head["capacity"]))
-        if len(data) != length or not 0 <= head["texts"] <= flight.TEXTS or not 0 <= head["groups"] <= flight.GROUPS:
+        texts, groups, records, length = flight_recorder.sizes(int(head["capacity"]))
+        if (
+            len(data) != length
+            or not 0 <= head["texts"] <= flight_recorder.TEXTS
+            or not 0 <= head["groups"] <= flight_recorder.GROUPS
+        ):
             raise UsageError(f"{damaged}: {len(data):,} bytes, where {length:,} are told")
-        self.texts = [text(data[texts + i * flight.WIDTH :][: flight.WIDTH]) for i in range(head["texts"])]
-        found = np.frombuffer(data, flight.GROUP, int(head["groups"]), groups)
+        self.texts = [
+            text(data[texts + i * flight_recorder.WIDTH :][: flight_recorder.WIDTH]) for i in range(head["texts"])
+        ]
+        found = np.frombuffer(data, flight_recorder.GROUP, int(head["groups"]), groups)
         self.groups = [
-            Group(text(g["key"]) or text(g["name"]), text(g["name"]), int(g["rank"]), int(g["size"]), int(g["last"]))
+            RecordedGroup(
+                text(g["key"]) or text(g["name"]), text(g["name"]), int(g["rank"]), int(g["size"]), int(g["last"])
+            )
             for g in found
         ]
-        every = np.frombuffer(data, flight.RECORD, int(head["capacity"]), records)
+        every = np.frombuffer(data, flight_recorder.RECORD, int(head["capacity"]), records)
         self.records = np.sort(every[every["number"] > 0], order="number")
         bad = [name for name in ("operation", "line", "reduction") if (self.records[name] >= len(self.texts)).any()]
         if bad or (len(self.records) and (self.records["group"] >= len(self.groups)).any()):
@@ -82,7 +100,7 @@ class Recording:
         if self.head["state"] != RUNS:
             return False
         if text(self.head["host"]) == socket.gethostname()[:63]:
-            return bool(self.head["born"]) and flight.born(int(self.head["process"])) == self.head["born"]
+            return bool(self.head["born"]) and flight_recorder.born(int(self.head["process"])) == self.head["born"]
         return time.time() - self.last_seen < 2 * LONG
 
     def at(self, clock: int) -> float:
@@ -112,7 +130,7 @@ class Recording:
     def text(self) -> str:
         """What a rank does that waits in no operation."""
         done = self.records[np.isin(self.records["state"], (DONE, FAILED))]
-        open_ones = int((self.records["state"] == flight.STARTED).sum())
+        open_ones = int((self.records["state"] == flight_recorder.STARTED).sum())
         more = f", {counted(open_ones, 'operation')} in flight" if open_ones else ""
         if not len(done):
             return f"in no communication (none before){more}"
@@ -127,7 +145,7 @@ def text(found: bytes) -> str:
 
 def tries(folder: Path) -> dict[int, Path]:
     """Where the recordings of each try of a run lie, by its number: a run that is gone on with has several."""
-    found, last = earlier_tries(folder), folder / flight.FOLDER
+    found, last = earlier_tries(folder), folder / flight_recorder.FOLDER
     return found | ({1 + max(found, default=0): last} if recorded_in(last) else {})
 
 
@@ -161,7 +179,7 @@ def tries_told(known: Iterable[int]) -> str:
 
 def ended_well(folder: Path) -> bool:
     """Whether the run has come to its end, and has said so."""
-    return (folder / "summary.json").is_file() and not (folder / flight.FOLDER).is_dir()
+    return (folder / "summary.json").is_file() and not (folder / flight_recorder.FOLDER).is_dir()
 
 
 def members(found: dict[int, Recording]) -> dict[str, dict[int, int]]:
@@ -173,22 +191,22 @@ def members(found: dict[int, Recording]) -> dict[str, dict[int, int]]:
     return ranks
 
 
-def said(found: dict[int, Recording]) -> dict[int, Said]:
-    """What each rank would say of itself, as the watchdog's questions are answered (stuck.py)."""
+def said(found: dict[int, Recording]) -> dict[int, RankStatus]:
+    """What each rank would answer the watchdog (hpcdl/comm/diagnostics/deadlock.py)."""
     ranks = members(found)
     return {rank: says(each, ranks) for rank, each in found.items()}
 
 
-def says(each: Recording, ranks: dict[str, dict[int, int]]) -> Said:
+def says(each: Recording, ranks: dict[str, dict[int, int]]) -> RankStatus:
     calls = {group.key: group.last for group in each.groups}
     if each.head["state"] == LEFT:
-        return Said("has ended its program", True, calls)
+        return RankStatus("has ended its program", True, calls)
     record = each.waits
     if record is None:
-        return Said(each.text, False, calls)
+        return RankStatus(each.text, False, calls)
     group, other = each.groups[record["group"]], int(record["other"])
     alive, start = each.alive, int(record["start"])
-    return Said(
+    return RankStatus(
         each.text,
         False,
         calls,

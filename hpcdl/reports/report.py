@@ -18,21 +18,21 @@ from typing import Any, NamedTuple
 
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.files import atomic_write
+from hpcdl.formatting import counted
 from hpcdl.machine.versions import versions
 from hpcdl.reports import page
 from hpcdl.reports.comparison import judged
-from hpcdl.reports.comparison_pictures import Comparison, Line, read_comparison, results_of, shown, together
+from hpcdl.reports.comparison_pictures import Comparison, DrawnLine, read_comparison, results_of, shown, together
+from hpcdl.reports.discovery import below, find
+from hpcdl.reports.downsampling import number
 from hpcdl.reports.figures import Picture, check_library, drawing, inline, is_ours, save
-from hpcdl.reports.found import below, find
 from hpcdl.reports.page import Cell, Drawn
-from hpcdl.reports.recorded import Recorded, record
 from hpcdl.reports.run_pictures import described, pictures_of
+from hpcdl.reports.run_reader import Recorded, record
 from hpcdl.reports.search_pictures import pictures_of as pictures_of_search
 from hpcdl.reports.search_section import searched
-from hpcdl.reports.thinned import number
 from hpcdl.runs.closing_table import ROWS, said_of
-from hpcdl.services.trial_rows import Trials, read
-from hpcdl.words import counted
+from hpcdl.search.search_log_reader import Trials, read
 
 MOST = 40  # runs whose own pictures are shown
 FEW = 4  # runs for which other processes are worth their start
@@ -40,7 +40,7 @@ COLUMNS = 6  # measures of a table of a comparison
 PICTURE = re.compile(r"(run|comparison|search)-\d+-[\w.-]*\.(png|svg)|overview-[\w-]+\.(png|svg)")
 
 
-class Job(NamedTuple):
+class ReportJob(NamedTuple):
     """A run to be read. look: its colour and style; detailed: with pictures; files: where those go, and how."""
 
     folder: Path
@@ -50,7 +50,7 @@ class Job(NamedTuple):
     files: tuple[Path, str] | None
 
 
-class Done(NamedTuple):
+class DrawnRun(NamedTuple):
     recorded: Recorded
     drawn: list[Drawn]
 
@@ -87,12 +87,12 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
             more = below(comparison.folder, within=True).runs
             found.runs.extend(run for run in more if os.path.realpath(run) not in known)
     searches = [(folder, read(folder)) for folder in found.searches]
-    lines = [Line(name_of(folder, found.runs), index) for index, folder in enumerate(found.runs)]
+    lines = [DrawnLine(name_of(folder, found.runs), index) for index, folder in enumerate(found.runs)]
     jobs = [
-        Job(folder, index, index < MOST, f"run-{index + 1}-{slug(folder.name)}", files)
+        ReportJob(folder, index, index < MOST, f"run-{index + 1}-{slug(folder.name)}", files)
         for index, folder in enumerate(found.runs)
     ]
-    owners: list[Line] = list(lines)
+    owners: list[DrawnLine] = list(lines)
     for place, comparison in enumerate(comparisons):
         for line in comparison.lines:
             whole = next((run for run in line.runs if not run.failed), None)
@@ -100,7 +100,7 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
                 if not run.failed and run.folder is not None and run.folder.is_dir():
                     name = f"comparison-{place + 1}-{slug(run.folder.parent.name)}-{slug(run.folder.name)}"
                     detailed = run is whole and line.index < MOST
-                    jobs.append(Job(run.folder, line.index, detailed, name, files))
+                    jobs.append(ReportJob(run.folder, line.index, detailed, name, files))
                     owners.append(line)
     if pictures is not None:
         with blamed_on(f"--pictures {pictures} cannot be written"):
@@ -126,11 +126,11 @@ def make(folders: list[str], out: Path, pictures: Path | None = None, kind: str 
 
 
 def sections(
-    lines: list[Line],
+    lines: list[DrawnLine],
     comparisons: list[Comparison],
     searches: list[tuple[Path, Trials]],
-    owners: list[Line],
-    done: list[Done],
+    owners: list[DrawnLine],
+    done: list[DrawnRun],
     files: tuple[Path, str] | None,
     made: Made,
 ) -> list[str]:
@@ -177,13 +177,13 @@ def sections(
     return ([page.contents(entries)] if len(entries) > 1 else []) + parts
 
 
-def work(job: Job) -> Done:
+def work(job: ReportJob) -> DrawnRun:
     """Read a run and draw it; in a process of its own, perhaps."""
     recorded = record(job.folder)
     if not job.detailed:
-        return Done(recorded, [])
+        return DrawnRun(recorded, [])
     drawn = draw(pictures_of(recorded, job.look), job.prefix, slug(job.prefix), job.files)
-    return Done(recorded, drawn)
+    return DrawnRun(recorded, drawn)
 
 
 def draw(pictures: Iterable[Picture], prefix: str, anchor: str, files: tuple[Path, str] | None) -> list[Drawn]:
@@ -233,7 +233,7 @@ def compared(comparison: Comparison, drawn: list[Drawn]) -> list[str]:
     return [*parts, page.figures(drawn)]
 
 
-def mean_of(line: Line, measure: dict[str, Any]) -> bool:
+def mean_of(line: DrawnLine, measure: dict[str, Any]) -> bool:
     """Whether a line has this measure."""
     return math.isfinite(number(line.statistics.get(str(measure["name"]), {}).get("mean")))
 
@@ -289,7 +289,7 @@ OVERVIEW = (  # name, entry of the summary, format, unit
 )
 
 
-def overview(lines: list[Line], drawn: list[Drawn]) -> list[str]:
+def overview(lines: list[DrawnLine], drawn: list[Drawn]) -> list[str]:
     """All runs in a table, and together in pictures."""
 
     def value(recorded: Recorded, entry: str) -> float:
@@ -321,7 +321,7 @@ def overview(lines: list[Line], drawn: list[Drawn]) -> list[str]:
     ]
 
 
-def one(done: Done) -> list[str]:
+def one(done: DrawnRun) -> list[str]:
     """The section of a run: what it was, what it reached, its pictures, its options."""
     run = done.recorded
     environment = run.summary.get("environment") or run.started.get("environment") or run.header
@@ -360,7 +360,7 @@ def environment_of(told: dict[str, Any]) -> list[tuple[str, str]]:
 
 def check_out(out: Path, force: bool) -> None:
     """Raise UsageError where the page cannot be written, or would replace what is none of ours."""
-    from hpcdl.runs.export import check_output_file
+    from hpcdl.checkpoint.export import check_output_file
 
     check_output_file("--out", str(out), (".html", ".htm"))
     refuse_foreign(out, "--out", force)
@@ -410,7 +410,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40] or "run"
 
 
-def title_of(made: Made, lines: list[Line], comparisons: list[Comparison]) -> str:
+def title_of(made: Made, lines: list[DrawnLine], comparisons: list[Comparison]) -> str:
     if not comparisons and not made.searches and len(lines) == 1:
         return f"Run {lines[0].name}"
     if len(comparisons) == 1 and not lines and not made.searches:

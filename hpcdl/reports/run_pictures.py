@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.formatting import counted
 from hpcdl.reports import charts
 from hpcdl.reports.charts import Curve, bars, curves, grouped, ranks_label
+from hpcdl.reports.downsampling import number
 from hpcdl.reports.figures import COLOURS, Key, Picture, look
-from hpcdl.reports.recorded import Recorded
-from hpcdl.reports.thinned import number
-from hpcdl.reports.timeline import KINDS, Timeline, read_timeline
-from hpcdl.words import counted
+from hpcdl.reports.run_reader import Recorded
+from hpcdl.reports.timeline import KINDS, Lanes, read_timeline
 
 BLUE, RED, GREEN, PURPLE, SKY, ORANGE, GREY = COLOURS
 MOST_RANKS = 1_000_000  # of a list in a summary that is read
@@ -158,7 +158,7 @@ def where_time_went(run: Recorded) -> list[Picture]:
     ]
 
 
-def read_trace(run: Recorded) -> Timeline | None:
+def read_trace(run: Recorded) -> Lanes | None:
     """The timeline of trace.json, where there is one."""
     path = run.folder / "trace.json"
     if not path.exists():
@@ -179,7 +179,7 @@ def read_trace(run: Recorded) -> Timeline | None:
     return found if found.ranks else None
 
 
-def lanes_of(timeline: Timeline) -> list[Picture]:
+def lanes_of(timeline: Lanes) -> list[Picture]:
     """The last steps of all ranks."""
     colours = dict(zip(KINDS, (GREEN, PURPLE, SKY, BLUE), strict=True))
     layers = []
@@ -201,7 +201,7 @@ def lanes_of(timeline: Timeline) -> list[Picture]:
     ]
 
 
-def micro_batches(timeline: Timeline) -> list[Picture]:
+def micro_batches(timeline: Lanes) -> list[Picture]:
     """A pipeline's last step: which stage has which micro-batch when."""
     if not timeline.boxes:
         return []

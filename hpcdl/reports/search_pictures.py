@@ -1,7 +1,7 @@
 """The pictures of a search: its scores against each option, against time and trials, over rungs, and all together.
 
-Scores are those of a journal's rows (services/trial_rows.py). The best trial is orange in all pictures; trials that
-were stopped early stand apart from those that were trained as long as any.
+Scores are those of a journal's rows (search/search_log_reader.py). The best trial is orange in all pictures; trials
+that were stopped early stand apart from those that were trained as long as any.
 """
 
 import math
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from hpcdl.errors import printable
+from hpcdl.formatting import counted
 from hpcdl.reports.charts import label, scale, ticks, with_unit
 from hpcdl.reports.figures import COLOURS, HEIGHT, Key, Picture
-from hpcdl.services.importance import importance
-from hpcdl.services.trial_rows import Axis, Row, Trials, best, extent, finite
-from hpcdl.words import counted
+from hpcdl.search.importance import importance
+from hpcdl.search.search_log_reader import Axis, TrialRow, Trials, best, extent, finite
 
 BLUE, _, _, _, SKY, ORANGE, GREY = COLOURS
 MOST_OPTIONS = 12  # with a picture of their own, those that explain most
@@ -74,18 +74,18 @@ def score_axis(axes: Any, trials: Trials, scores: Iterable[float]) -> None:
     ticks(axes, "y", log)
 
 
-def name_of(row: Row) -> str:
+def name_of(row: TrialRow) -> str:
     return f"trial {row.trial}"
 
 
-def full(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+def full(rows: Iterable[TrialRow]) -> tuple[list[TrialRow], list[TrialRow]]:
     """Those that were trained as long as any, and those that were not."""
     rows = [*rows]
     most = max(extent(row.amount) for row in rows)
     return [row for row in rows if extent(row.amount) == most], [row for row in rows if extent(row.amount) < most]
 
 
-def keys_of(trials: Trials, whole: Sequence[Row], early: Sequence[Row], top: Row) -> list[Key]:
+def keys_of(trials: Trials, whole: Sequence[TrialRow], early: Sequence[TrialRow], top: TrialRow) -> list[Key]:
     found = [Key(counted(len(whole), "trial") + (", trained longest" if early else ""), BLUE, None)]
     found += [Key(f"{len(early)}, trained less", GREY, None)] if early else []
     return [*found, Key(f"the best of these, {name_of(top)}", ORANGE, None)]
@@ -94,7 +94,7 @@ def keys_of(trials: Trials, whole: Sequence[Row], early: Sequence[Row], top: Row
 # -- against options -----------------------------------------------------------------------------------------------
 
 
-def against(trials: Trials, rows: Sequence[Row], axis: Axis, place: int) -> list[Picture]:
+def against(trials: Trials, rows: Sequence[TrialRow], axis: Axis, place: int) -> list[Picture]:
     """Score against an option, of the trials in which it was active."""
     active = [row for row in rows if has(row, axis)]
     if not active:
@@ -136,7 +136,7 @@ def against(trials: Trials, rows: Sequence[Row], axis: Axis, place: int) -> list
     ]
 
 
-def has(row: Row, axis: Axis) -> bool:
+def has(row: TrialRow, axis: Axis) -> bool:
     """Whether the trial has a value of this option that can be drawn."""
     value = row.values.get(axis.name)
     return value is not None and (axis.kind == "choice" or drawable(value))
@@ -146,7 +146,7 @@ def better(trials: Trials) -> str:
     return "Higher is better." if trials.maximize else "Lower is better."
 
 
-def positions(axis: Axis) -> tuple[Callable[[Row], float], list[str]]:
+def positions(axis: Axis) -> tuple[Callable[[TrialRow], float], list[str]]:
     """Where a row stands on the axis of an option, and the names of its columns, if it has such."""
     if axis.kind != "choice":
         return lambda row: float(row.values[axis.name]), []
@@ -219,9 +219,9 @@ def so_far(trials: Trials, what: str, x: np.ndarray, score: np.ndarray) -> Pictu
 # -- over rungs ------------------------------------------------------------------------------------------------------
 
 
-def rungs(trials: Trials, rows: Sequence[Row]) -> list[Picture]:
+def rungs(trials: Trials, rows: Sequence[TrialRow]) -> list[Picture]:
     """Score against the amount of training, with a line for each trial that went on; where there are rungs."""
-    lines: list[tuple[Row, list[tuple[float, float]]]] = []
+    lines: list[tuple[TrialRow, list[tuple[float, float]]]] = []
     for row in rows:
         of = [
             (piece.amount, piece.score(trials.seeds))
@@ -272,7 +272,7 @@ def rungs(trials: Trials, rows: Sequence[Row]) -> list[Picture]:
 # -- all together ------------------------------------------------------------------------------------------------------
 
 
-def parallel(trials: Trials, rows: Sequence[Row], axes: Sequence[Axis]) -> list[Picture]:
+def parallel(trials: Trials, rows: Sequence[TrialRow], axes: Sequence[Axis]) -> list[Picture]:
     """Parallel coordinates: a trial is a line through its values and its score (Inselberg, "The plane with parallel
     coordinates", 1985)."""
     shown = axes[:MOST_AXES]
@@ -283,7 +283,7 @@ def parallel(trials: Trials, rows: Sequence[Row], axes: Sequence[Axis]) -> list[
     low, high = min(scores), max(scores)
     good = max(1, len(order) // GOOD)
 
-    def height(row: Row, axis: Axis) -> float:
+    def height(row: TrialRow, axis: Axis) -> float:
         if not has(row, axis):
             return -0.16
         if axis.kind == "choice":

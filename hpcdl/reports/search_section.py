@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hpcdl.errors import printable
+from hpcdl.formatting import counted, spent
 from hpcdl.reports import page
 from hpcdl.reports.page import Cell, Drawn
 from hpcdl.reports.search_pictures import ordered
-from hpcdl.services.importance import importance
-from hpcdl.services.trial_rows import Axis, Row, Trials, best, number_text, score_text
-from hpcdl.words import counted, spent
+from hpcdl.search.importance import importance
+from hpcdl.search.search_log_reader import Axis, TrialRow, Trials, best, number_text, score_text
 
 BEST = 20  # trials in the table
 COLUMNS = 6  # options with a column of their own
@@ -33,7 +33,7 @@ def searched(trials: Trials, drawn: Sequence[Drawn]) -> list[str]:
     return [*parts, page.figures(drawn), page.folded("What each option explains", explained(shares))]
 
 
-def about(trials: Trials, rows: Sequence[Row]) -> list[tuple[str, str]]:
+def about(trials: Trials, rows: Sequence[TrialRow]) -> list[tuple[str, str]]:
     """What was searched, and how far it is."""
     told = trials.settings
     better = "larger is better" if trials.maximize else "smaller is better"
@@ -52,7 +52,7 @@ def about(trials: Trials, rows: Sequence[Row]) -> list[tuple[str, str]]:
     return found + ([("time", spent(trials.seconds))] if trials.seconds is not None else [])
 
 
-def failures(rows: Sequence[Row]) -> list[str]:
+def failures(rows: Sequence[TrialRow]) -> list[str]:
     """How many trials failed for which reason."""
     whys = Counter(row.failed for row in rows if row.failed is not None).most_common()
     said = [f"{counted(count, 'trial')} failed: {why}" for why, count in whys[:REASONS]]
@@ -60,7 +60,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
     return said + ([f"{counted(left, 'trial')} failed for other reasons (trials.csv)"] if left else [])
 
 
-def table(trials: Trials, top: Sequence[Row], axes: Sequence[Axis], scored: int) -> str:
+def table(trials: Trials, top: Sequence[TrialRow], axes: Sequence[Axis], scored: int) -> str:
     """The best trials, a row each."""
     columns, others = axes[:COLUMNS], axes[COLUMNS:]
     rungs = any(row.amount > 0 for row in top)

@@ -46,7 +46,7 @@ class Box(NamedTuple):
 
 
 @dataclass
-class Timeline:
+class Lanes:
     """Lanes of some ranks. spans: by kind (rank's place among those shown, start, stop), in seconds from the start."""
 
     ranks: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Timeline:
     cut: bool = False
 
 
-class Cut(Exception):
+class TruncatedTrace(Exception):
     """The file ends in the middle, or holds something else than events."""
 
 
@@ -70,7 +70,7 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
         text = file.read(CHUNK)
         opened = re.search(r'"traceEvents"\s*:\s*\[', text)
         if opened is None:
-            raise Cut
+            raise TruncatedTrace
         place = opened.end()
         while True:
             while place < len(text) and text[place] in ", \t\r\n":
@@ -82,7 +82,7 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
             except (ValueError, RecursionError):
                 more = file.read(CHUNK) if len(text) - place < 4 * CHUNK else ""
                 if not more:
-                    raise Cut from None
+                    raise TruncatedTrace from None
                 text, place = text[place:] + more, 0
                 continue
             if isinstance(found, dict):
@@ -124,17 +124,17 @@ class Spans:
                 kind.append(what)
                 batch.append(micro[0])
                 chunk.append(micro[1])
-        except Cut:
+        except TruncatedTrace:
             self.cut = True
         self.start, self.stop, self.kind = np.array(start) / 1e6, np.array(stop) / 1e6, np.array(kind)
         self.batch, self.chunk = np.array(batch), np.array(chunk)
         self.rank = np.array([ranks.get(each, -1) for each in row])
 
 
-def read_timeline(path: Path) -> Timeline:
+def read_timeline(path: Path) -> Lanes:
     """What is shown of a trace; without ranks where there is nothing. May raise OSError."""
     spans = Spans(path)
-    found = Timeline(cut=spans.cut)
+    found = Lanes(cut=spans.cut)
     known = [int(rank) for rank in np.unique(spans.rank) if rank >= 0] if len(spans.rank) else []
     found.of = len(known)
     if not known:
@@ -195,7 +195,7 @@ def merged(spans: Spans, chosen: np.ndarray, ranks: list[int], begin: float, end
     return [(place, start, start + length) for place, start, length in found]
 
 
-def chart(found: Timeline, spans: Spans, leader: int, last: np.ndarray) -> None:
+def chart(found: Lanes, spans: Spans, leader: int, last: np.ndarray) -> None:
     """The micro-batches of the last step, or the last few where a step has but one."""
     micro = ((spans.kind == FORWARD) | (spans.kind == BACKWARD)) & (spans.batch >= 0) & (spans.rank >= 0)
     own = np.flatnonzero(micro & (spans.rank == leader))

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcdl.errors import UsageError, printable
-from hpcdl.reports.watching import Watched, Watching, number
+from hpcdl.formatting import clock, counted, duration
+from hpcdl.reports.watching import WatchedRun, Watching, number
 from hpcdl.runs.stopping import Budget
-from hpcdl.services.trial_rows import Row, Trials, best, is_search, read, score_text, values_text
-from hpcdl.words import clock, counted, duration
+from hpcdl.search.search_log_reader import TrialRow, Trials, best, is_search, read, score_text, values_text
 
 NEWS = 60.0  # seconds without any after which that is said
 LEAST, MOST = 7, 16  # lines of a curve
@@ -28,7 +28,7 @@ def measure(name: str, value: float) -> str:
     return f"{told} {value:.2%}" if name.endswith("accuracy") else f"{told} {value:.4g}"
 
 
-def title(name: str, run: Watched) -> str:
+def title(name: str, run: WatchedRun) -> str:
     """What the run is."""
     about = run.started
     what = about.get("program") or about.get("strategy")
@@ -42,7 +42,7 @@ def title(name: str, run: Watched) -> str:
     return f"{name}: {', '.join(parts)}" if parts else name
 
 
-def progress(run: Watched) -> str:
+def progress(run: WatchedRun) -> str:
     """How far it is: step 120 of 360 (33%), epoch 3.3 of 10."""
     word = "round" if run.rounds else "step"
     of = f" of {run.steps:,} ({min(1, run.step / run.steps):.0%})" if run.steps else ""
@@ -53,7 +53,7 @@ def progress(run: Watched) -> str:
     return said
 
 
-def quality(run: Watched) -> str:
+def quality(run: WatchedRun) -> str:
     """Loss and scores."""
     loss = run.last.get("train_loss")
     said = [f"loss {loss:.4g}"] if isinstance(loss, int | float) else []
@@ -61,7 +61,7 @@ def quality(run: Watched) -> str:
     return "  ".join(said)
 
 
-def speed(run: Watched) -> str:
+def speed(run: WatchedRun) -> str:
     """Examples, or steps, a second: over the last while, and in the mean."""
     rates = run.rates()
     if rates is None:
@@ -71,7 +71,7 @@ def speed(run: Watched) -> str:
     return f"{now} {unit} lately, {mean} in the mean"
 
 
-def outlook(run: Watched) -> list[str]:
+def outlook(run: WatchedRun) -> list[str]:
     """How it stands with the run: whether it goes on, when it will end, and whether something else ends it before."""
     state, reason = run.state()
     on = f"go on with --resume {run.folder}" if (run.folder / "checkpoint.h5").exists() else "there is no checkpoint"
@@ -100,7 +100,7 @@ def outlook(run: Watched) -> list[str]:
     return said or ["goes on"]
 
 
-def remarks(watching: Watching, run: Watched) -> list[str]:
+def remarks(watching: Watching, run: WatchedRun) -> list[str]:
     """What else there is to say: other runs, and what could not be read."""
     said = []
     if not watching.single:
@@ -126,7 +126,7 @@ def searches(watching: Watching, count: int) -> list[str]:
     return said
 
 
-def best_text(found: Trials, row: Row) -> str:
+def best_text(found: Trials, row: TrialRow) -> str:
     """A trial of a search in a line."""
     epochs = f", {counted(row.amount, 'epoch', 'g')}" if row.amount else ""
     score = f"{found.objective.replace('_', ' ')} {score_text(found, row.score, row.spread)}"
@@ -138,14 +138,14 @@ def named(folder: Path) -> str:
     return folder.name or folder.absolute().name
 
 
-def facts(watching: Watching, run: Watched) -> list[str]:
+def facts(watching: Watching, run: WatchedRun) -> list[str]:
     """The state in lines."""
     found = [title(watching.name, run), progress(run), quality(run), speed(run), *outlook(run)]
     found += [*remarks(watching, run), *searches(watching, BEST)]
     return [printable(line, kept="") for line in found if line]
 
 
-def news(watching: Watching, run: Watched) -> str:
+def news(watching: Watching, run: WatchedRun) -> str:
     """The state in one line."""
     rates = speed(run).split(" lately")[0]
     found = [f"{watching.name}: {progress(run)}", quality(run), rates, "; ".join(outlook(run)), *remarks(watching, run)]
@@ -177,7 +177,7 @@ def curve(name: str, points: list[tuple[float, float]], width: int, height: int,
     return Text(figure.build().string(colorless=True).rstrip("\n"), no_wrap=True, overflow="crop")
 
 
-def view(watching: Watching, run: Watched, console: Console) -> Any:
+def view(watching: Watching, run: WatchedRun, console: Console) -> Any:
     """All of it, for a terminal of this size."""
     lines, why = facts(watching, run), can_draw(console)
     text = [Text(lines[0], style="bold"), *map(Text, lines[1:])]

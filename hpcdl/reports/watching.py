@@ -22,7 +22,7 @@ from typing import Any
 
 from hpcdl.errors import UsageError
 from hpcdl.files import from_json
-from hpcdl.reports.lines import Lines, is_evaluation
+from hpcdl.reports.lines import MetricLines, is_evaluation
 from hpcdl.reports.load import METRICS, runs_of
 from hpcdl.runs.options import read_file
 from hpcdl.runs.stopping import Budget
@@ -46,7 +46,7 @@ SCORES = (
 )
 
 
-class Curve:
+class BoundedCurve:
     """Points of a curve, as many as can be drawn: when there are too many, each two become their mean."""
 
     def __init__(self, most: int = POINTS):
@@ -74,7 +74,7 @@ class Curve:
         return [*self.points, (sum_x / count, sum_y / count)] if count else [*self.points]
 
 
-class Watched:
+class WatchedRun:
     """A run's folder. After each `look` the attributes are what its files say; `now` is a clock of UNIX seconds."""
 
     def __init__(self, folder: Path, now: Any = time.time):
@@ -89,10 +89,10 @@ class Watched:
 
     def _over(self) -> None:
         """From the beginning of metrics.jsonl."""
-        self.lines = Lines(self.folder / METRICS)
+        self.lines = MetricLines(self.folder / METRICS)
         self.last: dict[str, Any] = {}  # what was last said of each name
         self.scores: dict[str, Any] = {}  # of the last evaluation
-        self.curves = {"loss": Curve()}
+        self.curves = {"loss": BoundedCurve()}
         self.recent: collections.deque[tuple[float, float]] = collections.deque()  # step and seconds, a second apart
         self.sent = (0.0, 0.0)  # the step of the last evaluation, and the bytes by then
         self.before = 0.0  # seconds that steps took in legs before this one
@@ -161,7 +161,7 @@ class Watched:
             self.sent = (step, number(line.get("bytes"), 0))
             name = self.score
             if name:
-                self.curves.setdefault(name, Curve()).add(step, line[name])
+                self.curves.setdefault(name, BoundedCurve()).add(step, line[name])
         else:
             self.curves["loss"].add(step, line.get("train_loss"))
         if not isinstance(seconds, int | float) or not math.isfinite(seconds):
@@ -369,7 +369,7 @@ class Watching:
         self.folders, self.now = [*folders], now
         self.runs = runs_of(self.folders)  # here: a folder without a run is refused
         self.single = len(self.runs) == 1
-        self.name, self.run = "", None  # type: str, Watched | None
+        self.name, self.run = "", None  # type: str, WatchedRun | None
         self.done = 0
 
     def look(self) -> bool:
@@ -380,6 +380,6 @@ class Watching:
             self.done = sum((folder / "summary.json").exists() for folder in self.runs.values())
             name = max(self.runs, key=lambda name: last_change(self.runs[name]) or 0)
             if self.run is None or self.runs[name] != self.run.folder:
-                self.name, self.run = name, Watched(self.runs[name], self.now)
+                self.name, self.run = name, WatchedRun(self.runs[name], self.now)
         self.single = len(self.runs) == 1
         return self.run.look()

@@ -13,8 +13,8 @@ was seen, once to a memory and as often as it is learned from to a learner. --re
 and saves the second.
 
 The learner learns from --train-every environment steps an update, and whoever is too fast waits: actors for leave to
-send (feed.py), the learner for its sample (`learner_waited_seconds`). With `free` nobody waits for such a ratio, as in
-the paper: the learner makes as many updates as it can, and the run ends after so many environment steps.
+send (transition_stream.py), the learner for its sample (`learner_waited_seconds`). With `free` nobody waits for such a
+ratio, as in the paper: the learner makes as many updates as it can, and the run ends after so many environment steps.
 
 (Horgan et al., "Distributed prioritized experience replay", ICLR 2018)
 """
@@ -26,32 +26,32 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.comm.failure import refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.comm.trace import Traffic
 from hpcdl.errors import AgreedError, TrainingError
+from hpcdl.faults import inject
 from hpcdl.kernels.device import CPU, Array
+from hpcdl.models.model_wrapper import plain
 from hpcdl.optim import Optimizer
 from hpcdl.rl.agent import Epsilon, Learner
+from hpcdl.rl.agent_state import ByReturn, loose, part
 from hpcdl.rl.dqn import FIXED, fixed
-from hpcdl.rl.feed import Feeder, Intake
-from hpcdl.rl.held import ByReturn, loose, part
-from hpcdl.rl.kept_replay import place, take_back, write
-from hpcdl.rl.publishing import Publisher, Receiver
+from hpcdl.rl.parameter_broadcast import Publisher, Receiver
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.remote_actor import act, made_actor, made_recorder
 from hpcdl.rl.replay import Sample
-from hpcdl.rl.roles import Roles
-from hpcdl.rl.shards import AHEAD, Form, LocalShard, Memory, RemoteShard, Wanted
-from hpcdl.rl.tally import COUNTS, ByKind, Tally
-from hpcdl.rl.task import Task
-from hpcdl.runs import inject
-from hpcdl.runs.held import Whole
+from hpcdl.rl.replay_checkpoint import place, take_back, write
+from hpcdl.rl.roles import RLRoles
+from hpcdl.rl.shards import AHEAD, LocalShard, RemoteShard, SampleFormat, ShardServer, Wanted
+from hpcdl.rl.tally import COUNTS, ByKind, RankCounts
+from hpcdl.rl.task import EnvironmentTask
+from hpcdl.rl.transition_stream import Feeder, Intake
+from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
-from hpcdl.runs.state import Same, Tracked
-from hpcdl.runs.wrapped import plain
 
 FAILED, REFUSED = 1, 2
 OTHERS = -10  # less a learner's number: in the place of a rank that tells, for what that learner knows
@@ -60,18 +60,18 @@ OTHERS = -10  # less a learner's number: in the place of a rank that tells, for 
 def train(
     comm: Communicator,
     model: Any,
-    task: Task,
+    task: EnvironmentTask,
     optimizer: Optimizer,
     run: Run,
     environments: Any,
     replay: Any,
-    roles: Roles,
+    roles: RLRoles,
 ) -> Array:
     """What the learners do, which are `comm`; run.everyone are all ranks. Returns the parameters."""
     options: Any = run.options
     everyone, network = run.everyone, plain(model)
     by_kind = ByKind(everyone.traffic)
-    tally = Tally(by_kind)
+    tally = RankCounts(by_kind)
     with by_kind("parameters"):
         parameters = run.initial(network)
     target = parameters.copy() if options.target_every else None
@@ -124,8 +124,8 @@ class Learners:
         parameters: Array,
         target: Array | None,
         replay: Any,
-        roles: Roles,
-        tally: Tally,
+        roles: RLRoles,
+        tally: RankCounts,
         there: int = 0,
     ):
         self.comm, self.everyone, self.model, self.run = comm, run.everyone, model, run
@@ -159,7 +159,7 @@ class Learners:
             )
             save = partial(kept, self.run.folder.path, replay, rank)
             return {rank: LocalShard(intake, options.prioritized, self.run.random, save)}
-        form = Form(self.network.shape, self.run.data.environment["dtype"])
+        form = SampleFormat(self.network.shape, self.run.data.environment["dtype"])
         heard = self.tally.take if self.comm.rank == 0 else ignored
         return {each: RemoteShard(self.everyone, each, form, self.by_kind, heard) for each in self.roles.memories}
 
@@ -283,7 +283,7 @@ class OnLearners(ByReturn, Whole):
     """All learners hold the same parameters, and the same target network; the first knows what all ranks have done."""
 
     def __init__(
-        self, model: Any, parameters: Array, optimizer: Optimizer, target: Array | None, tally: Tally, batch: int
+        self, model: Any, parameters: Array, optimizer: Optimizer, target: Array | None, tally: RankCounts, batch: int
     ):
         super().__init__(model, parameters, optimizer)
         self.target, self.tally, self.of_actors, self.batch = target, tally, dict[str, np.ndarray](), batch
@@ -335,11 +335,11 @@ class OnLearners(ByReturn, Whole):
 # -- what the others do ----------------------------------------------------------------------------------------------
 
 
-def assist(comm: Communicator, network: QNetwork, run: Run, environments: Any, replay: Any, roles: Roles) -> None:
+def assist(comm: Communicator, network: QNetwork, run: Run, environments: Any, replay: Any, roles: RLRoles) -> None:
     """What memories and actors do; `comm` are all ranks. Raises what the learners raise, who say why."""
     status, folder, step = begun(comm)
     if not status:
-        tally = Tally(ByKind(comm.traffic))
+        tally = RankCounts(ByKind(comm.traffic))
         filled(comm, run, replay)
         if comm.rank in roles.memories:
             status = remember(comm, run, replay, roles, tally, folder)
@@ -367,11 +367,11 @@ def kept(folder: Path | None, replay: Any, rank: int) -> None:
         write(replay, place(folder, rank))
 
 
-def remember(comm: Communicator, run: Run, replay: Any, roles: Roles, tally: Tally, folder: Path | None) -> int:
+def remember(comm: Communicator, run: Run, replay: Any, roles: RLRoles, tally: RankCounts, folder: Path | None) -> int:
     """What a memory does; returns the status with which the learners have ended."""
     assert tally.by_kind is not None
     intake = Intake(comm, roles.actors_of(comm.rank), roles.envs, replay, tally, tally.by_kind)
-    memory = Memory(comm, intake, list(roles.learners), run.random, partial(kept, folder, replay, comm.rank))
+    memory = ShardServer(comm, intake, list(roles.learners), run.random, partial(kept, folder, replay, comm.rank))
     inject.arm(run)
     with run.stopwatch.step("serve"):
         memory.serve()
@@ -379,7 +379,7 @@ def remember(comm: Communicator, run: Run, replay: Any, roles: Roles, tally: Tal
 
 
 def explore(
-    comm: Communicator, network: QNetwork, run: Run, environments: Any, roles: Roles, tally: Tally, step: int
+    comm: Communicator, network: QNetwork, run: Run, environments: Any, roles: RLRoles, tally: RankCounts, step: int
 ) -> int:
     """What an actor does; returns the status with which the learners have ended."""
     options: Any = run.options

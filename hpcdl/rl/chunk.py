@@ -103,7 +103,7 @@ def bytes_at_most(steps: int, streams: int, n_step: int, frame_bytes: int) -> in
     return 8 * HEADER + sum(map(padded, parts))
 
 
-class Recorder:
+class ChunkRecorder:
     """An actor's last steps, until they are sent: `steps` of each of its streams are a chunk.
 
     The rest as of Replay: a small one holds what the priorities are computed from.

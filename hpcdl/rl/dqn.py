@@ -14,19 +14,25 @@ from typing import Any
 
 from hpcdl.comm import Communicator
 from hpcdl.kernels.device import Array
+from hpcdl.models.model_wrapper import plain
 from hpcdl.optim import Optimizer
 from hpcdl.rl.agent import Actor, Epsilon, Learner
-from hpcdl.rl.held import Acting
+from hpcdl.rl.agent_state import Acting
 from hpcdl.rl.q_network import QNetwork
-from hpcdl.rl.task import Task
+from hpcdl.rl.task import EnvironmentTask
 from hpcdl.runs.run import Run
-from hpcdl.runs.wrapped import plain
 
 FIXED = ("env", "env_options", "envs", "environment_steps_per_step", "gamma", "n_step", "replay")
 
 
 def train(
-    comm: Communicator, model: Any, task: Task, optimizer: Optimizer, run: Run, environments: Any, replay: Any
+    comm: Communicator,
+    model: Any,
+    task: EnvironmentTask,
+    optimizer: Optimizer,
+    run: Run,
+    environments: Any,
+    replay: Any,
 ) -> Array:
     """Learn in `environments`, whose transitions go into `replay`; returns the parameters.
 
@@ -80,7 +86,7 @@ def train(
     return parameters
 
 
-def fixed(task: Task, options: Any) -> dict:
+def fixed(task: EnvironmentTask, options: Any) -> dict:
     """Of a run's summary, what it is about."""
     return {
         "env": task.name,

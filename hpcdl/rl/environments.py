@@ -11,7 +11,7 @@ wherever it runs, and however the environments are divided among actors.
 
 One that raises is made anew, its episode is cut at what it has shown last, with the reward 0, and it is counted. Three
 times in a row without a step between end the run.
-(--env's names: making.py)
+(--env's names: environment_factory.py)
 """
 
 import contextlib
@@ -24,12 +24,12 @@ import numpy as np
 
 from hpcdl.errors import TrainingError, UsageError, blamed_on, reason
 from hpcdl.random import Random
-from hpcdl.rl.making import actions_of, first_of, maker, viewer
+from hpcdl.rl.environment_factory import actions_of, first_of, maker, viewer
 
 PATIENCE = 3  # times in a row that an environment may raise, less one
 
 
-class Episode(NamedTuple):
+class EpisodeReturn(NamedTuple):
     """The sum of an episode's rewards, as they are, not clipped, and its steps."""
 
     return_: float
@@ -76,7 +76,7 @@ class Environments:
         if count < 1:
             raise UsageError(f"--envs must be 1 or more, not {count}")
         self.random = Random(seed)
-        self.finished: list[Episode] = []
+        self.finished: list[EpisodeReturn] = []
         self.restarts, self.failures = 0, np.zeros(count, np.int64)
         self.episodes = np.zeros(count, np.int64)
         self.returns, self.lengths = np.zeros(count), np.zeros(count, np.int64)
@@ -138,7 +138,7 @@ class Environments:
             if final is now:
                 final = np.zeros_like(now)
             final[i] = array
-            self.finished.append(Episode(float(self.returns[i]), int(self.lengths[i])))
+            self.finished.append(EpisodeReturn(float(self.returns[i]), int(self.lengths[i])))
             if failed is not None:
                 self.made_anew(i, failed)
             now[i] = self.begun(i)

@@ -25,41 +25,41 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.checkpoint.state import Tracked
 from hpcdl.comm import Communicator
 from hpcdl.comm.failure import refuse_together
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.kernels.norm import sum_of_squares
+from hpcdl.models.model_wrapper import plain
 from hpcdl.optim import Optimizer
+from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
+from hpcdl.parameter_server.run_on_servers import Keeper, OnServers, asked
+from hpcdl.parameter_server.step_coordinator import LedStore
+from hpcdl.parameter_server.store_messages import Push
 from hpcdl.rl.agent import Actor, Epsilon, Learner
+from hpcdl.rl.agent_state import ByReturn, loose, part
 from hpcdl.rl.dqn import FIXED, fixed
-from hpcdl.rl.feed import Feeder, Intake
-from hpcdl.rl.held import ByReturn, loose, part
-from hpcdl.rl.kept_replay import keep, take_back
 from hpcdl.rl.outliers import Outliers
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.remote_actor import act, failing_alone, made_actor, made_recorder
-from hpcdl.rl.roles import Roles
-from hpcdl.rl.tally import ByKind, Tally
-from hpcdl.rl.task import Task
+from hpcdl.rl.replay_checkpoint import keep, take_back
+from hpcdl.rl.roles import RLRoles
+from hpcdl.rl.tally import ByKind, RankCounts
+from hpcdl.rl.task import EnvironmentTask
+from hpcdl.rl.transition_stream import Feeder, Intake
 from hpcdl.runs.run import Run
-from hpcdl.runs.state import Tracked
-from hpcdl.runs.wrapped import plain
-from hpcdl.services.lead import LedStore
-from hpcdl.services.on_servers import Keeper, OnServers, asked
-from hpcdl.services.parameter_store import ParameterStore, cut_slices
-from hpcdl.services.store_messages import Push
 from hpcdl.strategies.parameter_server import Updates
 
 
 def train(
     comm: Communicator,
     model: Any,
-    task: Task,
+    task: EnvironmentTask,
     optimizer: Optimizer,
     run: Run,
     environments: Any,
     replay: Any,
-    roles: Roles,
+    roles: RLRoles,
 ) -> None:
     """Learn on all ranks of `comm`, each by its role. The options are those of the program."""
     options: Any = run.options
@@ -69,7 +69,7 @@ def train(
     cut = cut_slices(network.size, servers)[comm.rank] if serves else slice(0, 0)
     optimizer = optimizer.of_size(cut.stop - cut.start)
     by_kind = ByKind(comm.traffic)
-    tally = Tally(by_kind)
+    tally = RankCounts(by_kind)
     whole = CPU.array(network.initialize(run.random)) if comm.rank == 0 else None
     pulled: Any = None if serves else network.device.empty(network.size, network.dtype)
     keeper = Counting(run, tally, roles.servers) if comm.rank == 0 else None
@@ -128,9 +128,9 @@ class Bundle:
         run: Run,
         environments: Any,
         replay: Any,
-        roles: Roles,
+        roles: RLRoles,
         parameters: Array,
-        tally: Tally,
+        tally: RankCounts,
         by_kind: ByKind,
     ):
         self.comm, self.store, self.model, self.run, self.replay = comm, store, model, run, replay
@@ -247,9 +247,9 @@ def act_apart(
     network: QNetwork,
     run: Run,
     environments: Any,
-    roles: Roles,
+    roles: RLRoles,
     parameters: Array,
-    tally: Tally,
+    tally: RankCounts,
     by_kind: ByKind,
 ) -> None:
     """What an actor on a rank of its own does: it looks at the parameters, acts, and sends what it sees."""
@@ -303,13 +303,13 @@ class Discarding(Updates):
 class Counting(Keeper):
     """Leads the store, and knows what the others have done."""
 
-    def __init__(self, run: Run, tally: Tally, servers: range):
+    def __init__(self, run: Run, tally: RankCounts, servers: range):
         super().__init__(run)
         self.tally, self.servers = tally, servers
 
     def begin(self, store: LedStore, step: int) -> None:
         super().begin(store, step)
-        self.beside = Tally.length
+        self.beside = RankCounts.length
 
     def told(self, rank: int, numbers: np.ndarray) -> None:
         self.tally.take(rank, numbers)
@@ -334,7 +334,7 @@ class OnServersActing(ByReturn, OnServers):
     """Parameters on servers, which are judged by the returns of episodes."""
 
     def __init__(
-        self, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool, keeper: Any, tally: Tally
+        self, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool, keeper: Any, tally: RankCounts
     ):
         super().__init__(model, parameters, optimizer, works, keeper)
         self.tally, self.of_actors = tally, dict[str, np.ndarray]()

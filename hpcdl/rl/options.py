@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hpcdl.errors import UsageError
-from hpcdl.own import setting
+from hpcdl.plugins import setting
 from hpcdl.rl.agent import Epsilon
 from hpcdl.rl.q_network import delta_of
-from hpcdl.rl.roles import Roles, alone
+from hpcdl.rl.roles import RLRoles, alone
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import LONGEST, Options, option
 
@@ -83,7 +83,7 @@ class RLOptions(Options):
                 "for all copies act together"
             )
 
-    def roles(self, size: int) -> Roles:
+    def roles(self, size: int) -> RLRoles:
         """Which of so many ranks do what. Raises UsageError where they, or other options, do not go together so."""
         for name in ("evaluate_every", "checkpoint_every"):
             if getattr(self, name) % self.per_step:
@@ -93,7 +93,7 @@ class RLOptions(Options):
                 )
         return alone(self.envs)
 
-    def check_apart(self, roles: Roles) -> None:
+    def check_apart(self, roles: RLRoles) -> None:
         """Raise UsageError where the ranks that remember never hold enough, or a step of all is too long."""
         room = sum(roles.room(each, self.replay) - roles.streams(each) * (self.n_step + 2) for each in roles.memories)
         for name in ("batch_size", "learning_starts"):

@@ -26,12 +26,12 @@ from hpcdl.kernels import td
 from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.memory import available
 from hpcdl.models import DTYPES, parse_model
-from hpcdl.models.group import Group
+from hpcdl.models.group import LayerGroup
 from hpcdl.models.layered import FlatWeights, Layered
 from hpcdl.models.layers import Dense, Layer, dense_layers
 from hpcdl.models.losses import LOSSES, Loss
 from hpcdl.models.pool import Pool
-from hpcdl.own import of_torch
+from hpcdl.plugins import of_torch
 from hpcdl.random import Random
 
 DUELING = "dueling"
@@ -153,7 +153,7 @@ class ChosenAction(Loss):
         self.target, self.delta = pool.dtype, delta
         td.ready(pool.dtype)
 
-    def forward(self, w: Sequence[Array], z: Array, group: Group, y: Any) -> tuple[tuple[float, float], Array]:
+    def forward(self, w: Sequence[Array], z: Array, group: LayerGroup, y: Any) -> tuple[tuple[float, float], Array]:
         """(sum of losses, sum of squared errors) and what backward needs; y: the batch."""
         device, dz = self.pool.device, self.pool.take(*z.shape)
         q, slopes = device.host(z), device.host(dz)
@@ -176,7 +176,7 @@ class Dueling(Layer):
         super().__init__(name, pool, dict(shapes))
         self.width, self.actions = width, actions
 
-    def output_shape(self, rows: int, group: Group) -> tuple[int, int]:
+    def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, int]:
         """The shape of Q for so many observations."""
         return rows, self.actions
 
@@ -185,7 +185,7 @@ class Dueling(Layer):
         for tensor, random in zip(w, generators, strict=True):
             tensor[...] = random.standard_normal(tensor.shape) / math.sqrt(self.width) if tensor.ndim == 2 else 0
 
-    def forward(self, w: Sequence[Array], x: Array, group: Group) -> tuple[Array, Any]:
+    def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
         """Q and what backward needs."""
         value, value_bias, advantage, advantage_bias = w
         y = self.pool.take(len(x), self.actions)
@@ -195,7 +195,7 @@ class Dueling(Layer):
         y += x[:, : self.width] @ value + value_bias
         return y, (x, y)
 
-    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: Group) -> Array:
+    def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
         """dx; the gradients by the tensors are added to g."""
         x, _ = saved
         of_value = dy.sum(axis=1, keepdims=True)
@@ -274,5 +274,5 @@ def torch_values(spec: str, shape: tuple[int, ...], actions: int, dtype: str, de
     """The module that torch:package.module:function makes, whose outputs are the values of actions."""
     offered = {"features": shape, "classes": actions, "outputs": (), "dtype": dtype, "device": device}
     # By its name: PyTorch is imported by nobody who does not ask for it.
-    model = importlib.import_module("hpcdl.torch.making").make_torch_model(spec, offered)
+    model = importlib.import_module("hpcdl.torch.module_factory").make_torch_model(spec, offered)
     return importlib.import_module("hpcdl.rl.torch_values").TorchValues(model, shape, actions, delta)

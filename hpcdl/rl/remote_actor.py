@@ -4,7 +4,7 @@
         parameters <- the newest
         act until a chunk is full
         priorities <- |TD errors| of its transitions by these parameters      Ape-X; else none
-        send the chunk, when there is leave to                                feed.py
+        send the chunk, when there is leave to                                transition_stream.py
 
 (Nair et al., "Massively parallel methods for deep reinforcement learning", 2015; Horgan et al., "Distributed
 prioritized experience replay", ICLR 2018)
@@ -20,12 +20,12 @@ from hpcdl.errors import LoneError, TrainingError
 from hpcdl.kernels.device import Array
 from hpcdl.random import Random
 from hpcdl.rl.agent import Actor, Learner
-from hpcdl.rl.chunk import Recorder
+from hpcdl.rl.chunk import ChunkRecorder
 from hpcdl.rl.environments import Environments
-from hpcdl.rl.feed import Feeder
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.replay import Sample
-from hpcdl.rl.tally import Tally
+from hpcdl.rl.tally import RankCounts
+from hpcdl.rl.transition_stream import Feeder
 from hpcdl.runs.run import Run
 
 
@@ -38,9 +38,9 @@ def failing_alone() -> Iterator[None]:
         raise LoneError(str(error)) from error
 
 
-def made_recorder(options: Any, environments: Environments) -> Recorder:
+def made_recorder(options: Any, environments: Environments) -> ChunkRecorder:
     """For chunks of so many steps as the options say."""
-    return Recorder(
+    return ChunkRecorder(
         options.chunk,
         environments.shape,
         environments.dtype,
@@ -71,9 +71,9 @@ def errors_of(network: QNetwork, parameters: Array, transitions: Sample) -> np.n
 def act(
     run: Run,
     actor: Actor,
-    recorder: Recorder,
+    recorder: ChunkRecorder,
     feeder: Feeder,
-    tally: Tally,
+    tally: RankCounts,
     newest: Callable[[int], Array],
     epsilon: Callable[[], Any],
     priorities: bool = False,

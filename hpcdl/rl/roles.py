@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from hpcdl.chunks import chunks
 from hpcdl.errors import UsageError
-from hpcdl.words import counted
+from hpcdl.formatting import counted
 
 NOBODY = range(0)
 
 
-class Roles(NamedTuple):
+class RLRoles(NamedTuple):
     """The ranks of each role, as ranges; a rank may be in several. envs: copies on each rank that acts."""
 
     servers: range
@@ -55,19 +55,19 @@ class Roles(NamedTuple):
         return cut.stop - cut.start
 
 
-def alone(envs: int) -> Roles:
+def alone(envs: int) -> RLRoles:
     """One rank does it all."""
-    return Roles(NOBODY, range(1), range(1), range(1), envs)
+    return RLRoles(NOBODY, range(1), range(1), range(1), envs)
 
 
-def bundles(size: int, servers: int, envs: int) -> Roles:
+def bundles(size: int, servers: int, envs: int) -> RLRoles:
     """Parameter servers, and ranks that do all else. Raises UsageError where none is left."""
     check("bundle", size, {"parameter server": servers}, 1)
     rest = range(servers, size)
-    return Roles(range(servers), rest, rest, rest, envs)
+    return RLRoles(range(servers), rest, rest, rest, envs)
 
 
-def apart(size: int, servers: int, learners: int, actors: int, envs: int) -> Roles:
+def apart(size: int, servers: int, learners: int, actors: int, envs: int) -> RLRoles:
     """Parameter servers, learners, which remember, and actors; a count of 0 is what is left over."""
     if not learners:
         learners = max(1, size - servers - actors)
@@ -80,10 +80,10 @@ def apart(size: int, servers: int, learners: int, actors: int, envs: int) -> Rol
         )
     if len(acting) < learners:
         raise UsageError(f"--learners {learners}: each needs an actor, and there are {len(acting)}")
-    return Roles(range(servers), learning, learning, acting, envs)
+    return RLRoles(range(servers), learning, learning, acting, envs)
 
 
-def sharded(size: int, learners: int, replays: int, actors: int, envs: int) -> Roles:
+def sharded(size: int, learners: int, replays: int, actors: int, envs: int) -> RLRoles:
     """Learners, replay memories (0: the learners', one each) and actors (0: the ranks that are left over)."""
     check("actor", size, {"learner": learners, "replay": replays}, actors or 1)
     acting = range(learners + replays, size)
@@ -98,7 +98,7 @@ def sharded(size: int, learners: int, replays: int, actors: int, envs: int) -> R
             f"{len(memories)} ranks that remember need as many actors, and there are {len(acting)}: "
             f"take fewer --{'replays' if replays else 'learners'}"
         )
-    return Roles(NOBODY, range(learners), memories, acting, envs)
+    return RLRoles(NOBODY, range(learners), memories, acting, envs)
 
 
 def check(what: str, size: int, others: dict[str, int], least: int) -> None:

@@ -10,7 +10,7 @@ A learner asks AHEAD samples in advance, so that drawing and sending go on while
 much late. Each shard is drawn from by its own priorities, as much as any other, which for shards of equal size and sum
 is what one memory would draw.
 
-`RemoteShard` asks, `Memory` answers; `LocalShard` is a memory on the learner's own rank, to which nothing travels.
+`RemoteShard` asks, `ShardServer` answers; `LocalShard` is a memory on the learner's own rank, to which nothing travels.
 
 (Horgan et al., "Distributed prioritized experience replay", ICLR 2018)
 """
@@ -25,25 +25,25 @@ import numpy as np
 from hpcdl.comm import Communicator
 from hpcdl.comm.inbox import Inbox
 from hpcdl.comm.requests import Request
+from hpcdl.parameter_server.store_messages import new_header, numbers
 from hpcdl.random import Random
 from hpcdl.rl.chunk import bounded, padded
-from hpcdl.rl.feed import Intake
 from hpcdl.rl.replay import Replay, Sample
-from hpcdl.rl.tally import ByKind, Tally
-from hpcdl.services.store_messages import new_header, numbers
+from hpcdl.rl.tally import ByKind, RankCounts
+from hpcdl.rl.transition_stream import Intake
 
 AHEAD = 2  # samples that a learner asks for in advance
 
 ASKED = numbers("operation", "rows", "beta", "key", "beyond", "allowed", "status")
 
 
-class Operation(IntEnum):
+class ShardOperation(IntEnum):
     """What a learner wants: a sample (of 0 rows: to hear how far it is), new priorities, the memory kept, an end."""
 
     SAMPLE, PRIORITIES, KEEP, CLOSE = range(4)
 
 
-class Tag(IntEnum):
+class ShardTag(IntEnum):
     """Whose message it is; those of a feed are smaller."""
 
     ASKED, SERIALS, ERRORS, TOLD, SAMPLE = range(31, 36)
@@ -59,7 +59,7 @@ class Wanted(NamedTuple):
     allowed: float
 
 
-class Form:
+class SampleFormat:
     """How a sample of so many rows travels: one vector of bytes, each array from a multiple of 8 bytes on."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any):
@@ -102,7 +102,12 @@ class RemoteShard:
     """What a learner knows of a memory on another rank. heard(tally message): is given what it tells."""
 
     def __init__(
-        self, comm: Communicator, rank: int, form: Form, by_kind: ByKind, heard: Callable[[int, np.ndarray], None]
+        self,
+        comm: Communicator,
+        rank: int,
+        form: SampleFormat,
+        by_kind: ByKind,
+        heard: Callable[[int, np.ndarray], None],
     ):
         self.comm, self.rank, self.form, self.by_kind, self.heard = comm, rank, form, by_kind, heard
         self.coming: deque[tuple[Wanted, np.ndarray, np.ndarray, list[Request]]] = deque()
@@ -110,10 +115,13 @@ class RemoteShard:
 
     def ask(self, wanted: Wanted) -> None:
         """For a sample, which `take` gives when it has come."""
-        told, message = np.empty(1 + Tally.length), self.form.empty(wanted.rows)
-        requests = [self.comm.iwait(told, self.rank, Tag.TOLD), self.comm.iwait(message, self.rank, Tag.SAMPLE)]
+        told, message = np.empty(1 + RankCounts.length), self.form.empty(wanted.rows)
+        requests = [
+            self.comm.iwait(told, self.rank, ShardTag.TOLD),
+            self.comm.iwait(message, self.rank, ShardTag.SAMPLE),
+        ]
         self.coming.append((wanted, told, message, requests))
-        self._say(Operation.SAMPLE, **wanted._asdict())
+        self._say(ShardOperation.SAMPLE, **wanted._asdict())
 
     @property
     def ready(self) -> bool:
@@ -128,28 +136,28 @@ class RemoteShard:
 
     def update(self, sample: Sample, errors: np.ndarray) -> None:
         """The |TD errors| of its rows become priorities."""
-        self._say(Operation.PRIORITIES, rows=len(errors))
-        pairs = (sample.serial, Tag.SERIALS), (bounded(errors), Tag.ERRORS)
+        self._say(ShardOperation.PRIORITIES, rows=len(errors))
+        pairs = (sample.serial, ShardTag.SERIALS), (bounded(errors), ShardTag.ERRORS)
         with self.by_kind("priorities"):
             self.sending += [self.comm.ipush(np.ascontiguousarray(each), self.rank, tag) for each, tag in pairs]
 
     def keep(self) -> None:
         """Let it be written beside the checkpoint."""
-        self._say(Operation.KEEP)
+        self._say(ShardOperation.KEEP)
 
     def close(self, status: int) -> None:
         """No more is asked; returns when what was has been answered."""
-        self._say(Operation.CLOSE, status=status)
+        self._say(ShardOperation.CLOSE, status=status)
         self.comm.wait_until(lambda: all(each.done for *_, requests in self.coming for each in requests), patient=True)
         self.comm.wait_until(lambda: all(each.done for each in self.sending))
         if self.coming:
             self.heard(self.rank, self.coming[-1][1][1:])
 
-    def _say(self, operation: Operation, **more: float) -> None:
+    def _say(self, operation: ShardOperation, **more: float) -> None:
         header = new_header(ASKED, operation=operation, **more).reshape(1).view("f8")
         self.sending = [each for each in self.sending if not each.done]
         with self.by_kind("control"):
-            self.sending.append(self.comm.ipush(header, self.rank, Tag.ASKED))
+            self.sending.append(self.comm.ipush(header, self.rank, ShardTag.ASKED))
 
 
 class LocalShard:
@@ -192,7 +200,7 @@ def drawn(wanted: Wanted, replay: Replay, random: Random) -> Sample | None:
     return replay.sample(wanted.rows, wanted.beta, random("sample", wanted.key)) if wanted.rows else None
 
 
-class Memory:
+class ShardServer:
     """The other side: serves the shard that `intake` fills to the ranks `learners`, until all have closed.
 
     save(): writes the memory. status: the largest with which a learner has closed.
@@ -203,8 +211,8 @@ class Memory:
     ):
         self.comm, self.intake, self.random, self.save = comm, intake, random, save
         self.replay, self.by_kind, self.first = intake.replay, intake.by_kind, learners[0]
-        self.form = Form(self.replay.shape, self.replay.dtype)
-        self.inbox = Inbox(comm, Tag.ASKED, learners, len(ASKED), "f8")  # type: ignore[arg-type]
+        self.form = SampleFormat(self.replay.shape, self.replay.dtype)
+        self.inbox = Inbox(comm, ShardTag.ASKED, learners, len(ASKED), "f8")  # type: ignore[arg-type]
         self.waiting: dict[int, deque[Wanted]] = {learner: deque() for learner in learners}
         self.open, self.status = set(learners), 0
         self.sending: list[Request] = []
@@ -230,20 +238,20 @@ class Memory:
 
     def _note(self, learner: int, asked: np.ndarray) -> None:
         operation = asked["operation"]
-        if operation == Operation.CLOSE:
+        if operation == ShardOperation.CLOSE:
             self.open.discard(learner)
             self.status = max(self.status, int(asked["status"]))
             while self.waiting[learner]:
                 self._answer(learner, self.waiting[learner].popleft()._replace(rows=0))
             return
-        if operation == Operation.SAMPLE:
+        if operation == ShardOperation.SAMPLE:
             rows, key = int(asked["rows"]), int(asked["key"])
             beta, beyond, allowed = (float(asked[name]) for name in ("beta", "beyond", "allowed"))
             self.waiting[learner].append(Wanted(rows, beta, key, beyond, allowed))
             self.intake.allow(float(asked["allowed"]))
-        elif operation == Operation.PRIORITIES:
+        elif operation == ShardOperation.PRIORITIES:
             serials, errors = np.empty(int(asked["rows"]), np.int64), np.empty(int(asked["rows"]), np.float32)
-            for array, tag in ((serials, Tag.SERIALS), (errors, Tag.ERRORS)):
+            for array, tag in ((serials, ShardTag.SERIALS), (errors, ShardTag.ERRORS)):
                 self.comm.iwait(array, learner, tag).wait(doze=True)
             self.replay.update(serials % self.replay.capacity, serials, errors)
         else:
@@ -255,10 +263,10 @@ class Memory:
         if learner == self.first:
             told = np.concatenate([[self.intake.steps], tally.packed()])
         else:  # returns are told once
-            told = np.concatenate([[self.intake.steps], np.zeros(Tally.length)])
+            told = np.concatenate([[self.intake.steps], np.zeros(RankCounts.length)])
         sample = drawn(wanted, self.replay, self.random)
         message = np.empty(0, np.uint8) if sample is None else self.form.packed(sample)
         self.sending = [each for each in self.sending if not each.done]
         with self.by_kind("samples" if wanted.rows else "control"):
-            self.sending.append(self.comm.ipush(told, learner, Tag.TOLD))
-            self.sending.append(self.comm.ipush(message, learner, Tag.SAMPLE))
+            self.sending.append(self.comm.ipush(told, learner, ShardTag.TOLD))
+            self.sending.append(self.comm.ipush(message, learner, ShardTag.SAMPLE))

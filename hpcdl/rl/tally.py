@@ -55,7 +55,7 @@ class ByKind:
         return self.traffic.bytes - sum(self.sent.values())
 
 
-class Tally:
+class RankCounts:
     """Of this rank and of those that have told it. by_kind: what this rank has sent; None: it does not say."""
 
     length = NUMBERS + SLOTS

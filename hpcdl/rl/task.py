@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.chunks import chunks
-from hpcdl.data.meaning import Meaning
+from hpcdl.data.schema import Meaning
 from hpcdl.kernels.device import Array, Device
 from hpcdl.rl.q_network import QNetwork
 
@@ -28,7 +28,7 @@ class Episode(NamedTuple):
     length: int
 
 
-class Nothing:
+class NoRows:
     """The rows of a data set, of which there are none."""
 
     def __init__(self, width: tuple[int, ...]):
@@ -38,7 +38,7 @@ class Nothing:
         return np.zeros((0, *self.width)), np.zeros(0, np.int64)
 
 
-class Task:
+class EnvironmentTask:
     """The environment that `make` makes copies of; `name` is what --env says, `settings` what --env-options do.
 
     environments: some of them, which tell what an observation is and how many actions there are.
@@ -56,7 +56,7 @@ class Task:
         self.make, self.episodes = make, episodes
         self.features, self.classes = tuple(environments.shape), int(environments.actions)
         self.meaning, self.statistics = Meaning(), {}  # type: Meaning, dict[str, np.ndarray]
-        self.train = Nothing(self.features)
+        self.train = NoRows(self.features)
         self.environment = {
             "name": name,
             "options": settings,

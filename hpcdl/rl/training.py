@@ -1,4 +1,4 @@
-"""From a command line to a run of reinforcement learning: what the programs of it share (services/training.py).
+"""From a command line to a run of reinforcement learning: what the programs of it share (launch/training.py).
 
     TRAINING = Learning("train-dqn", RLOptions, __doc__, train, ranks=1)
     TRAINING.main()
@@ -7,7 +7,7 @@ calls `train(comm, model, task, optimizer, run, environments, replay)`, and wher
 roles, too (roles.py).
 """
 
-from hpcdl.services.training import Training  # first: it takes over the signals before MPI starts
+from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
 
 # isort: split
 from collections.abc import Callable
@@ -20,25 +20,25 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 from hpcdl.comm import Communicator, refuse_together
+from hpcdl.faults.straggler import slowed
 from hpcdl.kernels.device import open_device
+from hpcdl.launch.training import local_rank
 from hpcdl.rl.environments import Environments
 from hpcdl.rl.options import RLOptions
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.replay import Replay
-from hpcdl.rl.roles import Roles
-from hpcdl.rl.task import Task
-from hpcdl.runs.legs import measured
+from hpcdl.rl.roles import RLRoles
+from hpcdl.rl.task import EnvironmentTask
 from hpcdl.runs.run import Run
-from hpcdl.runs.straggler import slowed
+from hpcdl.runs.segments import measured
 from hpcdl.runs.summary import conclude
-from hpcdl.services.training import local_rank
 
 SMALL = 1_000_000  # parameters
 
 
-def opened_task(options: RLOptions, environments: Environments) -> Task:
+def opened_task(options: RLOptions, environments: Environments) -> EnvironmentTask:
     """The environment as the run sees it."""
-    return Task(
+    return EnvironmentTask(
         options.env, options.settings, partial(copies, options.env, options.settings), environments, options.episodes
     )
 
@@ -48,7 +48,7 @@ def copies(name: str, settings: dict[str, Any], count: int, seed: int, first: in
     return Environments(name, settings, count, seed, first)
 
 
-def made_replay(options: RLOptions, environments: Environments, roles: Roles, rank: int) -> Replay | None:
+def made_replay(options: RLOptions, environments: Environments, roles: RLRoles, rank: int) -> Replay | None:
     """The replay memory of this rank, for what such environments show; None where it has none."""
     if rank not in roles.memories:
         return None

@@ -14,7 +14,7 @@ from typing import Any
 from hpcdl.data import Batch
 from hpcdl.errors import AgreedError
 from hpcdl.kernels.device import Array
-from hpcdl.runs.wrapped import Wrapped
+from hpcdl.models.model_wrapper import Wrapped
 
 NOTHING = slice(0, 0)
 

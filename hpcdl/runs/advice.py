@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hpcdl.data.scales import unlike
+from hpcdl.data.scale_warning import unlike
 from hpcdl.errors import TrainingError
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcdl.chunks import chunk
-from hpcdl.comm.told import ranks_told
+from hpcdl.comm.diagnostics.call_signature import ranks_told
 from hpcdl.errors import AgreedError, TrainingError
-from hpcdl.runs.held import Held, Whole
+from hpcdl.runs.ownership import Ownership, Whole
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -32,7 +32,7 @@ class AgreeingReplicas:
     Raises AgreedError where the strategy has none that must agree.
     """
 
-    def __init__(self, held: Held, every: int, strategy: str, step: int):
+    def __init__(self, held: Ownership, every: int, strategy: str, step: int):
         self.held, self.every, self.agreed = held, every, step  # the last step after which they did
         if every and not isinstance(held, Whole):
             what = "of one's own on each rank, or a part" if held.parameters is not None else "no parameters"
@@ -71,7 +71,7 @@ CAUSES = (
 )
 
 
-def checksum(held: Held, vector: Any) -> int:
+def checksum(held: Ownership, vector: Any) -> int:
     """Of the bits of a vector, wherever it lies."""
     contiguous: Any = np.ascontiguousarray(held.device.host(vector))
     return zlib.crc32(contiguous)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.runs import clock
+from hpcdl.faults import clock
 
 SECONDS = 0.1  # the ranks agree about that often, or at every step when steps are longer
 SHARE = 1 / 20  # of the time, that meetings may take

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcdl.errors import UsageError
-from hpcdl.runs.legs import NEWER as NEWER_COSTS
-from hpcdl.runs.legs import SUMMED
+from hpcdl.runs.segments import NEWER as NEWER_COSTS
+from hpcdl.runs.segments import SUMMED
 
 Kind = tuple[Callable[[Any], bool], str]  # whether a value is of it; its name
 
@@ -46,7 +46,7 @@ def are_scores(value: Any) -> bool:
 
 
 def are_legs(value: Any) -> bool:
-    """Whether each says its ranks, steps and seconds, and of each rank what it has spent (legs.py), or null."""
+    """Whether each says its ranks, steps and seconds, and of each rank what it has spent (segments.py), or null."""
     if not (isinstance(value, list) and all(isinstance(each, dict) and each.keys() >= LEG.keys() for each in value)):
         return False
     fine = all(kind[0](each[name]) for each in value for name, kind in (LEG | LATER).items() if name in each)

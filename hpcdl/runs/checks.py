@@ -1,4 +1,4 @@
-"""What --check asks for: collectives (hpcdl/comm/checking.py), replicas=STEPS (agreeing_replicas.py)."""
+"""What --check asks for: collectives (diagnostics/collective_checker.py), replicas=STEPS (agreeing_replicas.py)."""
 
 from typing import NamedTuple
 

@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from hpcdl.errors import printable
+from hpcdl.formatting import counted
 from hpcdl.memory import KINDS
-from hpcdl.words import counted
 
 MIB = 2**20
 Show = Callable[[Any, dict], str | None]  # (the entry, the summary) -> what the row says; None: there is no row

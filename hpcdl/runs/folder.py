@@ -1,8 +1,9 @@
 """The folder of a run: config.yaml, started.json, metrics.jsonl, checkpoint.h5, trace.json, summary.json, and logs/.
 
-With --log there is more (metric_logs.py); while it goes on, and where it breaks off, flight/ (hpcdl/comm/flight.py).
-Rank 0 writes all but the ranks' logs and recordings. What is rewritten as a whole is written under a temporary name
-first. One job writes at a time: it holds a lock on the file .lock, which goes with the process.
+With --log there is more (metric_logs.py); while it goes on, and where it breaks off, flight/
+(hpcdl/comm/diagnostics/flight_recorder.py). Rank 0 writes all but the ranks' logs and recordings. What is rewritten as
+a whole is written under a temporary name first. One job writes at a time: it holds a lock on the file .lock, which goes
+with the process.
 """
 
 import contextlib
@@ -27,24 +28,24 @@ from pathlib import Path
 import yaml
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import OLDER
+from hpcdl.checkpoint.export import write_json
+from hpcdl.checkpoint.rollback import LATER
+from hpcdl.checkpoint.shards import FOLDER as PIECES
+from hpcdl.checkpoint.shards import NAME as PIECE
+from hpcdl.checkpoint.shards import sweep
 from hpcdl.comm import Communicator
-from hpcdl.comm.flight import FOLDER as FLIGHT
-from hpcdl.comm.flight import RECORDING, Recorder, forget
-from hpcdl.comm.flight import set_aside as set_recordings_aside
+from hpcdl.comm.diagnostics.flight_recorder import FOLDER as FLIGHT
+from hpcdl.comm.diagnostics.flight_recorder import RECORDING, FlightRecorder, forget
+from hpcdl.comm.diagnostics.flight_recorder import set_aside as set_recordings_aside
 from hpcdl.comm.progress import activity
 from hpcdl.errors import LoneError, UsageError, blamed_on, printable, reason
+from hpcdl.faults.inject import JOURNAL
 from hpcdl.files import atomic_write, from_json, refuse_full
+from hpcdl.formatting import counted
 from hpcdl.machine.versions import versions
-from hpcdl.runs.checkpoint import OLDER
-from hpcdl.runs.export import write_json
-from hpcdl.runs.inject import JOURNAL
 from hpcdl.runs.metric_logs import CSV, EVENTS, EVENTS_NAME, Csv, Events, forms, write_csv, write_events
 from hpcdl.runs.options import Options
-from hpcdl.runs.pieces import FOLDER as PIECES
-from hpcdl.runs.pieces import NAME as PIECE
-from hpcdl.runs.pieces import sweep
-from hpcdl.runs.rewind import LATER
-from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
 GOING = 30.0  # seconds that the process of a rank that was killed may take to end
@@ -115,7 +116,7 @@ class Folder:
         self.logs: list[Csv | Events] = []
         self.handler: logging.FileHandler | None = None
         self.lock: int | None = None
-        self.recorder: Recorder | None = None
+        self.recorder: FlightRecorder | None = None
 
     def create(self, options: Options, resumed: bool, used: dict | None = None) -> None:
         """Make the folder with its config.yaml (rank 0): a new one, or with `resumed` that of the run that goes on.
@@ -247,7 +248,7 @@ class Folder:
         path = self.path / FLIGHT / f"rank-{self.rank:04d}.bin"
         try:
             path.parent.mkdir(exist_ok=True)
-            self.recorder = activity.flight = Recorder(path, self.rank, size, capacity, groups)
+            self.recorder = activity.flight = FlightRecorder(path, self.rank, size, capacity, groups)
         except OSError as error:
             log.warning("%s cannot be written (%s): a postmortem will know nothing of this rank", path, error.strerror)
 

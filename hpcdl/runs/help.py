@@ -50,7 +50,7 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
-class Parser(argparse.ArgumentParser):
+class OptionParser(argparse.ArgumentParser):
     """Reports a bad option like any other bad input: in one line, with the nearest that there is."""
 
     def error(self, message: str) -> NoReturn:
@@ -98,7 +98,9 @@ def suggested(option: str, known: list[str]) -> str:
     return nearest(said if said in known and name not in known else name, known)
 
 
-def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any], program: str, text: str) -> Parser:
+def parser(
+    options_class: type, kinds: dict[str, Any], defaults: dict[str, Any], program: str, text: str
+) -> OptionParser:
     """A script's command line, which gives texts.
 
     kinds: the fields' types; defaults: where not the fields' own; text: the script's docstring.
@@ -107,7 +109,7 @@ def parser(options_class: type, kinds: dict[str, Any], defaults: dict[str, Any],
     trains = any(field.metadata["group"] for field in fields)
     placed = [field.name for field in fields if field.default is dataclasses.MISSING]
     places = [name.upper() + "..." * (get_origin(kinds[name]) is list) for name in placed]
-    made = Parser(
+    made = OptionParser(
         prog=f"hpcdl {program}",
         usage=" ".join(["hpcdl", program, *places, "[OPTIONS]"]),
         description=described(text, width()),

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hpcdl.runs.due import Due, evaluate_and_save
+from hpcdl.runs.boundary_actions import Due, evaluate_and_save
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run

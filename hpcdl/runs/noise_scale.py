@@ -22,7 +22,7 @@ import numpy as np
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.norm import sum_of_squares
-from hpcdl.runs.held import Whole
+from hpcdl.runs.ownership import Whole
 
 if TYPE_CHECKING:
     from hpcdl.comm import Communicator

@@ -9,22 +9,22 @@ calls for; a strategy derives from `OnOneRank` and says how rank 0 gets at them.
 import math
 from typing import TYPE_CHECKING, Any
 
+from hpcdl.checkpoint.buffers import share
+from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.comm.trace import Traffic
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import Array
 from hpcdl.memory import Memory
-from hpcdl.runs.extra import share
-from hpcdl.runs.held import Held
-from hpcdl.runs.state import Same, Tracked
+from hpcdl.runs.ownership import Ownership
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
     from hpcdl.runs.run import Run
 
 
-class OnOneRank(Held):
+class OnOneRank(Ownership):
     """parameters: on rank 0 the whole vector, which `refresh` fills in; elsewhere what this rank works on, or None.
 
     works: whether this rank computes gradients.

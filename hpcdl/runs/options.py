@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 import yaml
 
 from hpcdl.errors import UsageError, blamed_on, line, refuse_beyond, whole
+from hpcdl.faults.clock import LONGEST
+from hpcdl.faults.inject import read as read_faults
+from hpcdl.formatting import counted
 from hpcdl.memory import available
-from hpcdl.own import names_of, refuse_untrusted
+from hpcdl.plugins import names_of, refuse_untrusted
 from hpcdl.runs.averaging import first_update
 from hpcdl.runs.checks import Checks
+from hpcdl.runs.config_migration import config_of, predecessor, taken
 from hpcdl.runs.help import dashed, parser
-from hpcdl.runs.inject import read as read_faults
 from hpcdl.runs.metric_logs import forms
 from hpcdl.runs.stopping import Budget
-from hpcdl.runs.takeover import config_of, predecessor, taken
 from hpcdl.runs.values import value_of, values_of
-from hpcdl.words import counted
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
 
-LONGEST = 1e9  # seconds, or milliseconds: no clock of the system waits for ever so long
 MOST_RECORDS = 1_000_000  # of a flight recorder: 64 MB for each rank
 LARGEST = 1_000_000  # bytes of a file of options
 INSTEAD = {"epochs": "steps", "batch_size": "batch_per_rank"}  # the second, where not 0, holds instead of the first
@@ -63,9 +63,9 @@ class Options:
     gives, where there is one; given: what that or a file does. pause: the epoch after which this leg ends, 0: the
     last. heir: whether it goes on from one that had other options. per_step: environment steps of a step, of a run
     that acts in one: its options count these. among: whether it is one of many that a job runs, which begins it anew
-    with --force where it was killed (services/trial.py). data_seed, prepare: of services/training.py. survivor: what
-    those that are left go on from when ranks are gone (survivor.py). trust: the values of --trust; origin: the file of
-    each option that a file gives.
+    with --force where it was killed (launch/isolated_run.py). data_seed, prepare: of launch/training.py. survivor: what
+    those that are left go on from when ranks are gone (hpcdl/recovery/survivor.py). trust: the values of --trust;
+    origin: the file of each option that a file gives.
     """
 
     unused: ClassVar[tuple[str, ...]] = ()  # names of common options that mean nothing to this program

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcdl.checkpoint.buffers import average
+from hpcdl.checkpoint.state import PerRank, Same, Tracked
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.kernels.device import Array, device_of
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.memory import Memory
 from hpcdl.runs.evaluation import evaluate, scores
-from hpcdl.runs.extra import average
-from hpcdl.runs.held import Held
-from hpcdl.runs.state import PerRank, Same, Tracked
+from hpcdl.runs.ownership import Ownership
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
 
 
-class Replicas(Held):
+class Replicas(Ownership):
     """Each rank holds a replica and an optimizer of its own; `parameters` is the average as it was refreshed last.
 
     synchronized: tells of a step whether the strategy lets all ranks meet at its end; None: it never does.

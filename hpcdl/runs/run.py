@@ -7,7 +7,7 @@
         run.boundary()                     the one collective: agree on losses, signals and stopping
 
 A run composes parts that know nothing of each other: where the time goes (stopwatch.py), what the ranks agree on
-(agreement.py), when it ends (stopping.py), what a checkpoint holds (state.py), who holds the parameters (held.py).
+(agreement.py), when it ends (stopping.py), what is saved (checkpoint/state.py), who holds parameters (ownership.py).
 
 The ranks agree in one small message on a communicator of the run's own, counted apart from the training's; when steps
 are short, only every few steps. Where rank 0 runs the run by itself (on_one_rank.py), it records, and the others time
@@ -21,34 +21,35 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.checkpoint import buffers
+from hpcdl.checkpoint.state import PerRank, Same, State, Tracked
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch
 from hpcdl.errors import AgreedError, TrainingError
+from hpcdl.faults import inject
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.machine.threads import Threads
 from hpcdl.memory import Memory
 from hpcdl.optim import Optimizer
 from hpcdl.random import Random
-from hpcdl.runs import extra, inject, signals, stopwatch
+from hpcdl.runs import signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
 from hpcdl.runs.advice import not_finite
 from hpcdl.runs.agreeing_replicas import AgreeingReplicas
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
-from hpcdl.runs.due import Due, evaluate_and_save
+from hpcdl.runs.boundary_actions import Due, evaluate_and_save
 from hpcdl.runs.folder import Folder
-from hpcdl.runs.held import Held, warm_up
-from hpcdl.runs.legs import Legs
 from hpcdl.runs.metrics import Metrics
 from hpcdl.runs.options import Options
-from hpcdl.runs.position import open_folder
+from hpcdl.runs.ownership import Ownership, warm_up
 from hpcdl.runs.progress import Display
+from hpcdl.runs.resume import open_folder
 from hpcdl.runs.saving import Saver
-from hpcdl.runs.state import PerRank, Same, State, Tracked
+from hpcdl.runs.segments import Legs
 from hpcdl.runs.stopping import Stopping
 from hpcdl.runs.summary import finish
 
 log = logging.getLogger("hpcdl")
-Everyone = Communicator | None
 
 
 class Run:
@@ -59,15 +60,13 @@ class Run:
     those of `comm`, and call `summary.conclude`. workers: how many ranks compute.
     """
 
-    held: Held  # from `begin` on, as the four that follow
+    held: Ownership  # from `begin` on, as the four that follow
     batch: int  # examples of a step
     per_epoch: int  # steps
     fixed: dict  # of `reported`, what a run that goes on must have as it was
     agreement: Agreement
 
-    def __init__(
-        self, comm: Communicator, options: Options | None = None, everyone: Everyone = None, workers: int | None = None
-    ):
+    def __init__(self, comm: Communicator, options: Options | None = None, everyone: Any = None, workers: int = 0):
         self.comm, self.options, self.everyone = comm, options or Options(), everyone or comm
         self.workers, self.device = workers or comm.size, CPU  # type: int, Any
         self.bookkeeping = comm.duplicate("run", allreduce="tree")  # exact counts, the same bits on all ranks
@@ -109,7 +108,7 @@ class Run:
         return parameters
 
     def track(self, name: str, vector: Tracked) -> None:
-        """Make a vector (state.py) part of each checkpoint; before `begin`, which loads what the run goes on from."""
+        """Make a vector (checkpoint/state.py) part of each checkpoint; called before `begin`, which loads it."""
         self.state.track(name, vector)
         if isinstance(vector, Same | PerRank):
             self.memory.hold("optimizer", vector.array)
@@ -122,7 +121,7 @@ class Run:
         """Call observer(run, loss, total) after each step, with this rank's sum of losses and all ranks' examples."""
         self.observers.append(observer)
 
-    def begin(self, strategy: str, held: Held, data: Any, fixed: tuple[str, ...] = ()) -> None:
+    def begin(self, strategy: str, held: Ownership, data: Any, fixed: tuple[str, ...] = ()) -> None:
         """Track what is held, make the run's folder, load the state where the run goes on from one, compile a step.
 
         fixed: which reported entries a run that goes on must have as they were, for what is saved depends on them.
@@ -134,7 +133,7 @@ class Run:
         data.to(self.device)
         self.batch, self.per_epoch, steps = self.plan(data)
         self.stopping.plan(steps, self.per_epoch, self.options.pause)
-        extra.follow(held.model, self.random)
+        buffers.follow(held.model, self.random)
         held.join(self.bookkeeping, self.memory)
         self.legs.begin(self.bookkeeping)
         if held.peers is not None:
@@ -232,7 +231,7 @@ class Run:
         self.display.stop()
 
     def share(self, loss: float) -> None:
-        """Before a step's update: let all ranks know its loss, where one may be lost (survivor.py); collective then."""
+        """Before a step's update: let all ranks know its loss, where one may be lost; collective then."""
         if self.options.survivor is not None:
             self.options.survivor.share(self, loss)
 

@@ -3,10 +3,10 @@
     save      collect: views of what the ranks hold     write: a piece by each rank, or all by rank 0     join: rank 0
     async     collect, copy | the next steps go on      write, in a thread of each rank                   join, later
 
-Of a model that is cut each rank writes a piece of its own (pieces.py); else rank 0 writes the one file. With
---checkpoint-async a step pays for the copy alone, and for memory of its size. One checkpoint at most is on its way: the
-next one waits for it, and so does the end of the run. The threads send no messages: when the ranks meet the next time
-they agree whether all have written, and rank 0 then joins the pieces; so a failure is known to all there.
+Of a model that is cut each rank writes a piece of its own (hpcdl/checkpoint/shards.py); else rank 0 writes the one
+file. With --checkpoint-async a step pays for the copy alone, and for memory of its size. One checkpoint at most is on
+its way: the next one waits for it, and so does the end of the run. The threads send no messages: when the ranks meet
+the next time they agree whether all have written, and rank 0 then joins the pieces; so a failure is known to all there.
 
 One that cannot be written in the middle of a run, as on a full disk, leaves the one before and costs a warning: the
 next may find room. The last one is what a run is for, and with --checkpoint-must each is: then all ranks end. With
@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import OLDER, Checkpoint, rotate
+from hpcdl.checkpoint.shards import Joined, Portion, WrittenShard, name_of_piece, sweep, write_piece
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError, UsageError, blamed_on, reason
 from hpcdl.files import part
-from hpcdl.runs.checkpoint import OLDER, Checkpoint, rotate
-from hpcdl.runs.pieces import Joined, Portion, Written, name_of_piece, sweep, write_piece
-from hpcdl.runs.position import position
+from hpcdl.runs.resume import position
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -44,13 +44,13 @@ TOKENS = 1 << 32
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Job:
+class CheckpointJob:
     """One checkpoint on its way. names: of the files that it becomes; apart: whether each rank writes a piece.
 
     final: whether the run cannot go on without it. previous: the step of the last one before it.
     """
 
-    written: Written | None = None  # this rank's piece
+    written: WrittenShard | None = None  # this rank's piece
     problem = ""  # what is in its way, as this rank knows it
     full = False  # whether that is a full disk
     thread: threading.Thread | None = None
@@ -83,7 +83,7 @@ class Job:
     def _fail(self, error: Exception) -> None:
         self.problem, self.full = reason(error), isinstance(error, OSError) and error.errno in FULL
 
-    def join(self, parts: "list[Part]") -> None:
+    def join(self, parts: "list[WrittenPart]") -> None:
         """On rank 0: make one checkpoint of what the ranks have written, if all have."""
         self.problem = next((part.problem for part in parts if part.problem), "")
         self.full = any(part.full for part in parts)
@@ -119,20 +119,20 @@ class Job:
         return given
 
     @property
-    def part(self) -> "Part":
+    def part(self) -> "WrittenPart":
         """What this rank has to say of it."""
         forms = {name: (portion.size, portion.dtype) for name, portion in self.portions.items()}
-        return Part(self.written, self.problem, self.full, forms)
+        return WrittenPart(self.written, self.problem, self.full, forms)
 
     @property
     def done(self) -> bool:
         return self.thread is None or not self.thread.is_alive()
 
 
-class Part(NamedTuple):
+class WrittenPart(NamedTuple):
     """What a rank has written of a checkpoint, or why not, and the vectors (size, type) that it has a part of."""
 
-    written: Written | None
+    written: WrittenShard | None
     problem: str
     full: bool
     forms: dict[str, tuple[int, np.dtype]]
@@ -143,7 +143,7 @@ class Saver:
 
     def __init__(self, run: "Run"):
         self.run, self.failed, self.apart, self.token = run, 0, False, 0
-        self.job: Job | None = None
+        self.job: CheckpointJob | None = None
 
     def begin(self, folder: Path | None) -> None:
         """The run's folder is there: find out how it is written to; collective over all ranks."""
@@ -186,7 +186,7 @@ class Saver:
             raise TrainingError(f"the parameters after step {run.step} are not finite; {run.folder.kept()}")
         self.token = (self.token + 1) % TOKENS
         piece = name_of_piece(run.step, f"{self.token:08x}", run.held.peers.rank) if self.apart else ""
-        self.job = Job(run, names, (vectors, portions), piece)
+        self.job = CheckpointJob(run, names, (vectors, portions), piece)
         if run.options.checkpoint_async and not run.over:
             self.job.copy()
             self.job.thread = threading.Thread(target=self.job.write, name="checkpoint", daemon=True)
@@ -221,7 +221,7 @@ class Saver:
         elif LAST in job.names:
             self.run.saved = job.step
 
-    def _not_written(self, job: Job, problem: str) -> None:
+    def _not_written(self, job: CheckpointJob, problem: str) -> None:
         where = " and ".join(str(job.folder / name) for name in job.names)
         text = f"the checkpoint of step {job.step}, {where}, cannot be written: {problem}"
         if job.final:
@@ -239,11 +239,13 @@ class Saver:
         if job is not None and job.thread is not None:
             job.thread.join()
             if job.rank == 0 and not job.piece and not job.problem and LAST in job.names:
-                self.run.saved = job.step  # it is there, and ranks that outlive others (survivor.py) go on after it
+                self.run.saved = (
+                    job.step
+                )  # it is there, and ranks that outlive others (hpcdl/recovery/survivor.py) go on after it
         self.run.folder.close()
 
 
-def agreed(comm: Communicator, job: Job) -> tuple[str, str]:
+def agreed(comm: Communicator, job: CheckpointJob) -> tuple[str, str]:
     """Join what all ranks have written: what is in the way, or "", and the file that has made room; collective."""
     if job.piece:
         with activity.inside("gather what was written", comm):

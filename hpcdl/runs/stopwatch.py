@@ -17,12 +17,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from hpcdl.comm.trace import Timeline, Traffic
-from hpcdl.runs.clock import nanoseconds as clock
+from hpcdl.faults.clock import nanoseconds as clock
 
 
 class Stopwatch:
     """The seconds of one rank. earlier: of a run that is gone on with, the seconds before. watcher: is told the name of
-    each step before it begins (inject.py).
+    each step before it begins (hpcdl/faults/inject.py).
     """
 
     watcher: Callable[[str], object] | None = None

@@ -11,12 +11,12 @@ from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError
 from hpcdl.memory import KINDS
 from hpcdl.models import name_of
+from hpcdl.models.model_wrapper import plain
 from hpcdl.runs.closing_table import as_table
 from hpcdl.runs.folder import environment, summary_of
-from hpcdl.runs.legs import measured, summed
-from hpcdl.runs.position import used
+from hpcdl.runs.resume import used
 from hpcdl.runs.saving import keep_legs
-from hpcdl.runs.wrapped import plain
+from hpcdl.runs.segments import measured, summed
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -40,7 +40,7 @@ def conclude(
     """
     with activity.inside("gather the summary", everyone):
         # No allreduce of objects: mpi4py passes them on a communicator of its own, which no revocation reaches, and a
-        # rank would wait there for ever for one that has learned of a failure (services/survival.py).
+        # rank would wait there for ever for one that has learned of a failure (recovery/ulfm_recovery.py).
         told = everyone.mpi.allgather((len(measurements["sent_to_per_rank"]), leads))
         if sum(pairs for pairs, _ in told) > MOST_PAIRS:
             measurements = measurements | {"sent_to_per_rank": None}

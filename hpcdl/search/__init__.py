@@ -6,9 +6,9 @@ from hpcdl.search import search        as a library: hpcdl/search/library.py
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcdl.search.library import Found, Trial, search
+    from hpcdl.search.library import SearchResult, Trial, search
 
-__all__ = ["Found", "Trial", "search"]
+__all__ = ["SearchResult", "Trial", "search"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 names       options that the program has, and that neither the search nor its method decides
 values      every choice, and both ends of every range, with what their conditions ask for, are put through the
             program's own parser and checks
-data        are opened once, by all ranks, and stay in memory for all trials (hpcdl/data/kept.py)
+data        are opened once, by all ranks, and stay in memory for all trials (hpcdl/data/row_cache.py)
 models      of these values are made, with their optimizers, on these data
 objective   an entry of the summaries that there will be
 """
@@ -18,14 +18,14 @@ from mpi4py import MPI
 from hpcdl.comm import refuse_together
 from hpcdl.data import Data, open_data
 from hpcdl.errors import UsageError, line, nearest, unknown
+from hpcdl.launch.command_lines import DECIDED, Command, read_command
 from hpcdl.models import for_data
-from hpcdl.own import is_own
+from hpcdl.plugins import is_own
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import Options, kinds_of
 from hpcdl.search.methods import RUNGS
 from hpcdl.search.space import Parameter, Space
 from hpcdl.search.tasks import Values
-from hpcdl.services.commands import DECIDED, Command, read_command
 
 HELD_OUT = 0.1  # of the training rows, where trials are judged by them and nobody has said how many
 LENGTHS = ("epochs", "steps", "rounds")  # options that say how long a trial is

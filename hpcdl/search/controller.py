@@ -6,7 +6,7 @@
 A search that goes on asks and tells its method again in the order of the journal, and so comes to where it was: what
 has ended is not done again; what has begun, and not ended, is handed out first. Whatever the number of ranks, a method
 that needs not be told (grid, random) has the same tasks; of these, which are all known before, those that seem to take
-longest come first (lengths.py). What a method answers with None changes nothing in it.
+longest come first (duration_model.py). What a method answers with None changes nothing in it.
 """
 
 import math
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.errors import TrainingError, UsageError
+from hpcdl.search.duration_model import Lengths
 from hpcdl.search.journal import Journal, plain
-from hpcdl.search.lengths import Lengths
-from hpcdl.search.tasks import Job, Method, Result, Task, Values
+from hpcdl.search.tasks import Method, Result, SearchJob, SearchTask, Values
 
 Key = tuple[int, int, int]
 AHEAD = 256  # jobs of which the longest is chosen
@@ -27,7 +27,7 @@ AHEAD = 256  # jobs of which the longest is chosen
 class Judged(NamedTuple):
     """A task that has ended: its mean score, None where a seed has failed, and how it ended with each seed."""
 
-    task: Task
+    task: SearchTask
     score: float | None
     results: list[Result]
 
@@ -55,13 +55,13 @@ class Controller:
 
     def __init__(self, method: Method, seeds: int, maximize: bool, journal: Journal, only: int | None = None):
         self.method, self.seeds, self.maximize, self.journal = method, seeds, maximize, journal
-        self.todo: list[Job] = []  # never begun
+        self.todo: list[SearchJob] = []  # never begun
         self.only = only
         self.lengths = Lengths(method.space) if method.planned else None  # type: ignore[attr-defined]
-        self.interrupted: dict[Any, Job] = {}  # begun and not ended, and nobody has it
+        self.interrupted: dict[Any, SearchJob] = {}  # begun and not ended, and nobody has it
         self.running: dict[Key, int] = {}  # by whom
         self.results: dict[tuple[int, int], dict[int, Result]] = {}
-        self.tasks: dict[tuple[int, int], Task] = {}
+        self.tasks: dict[tuple[int, int], SearchTask] = {}
         self.judged: dict[tuple[int, int], Judged] = {}
         for event in journal.events:
             self._replay(event)
@@ -85,7 +85,7 @@ class Controller:
         own = {} if self.only is None else {"trial": self.only}
         self.journal.append(event="leg", ranks=ranks, groups=groups, **own, time=time.time())
 
-    def next(self, group: int = 0) -> Job | None:
+    def next(self, group: int = 0) -> SearchJob | None:
         """A job for a group, begun when this returns; None: there is none now, or none any more (`over`).
 
         Raises TrainingError where the method waits for nothing.
@@ -107,7 +107,7 @@ class Controller:
         self.running[job.key] = group
         return job
 
-    def ended(self, job: Job, result: Result) -> None:
+    def ended(self, job: SearchJob, result: Result) -> None:
         """A job has ended, or was stopped: that one is interrupted, and goes on another time."""
         if self.running.pop(job.key, None) is None:
             raise TrainingError(f"trial {job.task.trial} has ended that nobody had begun")
@@ -155,11 +155,11 @@ class Controller:
             if (task.trial, task.rung) in self.tasks:
                 raise TrainingError(f"the method asks for rung {task.rung} of trial {task.trial} twice")
             self.tasks[task.trial, task.rung] = task
-            self.todo.extend(Job(task, seed) for seed in range(self.seeds))
+            self.todo.extend(SearchJob(task, seed) for seed in range(self.seeds))
         elif not self.running and not self.interrupted and not self.method.over:
             raise TrainingError("the method has no task, is not over, and waits for nobody")
 
-    def _end(self, job: Job, result: Result) -> None:
+    def _end(self, job: SearchJob, result: Result) -> None:
         task = job.task
         found = self.results.setdefault((task.trial, task.rung), {})
         found[job.seed] = result
@@ -172,7 +172,7 @@ class Controller:
             self.judged[task.trial, task.rung] = Judged(task, mean, results)
             self.method.tell(task, mean if mean is None or not self.maximize else -mean)
 
-    def _append(self, event: str, job: Job, **more: Any) -> None:
+    def _append(self, event: str, job: SearchJob, **more: Any) -> None:
         trial, rung, seed = job.key
         self.journal.append(event=event, trial=trial, rung=rung, seed=seed, **more, time=time.time())
 
@@ -210,7 +210,7 @@ class Controller:
         return str(self.journal.path or "the journal")
 
 
-def told(task: Task) -> tuple[Values, float, int | None]:
+def told(task: SearchTask) -> tuple[Values, float, int | None]:
     """What the journal says of a task beside its key."""
     return task.values, task.amount, task.parent
 

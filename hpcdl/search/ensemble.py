@@ -26,10 +26,10 @@ from mpi4py import MPI
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.errors import UsageError
 from hpcdl.files import from_json
-from hpcdl.runs.measures import ClassMeasures, probabilities
-from hpcdl.runs.new_rows import Block, NewRows, new_rows
-from hpcdl.runs.predictions import predict
-from hpcdl.runs.trained import Trained
+from hpcdl.inference.prediction_input import Block, NewRows, new_rows
+from hpcdl.inference.predictions import predict
+from hpcdl.inference.scores import ClassMeasures, probabilities
+from hpcdl.inference.trained_model import Trained
 from hpcdl.search import combining
 
 ASKED, FOUND, MEMBERS, MEMBER = "ensemble.yaml", "summary.json", "members", "member.json"
@@ -37,7 +37,7 @@ NO_SHARE = 2**62 - 1, 2**62  # of so many blocks the last one, which no data hav
 MEANS = ("mean", "vote", "stacking")  # how members are combined
 
 
-class Member(NamedTuple):
+class EnsembleMember(NamedTuple):
     """number; run: its folder or a checkpoint in it, below the ensemble's; differs: from the others, in a few words;
     weight: of its vote.
     """
@@ -59,7 +59,7 @@ class Opened(NamedTuple):
     """A member that this rank has read. place: its place among the members."""
 
     place: int
-    member: Member
+    member: EnsembleMember
     trained: Trained
     model: Any
 
@@ -84,13 +84,13 @@ def is_ensemble(run: str) -> bool:
 class Ensemble:
     """Members in a folder, and how they are combined. seed: by which the data of all of them were drawn.
 
-    trust: which names of code in their checkpoints may be called, as of --trust (hpcdl/own.py).
+    trust: which names of code in their checkpoints may be called, as of --trust (hpcdl/plugins.py).
     """
 
     def __init__(
         self,
         folder: Path,
-        members: list[Member],
+        members: list[EnsembleMember],
         combine: str,
         seed: int,
         stacking: Stacking | None = None,
@@ -108,7 +108,7 @@ class Ensemble:
             if not isinstance(found["members"], list) or found["combine"] not in MEANS:
                 raise ValueError
             members = [
-                Member(int(each["number"]), str(each["run"]), str(each["differs"]), float(each["weight"]))
+                EnsembleMember(int(each["number"]), str(each["run"]), str(each["differs"]), float(each["weight"]))
                 for each in found["members"]
                 if each["failed"] is None
             ]
@@ -142,7 +142,7 @@ class Ensemble:
             raise UsageError(f"{self.folder / FOUND}: stacking is not of {self.about.classes} classes")
         return self
 
-    def _trained(self, member: Member) -> Trained:
+    def _trained(self, member: EnsembleMember) -> Trained:
         found = Trained(str(self.folder / member.run), self.trust)
         found.file = str(self.folder)
         found.about["seed"] = self.seed  # of a function of one's own that draws the data

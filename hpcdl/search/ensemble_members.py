@@ -1,6 +1,6 @@
 """The members of an ensemble: how they differ, and their training, each as a run of its own.
 
-    member m     seed + m, its own draw of rows and features (hpcdl/data/redrawn.py), its own options
+    member m     seed + m, its own draw of rows and features (hpcdl/data/resampling.py), its own options
     group g      ranks g R to (g + 1) R - 1, of R ranks for each member: trains the members g, g + G, g + 2 G, ...
 
 The members are alike long, so they are dealt out in a fixed way: nobody asks anybody, and no group waits for another
@@ -21,26 +21,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from hpcdl.checkpoint.export import write_json
 from hpcdl.comm import refuse_together
 from hpcdl.data.data_options import DataOptions, held_out_rows
 from hpcdl.data.format import find, read_info
-from hpcdl.data.redrawn import Draw
+from hpcdl.data.resampling import Draw
 from hpcdl.errors import AgreedError, UsageError, blamed_on, line
 from hpcdl.files import atomic_write
+from hpcdl.launch.command_lines import Command
+from hpcdl.launch.isolated_run import FAILED, Outcome, all_come, attempt, failure, record
+from hpcdl.launch.launch_consistency import reading
 from hpcdl.optim.schedules import cycle
-from hpcdl.own import names_in, names_in_line, refuse_untrusted
-from hpcdl.runs.alike import reading
-from hpcdl.runs.export import write_json
+from hpcdl.plugins import names_in, names_in_line, refuse_untrusted
 from hpcdl.runs.folder import summary_of
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import Options
 from hpcdl.search import combining, journal
-from hpcdl.search.ensemble import MEMBER, MEMBERS, Ensemble, Member
+from hpcdl.search.ensemble import MEMBER, MEMBERS, Ensemble, EnsembleMember
+from hpcdl.search.search_log_reader import best as best_of
+from hpcdl.search.search_log_reader import read
 from hpcdl.search.space import Space
-from hpcdl.services.commands import Command
-from hpcdl.services.trial import FAILED, Outcome, all_come, attempt, failure, record
-from hpcdl.services.trial_rows import best as best_of
-from hpcdl.services.trial_rows import read
 
 KEPT = 100_000  # checkpoints of a run of snapshots: those at the end of a cycle, and where it was interrupted
 WEIGHTS = "weights.npz"  # of boosting, for the member after this one
@@ -240,7 +240,7 @@ def beside(
     return bool(world.allreduce(stopped))
 
 
-def snapshots(folder: Path, spec: Spec, count: int) -> list[Member]:
+def snapshots(folder: Path, spec: Spec, count: int) -> list[EnsembleMember]:
     """The members that a run of so many snapshots has left: the checkpoints at the ends of its cycles."""
     path = path_of(folder, spec.number)
     steps = (summary_of(path) or {}).get("steps", 0)
@@ -249,7 +249,7 @@ def snapshots(folder: Path, spec: Spec, count: int) -> list[Member]:
         step = min((number + 1) * length, steps)
         name = "checkpoint.h5" if step == steps else f"checkpoint-{step:09d}.h5"
         if (path / name).is_file():
-            found.append(Member(number, f"{MEMBERS}/{path.name}/{name}", f"step={step}"))
+            found.append(EnsembleMember(number, f"{MEMBERS}/{path.name}/{name}", f"step={step}"))
     return found
 
 
@@ -329,7 +329,7 @@ def mistakes(world: MPI.Intracomm, spec: Spec, folder: Path, seed: int, validati
 
     Each rank predicts a part of each block of rows.
     """
-    member = Member(spec.number, str(path_of(folder, spec.number).relative_to(folder)))
+    member = EnsembleMember(spec.number, str(path_of(folder, spec.number).relative_to(folder)))
     ensemble = Ensemble(folder, [member], "mean", seed, trust=spec.trust)
     with refuse_together(world):
         ensemble.open(0, 1)

@@ -18,17 +18,17 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.data.standard import TARGET
 from hpcdl.errors import printable
-from hpcdl.runs.evaluation_report import report, shown
-from hpcdl.runs.measures import ClassMeasures, ValueMeasures
-from hpcdl.runs.new_rows import Block, NewRows
-from hpcdl.runs.predictions import COUNTS, Form, deliver, output
+from hpcdl.inference.evaluation_report import report, shown
+from hpcdl.inference.prediction_input import Block, NewRows
+from hpcdl.inference.predictions import COUNTS, PredictionFormat, deliver, output
+from hpcdl.inference.scores import ClassMeasures, ValueMeasures
 from hpcdl.search.combining import disagreement
 from hpcdl.search.ensemble import Combined, Ensemble, calibration_error, scored
 
 LISTED = ("accuracy", "loss", "calibration_error", "rmse")  # columns of the table of members
 
 
-class SpreadForm(Form):
+class SpreadForm(PredictionFormat):
     """With the deviation over the members; of all classes where all their probabilities are written."""
 
     def header(self) -> list[str]:
@@ -78,7 +78,7 @@ def predict_all(
     """Predict all rows; collective. Returns on all ranks the counts of rows, and `sums`, `measures`, `members` (a row
     for each of [losses, right answers or squared errors, rows, calibration error]), `disagreement`, `spread`.
 
-    file, every, stream: as in runs/predictions.py. around: of values, where ValueMeasures counts from.
+    file, every, stream: as in inference/predictions.py. around: of values, where ValueMeasures counts from.
     """
     about, labelled = ensemble.about, next(iter(rows.values())).labelled
     comm = Communicator(world, "tree")

@@ -27,16 +27,16 @@ from mpi4py import MPI
 from hpcdl.comm import failure, refuse_together
 from hpcdl.comm.progress import activity, nap_until
 from hpcdl.errors import AgreedError, LoneError, TrainingError, UsageError
+from hpcdl.formatting import counted
+from hpcdl.launch.isolated_run import told
 from hpcdl.search.controller import Controller
-from hpcdl.search.tasks import Job, Result
-from hpcdl.services.trial import told
-from hpcdl.words import counted
+from hpcdl.search.tasks import Result, SearchJob
 
 TELL, ANSWER = 1, 2  # tags
 SHORTEST, LONGEST = 1e-4, 5e-3  # seconds of a nap of who hands out
 END = "end"  # the answer to a group for which nothing is left to do
 
-Work = Callable[[Job, MPI.Intracomm], Result]
+Work = Callable[[SearchJob, MPI.Intracomm], Result]
 
 
 class Event(NamedTuple):
@@ -44,20 +44,20 @@ class Event(NamedTuple):
 
     kind: str
     group: int
-    job: Job
+    job: SearchJob
     result: Result | None = None
 
 
-class Said(NamedTuple):
+class GroupReport(NamedTuple):
     """What a rank tells rank 0: its group has ended a job, if it had one, and asks for one; or it has had a signal."""
 
     group: int | None = None
-    job: Job | None = None
+    job: SearchJob | None = None
     result: Result | None = None
     signalled: bool = False
 
 
-class Division(NamedTuple):
+class GroupDivision(NamedTuple):
     """Which ranks make which group: `groups` of `ranks` from rank `first` on, and `left` ranks over."""
 
     ranks: int
@@ -83,7 +83,7 @@ class Division(NamedTuple):
         return f"{text}; {counted(self.left, 'rank')} left over, which {naps}" if self.left else text
 
 
-def divided(size: int, ranks: int, own: bool = False) -> Division:
+def divided(size: int, ranks: int, own: bool = False) -> GroupDivision:
     """`size` ranks in groups of `ranks`; own: rank 0 is in none. Raises UsageError where there is no group."""
     if ranks < 1:
         raise UsageError(f"--ranks-per-trial {ranks}: a trial takes one rank or more")
@@ -92,7 +92,7 @@ def divided(size: int, ranks: int, own: bool = False) -> Division:
         there = f"there {'is' if size - own == 1 else 'are'} {counted(size - own, 'rank')}"
         beside = " beside the one of --controller own" * own
         raise UsageError(f"--ranks-per-trial {ranks}: {there}{beside}; start mpiexec -n {ranks + own} or more")
-    return Division(ranks, groups, int(own), left)
+    return GroupDivision(ranks, groups, int(own), left)
 
 
 class Desk:
@@ -124,7 +124,7 @@ class Desk:
         """The journal is told on how many ranks it goes on."""
         self._try(self.controller.begin, ranks, len(self.left))
 
-    def told(self, said: Said) -> None:
+    def told(self, said: GroupReport) -> None:
         """A group has ended its job and asks, or a rank has had a signal."""
         self.stopping |= said.signalled
         if said.group is None:
@@ -151,11 +151,11 @@ class Desk:
             self.waiting.clear()
         return found
 
-    def _ended(self, group: int, job: Job, result: Result) -> None:
+    def _ended(self, group: int, job: SearchJob, result: Result) -> None:
         self.controller.ended(job, result)
         self.watch(Event("stop" if result.stopped else "end", group, job, result))
 
-    def _next(self) -> Job | None:
+    def _next(self) -> SearchJob | None:
         group = self.waiting[0]
         before = len(self.controller.interrupted)
         job = self.controller.next(group)
@@ -172,7 +172,7 @@ class Desk:
             return None
 
 
-class Server:
+class JobServer:
     """The desk's messages (rank 0): `step` takes what has come and answers. One thread at a time steps."""
 
     def __init__(self, desk: Desk, control: MPI.Intracomm, leaders: list[int]):
@@ -251,8 +251,8 @@ def run(
     if world.rank == 0 and controller is not None:
         desk = Desk(controller, division.groups, stop, watch)
         desk.begin(world.size)
-        server = Server(desk, control, division.leaders)
-    rank = Rank(control, server, alone, stop)
+        server = JobServer(desk, control, division.leaders)
+    rank = SearchRank(control, server, alone, stop)
     thread = threading.Thread(target=server.serve, args=(left.is_set,), daemon=True) if server else None
     try:
         if thread is not None and not (alone or own):
@@ -271,16 +271,16 @@ def run(
             thread.join()
 
 
-class Rank:
+class SearchRank:
     """What a rank does in a search. control: the communicator of all; server: rank 0's, which it steps if `alone`."""
 
-    def __init__(self, control: MPI.Intracomm, server: Server | None, alone: bool, stop: Callable[[], bool]):
+    def __init__(self, control: MPI.Intracomm, server: JobServer | None, alone: bool, stop: Callable[[], bool]):
         self.control, self.server, self.alone, self.stop = control, server, alone, stop
         self.signal: Any = None  # the message that this rank has had one
 
     def work(self, work: Work, group: int, comm: MPI.Intracomm) -> None:
         """Ask, do and tell, with the ranks of `comm`, until nothing is left; collective. Frees the communicator."""
-        inner, failed, said = comm.Dup(), False, Said(group)
+        inner, failed, said = comm.Dup(), False, GroupReport(group)
         while True:
             job, failed = self.next(inner, said)
             if failed:
@@ -291,11 +291,11 @@ class Rank:
             result = work(job, comm)
             if comm.rank == 0:
                 result = result if result.seconds else result._replace(seconds=time.perf_counter() - begun)
-                said = Said(group, job, result, bool(self.stop()))
+                said = GroupReport(group, job, result, bool(self.stop()))
         inner.Free()
         comm.Free()
 
-    def next(self, inner: MPI.Intracomm, said: Said) -> tuple[Any, bool]:
+    def next(self, inner: MPI.Intracomm, said: GroupReport) -> tuple[Any, bool]:
         """Tell how a job has ended and get the next one, or END; collective over a group, in naps.
 
         Returns on all its ranks, too, whether the one that has ended has failed.
@@ -306,7 +306,7 @@ class Rank:
         found: tuple[Any, bool] = inner.bcast((job, said.result is not None and said.result.failed is not None))
         return found
 
-    def ask(self, said: Said) -> Any:
+    def ask(self, said: GroupReport) -> Any:
         """The first rank of a group tells and asks."""
         server = self.server
         if server is None:
@@ -325,7 +325,7 @@ class Rank:
     def told_signal(self) -> bool:
         """Tell rank 0, once, that this rank is to stop; False."""
         if self.server is None and self.signal is None and self.stop():
-            self.signal = self.control.isend(Said(signalled=True), 0, TELL)
+            self.signal = self.control.isend(GroupReport(signalled=True), 0, TELL)
         return False
 
     def leave(self) -> bool:

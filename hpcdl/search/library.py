@@ -4,7 +4,7 @@
 
 The function is called on all ranks of a group, each time with a trial; what it returns on the group's first rank is the
 trial's score. What it raises makes a failed row, with its reason, and the search goes on; but where one rank alone
-raises while the others wait for it, nobody can call them out, and the job is ended (hpcdl/services/trial.py).
+raises while the others wait for it, nobody can call them out, and the job is ended (hpcdl/launch/isolated_run.py).
 """
 
 import math
@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from hpcdl.comm import refuse_together
 from hpcdl.errors import UsageError, blamed_on, line
+from hpcdl.launch.isolated_run import PATIENCE, all_come, alone, told
 from hpcdl.runs import signals
 from hpcdl.runs.folder import Folder
 from hpcdl.search import groups
@@ -25,8 +26,7 @@ from hpcdl.search.controller import Controller, Judged
 from hpcdl.search.journal import Journal
 from hpcdl.search.methods import make_method
 from hpcdl.search.space import Space
-from hpcdl.search.tasks import Job, Result, Values
-from hpcdl.services.trial import PATIENCE, all_come, alone, told
+from hpcdl.search.tasks import Result, SearchJob, Values
 
 FREE = ("program", "ranks_per_trial")  # settings that may have changed where a search goes on
 
@@ -69,7 +69,7 @@ def made(path: Path | None) -> Path | None:
     return path
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """What a search has found: the values of the best trial and its score, None where there is none yet.
 
     rows: all that has ended, in the order of trials, each with its task, its mean score and its results, one for each
@@ -105,7 +105,7 @@ def search(
     points: int = 5,
     controller: str = "shared",
     watch: Callable[[groups.Event], None] = lambda event: None,
-) -> Found:
+) -> SearchResult:
     """Look for the values of the space with the smallest score; collective over `comm`. Returns the same on all ranks.
 
     space: lines as --space takes them, what a YAML file of them says, or a Space. objective(trial, comm): the score, a
@@ -146,13 +146,13 @@ def search(
                 settings |= {"eta": eta, "points": points}
                 journal = Journal.open(lock.path, settings, resume, force, FREE)
                 handed = Controller(made, seeds, maximize, journal)
-        work = Work(objective, lock.path, seed)
+        work = ObjectiveWork(objective, lock.path, seed)
         stopped = groups.run(comm, ranks_per_trial, work, handed, controller == "own", told_to_stop, watch)
         found = None
         if handed is not None:
             best = handed.found(1)
             rows = sorted(handed.judged.values(), key=lambda each: (each.task.trial, each.task.rung))
-            found = Found(best[0].task.values if best else None, best[0].score if best else None, rows, stopped)
+            found = SearchResult(best[0].task.values if best else None, best[0].score if best else None, rows, stopped)
         return comm.bcast(found)  # type: ignore[return-value]
     finally:
         journal.close()
@@ -173,13 +173,13 @@ def told_to_stop() -> bool:
     return bool(signals.received)
 
 
-class Work:
+class ObjectiveWork:
     """The objective as the work of a group (groups.py)."""
 
     def __init__(self, objective: Objective, folder: Path | None, seed: int):
         self.objective, self.folder, self.seed = objective, folder, seed
 
-    def __call__(self, job: Job, comm: MPI.Intracomm) -> Result:
+    def __call__(self, job: SearchJob, comm: MPI.Intracomm) -> Result:
         """The result, the same on all ranks; collective. Raises what a rank alone has come upon."""
         error: BaseException | None = None
         score, failed = None, None
@@ -194,7 +194,7 @@ class Work:
         failures = [why for _, why in everyone if why is not None]
         return Result(None, failures[0]) if failures else Result(everyone[0][0])
 
-    def trial(self, job: Job) -> Trial:
+    def trial(self, job: SearchJob) -> Trial:
         """What the objective is to know of a job."""
         task, before = job.task, None
         own = self.place(task.trial, job.seed)

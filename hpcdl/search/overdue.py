@@ -19,9 +19,9 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from hpcdl.comm.callers import innermost, place
-from hpcdl.comm.ending import end_job
-from hpcdl.services.trial import BEGUN, begun, write_begun
+from hpcdl.comm.diagnostics.call_site import innermost, place
+from hpcdl.comm.job_abort import end_job
+from hpcdl.launch.isolated_run import BEGUN, begun, write_begun
 
 GRACE = 30.0  # seconds, at least, in which a trial may come to the end of its step, be scored and saved
 LATE = 5.0  # seconds that the thread of Python's has to end the job

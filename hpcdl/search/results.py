@@ -19,11 +19,11 @@ import yaml
 
 from hpcdl.errors import UsageError, blamed_on, printable
 from hpcdl.files import atomic_write
-from hpcdl.own import names_in
+from hpcdl.launch.command_lines import DECIDED, PLACED
+from hpcdl.plugins import names_in
 from hpcdl.runs.options import read_file
+from hpcdl.search.search_log_reader import TrialRow, Trials, best, read, score_text
 from hpcdl.search.space import Space
-from hpcdl.services.commands import DECIDED, PLACED
-from hpcdl.services.trial_rows import Row, Trials, best, read, score_text
 
 TABLE, BEST = "trials.csv", "best.yaml"
 COLUMNS = ("trial", "status", "score", "spread", "rung", "amount", "seconds", "steps", "parent", "folder", "reason")
@@ -31,7 +31,7 @@ PROGRAM = "train-allreduce"  # of a line that names none
 LONGER = 2  # times as many epochs for the best
 
 
-def write_tables(folder: Path, trials: Trials | None = None) -> Row | None:
+def write_tables(folder: Path, trials: Trials | None = None) -> TrialRow | None:
     """Write trials.csv and, where a trial has a score, best.yaml into the folder of a search; returns the best row.
 
     trials: what the journal tells, where that is known. Raises UsageError where it cannot be read, or they be written.
@@ -47,7 +47,7 @@ def write_tables(folder: Path, trials: Trials | None = None) -> Row | None:
     return top
 
 
-def table(trials: Trials, of: list[Row]) -> str:
+def table(trials: Trials, of: list[TrialRow]) -> str:
     """trials.csv: what each trial was and has reached, then its values; those of a name that is ours with dashes."""
     names = list(dict.fromkeys([*(axis.name for axis in trials.axes()), *(name for row in of for name in row.values)]))
     file = io.StringIO()
@@ -60,7 +60,7 @@ def table(trials: Trials, of: list[Row]) -> str:
     return file.getvalue()
 
 
-def best_file(folder: Path, trials: Trials, row: Row) -> str:
+def best_file(folder: Path, trials: Trials, row: TrialRow) -> str:
     """best.yaml: what it is in comments, then the options; of a search over a function its values alone."""
     command = training_command(folder, trials, row)
     score = f"{trials.objective} {score_text(trials, row.score, row.spread)}" + (
@@ -118,7 +118,7 @@ def common(words: list[str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in (*DECIDED, "progress", "trust")}
 
 
-def training_command(folder: Path, trials: Trials, row: Row) -> str | None:
+def training_command(folder: Path, trials: Trials, row: TrialRow) -> str | None:
     """How the best trial is trained anew, and for longer: the command line; None for a search over a function."""
     if not trials.settings.get("program"):
         return None
@@ -135,7 +135,7 @@ def training_command(folder: Path, trials: Trials, row: Row) -> str | None:
     return shlex.join([*words, "--out", f"{folder}-best"])
 
 
-def epochs_of(row: Row) -> list[Any]:
+def epochs_of(row: TrialRow) -> list[Any]:
     """How many epochs a trial had, as far as it tells."""
     return [*(more.get("epochs") for piece in row.pieces[-1:] for more in piece.more.values()), row.amount]
 

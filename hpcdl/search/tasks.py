@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 Values = dict[str, Any]  # by the name of a parameter: str, int or float
 
 
-class Task(NamedTuple):
+class SearchTask(NamedTuple):
     """A piece of trial number `trial`, of those from 0 on: its training with `values` until `amount`.
 
     rung: how many pieces of the trial were before. amount: until where, in epochs from the trial's beginning; 0: to its
@@ -28,10 +28,10 @@ class Task(NamedTuple):
     parent: int | None = None
 
 
-class Job(NamedTuple):
+class SearchJob(NamedTuple):
     """A task with seed number `seed`, 0 to seeds - 1, of the search; what a group of ranks does at a time."""
 
-    task: Task
+    task: SearchTask
     seed: int = 0
 
     @property
@@ -64,10 +64,10 @@ class Method(Protocol):
 
     planned: bool  # whether all its tasks are known before any has been told of
 
-    def ask(self) -> Task | None:
+    def ask(self) -> SearchTask | None:
         """The next task; None where there is none now, or none any more."""
 
-    def tell(self, task: Task, loss: float | None) -> None:
+    def tell(self, task: SearchTask, loss: float | None) -> None:
         """What a task has brought, the smaller the better; None: it has failed."""
 
     @property

@@ -1,7 +1,7 @@
 """A job of a search as a training run: in a folder of its own, from its last checkpoint, with a score from its summary.
 
     SEARCH/trials/0007/seed-0/     what a run writes (hpcdl/runs/folder.py), and
-        begun, failed.json         as of every training among many (hpcdl/services/trial.py)
+        begun, failed.json         as of every training among many (hpcdl/launch/isolated_run.py)
         until-4.0.h5               the checkpoint after so many epochs, where others may go on from it
         piece                      the number of the last piece that has begun from another trial's checkpoint
 
@@ -23,17 +23,17 @@ from typing import Any
 
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import link
 from hpcdl.comm import refuse_together
 from hpcdl.errors import AgreedError, UsageError, blamed_on, line
+from hpcdl.launch.command_lines import Command
+from hpcdl.launch.isolated_run import BEGUN, Outcome, attempt, begun, forget, given_up, record, write_begun
+from hpcdl.launch.launch_consistency import reading
 from hpcdl.runs import signals
-from hpcdl.runs.alike import reading
-from hpcdl.runs.checkpoint import link
 from hpcdl.runs.folder import remove_run, summary_of
 from hpcdl.search.overdue import end_search, guarded
 from hpcdl.search.space import Space
-from hpcdl.search.tasks import Job, Result, Task
-from hpcdl.services.commands import Command
-from hpcdl.services.trial import BEGUN, Outcome, attempt, begun, forget, given_up, record, write_begun
+from hpcdl.search.tasks import Result, SearchJob, SearchTask
 
 KNOWN = ("steps", "epochs", "train_loss", "stopped")  # of a summary, for tables, beside the scores
 PIECE = "piece"
@@ -58,12 +58,12 @@ class TrialWork:
     limit: float = 0.0
     name: str = ""
 
-    def __call__(self, job: Job, comm: MPI.Intracomm) -> Result:
+    def __call__(self, job: SearchJob, comm: MPI.Intracomm) -> Result:
         asked = time.perf_counter()
         result = self._result(job, comm)
         return result._replace(seconds=time.perf_counter() - asked)
 
-    def _result(self, job: Job, comm: MPI.Intracomm) -> Result:
+    def _result(self, job: SearchJob, comm: MPI.Intracomm) -> Result:
         task, path = job.task, self.path(job.task.trial, job.seed)
         how: Any = None
         try:
@@ -91,12 +91,12 @@ class TrialWork:
         """The folder of the run of a trial with seed number `seed`."""
         return self.folder / "trials" / f"{trial:04d}" / f"seed-{seed}"
 
-    def words(self, task: Task) -> list[str]:
+    def words(self, task: SearchTask) -> list[str]:
         """What a task adds to the command line."""
         found = [f"--{name}={text}" for name, text in self.space.texts(task.values).items()]
         return [*found, f"--time-limit={self.limit!r}"] if self.limit else found
 
-    def _begin(self, task: Task, seed: int, path: Path) -> list[str] | Result:
+    def _begin(self, task: SearchTask, seed: int, path: Path) -> list[str] | Result:
         """Where the run is, and how it begins; or how the job has ended, without it (rank 0)."""
         if signals.told():
             return Result(stopped=True)
@@ -115,7 +115,7 @@ class TrialWork:
             return [f"--out={path}", "--force"]
         return [f"--out={path}", "--force", f"--resume={self._parent(task, seed)}"]
 
-    def _parent(self, task: Task, seed: int) -> Path:
+    def _parent(self, task: SearchTask, seed: int) -> Path:
         """The checkpoint that this piece begins from: the last of the parent's that is not beyond it.
 
         Raises UsageError where there is none.
@@ -126,7 +126,7 @@ class TrialWork:
             raise UsageError(f"{folder} has no checkpoint to go on from")
         return before[-1]
 
-    def _end(self, task: Task, path: Path, stopped: str | None, failed: str | None) -> Result:
+    def _end(self, task: SearchTask, path: Path, stopped: str | None, failed: str | None) -> Result:
         """What the job has brought (rank 0)."""
         with contextlib.suppress(OSError):
             (path / BEGUN).unlink()
@@ -150,7 +150,7 @@ class TrialWork:
             return Result(failed=f"its summary has no {self.objective}; of scores there are: {there}", more=more)
         return Result(float(score), more=more)
 
-    def _keep(self, task: Task, path: Path) -> None:
+    def _keep(self, task: SearchTask, path: Path) -> None:
         """Let others begin from where this piece has ended, whatever becomes of the trial."""
         link(path / "checkpoint.h5", path / f"until-{task.amount!r}.h5")
         for _, older in kept(path)[:-RUNGS]:

@@ -28,15 +28,15 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcdl.errors import UsageError, printable
+from hpcdl.formatting import clock, counted, duration, spent
 from hpcdl.runs.progress import console as users_console
+from hpcdl.search.importance import importance
 from hpcdl.search.methods import make_method
 from hpcdl.search.methods.asha import amounts
 from hpcdl.search.methods.pbt import PopulationBasedTraining
 from hpcdl.search.results import training_command
+from hpcdl.search.search_log_reader import Running, TrialRow, Trials, best, finite, score_text, values_text
 from hpcdl.search.space import Space
-from hpcdl.services.importance import importance
-from hpcdl.services.trial_rows import Row, Running, Trials, best, finite, score_text, values_text
-from hpcdl.words import clock, counted, duration, spent
 
 SHOWN = 10  # of the best trials, while it goes on and at the end
 NARROW = 60  # columns of a terminal below which values are cut off, and times left out
@@ -122,7 +122,7 @@ class View:
         parts += [Text(running, style="dim", no_wrap=True, overflow="ellipsis")] if running else []
         return Group(*parts)
 
-    def headline(self, rows: list[Row]) -> str:
+    def headline(self, rows: list[TrialRow]) -> str:
         """Method, score, counts and how long it takes still."""
         trials, counts = self.trials, Counter(row.status for row in rows)
         of = f" of {trials.asked}" if trials.asked is not None else ""
@@ -134,7 +134,7 @@ class View:
         when = f"; {duration(left)} left, until {clock(self.now() + left, self.now())}" if left is not None else ""
         return f"{what}: {', '.join(said)}{when}"
 
-    def best(self, rows: list[Row], fold: bool = False) -> Table:
+    def best(self, rows: list[TrialRow], fold: bool = False) -> Table:
         """These rows; fold: values that are too long are broken where there is room for that, else cut off."""
         narrow = self.console.width < NARROW
         rungs = any(row.amount for row in rows)
@@ -160,7 +160,7 @@ class View:
         since = f" ({duration(self.now() - each.since)})" if each.since is not None else ""
         return f"trial {each.trial}{seed}{since}"
 
-    def news(self, row: Row) -> str:
+    def news(self, row: TrialRow) -> str:
         """The line of a piece that has ended."""
         trials = self.trials
         whole = f"/{trials.asked}" if trials.asked is not None and not row.amount else ""
@@ -183,7 +183,7 @@ def as_line(event: Any, now: float) -> dict[str, Any]:
     return told if result is None else told | result._asdict()
 
 
-def conclusions(trials: Trials, rows: list[Row], folder: Path | None) -> list[str]:
+def conclusions(trials: Trials, rows: list[TrialRow], folder: Path | None) -> list[str]:
     """What is said at the end, line by line."""
     said = []
     top = next(iter(best(rows, 1)), None)

@@ -22,17 +22,17 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from hpcdl.checkpoint.buffers import kept
+from hpcdl.checkpoint.state import PerRank
 from hpcdl.comm import Communicator
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
 from hpcdl.data import Data
 from hpcdl.kernels.device import Array
 from hpcdl.optim import Optimizer
-from hpcdl.runs.extra import kept
-from hpcdl.runs.held import Whole
 from hpcdl.runs.noise_scale import NoiseScale, Observed
+from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
-from hpcdl.runs.state import PerRank
 
 
 def train(

@@ -10,7 +10,7 @@ Averagings go on while g is computed: some enter x_i between the copy and the up
 takes more steps than a slow one; the mean of all x_i moves with each of them by lr / b g, and with no averaging.
 
 Of a pair, the lower rank sends its x and the higher one answers with the mean, while both go on with their own steps:
-hpcdl/comm/pairwise_gossip.py, where it is seen that no circle of ranks waits. Messages are taken forward between the
+hpcdl/comm/gossip/pairwise.py, where it is seen that no circle of ranks waits. Messages are taken forward between the
 layers of the backward pass and between steps.
 
 Cost of a step: one averaging, 2K values on one edge of the graph, K each way; memory for about 5 vectors of K. A rank
@@ -18,8 +18,8 @@ that computes for long between two layers lets those who wait for its m do steps
 
 Rank 0, a worker too, keeps the tally: a step of the run is done when all ranks together have computed as many examples
 as its batch has. For an evaluation or a checkpoint rank 0 calls all ranks to a meeting, where the average of all models
-is made (hpcdl/runs/tally.py). A run that is resumed begins from there on all ranks, whatever their number; nothing of
-an asynchronous run repeats to the bit.
+is made (hpcdl/runs/async_coordinator.py). A run that is resumed begins from there on all ranks, whatever their number;
+nothing of an asynchronous run repeats to the bit.
 
 (Lian, Zhang, Zhang and Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018)
 """
@@ -31,16 +31,16 @@ from typing import Any
 import numpy as np
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.pairwise_gossip import Pairs
+from hpcdl.comm.gossip.pairwise import Pairs
+from hpcdl.comm.gossip.topology import Topology
 from hpcdl.comm.progress import activity
-from hpcdl.comm.topology import Topology
 from hpcdl.data import Data
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
 from hpcdl.optim import Optimizer
+from hpcdl.runs.async_coordinator import Follower, Leader
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.run import Run
-from hpcdl.runs.tally import Follower, Leader
 
 LULL = 1e-3  # seconds for which a rank without examples rests
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.csr import CSR
 from hpcdl.data import Data
@@ -29,12 +30,11 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels import svrg as kernels
 from hpcdl.kernels.linear import SOFTMAX
 from hpcdl.models.linear_form import LinearForm, linear_form
+from hpcdl.models.model_wrapper import plain
 from hpcdl.optim import Optimizer
-from hpcdl.runs.held import Whole
+from hpcdl.runs.full_pass import full_gradient
+from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
-from hpcdl.runs.state import Same
-from hpcdl.runs.whole_pass import full_gradient
-from hpcdl.runs.wrapped import plain
 
 ROWS = 256  # that a thread gathers at once
 

@@ -44,22 +44,22 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.checkpoint.state import Same, Tracked
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import Batch, Data
-from hpcdl.data.order import local_order
+from hpcdl.data.sampler import local_order
 from hpcdl.errors import UsageError
 from hpcdl.kernels import coordinate_descent as kernels
 from hpcdl.kernels.bind import prepare
 from hpcdl.kernels.linear import HINGE, LOGISTIC, SQUARED
 from hpcdl.memory import Memory
 from hpcdl.models.linear_form import LinearForm, linear_form
+from hpcdl.models.model_wrapper import plain
 from hpcdl.optim import Optimizer
 from hpcdl.runs.by_example import ByExample
-from hpcdl.runs.held import Whole
+from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
-from hpcdl.runs.state import Same, Tracked
-from hpcdl.runs.wrapped import plain
 
 PROGRAM = "train-coordinate-descent"
 

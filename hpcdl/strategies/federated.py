@@ -49,7 +49,7 @@ from hpcdl.federated.codec import Codec
 from hpcdl.federated.server import make_rule
 from hpcdl.optim import Optimizer
 from hpcdl.optim.optimizer import AVERAGE
-from hpcdl.runs.held import Whole
+from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
 
 

@@ -25,12 +25,12 @@ from typing import Any
 from hpcdl.comm import Communicator
 from hpcdl.data import Data
 from hpcdl.kernels.device import Array
-from hpcdl.models.part import Part
+from hpcdl.models.model_wrapper import plain
+from hpcdl.models.part import ModelPart
 from hpcdl.optim import Optimizer
 from hpcdl.parallel.cut_model import CutModel, same_start
 from hpcdl.parallel.zero import Shards
 from hpcdl.runs.run import Run
-from hpcdl.runs.wrapped import plain
 
 
 def train(
@@ -44,7 +44,7 @@ def train(
 ) -> Array:
     """Train on all ranks of `comm`; returns the parameters that this rank holds."""
     same_start(run.bookkeeping, model)
-    shards = Shards(run, Part(plain(model)), optimizer, comm, stage, owners=gather == "broadcast")
+    shards = Shards(run, ModelPart(plain(model)), optimizer, comm, stage, owners=gather == "broadcast")
     held = CutModel(comm, model, shards)
     run.report(stage=stage, gather=gather)
     run.begin("fully_sharded", held, data)

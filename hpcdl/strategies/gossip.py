@@ -36,9 +36,9 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.checkpoint.state import PerRank
 from hpcdl.comm import Communicator, refuse_together
-from hpcdl.comm.gossip import AcceleratedGossip, Gossip
-from hpcdl.comm.mixing import (
+from hpcdl.comm.gossip.mixing import (
     RULES,
     acceleration,
     check_mixing,
@@ -49,7 +49,8 @@ from hpcdl.comm.mixing import (
     rounds_until,
     spectral_gap,
 )
-from hpcdl.comm.topology import Topology
+from hpcdl.comm.gossip.rounds import AcceleratedGossip, Gossip
+from hpcdl.comm.gossip.topology import Topology
 from hpcdl.data import Batch, Data
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import Array
@@ -57,7 +58,6 @@ from hpcdl.kernels.reduce import add_scaled
 from hpcdl.optim import Optimizer
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.run import Run
-from hpcdl.runs.state import PerRank
 
 
 def train(
@@ -73,8 +73,8 @@ def train(
 ) -> np.ndarray:
     """Train on all ranks of `comm`; returns this rank's replica.
 
-    rule: of the mixing matrix W (hpcdl/comm/mixing.py). method: one of METHODS. phase: batches of a phase; 0: see
-    `batches_of`, which raises UsageError for what does not go together.
+    rule: of the mixing matrix W (hpcdl/comm/gossip/mixing.py). method: one of METHODS. phase: batches of a phase; 0:
+    see `batches_of`, which raises UsageError for what does not go together.
     """
     w = run.initial(model)
     gradient = comm.empty(like=w)

@@ -50,24 +50,24 @@ from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator, refuse_together
-from hpcdl.comm.gossip import Gossip
-from hpcdl.comm.mixing import RULES, check_mixing, matrices, mixing_over_period
-from hpcdl.comm.node import cores, ranks_of_node
-from hpcdl.comm.topology import Topology
+from hpcdl.comm.gossip.mixing import RULES, check_mixing, matrices, mixing_over_period
+from hpcdl.comm.gossip.rounds import Gossip
+from hpcdl.comm.gossip.topology import Topology
+from hpcdl.comm.node_memory import cores, ranks_of_node
 from hpcdl.data import Data
 from hpcdl.errors import UsageError, unknown
+from hpcdl.formatting import counted
 from hpcdl.kernels.device import CPU
 from hpcdl.models.linear_form import LinearForm, linear_form
+from hpcdl.models.model_wrapper import plain
 from hpcdl.optim import Optimizer
-from hpcdl.parallel.shared_vector import OneVector, Sharing, Tally, Vectors
+from hpcdl.parallel.shared_vector import OneVector, Sharing, ThreadCounts, Vectors
 from hpcdl.parallel.thread_team import ThreadTeam, check_rule, touched, words_for
+from hpcdl.parameter_server.consistency import Consistency
+from hpcdl.parameter_server.parameter_store import ParameterStore
+from hpcdl.parameter_server.run_on_servers import Keeper, OnServers, asked
 from hpcdl.runs.interrupted import end_here
 from hpcdl.runs.run import Run
-from hpcdl.runs.wrapped import plain
-from hpcdl.services.consistency import Consistency
-from hpcdl.services.on_servers import Keeper, OnServers, asked
-from hpcdl.services.parameter_store import ParameterStore
-from hpcdl.words import counted
 
 log = logging.getLogger("hpcdl")
 JOINS = "all-reduce", "gossip", "servers"
@@ -99,7 +99,7 @@ def train(
         form = form_of(model, optimizer)
     sharing, share = Sharing(comm, run, shared), (comm.rank, comm.size)
     w, words, state = arrays_of(sharing, comm, model, optimizer, run, threads)
-    one, alone, tally = sharing.vectors == 1, comm.size == 1, Tally(optimizer)
+    one, alone, tally = sharing.vectors == 1, comm.size == 1, ThreadCounts(optimizer)
     held: Any = OneVector(model, w, optimizer, tally) if one else Vectors(model, w, optimizer, tally, sharing)
     turns, crowded = most_turns(run, data, share, threads, batch), outnumbered(run, threads)
     with refuse_together(comm.mpi):
@@ -157,7 +157,7 @@ def train_on_servers(
     Workers share no memory: each pulls the vector, lets its threads work on its copy of it, and pushes what they have
     changed, which the servers add. Returns the parameters: whole on rank 0 and the workers, on other servers a slice.
     """
-    works, tally = comm.rank >= servers, Tally(optimizer)
+    works, tally = comm.rank >= servers, ThreadCounts(optimizer)
     with refuse_together(comm.mpi):
         form = form_of(model, optimizer)
         if optimizer.state:

@@ -37,16 +37,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator
 from hpcdl.data import Data
 from hpcdl.errors import parse_spec
 from hpcdl.kernels.device import CPU, Device
 from hpcdl.kernels.reduce import add_scaled
 from hpcdl.optim import SETTINGS, Optimizer, make_optimizer
-from hpcdl.own import of_torch
+from hpcdl.plugins import of_torch
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.run import Run
-from hpcdl.runs.state import Same
 
 
 def train(

@@ -19,10 +19,11 @@ aware: rate / (1 + staleness), so that what is late moves less; after Zhang et a
 2016, who divide by the staleness where it is 1 or more.
 delay: each update is applied so many versions late, w(t+1) = w(t) - lr g(w(t - delay)): to see where training diverges.
 
-sparse_push: of sparse data, the rows of the first layer's weight travel that a batch touches (hpcdl/services/keys.py).
+sparse_push: of sparse data, the rows of the first layer's weight travel that a batch touches
+(hpcdl/parameter_server/sparse_keys.py).
 
-replicas: each slice is on so many servers, and a push counts when all have it (hpcdl/services/replication.py); ranks
-that are gone are outlived then, where the library can (hpcdl/services/outliving_servers.py).
+replicas: each slice is on so many servers, and a push counts when all have it (hpcdl/parameter_server/replication.py);
+ranks that are gone are outlived then, where the library can (hpcdl/recovery/server_failover.py).
 
 The run is run by rank 0, the first server: it counts steps, scores, saves, and gives out the steps. Before a checkpoint
 no worker is let past its step, so that what is saved is the state of just those steps.
@@ -38,6 +39,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcdl.checkpoint.buffers import carried
 from hpcdl.comm import Communicator
 from hpcdl.comm.failure import refuse_together
 from hpcdl.data import Batch, Data
@@ -46,17 +48,16 @@ from hpcdl.kernels.device import CPU, Array, device_of
 from hpcdl.kernels.norm import sum_of_squares
 from hpcdl.models.layered import Layered
 from hpcdl.models.layers import Dense
+from hpcdl.models.model_wrapper import plain
 from hpcdl.optim import Optimizer
-from hpcdl.runs.extra import carried
+from hpcdl.parameter_server.consistency import BSP, Consistency
+from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
+from hpcdl.parameter_server.run_on_servers import Keeper, OnServers, asked
+from hpcdl.parameter_server.sparse_keys import KEY, VectorRows
+from hpcdl.parameter_server.store_client import shows_own_pushes
+from hpcdl.parameter_server.store_messages import Push
+from hpcdl.recovery.server_failover import WorkShare, share_at
 from hpcdl.runs.run import Run
-from hpcdl.runs.wrapped import plain
-from hpcdl.services.consistency import BSP, Consistency
-from hpcdl.services.keys import KEY, Rows
-from hpcdl.services.on_servers import Keeper, OnServers, asked
-from hpcdl.services.outliving_servers import Share, share_at
-from hpcdl.services.parameter_store import ParameterStore, cut_slices
-from hpcdl.services.store_client import shows_own_pushes
-from hpcdl.services.store_messages import Push
 
 log = logging.getLogger("hpcdl")
 LATE_OWN = (
@@ -84,7 +85,7 @@ def train(
 ) -> np.ndarray:
     """Train on all ranks of `comm`: the first `servers` serve, or all do (on_workers); the others work.
 
-    replicas: on how many servers each slice is (hpcdl/services/replication.py).
+    replicas: on how many servers each slice is (hpcdl/parameter_server/replication.py).
 
     Returns the parameters: whole on rank 0 and the workers, on other servers their slice.
     """
@@ -187,18 +188,18 @@ class Batches:
     """This worker's part of the batch of any step; under async the whole batch.
 
     Where workers are gone that is another one from some step on, and what they have left is added to its next push
-    (hpcdl/services/outliving_servers.py).
+    (hpcdl/recovery/server_failover.py).
     """
 
     def __init__(self, comm: Communicator, store: ParameterStore, data: Data, run: Run):
         self.data, self.run, self.ahead = data, run, store.consistency.clocked
         if run.options.survivor is None:
             parts = (store.clients.index(comm.rank), len(store.clients)) if self.ahead else (0, 1)
-            self.shares, self.left = [Share(0, *parts)], []  # type: list[Share], list[Share]
+            self.shares, self.left = [WorkShare(0, *parts)], []  # type: list[WorkShare], list[WorkShare]
         else:
             division = run.options.survivor.division
             self.shares, self.left = division.shares[comm.rank], division.orphans.get(comm.rank, [])
-        self.share: Share | None = None
+        self.share: WorkShare | None = None
         self.cursor: Any = None  # Cursor, from the first batch on
 
     def take(self, step: int) -> Batch:
@@ -242,13 +243,13 @@ def pull_touched(
     return None if asked(comm, store, run, store.pull_at, parameters, keys) is None else batch
 
 
-def touched_rows(model: Any) -> Rows:
+def touched_rows(model: Any) -> VectorRows:
     """The rows of the weight of a model's first layer, of which a batch touches some. UsageError where it has none."""
     model = plain(model)
     if not (isinstance(model, Layered) and isinstance(model.layers[0], Dense)):
         raise UsageError("--sparse-push sends rows of the first layer's weight: take a linear model or an mlp")
     features, width = model.layers[0].whole["weight"]
-    return Rows(width, features * width)
+    return VectorRows(width, features * width)
 
 
 def check_sparse_push(optimizer: Optimizer, sparse: bool) -> None:

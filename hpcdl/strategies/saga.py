@@ -21,18 +21,18 @@ from one rank and the others add 0. It changes no bits, whatever the number of r
 
 from typing import Any
 
+from hpcdl.checkpoint.state import Same, Summed
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch, Data
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_scaled, scale
 from hpcdl.models.layered import FlatWeights
 from hpcdl.models.linear_form import linear_form
+from hpcdl.models.model_wrapper import plain
 from hpcdl.optim import Optimizer
-from hpcdl.runs.held import Whole
+from hpcdl.runs.full_pass import whole_pass
+from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
-from hpcdl.runs.state import Same, Summed
-from hpcdl.runs.whole_pass import whole_pass
-from hpcdl.runs.wrapped import plain
 
 
 def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run: Run) -> Array:
@@ -46,7 +46,7 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     mu[:] = step[:] = 0
     add_scaled(mu, step, 1.0)  # compiled before any clock runs
     scale(mu, 1.0)
-    table = Table(comm, plain(model), data.examples, outputs)
+    table = GradientTable(comm, plain(model), data.examples, outputs)
     run.track("table", Same(table.slopes))
     run.track("table_new", Summed(table.new))
     run.track("mean_gradient", Same(mu))
@@ -74,7 +74,7 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     return w
 
 
-class Table:
+class GradientTable:
     """slopes (examples, outputs): of the losses, as they were when each example was visited last before this epoch.
 
     new: of those that this rank has visited in this epoch; 0 of all others.

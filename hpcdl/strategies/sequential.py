@@ -15,7 +15,7 @@ from hpcdl.comm import Communicator
 from hpcdl.data import Data
 from hpcdl.kernels.device import Array
 from hpcdl.optim import Optimizer
-from hpcdl.runs.held import Whole
+from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
 
 

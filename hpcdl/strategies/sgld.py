@@ -27,11 +27,11 @@ from typing import Any
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.data import Batch, Data
+from hpcdl.inference.chains import Chains
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.noise import langevin
 from hpcdl.optim import Optimizer
 from hpcdl.random import Random
-from hpcdl.runs.chains import Chains
 from hpcdl.runs.run import Run
 
 

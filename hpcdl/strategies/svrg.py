@@ -23,15 +23,15 @@ all-reduce more, and a gradient of all examples.
 
 from typing import Any
 
+from hpcdl.checkpoint.state import Same
 from hpcdl.comm import Communicator
 from hpcdl.data import Data
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_scaled, scale
 from hpcdl.optim import Optimizer
-from hpcdl.runs.held import Whole
+from hpcdl.runs.full_pass import full_gradient
+from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
-from hpcdl.runs.state import Same
-from hpcdl.runs.whole_pass import full_gradient
 
 
 def train(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcdl.comm.told import TYPES
+from hpcdl.comm.diagnostics.call_signature import TYPES
 from hpcdl.errors import UsageError
 
 # bfloat16 and float16 are known as what they are where values are combined (`CODED`).

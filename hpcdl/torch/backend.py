@@ -7,8 +7,8 @@
       gather, scatter, all_to_all
     send, recv, barrier            push, wait, barrier
 
-A blocking call on a tensor of the CPU goes the short way (comm/door.py), on the tensor's own memory. Lists of tensors
-hold one tensor for each process, as for gloo: a process has one device.
+A blocking call on a tensor of the CPU goes the short way (comm/call_path.py), on the tensor's own memory. Lists of
+tensors hold one tensor for each process, as for gloo: a process has one device.
 """
 
 import datetime
@@ -25,6 +25,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, Work
 from hpcdl.chunks import chunks
 from hpcdl.comm.allreduce.ring import ring_all_gather
 from hpcdl.comm.allreduce.tree import tree_broadcast
+from hpcdl.comm.diagnostics.call_signature import Call
 from hpcdl.comm.exchange import (
     Message,
     exchange,
@@ -35,7 +36,6 @@ from hpcdl.comm.exchange import (
 )
 from hpcdl.comm.operations import reducible
 from hpcdl.comm.point_to_point import ANY
-from hpcdl.comm.told import Call
 from hpcdl.errors import UsageError
 from hpcdl.torch.arrays import CODED, Back, all_back, element_type, own, reading, writing
 from hpcdl.torch.monitored import monitored_barrier
@@ -77,7 +77,7 @@ def one(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0]
 
 
-class Group(OfCommunicator):
+class BackendGroup(OfCommunicator):
     """A process group over a communicator: the operations."""
 
     # -- reductions --------------------------------------------------------------------------------------------------
@@ -376,14 +376,16 @@ class Group(OfCommunicator):
     ) -> Work:
         return self._run(later, call, lambda comm: exchange.steps(comm, sends, receives), outputs, back)
 
-    def split_group(self, ranks: list[int], timeout: Any = None, opts: Any = None, **about: Any) -> "Group | None":
+    def split_group(
+        self, ranks: list[int], timeout: Any = None, opts: Any = None, **about: Any
+    ) -> "BackendGroup | None":
         """The group of these ranks of ours, which make the call together; None for the others."""
         if self.me not in ranks:
             return None
         name = about.get("group_name") or f"{self.known_as}:{','.join(map(str, ranks))}"
         with engine.mine():
             comm = self.comm.subgroup(sorted(ranks), name)
-        return Group(comm, name, self.store, timeout or self.timeout)
+        return BackendGroup(comm, name, self.store, timeout or self.timeout)
 
     splitGroup = split_group
 

@@ -38,7 +38,7 @@ def statistics_of(modules: Iterable[nn.Module], rows: int) -> Iterator[None]:
         raise
 
 
-class Buffers:
+class ModuleBuffers:
     """The buffers and the frozen parameters of a module, by their names. changing: the names of the buffers."""
 
     def __init__(self, module: nn.Module, device: Device = CPU):

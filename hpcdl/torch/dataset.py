@@ -30,12 +30,12 @@ from hpcdl.chunks import chunks
 from hpcdl.data.data_options import DataOptions, held_out_rows, model_type
 from hpcdl.data.dataset import Data, Split
 from hpcdl.data.digest import Digest
-from hpcdl.data.meaning import Meaning
-from hpcdl.data.order import named
 from hpcdl.data.readers import MemoryReader
+from hpcdl.data.sampler import named
+from hpcdl.data.schema import Meaning
 from hpcdl.data.standard import Standard
 from hpcdl.errors import LoneError, UsageError
-from hpcdl.own import blamed_on_own
+from hpcdl.plugins import blamed_on_own
 from hpcdl.torch.workers import Workers
 
 LOOKED_AT = 8  # examples that the digest is of, beside the targets

@@ -5,7 +5,7 @@
     traffic(), write_trace(path)   what all groups have sent together
 
 The communicator of the first kind is kept and serves again where the process group is destroyed and made anew; those of
-the second kind go back (giving_back.py).
+the second kind go back (group_cleanup.py).
 Environment: HPCDL_ALLREDUCE, the algorithm; HPCDL_TRACE, a folder for the program's trace, which is kept only then.
 """
 
@@ -25,27 +25,27 @@ from torch import distributed
 
 from hpcdl.comm import Communicator, failure
 from hpcdl.comm.failure import refuse_together
-from hpcdl.comm.node import cores, ranks_of_node
+from hpcdl.comm.node_memory import cores, ranks_of_node
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Device, open_device
 from hpcdl.machine import world
-from hpcdl.torch.backend import Group
-from hpcdl.torch.giving_back import give_back
+from hpcdl.torch.backend import BackendGroup
+from hpcdl.torch.group_cleanup import give_back
 from hpcdl.torch.work import engine
 
 SPANS = 100_000  # of the trace that are kept
 KEPT: dict[tuple[int, ...], Communicator] = {}  # by the ranks of MPI's world
 
 
-def make(asked: Any, options: Any = None) -> Group:
+def make(asked: Any, options: Any = None) -> BackendGroup:
     """The process group that torch.distributed asks for. Raises UsageError where the ranks are not MPI's."""
     ranks, timeout = list(asked.global_ranks_in_group), asked.timeout
     if not ranks:
         comm = of_world(asked.group_rank, asked.group_size, asked.store, timeout)
-        return Group(comm, asked.group_id, asked.store, timeout, own=False)
+        return BackendGroup(comm, asked.group_id, asked.store, timeout, own=False)
     comm, first = of_ranks(ranks, asked.group_id, timeout), distributed.group.WORLD
-    limit = 0.0 if isinstance(first, Group) and first.timeout == timeout else timeout.total_seconds()
-    return Group(comm, asked.group_id, asked.store, timeout, limit, own=comm not in KEPT.values())
+    limit = 0.0 if isinstance(first, BackendGroup) and first.timeout == timeout else timeout.total_seconds()
+    return BackendGroup(comm, asked.group_id, asked.store, timeout, limit, own=comm not in KEPT.values())
 
 
 def of_world(rank: int, size: int, store: Any, timeout: datetime.timedelta) -> Communicator:
@@ -118,7 +118,7 @@ def of_ranks(ranks: list[int], name: str, timeout: datetime.timedelta) -> Commun
     parent: Any = distributed.group.WORLD
     with engine.mine():
         give_back()
-        if isinstance(parent, Group):
+        if isinstance(parent, BackendGroup):
             return parent.comm.subgroup(ranks, name, zlib.crc32(name.encode()) % 32767)
         key = tuple(ranks)
         if key not in KEPT:
@@ -151,7 +151,7 @@ def write_trace(path: str | Path) -> None:
     Raises UsageError where none are kept: HPCDL_TRACE is to name a folder from the start.
     """
     group: Any = distributed.group.WORLD
-    if not isinstance(group, Group):
+    if not isinstance(group, BackendGroup):
         raise UsageError('there is no process group of the backend hpcdl; call init_process_group("hpcdl") first')
     if not group.comm.timeline.limit:
         raise UsageError("no trace is kept; set HPCDL_TRACE to a folder before init_process_group")

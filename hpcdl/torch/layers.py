@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hpcdl.data import Batch
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import Array
-from hpcdl.models.group import Group
+from hpcdl.models.group import LayerGroup
 from hpcdl.models.layers import Layer
 from hpcdl.models.losses import Loss
 from hpcdl.models.pool import Pool
@@ -58,7 +58,7 @@ class Weight(NamedTuple):
     offset: int
 
 
-class Kept:
+class SavedGraph:
     """What a layer keeps between forward and backward: the ends of its graph. It is empty once it was used."""
 
     def __init__(self, x: Tensor | None = None, y: Tensor | None = None, weights: Sequence[Tensor] = ()):
@@ -138,7 +138,7 @@ class ModuleLayer(Layer):
                 "train-pipeline, train-fully-sharded, or train-grid on data and pipeline"
             )
 
-    def output_shape(self, rows: int, group: Group) -> tuple[int, ...]:
+    def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, ...]:
         """The shape of y for so many examples."""
         return rows * self.per[0], *self.per[1:]
 
@@ -150,11 +150,11 @@ class ModuleLayer(Layer):
     # -- forward and backward ------------------------------------------------------------------------------------------
 
     def forward(
-        self, w: Sequence[Array], x: Array, group: Group, batch: Batch | None = None, keep: bool = True
-    ) -> tuple[Array, Kept]:
+        self, w: Sequence[Array], x: Array, group: LayerGroup, batch: Batch | None = None, keep: bool = True
+    ) -> tuple[Array, SavedGraph]:
         """y and what backward needs, which is nothing without keep; then the module is as it evaluates."""
         if not len(x):
-            return self.pool.device.empty((0, *self.per[1:]), self.pool.dtype), Kept()
+            return self.pool.device.empty((0, *self.per[1:]), self.pool.dtype), SavedGraph()
         self.bind(w)
         leaf = as_tensor(x)
         if self.first:
@@ -164,11 +164,11 @@ class ModuleLayer(Layer):
         if not keep:
             with torch.no_grad():
                 y = self.through(leaf)
-            return as_array(y, device), Kept()
+            return as_array(y, device), SavedGraph()
         if batch is not None:
             self.model.draws.at(batch.epoch, batch.step, batch.index, self.name)
             self.model.draws.calls.update(self.drawn)
-        kept = Kept(leaf.requires_grad_(not self.first), None, self.weights)
+        kept = SavedGraph(leaf.requires_grad_(not self.first), None, self.weights)
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
             kept.y = self.through(leaf)
         self.check()
@@ -196,7 +196,9 @@ class ModuleLayer(Layer):
             if parameter.data_ptr() != at:
                 raise UsageError(f"stage {self.name} replaces its parameter {name} while it computes")
 
-    def backward(self, w: Sequence[Array], saved: Kept, dy: Array, g: Sequence[Array], group: Group) -> Array | None:
+    def backward(
+        self, w: Sequence[Array], saved: SavedGraph, dy: Array, g: Sequence[Array], group: LayerGroup
+    ) -> Array | None:
         """dx; the gradients by the tensors are added to g by PyTorch."""
         x, y = saved.x, saved.y
         if x is None or y is None:  # no rows: dy has the shape of y, and dx that of x
@@ -224,7 +226,7 @@ class ModuleLayer(Layer):
             found = found.clone()  # a view of dy, as of a stage that only reshapes; that is the caller's
         return self.pool.lend(found)
 
-    def release(self, saved: Kept) -> None:
+    def release(self, saved: SavedGraph) -> None:
         """Let go of the graph."""
         self.pool.count(-saved.bytes)
         if saved.x is None and saved.y is None:
@@ -263,17 +265,17 @@ class ModuleLoss(Loss):
         self.target = np.dtype(np.int64) if model.classes else model.dtype
 
     def forward(  # type: ignore[override]
-        self, w: Sequence[Array], z: Array, group: Group, y: Array, batch: Any = None, keep: bool = True
-    ) -> tuple[tuple[float, float], Kept]:
+        self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array, batch: Any = None, keep: bool = True
+    ) -> tuple[tuple[float, float], SavedGraph]:
         """(sum of losses, score) and what backward needs; the score without keep alone, where somebody asks for it."""
         if not len(y):
-            return (0.0, 0.0), Kept(self.rowless(z))
+            return (0.0, 0.0), SavedGraph(self.rowless(z))
         output, target = as_tensor(z), as_tensor(y)
         if not keep:
             with torch.no_grad():
                 loss = self.model.sum_of_losses(output, target).item()
-                return (loss, self.model.score(output, target)), Kept()
-        kept = Kept(output.requires_grad_())
+                return (loss, self.model.score(output, target)), SavedGraph()
+        kept = SavedGraph(output.requires_grad_())
         kept.y = self.model.sum_of_losses(output, target)
         return (kept.y.item(), 0.0), kept
 
@@ -282,7 +284,7 @@ class ModuleLoss(Loss):
         return as_tensor(self.pool.device.zeros(z.shape, z.dtype))
 
     def backward(  # type: ignore[override]
-        self, w: Sequence[Array], saved: Kept, dy: Array | None, g: Sequence[Array], group: Group
+        self, w: Sequence[Array], saved: SavedGraph, dy: Array | None, g: Sequence[Array], group: LayerGroup
     ) -> Array:
         """dz."""
         z = saved.x
@@ -293,7 +295,7 @@ class ModuleLoss(Loss):
         saved.clear()
         return self.pool.lend(dz.contiguous())
 
-    def release(self, saved: Kept) -> None:  # type: ignore[override]
+    def release(self, saved: SavedGraph) -> None:  # type: ignore[override]
         """Let go of the graph."""
         saved.clear()
 

@@ -7,7 +7,7 @@
 The loss is summed over the rows of a batch, as hpcdl has it: a module's mean is multiplied by their number, so that a
 batch that is cut unevenly, or whose share is empty, gives the mean gradient of all its examples.
 
-    tensors.py   what lies where         buffers.py   what a module holds beside         draws.py   dropout and its kin
+    tensors.py   what lies where     buffers.py   what a module holds beside     dropout_rng.py   dropout and its kin
     stages.py    a module that is a chain, as layers that ranks can share (layers.py)
 """
 
@@ -26,8 +26,8 @@ from hpcdl.kernels.device import CPU, Array
 from hpcdl.models import HALF
 from hpcdl.random import Random
 from hpcdl.torch import state
-from hpcdl.torch.buffers import Buffers, statistics_of
-from hpcdl.torch.draws import Draws
+from hpcdl.torch.buffers import ModuleBuffers, statistics_of
+from hpcdl.torch.dropout_rng import Draws
 from hpcdl.torch.stages import Chain
 from hpcdl.torch.tensors import Bound, as_array, as_tensor, layout_of, place_of, prepare
 
@@ -81,7 +81,7 @@ class TorchModel(Chain):
         self.start = {} if make else values_of(module)
         module.to(place_of(device))
         self.bound = Bound(module, self.layout)
-        self.beside = Buffers(module, device)
+        self.beside = ModuleBuffers(module, device)
         self.averaged = self.beside.changing if buffers == "average" else []
 
     @property

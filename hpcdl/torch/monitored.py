@@ -14,7 +14,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-TAG = 40_000  # beyond those of messages that users send (comm/door.py)
+TAG = 40_000  # beyond those of messages that users send (comm/call_path.py)
 CAME, MISSING = 1, 2
 GRACE = 5.0  # seconds that rank 0 may take to answer beyond the time for all to come
 leaving: list[MPI.Request] = []  # messages that may not have left; each keeps its buffer

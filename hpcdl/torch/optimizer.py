@@ -21,7 +21,7 @@ import torch
 from hpcdl.errors import UsageError, reason, unknown
 from hpcdl.kernels.device import Array
 from hpcdl.optim.optimizer import Optimizer
-from hpcdl.own import TORCH, settings_of
+from hpcdl.plugins import TORCH, settings_of
 from hpcdl.torch.tensors import as_tensor
 
 REFUSED = {
@@ -34,7 +34,7 @@ INSTEAD = {"lr": "--lr and --schedule", "weight_decay": "--weight-decay"}  # wha
 INNER = ("params", "maximize", "differentiable", "capturable", "foreach")  # what is no setting of a run
 
 
-class Rule(NamedTuple):
+class TorchRule(NamedTuple):
     """A rule as it was asked for: its class, its settings, the names of its vectors, and of its other numbers."""
 
     kind: type[torch.optim.Optimizer]
@@ -45,7 +45,7 @@ class Rule(NamedTuple):
 
 
 @functools.lru_cache
-def read(spec: str) -> Rule:
+def read(spec: str) -> TorchRule:
     """What torch:NAME,setting=value,... names. Raises UsageError, one line."""
     name, _, rest = spec.removeprefix(TORCH).partition(",")
     kinds = {
@@ -78,7 +78,7 @@ def read(spec: str) -> Rule:
     of_shape = {each: isinstance(value, torch.Tensor) and value.shape == (2,) for each, value in state.items()}
     vectors = tuple(each for each in state if of_shape[each])
     numbers = tuple(each for each in state if not of_shape[each] and each != "step")
-    return Rule(kinds[name], settings, vectors, numbers, "weight_decay" in takes)
+    return TorchRule(kinds[name], settings, vectors, numbers, "weight_decay" in takes)
 
 
 def vectors_of(spec: str) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import ProcessGroup, Work
 
 from hpcdl.comm.communicator import Communicator
+from hpcdl.comm.diagnostics.call_signature import Call
 from hpcdl.comm.requests import Request
-from hpcdl.comm.told import Call
 from hpcdl.torch.arrays import Back, all_back
-from hpcdl.torch.giving_back import Gone, destroy
+from hpcdl.torch.group_cleanup import Gone, destroy
 from hpcdl.torch.work import DONE, Pending, engine
 
 
@@ -20,7 +20,8 @@ class OfCommunicator(ProcessGroup):  # type: ignore[misc]
     """A process group over a communicator. name: by which PyTorch finds it; store: that the ranks share.
 
     limit: seconds after which an operation raises, where the timeout is not that of the default group, which ends the
-    job (comm/watchdog.py). own: whether the communicator is this group's alone, and goes back when it is destroyed.
+    job (comm/diagnostics/watchdog.py). own: whether the communicator is this group's alone, and goes back when it is
+    destroyed.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class OfCommunicator(ProcessGroup):  # type: ignore[misc]
         return self._all(works, [])
 
     def _set_sequence_number_for_group(self) -> None:
-        """The communicator counts its calls itself (comm/door.py)."""
+        """The communicator counts its calls itself (comm/call_path.py)."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self.comm.sequence

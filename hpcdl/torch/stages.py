@@ -23,7 +23,7 @@ from hpcdl.errors import UsageError, reason
 from hpcdl.kernels.device import Array, Device
 from hpcdl.models.layout import Layout
 from hpcdl.models.layout import Tensor as Place
-from hpcdl.torch.draws import CHANNELS, ELEMENTS
+from hpcdl.torch.dropout_rng import CHANNELS, ELEMENTS
 from hpcdl.torch.layers import ModuleLayer, ModuleLoss, TensorPool, nothing
 from hpcdl.torch.tensors import Bound, place_of, trained
 

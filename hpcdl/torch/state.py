@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcdl.errors import UsageError, blamed_on
-from hpcdl.own import of_torch
+from hpcdl.plugins import of_torch
 
 if TYPE_CHECKING:
     from hpcdl.torch.model import TorchModel
@@ -59,8 +59,10 @@ def state_dict(run: str, module: nn.Module | None = None, trust: Iterable[str] =
     name of its function, or by the run.
     Raises UsageError where there is no such run, or it trained no module.
     """
-    tensors_of = importlib.import_module("hpcdl.runs.initial").tensors_of  # by its name: it lies in a room above
-    trained = importlib.import_module("hpcdl.runs.trained").Trained(run, trust)
+    tensors_of = importlib.import_module(
+        "hpcdl.inference.pretrained"
+    ).tensors_of  # by its name: it lies in a room above
+    trained = importlib.import_module("hpcdl.inference.trained_model").Trained(run, trust)
     tensors = tensors_of(run)
     if module is not None:
         tensors = by_key(tensors, module)

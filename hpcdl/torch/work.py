@@ -38,7 +38,7 @@ queue_callback: Any = torch.autograd.Variable._execution_engine.queue_callback  
 backward_pass: Callable[[], int] = torch._C._current_graph_task_id  # -1: none is under way in this thread
 
 
-class Done(Work):  # type: ignore[misc]
+class CompletedWork(Work):  # type: ignore[misc]
     """An operation that is complete."""
 
     def __init__(self, outputs: list[Tensor] | None = None):
@@ -69,7 +69,7 @@ class Done(Work):  # type: ignore[misc]
         return future
 
 
-DONE = Done()
+DONE = CompletedWork()
 
 
 class Pending(Work):  # type: ignore[misc]

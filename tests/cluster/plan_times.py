@@ -16,12 +16,12 @@ import numpy as np
 from hosts import Hosts
 
 from hpcdl.errors import LoneError, UsageError
-from hpcdl.planning import checking
-from hpcdl.planning.case import Case
+from hpcdl.launch.command_lines import read_command
+from hpcdl.planning import forecast_error
+from hpcdl.planning.probe_jobs import run
 from hpcdl.planning.surveying import survey
-from hpcdl.planning.trying import run
+from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
-from hpcdl.services.commands import read_command
 
 HOSTS, JUMBO = 4, 9000  # bytes of a frame
 NETWORKS = ((1000, 1), (200, 1), (200, 10))  # Mbit/s, ms
@@ -44,7 +44,7 @@ LINES = [
 
 def case_of(text, ranks):
     """A line on so many ranks."""
-    return Case.of(read_command(1, f"-n {ranks}: {text}", {}, ranks), parse)
+    return Workload.of(read_command(1, f"-n {ranks}: {text}", {}, ranks), parse)
 
 
 def main():
@@ -67,11 +67,11 @@ def main():
                 found = run(2, {"models": [], "operations": []}, start)["measured"]["far"]
                 links = dataclasses.replace(here.links, ranks_per_node=1, latency=found[0], bandwidth=found[1])
                 machine = dataclasses.replace(here, links=links)
-                told = checking.foretold([(HOSTS, text) for text in LINES], machine, case_of)
-                checked = checking.tried(told, options.repeat, options.seconds, start, say)
+                told = forecast_error.foretold([(HOSTS, text) for text in LINES], machine, case_of)
+                checked = forecast_error.tried(told, options.repeat, options.seconds, start, say)
             errors += [abs(each.error) for each in checked if not each.failed]
             print(f"\n{mbits} Mbit/s, {ms} ms: {found[0] * 1e3:.2f} ms and {found[1] * 8e-6:.0f} Mbit/s by ping-pong\n")
-            print("\n".join(checking.report(checked)), flush=True)
+            print("\n".join(forecast_error.report(checked)), flush=True)
     except (UsageError, LoneError, OSError) as error:
         sys.exit(f"plan_times: {error}")
     middle, most = 100 * np.median(errors), 100 * np.quantile(errors, 0.9)

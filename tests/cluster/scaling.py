@@ -24,8 +24,8 @@ from mpi4py import MPI
 
 from hpcdl.comm import failure
 from hpcdl.comm.allreduce import algorithm
-from hpcdl.comm.node import node_memory
-from hpcdl.comm.steps import ready
+from hpcdl.comm.collective_schedule import ready
+from hpcdl.comm.node_memory import node_memory
 from hpcdl.errors import UsageError
 from hpcdl.runs.folder import environment
 
@@ -305,7 +305,9 @@ def launch(options) -> dict:
     names, latencies = options.algorithms.split(","), options.ms.split(",")
     for name in names:
         if algorithm(name).steps is None:
-            raise UsageError(f"--algorithms {name} has no steps: write it as a generator (hpcdl/comm/steps.py)")
+            raise UsageError(
+                f"--algorithms {name} has no steps: write it as a generator (hpcdl/comm/collective_schedule.py)"
+            )
     if options.hosts < 2 or options.per_host < 1 or options.repeats < 1 or options.mbits <= 0:
         raise UsageError("it takes 2 hosts or more, a rank on each, one repeat, and links of more than 0 Mbit/s")
     if not all(ms.replace(".", "", 1).isdecimal() for ms in latencies):

@@ -177,7 +177,7 @@ import numpy as np
 from mpi4py import MPI
 from hosts import link_counters
 from hpcdl.comm import Communicator
-from hpcdl.comm.node import ranks_of_node
+from hpcdl.comm.node_memory import ranks_of_node
 
 world, found = MPI.COMM_WORLD, {{}}
 node = ranks_of_node(world)

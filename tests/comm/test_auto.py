@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.allreduce import ALGORITHMS, auto
-from hpcdl.comm.node import node_memory
+from hpcdl.comm.node_memory import node_memory
 
 pytestmark = pytest.mark.four
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm.draw import coordinates, draw
-from hpcdl.comm.topology import topology
+from hpcdl.comm.gossip.draw import coordinates, draw
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.errors import UsageError
-from hpcdl.words import counted
+from hpcdl.formatting import counted
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="one rank draws")
 

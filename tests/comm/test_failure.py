@@ -99,7 +99,7 @@ def test_the_first_communicator_over_several_ranks_installs_it(launch, tmp_path,
 
 def test_without_it_an_exception_is_as_python_has_it(launch, tmp_path):
     """The rank that fails goes on to the interpreter's own end, where what the program has registered is called."""
-    program = tmp_path / "own.py"
+    program = tmp_path / "plugins.py"
     program.write_text(
         "import atexit, time\nfrom mpi4py import MPI\nfrom hpcdl.comm import Communicator\n"
         "comm = Communicator(ends_job=False)\n"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcdl.chunks import chunks
-from hpcdl.comm import Communicator, node
+from hpcdl.comm import Communicator, node_memory
 from hpcdl.comm.allreduce import hierarchical, shared
 from hpcdl.errors import UsageError
 from hpcdl.kernels import shared as kernels
@@ -24,7 +24,7 @@ LAYOUTS = {
 def layout(request, monkeypatch):
     """A function: the node of a rank."""
     place = LAYOUTS[request.param]
-    monkeypatch.setattr(node, "ranks_of_node", lambda comm: comm.Split(place(comm.rank), comm.rank))
+    monkeypatch.setattr(node_memory, "ranks_of_node", lambda comm: comm.Split(place(comm.rank), comm.rank))
     return place
 
 
@@ -125,13 +125,13 @@ def test_shared_is_refused_on_several_nodes(layout, world):
         ):
             with pytest.raises(UsageError, match=f"on {nodes}; use hierarchical or auto"):
                 call()
-        node.node_memory(bare).free()
+        node_memory.node_memory(bare).free()
         bare.Free()
 
 
 @pytest.mark.mpi(min_size=3)
 def test_mpi_has_its_turns_while_a_rank_waits_for_its_leader(monkeypatch, world, fetch_first):
-    monkeypatch.setattr(node, "ranks_of_node", lambda comm: comm.Split(comm.rank // 2, comm.rank))
+    monkeypatch.setattr(node_memory, "ranks_of_node", lambda comm: comm.Split(comm.rank // 2, comm.rank))
     comm = Communicator(world, allreduce="hierarchical")
     vector = comm.empty(10)
     vector[:] = 1
@@ -154,7 +154,7 @@ def test_no_room_on_one_node_is_messages_for_all(layout, world, no_room):
 @pytest.mark.mpi(min_size=4)
 def test_bytes_of_a_node(monkeypatch, world):
     """In windows a leader writes nothing to shared memory; elsewhere a rank's values go to its scratch block, too."""
-    monkeypatch.setattr(node, "ranks_of_node", lambda comm: comm.Split(min(comm.rank // 2, 1), comm.rank))
+    monkeypatch.setattr(node_memory, "ranks_of_node", lambda comm: comm.Split(min(comm.rank // 2, 1), comm.rank))
     comm = Communicator(world, allreduce="hierarchical")
     length, memory = BLOCK // 2, comm.node_memory
     others = memory.size - 1  # they share the adding into the leader's vector, and copy all of it

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm.mixing import (
+from hpcdl.comm.gossip.mixing import (
     RULES,
     acceleration,
     check_mixing,
@@ -19,7 +19,7 @@ from hpcdl.comm.mixing import (
     second_eigenvalue,
     spectral_gap,
 )
-from hpcdl.comm.topology import Topology, topology
+from hpcdl.comm.gossip.topology import Topology, topology
 from hpcdl.errors import UsageError
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions: one rank is enough")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator, requests
+from hpcdl.comm.diagnostics.call_signature import SOME
 from hpcdl.comm.progress import Awaits, activity, nap_until
-from hpcdl.comm.told import SOME
 
 
 def test_an_operation_that_is_waited_for_in_naps(world, monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.node import node_memory
+from hpcdl.comm.node_memory import node_memory
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 from hpcdl.kernels import shared as kernels

@@ -4,7 +4,7 @@ import networkx
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm.topology import SETTINGS, matching, topology, without
+from hpcdl.comm.gossip.topology import SETTINGS, matching, topology, without
 from hpcdl.errors import UsageError
 
 SIZES = range(1, 17)

@@ -100,7 +100,7 @@ AT_WORK = """
 import sys, time
 from mpi4py import MPI
 from hpcdl.runs import held
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 def slow(original, seconds=2.5):
     def call(*arguments, **options):

@@ -12,11 +12,11 @@ import pytest
 
 from hpcdl.data import from_arrays, open_data
 from hpcdl.data.format import find
-from hpcdl.data.prepare import Output
-from hpcdl.data.prepare_idx import prepare_idx
-from hpcdl.data.prepare_npz import prepare_npz
-from hpcdl.data.prepare_table import prepare_table
-from hpcdl.data.prepare_text import prepare_text
+from hpcdl.data.formats.prepare import Output
+from hpcdl.data.formats.prepare_idx import prepare_idx
+from hpcdl.data.formats.prepare_npz import prepare_npz
+from hpcdl.data.formats.prepare_table import prepare_table
+from hpcdl.data.formats.prepare_text import prepare_text
 from hpcdl.errors import UsageError, blamed_on, printable
 
 PLACEMENTS = ("shared", "partitioned", "streamed")

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from tables import write_csv
 
-from hpcdl.data import fills, kept, open_data
+from hpcdl.data import fills, open_data, row_cache
 from hpcdl.data import format as data_format
 from hpcdl.data.fills import filled_as
 from hpcdl.data.format import read_info
-from hpcdl.data.prepare import Output
-from hpcdl.data.prepare_table import prepare_table
+from hpcdl.data.formats.prepare import Output
+from hpcdl.data.formats.prepare_table import prepare_table
 from hpcdl.errors import UsageError
 
 PLACEMENTS = ("shared", "partitioned", "streamed")
@@ -149,7 +149,7 @@ def test_rows_that_a_job_keeps(tmp_path, alone):
         np.testing.assert_array_equal(found, want[found[:, 0].astype(int)])
     shares = [np.shares_memory(others[1].train.source.x, each.train.source.x) for each in (before, others[0])]
     assert shares == [False, True]
-    kept.let_go()
+    row_cache.let_go()
 
 
 def test_by_the_recipe_of_a_model(tmp_path, alone):

@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from hpcdl.data import open_data
 from hpcdl.data.digest import computed, of_file
 from hpcdl.data.format import read_info
-from hpcdl.data.prepare import Output
-from hpcdl.data.prepare_idx import prepare_idx
-from hpcdl.data.prepare_npz import prepare_npz
-from hpcdl.data.prepare_table import prepare_table
-from hpcdl.data.prepare_text import prepare_text
-from hpcdl.data.recipe import recipe_of
-from hpcdl.data.table_rows import TableRows
+from hpcdl.data.formats.prepare import Output
+from hpcdl.data.formats.prepare_idx import prepare_idx
+from hpcdl.data.formats.prepare_npz import prepare_npz
+from hpcdl.data.formats.prepare_table import prepare_table
+from hpcdl.data.formats.prepare_text import prepare_text
+from hpcdl.data.formats.recipe import recipe_of
+from hpcdl.data.formats.table_rows import TableRows
 from hpcdl.errors import UsageError
 
 MOST_MEMORY = 256 << 20  # of Python and NumPy, for files of some kilobytes

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hpcdl.data import format as data_format
-from hpcdl.data import open_data, table_source
+from hpcdl.data import open_data
+from hpcdl.data.formats import table_source
 from hpcdl.scripts import prepare_data
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it

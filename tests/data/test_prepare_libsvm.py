@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from printed import commands
 from sparse_files import make_sparse
 
-from hpcdl.data import libsvm, open_data
-from hpcdl.data import prepare_libsvm as module
+from hpcdl.data import open_data
 from hpcdl.data.format import read_info
-from hpcdl.data.prepare import Output
-from hpcdl.data.prepare_libsvm import prepare_libsvm
+from hpcdl.data.formats import libsvm
+from hpcdl.data.formats import prepare_libsvm as module
+from hpcdl.data.formats.prepare import Output
+from hpcdl.data.formats.prepare_libsvm import prepare_libsvm
 from hpcdl.data.synthetic import SPECS
 from hpcdl.errors import UsageError
 from hpcdl.scripts import prepare_data
@@ -168,7 +169,7 @@ def test_memory_does_not_grow_with_the_file(written, tmp_path, monkeypatch):
         random = np.random.default_rng(1)
         lines = [f"{k % 2} {' '.join(f'{j}:{random.random():.6f}' for j in range(1, 8))}" for k in range(rows)]
         blocks, rooms, parts = [], [], []
-        original, picked = libsvm.Parser.rows, module.Spool.picked
+        original, picked = libsvm.LibsvmParser.rows, module.Spool.picked
 
         def parsed(self, text, blocks=blocks, rooms=rooms, original=original):
             blocks.append(len(text.content))
@@ -181,7 +182,7 @@ def test_memory_does_not_grow_with_the_file(written, tmp_path, monkeypatch):
                 yield part
 
         with monkeypatch.context() as patch:
-            patch.setattr(libsvm.Parser, "rows", parsed)
+            patch.setattr(libsvm.LibsvmParser, "rows", parsed)
             patch.setattr(module.Spool, "picked", handed)
             prepare_libsvm(written("\n".join(lines)), Output(tmp_path / f"{rows}.h5"))
         assert sum(parts) == 7 * rows and len(blocks) > rows / 20

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from tables import WRITE, all_of, write_csv
 
-from hpcdl.data import fills, open_data, table_source
+from hpcdl.data import fills, open_data
 from hpcdl.data.format import read_info
-from hpcdl.data.recipe import recipe_of
-from hpcdl.data.table_rows import TableRows
+from hpcdl.data.formats import table_source
+from hpcdl.data.formats.recipe import recipe_of
+from hpcdl.data.formats.table_rows import TableRows
 from hpcdl.errors import UsageError
 from hpcdl.scripts import prepare_data
 

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcdl.data.recipe import Column, Recipe, recipe_of
+from hpcdl.data.formats.recipe import Column, Recipe, recipe_of
 from hpcdl.errors import UsageError
 
 AGE, COLOR = Column("age", 0, None, 1.5), Column("color", 2, ("blue", "red"))

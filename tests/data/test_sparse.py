@@ -14,8 +14,8 @@ from hpcdl.csr import CSR
 from hpcdl.data import format as data_format
 from hpcdl.data import from_arrays, open_data
 from hpcdl.data.format import read_info
+from hpcdl.data.formats.sparse_file import SparseSet
 from hpcdl.data.placement import FileRows
-from hpcdl.data.sparse_file import SparseSet
 from hpcdl.errors import UsageError
 
 PLACEMENTS = ("shared", "partitioned", "streamed")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tables import WRITE, all_of, write_csv
 
-from hpcdl.data import table_source
-from hpcdl.data.recipe import Column, Recipe
-from hpcdl.data.table_rows import TableRows
+from hpcdl.data.formats import table_source
+from hpcdl.data.formats.recipe import Column, Recipe
+from hpcdl.data.formats.table_rows import TableRows
 from hpcdl.errors import UsageError
 
 RECIPE = Recipe(
@@ -163,7 +163,7 @@ def test_arrow_types(tmp_path):
 
 
 def test_without_pyarrow(tmp_path, monkeypatch):
-    from hpcdl.data import table_arrow
+    from hpcdl.data.formats import table_arrow
 
     monkeypatch.setattr(table_arrow, "pyarrow", None)
     (tmp_path / "in.parquet").write_bytes(b"PAR1")

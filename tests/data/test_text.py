@@ -6,7 +6,7 @@ import pytest
 
 from hpcdl.data import open_data
 from hpcdl.data.format import KNOWN, read_info, vocabulary_of
-from hpcdl.data.vocabulary import BYTES, Vocabulary
+from hpcdl.data.formats.vocabulary import BYTES, Vocabulary
 from hpcdl.errors import UsageError
 from hpcdl.models.bigram import Bigram
 

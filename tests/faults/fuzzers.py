@@ -9,7 +9,7 @@ import time
 
 from hpcdl.comm.launcher import clean_environment
 
-STORE = "tests/services/test_fuzz_servers.py"
+STORE = "tests/parameter_server/test_fuzz_servers.py"
 FUZZERS = [  # file, tests of it, how many times as many cases as in a run of the tests, and how many these are
     ("tests/runs/test_fuzz_options.py", "", 7, 2_100),
     ("tests/data/test_fuzz.py", "", 4, 2_040),

@@ -25,10 +25,10 @@ import numpy as np
 from faults.cases import ANEW, FLIPS, FOUND, HARMLESS, SEVERAL, Case, of
 from few import write_few
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.errors import UsageError
-from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.services.trial import PATIENCE
+from hpcdl.launch.isolated_run import PATIENCE
 
 HERE = Path(__file__).parent
 ASLEEP = 1.0  # seconds for which a process is stopped that goes on

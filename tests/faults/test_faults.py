@@ -8,7 +8,7 @@ from faults.cases import FAULTS, LINES, draw, of
 from faults.judging import Job, Wrong, broken, complete, judge, whole
 from mpi4py import MPI
 
-from hpcdl.runs import inject
+from hpcdl.faults import inject
 
 PAIRS = len(LINES) * len(FAULTS)
 

@@ -13,22 +13,22 @@ from mpi4py import MPI
 from hpcdl.comm import Communicator
 from hpcdl.comm.operations import SUM
 from hpcdl.data import open_data
+from hpcdl.data_server.batch_server import introduce, serve
+from hpcdl.data_server.data_messages import REQUEST, WORDS
+from hpcdl.data_server.remote_data import RemoteData
 from hpcdl.errors import UsageError
+from hpcdl.parameter_server.consistency import Consistency
+from hpcdl.parameter_server.parameter_store import ParameterStore
+from hpcdl.parameter_server.sparse_keys import VectorRows
+from hpcdl.parameter_server.store_messages import REQUEST_HEADER, StoreOperation, StoreTag, as_message, new_header
 from hpcdl.random import Random
-from hpcdl.services.consistency import Consistency
-from hpcdl.services.data_messages import REQUEST, WORDS
-from hpcdl.services.data_server import introduce, serve
-from hpcdl.services.keys import Rows
-from hpcdl.services.parameter_store import ParameterStore
-from hpcdl.services.remote_data import RemoteData
-from hpcdl.services.store_messages import REQUEST_HEADER, Operation, Tag, as_message, new_header
 
 SIZE, STEPS, WRONG = 40, 6, 2
 TIMEOUT = 8.0  # a client that has closed, and asks again, waits for a server that is gone: only a timeout ends that
 KINDS = Consistency("bsp"), Consistency("ssp", 1), Consistency("async")
 ODD = (-1.0, 0.5, 3.0, 41.0, 1e6, 2.0**53, 1e300, float("nan"), float("inf"))
 COUNTS = (-1, 7, 41, 99, 10**6, 2**40, 2**62)
-TAGS = Tag.REQUEST, Tag.VALUES, Tag.ANSWER, Tag.BESIDE, 77
+TAGS = StoreTag.REQUEST, StoreTag.VALUES, StoreTag.ANSWER, StoreTag.BESIDE, 77
 
 
 def one(random, values):
@@ -39,7 +39,7 @@ def one(random, values):
 def wrong_request(random, store):
     """A request of the store, of which a number is odd, or the length."""
     client, held = store.client, store.client.connections[0]
-    operation = one(random, tuple(Operation))
+    operation = one(random, tuple(StoreOperation))
     request = client.request(operation, held)
     if random.integers(3):
         request[one(random, REQUEST_HEADER.names)] = one(random, ODD)
@@ -56,13 +56,15 @@ def ask_wrongly(random, store):
     """Send something that no client sends; what it would bring is taken by nobody."""
     what = random.integers(4)
     if what < 2:
-        store.comm.ipush(wrong_request(random, store), 0, Tag.REQUEST)
+        store.comm.ipush(wrong_request(random, store), 0, StoreTag.REQUEST)
         if random.integers(2):
-            store.comm.ipush(np.ones(one(random, (SIZE, SIZE + 1, 3, 10**5))), 0, Tag.VALUES)
+            store.comm.ipush(np.ones(one(random, (SIZE, SIZE + 1, 3, 10**5))), 0, StoreTag.VALUES)
     elif what == 2:  # a push whose values are others
-        request = store.client.request(Operation.PUSH, store.client.connections[0], count=1, total=2)
-        store.comm.ipush(as_message(request), 0, Tag.REQUEST)
-        store.comm.ipush(np.ones(one(random, (SIZE - 1, SIZE + 1, 2 * SIZE)), one(random, ("f8", "i4"))), 0, Tag.VALUES)
+        request = store.client.request(StoreOperation.PUSH, store.client.connections[0], count=1, total=2)
+        store.comm.ipush(as_message(request), 0, StoreTag.REQUEST)
+        store.comm.ipush(
+            np.ones(one(random, (SIZE - 1, SIZE + 1, 2 * SIZE)), one(random, ("f8", "i4"))), 0, StoreTag.VALUES
+        )
     else:
         store.comm.ipush(as_message(new_header(REQUEST_HEADER, operation=one(random, ODD))), 0, int(one(random, TAGS)))
 
@@ -71,7 +73,7 @@ def vector(comm, random):
     """A store of a vector."""
     keyed = bool(random.integers(2))
     kind = one(random, KINDS)
-    store = ParameterStore(comm, SIZE, "f8", consistency=kind, rows=Rows(4, 32) if keyed else None)
+    store = ParameterStore(comm, SIZE, "f8", consistency=kind, rows=VectorRows(4, 32) if keyed else None)
     values, after = np.zeros(SIZE), random.integers(STEPS)
     if store.serves:
         store.serve()

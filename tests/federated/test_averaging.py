@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.checkpoint.state import State
 from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
 from hpcdl.federated.averaging import PrivateAverage, Spent, WeightedAverage
 from hpcdl.federated.clients import sample, toss
 from hpcdl.federated.privacy import ORDERS, WHOLE, divergences, epsilon
 from hpcdl.random import Random
-from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.runs.state import State
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="pure functions")
 

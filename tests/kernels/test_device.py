@@ -98,7 +98,7 @@ def test_an_installation_of_cupy_that_is_broken_is_one_line(monkeypatch):
 
 def test_a_program_on_the_cpu_imports_nothing_of_cuda(launch):
     program = (
-        "import sys, hpcdl.kernels.device as device, hpcdl.services.training, numpy\n"
+        "import sys, hpcdl.kernels.device as device, hpcdl.launch.training, numpy\n"
         "from hpcdl.kernels.reduce import add_into\n"
         "add_into(numpy.ones(3), numpy.ones(3))\n"
         "device.open_device('cpu')\n"

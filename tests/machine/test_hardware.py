@@ -11,7 +11,7 @@ from hpcdl.kernels.device import CPU
 from hpcdl.machine import hardware, hardware_memory, hardware_threads
 from hpcdl.machine.hardware import bandwidths, peak, tables
 from hpcdl.machine.hardware_threads import Taken, counts, pairs, per_round, together
-from hpcdl.machine.topology import Cache, Processor, Topology, from_sys
+from hpcdl.machine.topology import Cache, MachineTopology, Processor, from_sys
 
 SHORT = 1e-4  # seconds for a number
 
@@ -25,7 +25,9 @@ def made(cores=2, siblings=1, nodes=1):
         for level, size in ((1, 32 << 10), (2, 1 << 20))
         for k in range(cores)
     ]
-    return Topology("made", "", processors, [*caches, Cache(3, 8 << 20, frozenset(numbers))], {0: 1 << 30}, [*numbers])
+    return MachineTopology(
+        "made", "", processors, [*caches, Cache(3, 8 << 20, frozenset(numbers))], {0: 1 << 30}, [*numbers]
+    )
 
 
 # -- what the loops do -----------------------------------------------------------------------------------------------
@@ -118,7 +120,7 @@ def test_working_sets_stay_where_they_are_meant_to():
 
 
 def test_a_machine_without_known_caches_has_a_memory():
-    found = Topology("made", "", [Processor(0, 0, 0, -1)], [], {}, [0])
+    found = MachineTopology("made", "", [Processor(0, 0, 0, -1)], [], {}, [0])
     assert hardware_memory.places(found, [0]) == [("memory", 64 << 20)]
 
 

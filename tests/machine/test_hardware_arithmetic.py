@@ -10,7 +10,7 @@ import pytest
 from hpcdl.errors import UsageError
 from hpcdl.machine import hardware_arithmetic
 from hpcdl.machine.hardware_arithmetic import CHAINS, Level, arithmetic, in_a_process, levels, widths
-from hpcdl.machine.topology import Processor, Topology, from_sys
+from hpcdl.machine.topology import MachineTopology, Processor, from_sys
 
 X86 = llvmlite.binding.get_process_triple().startswith("x86_64")
 TOLD = {"bits": 0, "cpus": from_sys().usable[:1], "siblings": [], "seconds": 1e-4}
@@ -18,7 +18,7 @@ TOLD = {"bits": 0, "cpus": from_sys().usable[:1], "siblings": [], "seconds": 1e-
 
 def one_processor():
     number = from_sys().usable[0]
-    return Topology("made", "", [Processor(number, number, 0, 0)], [], {}, [number])
+    return MachineTopology("made", "", [Processor(number, number, 0, 0)], [], {}, [number])
 
 
 @pytest.mark.skipif(not X86, reason="reads x86-64 machine code")

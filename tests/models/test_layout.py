@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpcdl.models import make_model
-from hpcdl.models.layout import Layout, Piece, Tensor, piece
+from hpcdl.models.layout import Hyperslab, Layout, Tensor, piece
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def elements(each):
 def test_what_of_a_piece_lies_in_a_slice():
     """Every slice of small pieces, against the elements one by one."""
     for local, blocks, length, gap in itertools.product((0, 2), (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 2)):
-        whole = Piece(local, 7, blocks, length, length + gap)
+        whole = Hyperslab(local, 7, blocks, length, length + gap)
         assert whole.size == len(elements(whole))
         for start, stop in itertools.combinations_with_replacement(range(16), 2):
             found = whole.within(slice(start, stop))

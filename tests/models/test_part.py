@@ -13,7 +13,7 @@ from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.models.balance import cut_layers
 from hpcdl.models.layered import FlatWeights
-from hpcdl.models.part import Part
+from hpcdl.models.part import ModelPart
 from hpcdl.random import Random
 
 LENGTH = 8
@@ -143,7 +143,7 @@ def own(part, whole):
 def stages_of(model, stages, chunks, share=(0, 1), group=None):
     """The parts of a model by layers, each with so many chunks, in turns; and which (part, chunk) comes after which."""
     ranges = cut_layers(model, stages * chunks)
-    parts = [Part(model, ranges[stage::stages], share, group) for stage in range(stages)]
+    parts = [ModelPart(model, ranges[stage::stages], share, group) for stage in range(stages)]
     return parts, [(parts[number % stages], number // stages) for number in range(len(ranges))]
 
 
@@ -223,7 +223,7 @@ def test_within_layers(spec, parts, sequence, rows, batch_for):
 
     def body(rank, group):
         model, parameters = build(spec)
-        part = Part(model, share=(rank, parts), group=group)
+        part = ModelPart(model, share=(rank, parts), group=group)
         vector, gradient = own(part, parameters), np.zeros(part.size)
         loss = part.loss_and_gradient(vector, batch, gradient)
         assert sum(map(len, model.pool.free.values())) == len(model.pool.whole)
@@ -263,7 +263,7 @@ def test_messages_of_a_block(batch_for):
 
     def body(rank, group):
         model, parameters = build(spec)
-        part = Part(model, share=(rank, 2), group=group)
+        part = ModelPart(model, share=(rank, 2), group=group)
         part.loss_and_gradient(own(part, parameters), batch_for(spec, 2), np.zeros(part.size))
         return group.asked
 
@@ -335,9 +335,9 @@ def test_units(spec, stages, chunks, parts):
 
 def test_units_of_layers():
     """One for each layer with tensors, where none is tied or cut unevenly."""
-    part = Part(build("mlp:8,5,activation=tanh")[0])
+    part = ModelPart(build("mlp:8,5,activation=tanh")[0])
     assert part.units() == [where for _, where in part.layout.layer_slices]
-    part = Part(build("mlp:8,5,activation=tanh")[0], share=(1, 2))  # 3 classes: weight and bias are cut unevenly
+    part = ModelPart(build("mlp:8,5,activation=tanh")[0], share=(1, 2))  # 3 classes: weight and bias are cut unevenly
     sizes = [where.stop - where.start for where in part.units()]
     assert sizes == [8 * 4 + 4, 4 * 5 + 5, 5 * 1, 1]
 
@@ -345,7 +345,7 @@ def test_units_of_layers():
 def test_a_part_of_all_is_the_model(batch_for):
     spec = "gpt:layers=1,width=8,heads=4,context=9"
     model, parameters = build(spec)
-    part, batch = Part(model), batch_for(spec, 3)
+    part, batch = ModelPart(model), batch_for(spec, 3)
     assert part.layout.describe() == model.layout.describe()
     np.testing.assert_array_equal(own(part, parameters), parameters)
     assert part.evaluate(parameters, batch) == model.evaluate(parameters, batch)
@@ -359,7 +359,7 @@ def test_input_shapes(spec, sequence):
 
     def body(rank, group):
         model, parameters = build(spec)
-        part = Part(model, [range(i, i + 1) for i in range(len(model.layers))], (rank, 2), group)
+        part = ModelPart(model, [range(i, i + 1) for i in range(len(model.layers))], (rank, 2), group)
         weights, x = FlatWeights(part, own(part, parameters)), np.zeros((3, LENGTH))
         for i in range(len(model.layers) - 1):
             x, _ = part.forward(weights, x, part.numbers[i])
@@ -370,7 +370,7 @@ def test_input_shapes(spec, sequence):
 
 def test_replicated():
     model, _ = build("gpt:layers=1,width=8,heads=4,context=9")
-    part = Part(model, share=(2, 4))
+    part = ModelPart(model, share=(2, 4))
     names = [t.name for t in part.layout.tensors.values() if t.slice in part.replicated()]
     ends = ("position", "norm.gain", "norm.bias", "out.bias", "down.bias")
     assert names == [name for name in model.layout.tensors if name.endswith(ends)]
@@ -401,12 +401,21 @@ class Sequence:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Part(NoLayers()), "cuts the model by its layers: it needs one that is made of them"),
-        (lambda: Part(build("gpt:layers=1,width=8,heads=4,context=9")[0], share=(0, 3)), "heads 4 cannot .* 3 ranks"),
-        (lambda: Part(build("mlp:8")[0], share=(0, 3)), "a hidden layer's width 8 cannot .* choose a multiple of 3"),
-        (lambda: Part(make_model("logistic", (4,), 2), share=(0, 2)), "Logistic has outputs .* add a hidden layer"),
-        (lambda: Part(make_model("linear", (4,), 0), share=(1, 2)), "Squared has outputs that ranks cannot share"),
-        (lambda: Part(build("mlp:8")[0], share=(0, 2), group=Sequence()), "needs a model gpt"),
+        (lambda: ModelPart(NoLayers()), "cuts the model by its layers: it needs one that is made of them"),
+        (
+            lambda: ModelPart(build("gpt:layers=1,width=8,heads=4,context=9")[0], share=(0, 3)),
+            "heads 4 cannot .* 3 ranks",
+        ),
+        (
+            lambda: ModelPart(build("mlp:8")[0], share=(0, 3)),
+            "a hidden layer's width 8 cannot .* choose a multiple of 3",
+        ),
+        (
+            lambda: ModelPart(make_model("logistic", (4,), 2), share=(0, 2)),
+            "Logistic has outputs .* add a hidden layer",
+        ),
+        (lambda: ModelPart(make_model("linear", (4,), 0), share=(1, 2)), "Squared has outputs that ranks cannot share"),
+        (lambda: ModelPart(build("mlp:8")[0], share=(0, 2), group=Sequence()), "needs a model gpt"),
     ],
 )
 def test_refusals(make, message):
@@ -418,4 +427,4 @@ def test_refusals(make, message):
 def test_sequences_that_cannot_be_shared_evenly():
     model = make_model("gpt:layers=1,width=6,heads=3,context=9", (8,), 5)
     with pytest.raises(UsageError, match="3 ranks cannot share sequences of 8 tokens evenly"):
-        Part(model, share=(0, 3), group=Sequence())
+        ModelPart(model, share=(0, 3), group=Sequence())

@@ -9,7 +9,7 @@ from hpcdl.comm import Communicator
 from hpcdl.data import Batch
 from hpcdl.memory import Memory
 from hpcdl.models import make_model
-from hpcdl.models.part import Part
+from hpcdl.models.part import ModelPart
 from hpcdl.optim import make_optimizer
 from hpcdl.parallel.cut_model import CutModel
 from hpcdl.parallel.zero import Shards
@@ -48,7 +48,7 @@ def hold(world, gpt):
         opened.append(comm)
         optimizer = make_optimizer("adam", 0, "float64", lambda step: 0.1, 0.0, clip_norm)
         run = SimpleNamespace(random=Random(0), memory=Memory())
-        shards = Shards(run, Part(model, chunks), optimizer, comm, stage, owners)
+        shards = Shards(run, ModelPart(model, chunks), optimizer, comm, stage, owners)
         held = CutModel(comm, wrapped(model), shards, **more)
         held.join(comm, run.memory)
         return held

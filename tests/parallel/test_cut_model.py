@@ -6,13 +6,13 @@ import pytest
 from hpcdl.comm import Communicator
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
-from hpcdl.models.part import Part
+from hpcdl.faults.straggler import Slowed
+from hpcdl.models.part import ModelPart
 from hpcdl.parallel.cut_model import CutModel, check_same_rows
 from hpcdl.parallel.zero import Shards
 from hpcdl.random import Random
 from hpcdl.runs import Options
 from hpcdl.runs.accumulated import Accumulated
-from hpcdl.runs.straggler import Slowed
 
 STAGES = 0, 1, 2, 3
 
@@ -69,7 +69,7 @@ def test_tensors_of_which_ranks_have_summands(count, hold, world):
     comm, alone = Communicator(world, "ring"), world.Split(world.rank)
     itself = Communicator(alone, "ring")
     model = hold().shards.part.model
-    part = Part(model)
+    part = ModelPart(model)
     tensors = part.replicated()[1 : 1 + 3 * count : 3]
     whole = hold().shards
     run = type("Run", (), {"random": Random(0), "memory": whole.memory})

@@ -12,8 +12,8 @@ from hpcdl.data import Batch
 from hpcdl.memory import Memory
 from hpcdl.models import make_model
 from hpcdl.models.layered import FlatWeights
-from hpcdl.models.part import Part
-from hpcdl.parallel.stage import TAGS, Done, Stage
+from hpcdl.models.part import ModelPart
+from hpcdl.parallel.stage import TAGS, Stage, StageTotals
 from hpcdl.parallel.timetable import Action
 from hpcdl.random import Random
 from hpcdl.strategies.pipeline_schedules import SCHEDULES, actions_of
@@ -36,7 +36,7 @@ class Pipeline:
         self.model = make_model(DEEP, (FEATURES,), CLASSES, "float64")
         layers = chunks(8, bare.size * parts)[bare.rank :: bare.size]
         ranges = [range(each.start, each.stop + (each.stop == 8)) for each in layers]  # the loss goes with the last
-        self.part = Part(self.model, ranges)
+        self.part = ModelPart(self.model, ranges)
         self.part.pool.memory = self.memory = Memory()
         self.parameters, self.gradient = self.part.initialize(Random(0)), np.zeros(self.part.size)
         self.stage = Stage(
@@ -198,7 +198,7 @@ def test_idle_share_and_most_in_flight(world):
     """Of all stages' time between the first start and the last end of a step, what was not spent computing."""
     pipeline = Pipeline(world)
     assert pipeline.stage.costs(pipeline.comm) == {"idle_share": None, "in_flight_per_rank": [0] * world.size}
-    pipeline.stage.done = Done(5.0 - world.rank / 8, 3.5)
+    pipeline.stage.done = StageTotals(5.0 - world.rank / 8, 3.5)
     pipeline.stage.most_in_flight = world.rank
     p = world.size
     found = pipeline.stage.costs(pipeline.comm)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcdl.chunks import chunk
-from hpcdl.models.part import Part
+from hpcdl.models.part import ModelPart
 from hpcdl.parallel.units import Units
 
 
@@ -39,7 +39,7 @@ def test_pieces_of_shards_lie_where_the_tensors_do(head, parts, gpt):
     model, size = gpt.made(getattr(gpt, head)), 3
     whole, times = np.arange(model.size) ** 2, np.zeros(model.size, int)
     for t, rank in itertools.product(range(parts), range(size)):
-        part = Part(model, share=(t, parts))
+        part = ModelPart(model, share=(t, parts))
         units, vector = Units(part.units(), rank, size), np.zeros(part.size, int)
         for piece, _ in part.pieces():
             vector[piece.local : piece.local + piece.size] = whole[gpt.places(piece)]

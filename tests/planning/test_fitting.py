@@ -3,18 +3,18 @@
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.planning.case import Case
+from hpcdl.launch.command_lines import read_command
 from hpcdl.planning.fitting import bytes_of, cuts, fits, shapes
 from hpcdl.planning.memory import forecast
+from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
-from hpcdl.services.commands import read_command
 
 LINE = "train-grid --model gpt:layers=4,width=64,heads=4 --data text --batch-size 32 --optimizer adam"
 
 
 def case(line, ranks):
     command = read_command(1, f"-n {ranks}: {line}", {}, ranks)
-    return Case(command.training.program, command.options(parse, "--out=none"), ranks, command.training.check)
+    return Workload(command.training.program, command.options(parse, "--out=none"), ranks, command.training.check)
 
 
 @pytest.fixture(scope="module")

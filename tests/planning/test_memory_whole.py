@@ -62,8 +62,8 @@ def test_hogwild_with_replicas_and_on_servers(foretold):
 def test_coordinate_descent(foretold, tmp_path):
     import numpy as np
 
-    from hpcdl.data.prepare import Output
-    from hpcdl.data.prepare_npz import prepare_npz
+    from hpcdl.data.formats.prepare import Output
+    from hpcdl.data.formats.prepare_npz import prepare_npz
 
     random = np.random.default_rng(0)
     np.savez(tmp_path / "two.npz", x=random.standard_normal((101, 5)), y=random.integers(0, 2, 101))

@@ -10,7 +10,7 @@ from hpcdl.planning import failures
 from hpcdl.planning.cluster import Cluster
 from hpcdl.planning.collective_time import seconds
 from hpcdl.planning.pipeline_time import last
-from hpcdl.planning.step_simulation import Noise, Work, read_strategy, simulate
+from hpcdl.planning.step_simulation import Noise, StepWork, read_strategy, simulate
 from hpcdl.random import Random
 from hpcdl.strategies.pipeline_schedules import gpipe, one_f_one_b
 
@@ -19,7 +19,7 @@ BYTES = 4e6
 
 
 def work(noise="none", compute=0.1, bytes=BYTES):
-    return Work(compute, bytes, Noise.read(noise))
+    return StepWork(compute, bytes, Noise.read(noise))
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "naive", "recursive", "hierarchical"])

@@ -5,18 +5,18 @@ import math
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.planning.case import Case
+from hpcdl.launch.command_lines import read_command
 from hpcdl.planning.compute_time import slowest
 from hpcdl.planning.cut_time import messages
+from hpcdl.planning.dry_run import cut_of
 from hpcdl.planning.machine_sheet import Machine
-from hpcdl.planning.message_time import Group
+from hpcdl.planning.message_time import RankGroup
 from hpcdl.planning.parts import Parts
-from hpcdl.planning.rehearsal import cut_of
+from hpcdl.planning.probe_jobs import ANSWER
 from hpcdl.planning.step_time import WHOLE, calibrated, exposed, foretell, name_of
 from hpcdl.planning.surveying import rows_of, small
-from hpcdl.planning.trying import ANSWER
+from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
-from hpcdl.services.commands import read_command
 
 L, B, A = 1e-5, 1e8, 1e9  # seconds, bytes a second, bytes added a second
 SHEET = {"cores": 1, "latency": L, "bandwidth": B, "adding": A, "flops": 1e10, "memory": 1e10, "start": 0}
@@ -34,7 +34,7 @@ def machine(**more):
 
 
 def case(line, ranks):
-    return Case.of(read_command(1, f"-n {ranks}: {line} {MODEL} --lr 0.1", {}, ranks), parse)
+    return Workload.of(read_command(1, f"-n {ranks}: {line} {MODEL} --lr 0.1", {}, ranks), parse)
 
 
 def parts(line, ranks, **more):
@@ -176,7 +176,7 @@ def test_the_stages_of_zero_send_what_they_should():
     assert 1.5 * K < bytes_of(3, "all_gather") <= 2 * K  # the last layer is there when backward begins with it
     found = parts("train-fully-sharded --stage 1 --batch-size 8", 4)
     assert found.messages == pytest.approx(2 * 3 * (L + K / 4 / B) + 3 * K / 4 / A)  # all are under way at once
-    group, by_layer = Group(machine(), 4), parts("train-fully-sharded --stage 3 --batch-size 8", 4)
+    group, by_layer = RankGroup(machine(), 4), parts("train-fully-sharded --stage 3 --batch-size 8", 4)
     assert by_layer.messages == pytest.approx(
         sum(group.reduce_scatter(n) if name == "reduce_scatter" else group.all_gather(n) for name, n in sent(3))
     )
@@ -186,7 +186,7 @@ def test_the_stages_of_zero_send_what_they_should():
 def test_tensor_parallelism_counts_its_all_reduces():
     of = "train-tensor-parallel --model gpt:layers=3,width=16,heads=2 --data text --batch-size 4"
     command = read_command(1, f"-n 2: {of}", {}, 2)
-    told = Case.of(command, parse)
+    told = Workload.of(command, parse)
     said = messages(told, 0, cut_of(told))["tensor"]
     block = 4 * 64 * 16 * 4  # rows, tokens, width, bytes
     assert sum(bytes == block for _, bytes in said) == 4 * 3 + 2
@@ -229,7 +229,7 @@ def test_theory_where_nothing_was_measured():
 def test_what_a_program_costs_beyond_is_found_from_a_run(name):
     ranks = 1 if name == "train-sequential" else 2
     line = small("train-parameter-server bsp" if name == "train-parameter-server" else name, ranks)
-    of = Case.of(read_command(1, f"-n {ranks}: {line}", {}, ranks), parse)
+    of = Workload.of(read_command(1, f"-n {ranks}: {line}", {}, ranks), parse)
     assert name_of(of).startswith(name) and rows_of(of) >= {1}
     sheet = Machine.of(SHEET)
     told = foretell(of, sheet, 1e-3).parts.seconds

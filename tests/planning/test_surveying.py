@@ -6,19 +6,19 @@ import subprocess
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.planning import checking
-from hpcdl.planning.case import Case
+from hpcdl.launch.command_lines import read_command
+from hpcdl.planning import forecast_error
 from hpcdl.planning.machine_sheet import Machine
 from hpcdl.planning.measuring import OPERATIONS
+from hpcdl.planning.probe_jobs import ANSWER
 from hpcdl.planning.step_time import foretell
 from hpcdl.planning.surveying import ON_ONE_NODE, machine_of, small, survey
-from hpcdl.planning.trying import ANSWER
+from hpcdl.planning.workload import Workload
 from hpcdl.runs.options import parse
-from hpcdl.services.commands import read_command
 
 
 def read(text, ranks):
-    return Case.of(read_command(1, f"-n {ranks}: {text}", {}, ranks), parse)
+    return Workload.of(read_command(1, f"-n {ranks}: {text}", {}, ranks), parse)
 
 
 class Ranks:
@@ -105,39 +105,42 @@ def test_what_cannot_be_measured_is_a_line():
 
 
 def test_errors_of_a_matrix():
-    told = checking.foretold([(2, LINES[0][0]), (2, LINES[1][0])], Machine.of(SHEET), read)
+    told = forecast_error.foretold([(2, LINES[0][0]), (2, LINES[1][0])], Machine.of(SHEET), read)
     seconds = [each.parts.seconds for each in told]
-    found = [checking.Checked(told[0], [2 * seconds[0], seconds[0] / 1.1, seconds[0] / 1.2])]
-    found.append(checking.Checked(told[1], [], "it is not finite"))
+    found = [forecast_error.Checked(told[0], [2 * seconds[0], seconds[0] / 1.1, seconds[0] / 1.2])]
+    found.append(forecast_error.Checked(told[1], [], "it is not finite"))
     assert found[0].error == pytest.approx(0.1)
-    said = checking.report(found)
+    said = forecast_error.report(found)
     assert said[1].endswith("+10 %") and "it is not finite" in said[2]
     assert said[-1] == "1 line: median error 10 %, 9 of 10 within 10 %"
-    assert checking.steps_of(told[0], 1e9) == checking.MOST and checking.steps_of(told[0], 1e-9) == checking.FEWEST
+    assert (
+        forecast_error.steps_of(told[0], 1e9) == forecast_error.MOST
+        and forecast_error.steps_of(told[0], 1e-9) == forecast_error.FEWEST
+    )
 
 
 SHEET = {"cores": 2, "latency": 1e-5, "bandwidth": 1e9, "flops": 1e10, "memory": 1e10, "start": 1e-4}
 
 
 def test_the_matrix_holds_forty_lines_of_all_kinds():
-    assert len(checking.MATRIX) == 40 and {ranks for ranks, _ in checking.MATRIX} == {1, 2, 3, 4}
+    assert len(forecast_error.MATRIX) == 40 and {ranks for ranks, _ in forecast_error.MATRIX} == {1, 2, 3, 4}
     machine = Machine.of(SHEET | {"ranks_per_node": 4})
-    told = checking.foretold(checking.MATRIX, machine, read)
+    told = forecast_error.foretold(forecast_error.MATRIX, machine, read)
     assert all(each.parts.seconds > 0 for each in told)
     asleep = [bool(each.case.options.pretend_compute) for each in told]
-    assert asleep == [ranks > 2 for ranks, _ in checking.MATRIX]
+    assert asleep == [ranks > 2 for ranks, _ in forecast_error.MATRIX]
 
 
 def test_lines_are_placed(tmp_path):
-    assert checking.placed("-n 3: train-gossip --x") == (3, "train-gossip --x")
-    assert checking.placed("train-gossip", 2) == (2, "train-gossip")
+    assert forecast_error.placed("-n 3: train-gossip --x") == (3, "train-gossip --x")
+    assert forecast_error.placed("train-gossip", 2) == (2, "train-gossip")
     for text in ("train-gossip", "-n 0: train-gossip"):
         with pytest.raises(UsageError):
-            checking.placed(text)
+            forecast_error.placed(text)
     path = tmp_path / "m.yaml"
     for text in ("a: b", "[]", "- 1", "[", "- train-gossip"):
         path.write_text(text)
         with pytest.raises(UsageError):
-            checking.read_matrix(str(path))
+            forecast_error.read_matrix(str(path))
     path.write_text('- "-n 2: train-gossip"\n')
-    assert checking.read_matrix(str(path)) == [(2, "train-gossip")]
+    assert forecast_error.read_matrix(str(path)) == [(2, "train-gossip")]

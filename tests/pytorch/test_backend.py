@@ -14,12 +14,12 @@ from torch import distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from hpcdl.comm import Communicator  # noqa: E402
-from hpcdl.comm.calls import number  # noqa: E402
-from hpcdl.comm.checking import Checking  # noqa: E402
-from hpcdl.comm.told import ranks_told  # noqa: E402
+from hpcdl.comm.call_matching import number  # noqa: E402
+from hpcdl.comm.diagnostics.call_signature import ranks_told  # noqa: E402
+from hpcdl.comm.diagnostics.collective_checker import Checking  # noqa: E402
 from hpcdl.errors import AgreedError, UsageError  # noqa: E402
 from hpcdl.torch import monitored  # noqa: E402
-from hpcdl.torch.backend import Group  # noqa: E402
+from hpcdl.torch.backend import BackendGroup  # noqa: E402
 
 pytestmark = [pytest.mark.mpi(min_size=2)]
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -376,7 +376,7 @@ def test_what_does_not_fit_is_said(group, rank, size):
 @pytest.mark.parametrize("later", [False, True])
 def test_ranks_with_tensors_of_different_types_are_told_though_the_same_travels(group, rank, size, world, later):
     comm = Communicator(world, "ring", check=True)
-    checked, last = Group(comm, "checked", dist.group.WORLD.store, timedelta(seconds=60)), size - 1
+    checked, last = BackendGroup(comm, "checked", dist.group.WORLD.store, timedelta(seconds=60)), size - 1
 
     def handed_on(kind):
         mine, every = torch.ones(2).to(kind), torch.ones(2 * size).to(kind)

@@ -14,10 +14,10 @@ from torch import nn
 from hpcdl.comm import Communicator
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
+from hpcdl.inference.trained_model import Trained
 from hpcdl.models import for_data
 from hpcdl.random import Random
 from hpcdl.runs import Options, Run
-from hpcdl.runs.trained import Trained
 from hpcdl.strategies import sequential
 from hpcdl.torch import TorchModel
 

@@ -6,15 +6,15 @@ from mpi4py import MPI
 
 torch = pytest.importorskip("torch")
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint  # noqa: E402
 from hpcdl.comm import Communicator  # noqa: E402
 from hpcdl.data import Batch  # noqa: E402
 from hpcdl.memory import Memory  # noqa: E402
 from hpcdl.models import make_model  # noqa: E402
 from hpcdl.models.layered import FlatWeights  # noqa: E402
-from hpcdl.models.part import Part  # noqa: E402
+from hpcdl.models.part import ModelPart  # noqa: E402
 from hpcdl.parallel.cut_model import same_start  # noqa: E402
 from hpcdl.random import Random  # noqa: E402
-from hpcdl.runs.checkpoint import Checkpoint  # noqa: E402
 from hpcdl.strategies import fully_sharded, pipeline, sequential  # noqa: E402
 from hpcdl.torch import TorchModel  # noqa: E402
 
@@ -40,7 +40,7 @@ def batch(rows=5, dtype="float64"):
 )
 def test_layers_make_what_the_module_makes(spec):
     one, other = made(f"{spec}"), made(f"{spec}")
-    part, rows = Part(one), batch()
+    part, rows = ModelPart(one), batch()
     w = part.initialize(Random(3))
     whole = np.empty_like(w)
     for piece, _ in part.pieces():
@@ -61,7 +61,7 @@ def test_layers_make_what_the_module_makes(spec):
 
 def test_the_whole_module_and_its_layers_take_turns():
     model, rows = made(CNN), batch()
-    part = Part(model)
+    part = ModelPart(model)
     w, g = model.initialize(Random(0)), np.zeros(model.size)
     losses = [each.loss_and_gradient(w, rows, g) for each in (model, part, model, part, model)]
     once = np.zeros(model.size)
@@ -70,7 +70,7 @@ def test_the_whole_module_and_its_layers_take_turns():
 
 
 def test_backward_takes_the_weights_that_it_is_given_and_not_those_of_forward():
-    part, rows = Part(made("torch:cut_nets:residual")), batch()
+    part, rows = ModelPart(made("torch:cut_nets:residual")), batch()
     w, g, wanted = part.initialize(Random(0)), np.zeros(part.size), np.zeros(part.size)
     part.loss_and_gradient(w, rows, wanted)
     layers, elsewhere = range(len(part.layers)), w.copy()
@@ -81,7 +81,7 @@ def test_backward_takes_the_weights_that_it_is_given_and_not_those_of_forward():
 
 
 def test_what_graphs_keep_is_counted_and_given_back():
-    part, rows = Part(made(CNN)), batch()
+    part, rows = ModelPart(made(CNN)), batch()
     part.pool.memory = memory = Memory()
     w, g = part.initialize(Random(0)), np.zeros(part.size)
     _, kept = part.forward(FlatWeights(part, w, g), rows.x, range(9), rows.y, batch=rows)
@@ -129,13 +129,13 @@ def test_ranks_that_were_given_other_values_begin_with_those_of_rank_0(world):
     model, comm = TorchModel(net, features=(6,), classes=3), Communicator(world)
     same_start(comm, model)
     comm.free()
-    starts = world.allgather(Part(model).initialize(Random(0)))
+    starts = world.allgather(ModelPart(model).initialize(Random(0)))
     assert all(np.array_equal(each, starts[0]) for each in starts)
 
 
 def test_the_gradient_by_the_input_is_none_of_that_by_the_output():
     """That goes back to its pool, and the next message is written over it."""
-    part = Part(made("torch:cut_nets:shifts"))
+    part = ModelPart(made("torch:cut_nets:shifts"))
     w, layer = FlatWeights(part, part.initialize(Random(0)), np.zeros(part.size)), part.layers[1]
     x, dy = np.ones((5, 6)), part.pool.take(5, 2, 3)
     dy[...] = 1

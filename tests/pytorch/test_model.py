@@ -19,11 +19,11 @@ from torch import nn
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch, from_arrays
 from hpcdl.errors import TrainingError, UsageError
+from hpcdl.inference.trained_model import Trained
 from hpcdl.models import for_data, make_model
 from hpcdl.optim import make_optimizer
 from hpcdl.random import Random
 from hpcdl.runs import Options, Run
-from hpcdl.runs.trained import Trained
 from hpcdl.strategies import sequential
 from hpcdl.torch import TorchModel
 from hpcdl.torch.buffers import statistics_of

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from hpcdl.errors import UsageError  # noqa: E402
 from hpcdl.models import make_model  # noqa: E402
 from hpcdl.models.balance import cut_layers, parameter_costs  # noqa: E402
-from hpcdl.models.part import Part  # noqa: E402
+from hpcdl.models.part import ModelPart  # noqa: E402
 from hpcdl.strategies import pipeline, tensor_parallel  # noqa: E402
 
 torch.set_num_threads(1)
@@ -25,7 +25,7 @@ def test_a_stage_without_parameters_goes_with_the_one_before():
     model = made(CNN)
     assert [layer.name for layer in model.layers] == ["1", "2", "5", "9", "11", "14", "15", "16", "loss"]
     assert [layer.output_shape(7, None) for layer in model.layers[:4]] == [(7, 4, 2, 3)] * 2 + [(7, 8), (7, 6)]
-    assert list(Part(model).layout.tensors) == list(model.layout.tensors) == list(model.module.state_dict())
+    assert list(ModelPart(model).layout.tensors) == list(model.layout.tensors) == list(model.module.state_dict())
     assert sum(parameter_costs(model)) == model.size
     with pytest.raises(UsageError, match=re.escape("9 stages need as many layers, and the model has 8 (1, 2, 5, 9")):
         cut_layers(model, 9)
@@ -36,7 +36,7 @@ def test_a_tied_tensor_lies_with_the_layer_that_has_its_name():
     shared = "last.weight"
     layers = {layer.name: layer for layer in model.layers}
     assert "weight" in layers["last"].whole and shared in layers["first"].tied and shared in layers["middle"].tied
-    part = Part(model, [range(0, 3)])
+    part = ModelPart(model, [range(0, 3)])
     assert [tensor.name for tensor in part.copies] == [shared] and list(part.tied()) == [shared]
 
 

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file as arrays_in  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from hpcdl.errors import UsageError  # noqa: E402
-from hpcdl.runs.initial import tensors_of  # noqa: E402
-from hpcdl.runs.trained import Trained  # noqa: E402
+from hpcdl.inference.pretrained import tensors_of  # noqa: E402
+from hpcdl.inference.trained_model import Trained  # noqa: E402
 from hpcdl.torch import TorchModel  # noqa: E402
 
 NETS = """

@@ -17,7 +17,7 @@ from in_process import assert_ends, ends
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
-from hpcdl.comm.flight import Recorder
+from hpcdl.comm.diagnostics.flight_recorder import FlightRecorder
 from hpcdl.comm.progress import activity
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="programs on one rank")
@@ -114,7 +114,7 @@ def folder(tmp_path_factory):
     assert ends("search", [*line, "--out", str(path / "s")])[0] == 0
     (path / "f" / "flight").mkdir(parents=True)
     comm = Communicator(MPI.COMM_SELF, ends_job=False)
-    activity.flight = Recorder(path / "f" / "flight" / "rank-0000.bin", 0, 1, 50, [comm])
+    activity.flight = FlightRecorder(path / "f" / "flight" / "rank-0000.bin", 0, 1, 50, [comm])
     comm.barrier()
     activity.flight = None
     comm.free()

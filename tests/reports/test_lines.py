@@ -2,13 +2,13 @@
 
 import json
 
-from hpcdl.reports.lines import Lines, is_evaluation
+from hpcdl.reports.lines import MetricLines, is_evaluation
 
 
 def test_whole_lines_are_read_and_others_counted(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step"\n[2]\n{"loss": 1}\n{"step": NaN}\n{"step": "3"}\n{"step": 2}\n{"step": 3')
-    lines = Lines(path)
+    lines = MetricLines(path)
     assert [line["step"] for line in lines] == [1, 2]
     assert lines.broken == 5
     assert path.read_bytes()[lines.place :] == b'{"step": 3'
@@ -19,13 +19,13 @@ def test_numbers_beyond_all_floats_are_missing(tmp_path):
     path = tmp_path / "metrics.jsonl"
     texts = [f'{{"step": {huge}}}', f'{{"step": 1, "train_loss": -{huge}}}', '{"step": 1e300}', '{"step": 2}']
     path.write_text("\n".join(texts) + "\n")
-    lines = Lines(path)
+    lines = MetricLines(path)
     assert [*lines] == [{"step": 1}, {"step": 2}] and lines.broken == 2
 
 
 def test_a_growing_file_is_followed(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    lines, whole = Lines(path), b"".join(json.dumps({"step": step}).encode() + b"\n" for step in range(9))
+    lines, whole = MetricLines(path), b"".join(json.dumps({"step": step}).encode() + b"\n" for step in range(9))
     seen = []
     for end in (0, 5, 30, 31, 60, len(whole)):  # the writer is in the middle of a line
         path.write_bytes(whole[:end])

@@ -14,7 +14,7 @@ from written_runs import lines_of
 
 from hpcdl import reports
 from hpcdl.errors import UsageError
-from hpcdl.reports.found import natural
+from hpcdl.reports.discovery import natural
 from hpcdl.reports.load import runs_of
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcdl.comm import flight
-from hpcdl.comm.flight import ALL, BROKE, DONE, GROUP, HEAD, MAGIC, RECORD, VERSION, WAITING
-from hpcdl.comm.stuck import explained
-from hpcdl.comm.told import TYPES
+from hpcdl.comm.diagnostics import flight_recorder
+from hpcdl.comm.diagnostics.call_signature import TYPES
+from hpcdl.comm.diagnostics.deadlock import explained
+from hpcdl.comm.diagnostics.flight_recorder import ALL, BROKE, DONE, GROUP, HEAD, MAGIC, RECORD, VERSION, WAITING
 from hpcdl.errors import UsageError
 from hpcdl.reports.postmortem import recordings, said, story, table
 
@@ -30,7 +30,7 @@ def written(folder, rank, records, size=4, last=(40, 3), state=0, why=b"", seen=
     """The recording of one rank: each record as a dictionary of what is not as it mostly is."""
     (folder / "flight").mkdir(parents=True, exist_ok=True)
     capacity = 8
-    texts, groups, first, length = flight.sizes(capacity)
+    texts, groups, first, length = flight_recorder.sizes(capacity)
     data = bytearray(length)
     head = np.zeros(1, HEAD)
     head["magic"], head["version"], head["capacity"], head["rank"], head["size"] = MAGIC, VERSION, capacity, rank, size
@@ -41,8 +41,8 @@ def written(folder, rank, records, size=4, last=(40, 3), state=0, why=b"", seen=
         head[name] = value
     data[: HEAD.itemsize] = head.tobytes()
     for i, text in enumerate(CALLS):
-        data[texts + i * flight.WIDTH :][: len(text)] = b""
-        data[texts + i * flight.WIDTH : texts + i * flight.WIDTH + len(text)] = text.encode()
+        data[texts + i * flight_recorder.WIDTH :][: len(text)] = b""
+        data[texts + i * flight_recorder.WIDTH : texts + i * flight_recorder.WIDTH + len(text)] = text.encode()
     table = np.zeros(2, GROUP)
     table["name"], table["key"], table["rank"], table["size"], table["last"] = (
         [b"world", b"part"],
@@ -123,7 +123,7 @@ def test_who_was_first(tmp_path):
 def test_each_try_is_kept_and_told_apart(tmp_path):
     """The last one is shown, where no other is asked for; nothing is left of a run that has ended well."""
     for number in (1, 2, 3):
-        flight.set_aside(tmp_path)
+        flight_recorder.set_aside(tmp_path)
         written(tmp_path, 0, [{}, WAITS], size=1, state=BROKE, why=f"failed in try {number}".encode())
     for number, shown, others in ((0, 3, "tries 1 and 2"), (1, 1, "tries 2 and 3"), (3, 3, "tries 1 and 2")):
         lines = story(tmp_path, recordings(tmp_path, number))
@@ -131,9 +131,9 @@ def test_each_try_is_kept_and_told_apart(tmp_path):
         assert lines[1].startswith(f"rank 0 failed in try {shown}, at ")
     with pytest.raises(UsageError, match="--which 4: there are recordings of tries 1, 2 and 3"):
         recordings(tmp_path, 4)
-    flight.set_aside(tmp_path)  # the fourth was stopped by a signal
+    flight_recorder.set_aside(tmp_path)  # the fourth was stopped by a signal
     assert story(tmp_path, recordings(tmp_path))[0].endswith("(try 3; --which shows tries 1 and 2)")
-    flight.forget(tmp_path)
+    flight_recorder.forget(tmp_path)
     assert not (tmp_path / "flight").exists()
 
 

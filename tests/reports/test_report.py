@@ -11,9 +11,9 @@ from made_runs import write_comparison, write_run, write_trace
 
 from hpcdl.errors import UsageError
 from hpcdl.reports import report
-from hpcdl.reports.recorded import record
 from hpcdl.reports.report import make
 from hpcdl.reports.run_pictures import pictures_of
+from hpcdl.reports.run_reader import record
 
 ALL = [f"{measure}-{cost}" for measure in ("loss", "accuracy") for cost in ("steps", "time", "bytes-sent")]
 ALL += ["learning-rate", "time-of-ranks", "timeline", "pipeline", "who-to-whom", "message-sizes", "memory"]

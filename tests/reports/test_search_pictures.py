@@ -17,7 +17,7 @@ from hpcdl.reports.figures import drawing, inline
 from hpcdl.reports.report import make
 from hpcdl.reports.search_pictures import pictures_of
 from hpcdl.reports.search_section import searched
-from hpcdl.services.trial_rows import Trials, read
+from hpcdl.search.search_log_reader import Trials, read
 
 OPTIONS = [f"option-{number}" for number in range(1, 6)]
 

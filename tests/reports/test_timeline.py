@@ -6,7 +6,7 @@ import pytest
 from made_runs import write_trace
 
 from hpcdl.reports import timeline
-from hpcdl.reports.timeline import Cut, events, read_timeline
+from hpcdl.reports.timeline import TruncatedTrace, events, read_timeline
 
 
 def test_the_last_steps_of_all_ranks(tmp_path):
@@ -64,7 +64,7 @@ def test_a_cut_trace_is_shown_up_to_the_cut(tmp_path, monkeypatch, chunk):
     for length in (0, 5, 40, len(text) // 3, len(text) - 40):
         path.write_text(text[:length])
         found, read = read_timeline(path), []
-        with pytest.raises(Cut):
+        with pytest.raises(TruncatedTrace):
             read.extend(events(path))
         assert found.cut and bool(found.ranks) == (length > 100)
     path.write_text("[1]")

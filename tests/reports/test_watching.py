@@ -10,7 +10,7 @@ from written_runs import lines_of
 
 from hpcdl.errors import UsageError
 from hpcdl.reports import watching
-from hpcdl.reports.watching import Curve, Watched, Watching, file_system, is_held, last_change
+from hpcdl.reports.watching import BoundedCurve, WatchedRun, Watching, file_system, is_held, last_change
 
 STARTED = {"schema_version": 1, "program": "train-allreduce", "ranks": 2, "model": "mlp", "data": "digits"}
 STARTED |= {"batch_size": 32, "first_step": 0, "steps": 100, "steps_per_epoch": 2, "started": 1000.0}
@@ -68,7 +68,7 @@ def append(folder, lines, end=""):
 
 def test_a_run_is_followed(write_run, clock):
     folder = write_run("a", started=STARTED)
-    run = Watched(folder, clock)
+    run = WatchedRun(folder, clock)
     assert run.look() and (run.step, run.steps, run.epochs, run.batch) == (8, 100, 50, 32)
     assert run.score == "test_accuracy" and run.scores == {"test_loss": 0.25, "test_accuracy": 0.875}
     assert run.rates() == (pytest.approx(4), pytest.approx(4)) and run.left() == pytest.approx(92 / 4)
@@ -81,7 +81,7 @@ def test_a_run_is_followed(write_run, clock):
 
 
 def test_a_run_begun_anew_is_read_anew(write_run, clock):
-    run = Watched(write_run("a", lines_of(40)), clock)
+    run = WatchedRun(write_run("a", lines_of(40)), clock)
     run.look()
     write_run("a", lines_of(5, loss=lambda step: 7.0))  # the same file, shorter
     assert run.look() and run.step == 5 and {y for _, y in run.curves["loss"].drawn()} == {7.0}
@@ -98,7 +98,7 @@ def test_a_run_begun_anew_is_read_anew(write_run, clock):
 def test_how_a_run_stands(write_run, clock, at, hold):
     folder = write_run("a", started=STARTED | {"steps": 8})
     (folder / "logs" / "rank-0000.log").write_text("")
-    run = Watched(folder, clock)
+    run = WatchedRun(folder, clock)
 
     def state(later=5.0):
         at(folder, 2000.0, later)
@@ -132,7 +132,7 @@ def test_of_a_network_file_system_nothing_is_said(write_run, clock, at, monkeypa
     folder = write_run("a", started=STARTED)
     (folder / ".lock").write_text("")
     at(folder, 2000.0, 500)
-    run = Watched(folder, clock)
+    run = WatchedRun(folder, clock)
     run.look()
     assert is_held(folder) is False and run.state() == ("dead", "")
     for kind in ("nfs4", "lustre", ""):
@@ -157,7 +157,7 @@ def test_which_file_system(tmp_path):
 def test_the_end_against_slurms_and_the_limit(write_run, clock, at):
     folder = write_run("a", lines_of(50), started=STARTED | {"ends": 2100.0, "time_limit": 1005.0})
     at(folder, 2000.0)
-    run = Watched(folder, clock)
+    run = WatchedRun(folder, clock)
     run.look()
     assert run.left() == pytest.approx(50 / 4) and run.ends() == [("--time-limit", 5.0), ("Slurm", 100.0)]
     clock.at = 2050.0
@@ -169,7 +169,7 @@ def test_what_comes_beside_steps_counts_in_what_is_left(write_run, clock, at):
     lines = lines_of(200, seconds=1.0)
     folder = write_run("a", lines, started=STARTED | {"steps": 300, "first_step": 100, "started": 5000.0})
     at(folder, 5150.0)
-    run = Watched(folder, clock)
+    run = WatchedRun(folder, clock)
     run.look()
     assert run.before == 100.0 and run.left() == pytest.approx(100 * 1.5)
     assert run.rates() == (pytest.approx(1), pytest.approx(1))
@@ -182,7 +182,7 @@ def test_what_comes_beside_steps_counts_in_what_is_left(write_run, clock, at):
 def test_a_budget_may_end_it_before(write_run, clock, budget, left):
     folder = write_run("a", started=STARTED)
     (folder / "config.yaml").write_text(f"budget: {budget}\n")
-    run = Watched(folder, clock)
+    run = WatchedRun(folder, clock)
     run.look()
     assert run.left() == pytest.approx(left)
 
@@ -191,13 +191,13 @@ def test_the_last_while(write_run, clock):
     """100 steps of a second, then 1,000 of a tenth: the pace of now is that of the last minute."""
     lines = [{"step": n, "seconds": float(n)} for n in range(1, 101)]
     lines += [{"step": 100 + n, "seconds": 100 + n / 10} for n in range(1, 1001)]
-    run = Watched(write_run("a", lines), clock)
+    run = WatchedRun(write_run("a", lines), clock)
     run.look()
     assert run.rates() == (pytest.approx(10), pytest.approx(1100 / 200)) and len(run.recent) < 70
 
 
 def test_an_older_run_says_less(write_run, clock):
-    run = Watched(write_run("a"), clock)
+    run = WatchedRun(write_run("a"), clock)
     run.options = {}
     run.look()
     assert (run.steps, run.batch, run.ends(), run.left()) == (None, 32, [], None)
@@ -217,7 +217,7 @@ def test_files_that_say_nothing(write_run, clock, text):
     folder = write_run("a", [{"step": 1, "seconds": None, "train_loss": "x", "epoch": "y"}, {"step": 2.5}])
     for name in ("started.json", "summary.json"):
         (folder / name).write_text(text)
-    run = Watched(folder, clock)
+    run = WatchedRun(folder, clock)
     run.look()
     assert run.step == 2 and run.rates() is run.left() is run.steps is None and run.ends() == []
     assert run.state()[0] in ("going", "dead")
@@ -227,7 +227,7 @@ def test_a_curve_is_bounded_and_keeps_its_mean():
     numbers = random.Random(3)
     for count in (0, 1, 7, 8, 9, 15, 16, 17, 1000):
         values = [numbers.random() for _ in range(count)]
-        curve = Curve(8)
+        curve = BoundedCurve(8)
         for x, y in enumerate(values):
             curve.add(x, y)
         drawn = curve.drawn()
@@ -235,7 +235,7 @@ def test_a_curve_is_bounded_and_keeps_its_mean():
         assert [x for x, _ in drawn] == sorted(x for x, _ in drawn)
         whole = sum(y * curve.each for _, y in curve.points) + curve.open[2]
         assert whole == pytest.approx(sum(values))
-    curve = Curve(8)
+    curve = BoundedCurve(8)
     for y in (None, float("nan"), float("inf"), "x"):
         curve.add(1, y)
     assert not curve.drawn()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.optim import make_optimizer
@@ -22,14 +23,13 @@ from hpcdl.random import Random
 from hpcdl.rl.agent import Actor, Learner
 from hpcdl.rl.apex import Learners, boldness
 from hpcdl.rl.environments import Environments
-from hpcdl.rl.feed import CREDITS
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.remote_actor import act, made_recorder
 from hpcdl.rl.replay import Replay
-from hpcdl.rl.roles import NOBODY, Roles
+from hpcdl.rl.roles import NOBODY, RLRoles
 from hpcdl.rl.shards import AHEAD
-from hpcdl.rl.tally import ByKind, Tally
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.rl.tally import ByKind, RankCounts
+from hpcdl.rl.transition_stream import CREDITS
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_apex.py"
 CHAIN = (
@@ -107,7 +107,7 @@ def check_bytes(summary, learners, replays):
 
 def test_an_actor_is_as_bold_as_its_number_says():
     """Over all copies of three actors with two each: eps, ..., eps^(1 + alpha), by equal powers."""
-    roles = Roles(NOBODY, range(1), range(1, 2), range(2, 5), 2)
+    roles = RLRoles(NOBODY, range(1), range(1, 2), range(2, 5), 2)
     powers = [boldness(roles.first_copy(rank) + np.arange(2), 6, 7.0) for rank in roles.actors]
     np.testing.assert_allclose(np.concatenate(powers), [1 + i / 5 * 7 for i in range(6)], rtol=1e-15)
     assert boldness(np.arange(1), 1, 7.0).tolist() == [1.0]
@@ -140,7 +140,7 @@ def acted(network, parameters, first, envs, copies, chunks=6, priorities=True):
     powers = boldness(first + np.arange(envs), copies, 3.0)
     watch = SimpleNamespace(step=lambda name: contextlib.nullcontext(), fetching=contextlib.nullcontext)
     run = SimpleNamespace(stopwatch=watch)
-    act(run, actor, recorder, taken, Tally(), lambda steps: parameters, lambda: 0.7**powers, priorities)
+    act(run, actor, recorder, taken, RankCounts(), lambda steps: parameters, lambda: 0.7**powers, priorities)
     return taken.chunks
 
 
@@ -201,9 +201,11 @@ def learner(comm, everyone, network, batch, prioritized=True):
     run = SimpleNamespace(everyone=everyone, options=SimpleNamespace(**options), saved=None, step=0, steps=10)
     run.data = SimpleNamespace(environment={"dtype": "float32"})
     parameters, target = network.initialize(Random(5)), network.initialize(Random(6))
-    roles = Roles(NOBODY, range(comm.size), range(everyone.size, everyone.size + 1), NOBODY)
+    roles = RLRoles(NOBODY, range(comm.size), range(everyone.size, everyone.size + 1), NOBODY)
     optimizer = make_optimizer("momentum", network.size, "float64", lambda step: 0.1)
-    return Learners(comm, network, run, optimizer, parameters, target, None, roles, Tally(ByKind(everyone.traffic)))
+    return Learners(
+        comm, network, run, optimizer, parameters, target, None, roles, RankCounts(ByKind(everyone.traffic))
+    )
 
 
 @pytest.mark.mpi(min_size=2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from plain_replay import Walk
 
-from hpcdl.rl.chunk import Chunk, Recorder, bytes_at_most
+from hpcdl.rl.chunk import Chunk, ChunkRecorder, bytes_at_most
 from hpcdl.rl.replay import Replay
 
 
@@ -22,7 +22,7 @@ def test_remote_is_local(frame, dtype, stack, steps, ending):
     about = {"stack": stack, "n_step": 3, "gamma": 0.9}
     remote, local = (Replay(120, shape, dtype, streams=4, prioritized=True, **about) for _ in range(2))
     walks = [Walk(np.random.default_rng(n), n, frame, stack, dtype, ending) for n in actors]
-    recorders = [Recorder(steps, shape, dtype, streams=n, **about) for n in actors]
+    recorders = [ChunkRecorder(steps, shape, dtype, streams=n, **about) for n in actors]
     random, longest = np.random.default_rng(0), 0
     for turn in range(50 // steps):
         for first, walk, recorder in zip([0, 3], walks, recorders, strict=True):
@@ -57,7 +57,7 @@ def test_remote_is_local(frame, dtype, stack, steps, ending):
 
 
 def test_a_chunk_that_is_not_full():
-    recorder, replay = Recorder(5, (3,), "f4"), Replay(50, (3,), "f4", prioritized=True)
+    recorder, replay = ChunkRecorder(5, (3,), "f4"), Replay(50, (3,), "f4", prioritized=True)
     walk = Walk(np.random.default_rng(0), 1, (3,), 1, "f4", 0.0)
     sizes = []
     for length in (2, 0, 5, 1):
@@ -71,7 +71,7 @@ def test_a_chunk_that_is_not_full():
 
 def test_an_actor_that_begins_anew():
     """Both forget what waited for its return, so that priorities still belong to their transitions."""
-    recorder, replay = Recorder(4, (3,), "f4"), Replay(50, (3,), "f4", prioritized=True)
+    recorder, replay = ChunkRecorder(4, (3,), "f4"), Replay(50, (3,), "f4", prioritized=True)
     walk = Walk(np.random.default_rng(0), 1, (3,), 1, "f4", 0.0)
     found = []
     for turn in range(3):
@@ -90,4 +90,4 @@ def test_priorities_that_are_not_as_many():
         frames, three = np.zeros((2, 3), "f4"), np.zeros(2)
         replay.add_frames(frames, frames[:0], three, three, three, 0, 1, np.ones(2))
     with pytest.raises(ValueError, match="as many as the transitions"):
-        Recorder(5, (3,), "f4").take(np.ones(1))
+        ChunkRecorder(5, (3,), "f4").take(np.ones(1))

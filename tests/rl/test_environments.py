@@ -10,7 +10,7 @@ import pytest
 
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.random import Random
-from hpcdl.rl import making
+from hpcdl.rl import environment_factory
 from hpcdl.rl.environments import Environments
 from hpcdl.rl.replay import Replay
 
@@ -425,4 +425,4 @@ def test_every_wrapper_has_its_option():
     import inspect
 
     wrappers = pytest.importorskip("gymnasium.wrappers")
-    assert set(making.WRAPPERS) <= set(inspect.signature(wrappers.AtariPreprocessing).parameters)
+    assert set(environment_factory.WRAPPERS) <= set(inspect.signature(wrappers.AtariPreprocessing).parameters)

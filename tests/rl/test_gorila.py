@@ -12,14 +12,14 @@ import pytest
 from conftest import meet
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.optim import make_optimizer
+from hpcdl.parameter_server.consistency import Consistency
+from hpcdl.parameter_server.store_messages import Push
 from hpcdl.rl.gorila import Bundle, Discarding
 from hpcdl.rl.options import RLOptions
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.scripts import train_dqn
 from hpcdl.scripts.train_gorila import TRAINING, GorilaOptions
-from hpcdl.services.consistency import Consistency
-from hpcdl.services.store_messages import Push
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.four]
 

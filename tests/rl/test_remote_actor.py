@@ -14,7 +14,7 @@ from hpcdl.rl.environments import Environments
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.remote_actor import act, errors_of, failing_alone, made_actor, made_recorder
 from hpcdl.rl.replay import Replay
-from hpcdl.rl.tally import Tally
+from hpcdl.rl.tally import RankCounts
 
 OPTIONS = SimpleNamespace(chunk=5, n_step=2, gamma=chains.GAMMA)
 
@@ -68,7 +68,7 @@ def parts():
         network=network,
         recorder=recorder,
         actor=Actor(network, environments, Random(3), recorder.add, first=4),
-        tally=Tally(),
+        tally=RankCounts(),
         parameters=[network.initialize(Random(seed)) for seed in range(9)],
     )
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.rl.roles import Roles, alone, apart, bundles, sharded
+from hpcdl.rl.roles import RLRoles, alone, apart, bundles, sharded
 
 SIZES = range(1, 12)
 
@@ -19,7 +19,7 @@ def found(make, *arguments):
         return None
 
 
-def assert_whole(roles: Roles, size: int):
+def assert_whole(roles: RLRoles, size: int):
     """Each rank has a role; the ranges follow each other; actors, copies and room are shared out without a rest."""
     parts = [roles.servers, roles.learners, roles.memories, roles.actors]
     assert set(itertools.chain(*parts)) == set(range(size))

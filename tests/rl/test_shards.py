@@ -7,11 +7,11 @@ from plain_replay import Walk
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.random import Random
-from hpcdl.rl.chunk import Recorder, bounded
-from hpcdl.rl.feed import CREDITS, Feeder, Intake
+from hpcdl.rl.chunk import ChunkRecorder, bounded
 from hpcdl.rl.replay import Replay, Sample
-from hpcdl.rl.shards import Form, LocalShard, Memory, RemoteShard, Wanted
-from hpcdl.rl.tally import ByKind, Tally
+from hpcdl.rl.shards import LocalShard, RemoteShard, SampleFormat, ShardServer, Wanted
+from hpcdl.rl.tally import ByKind, RankCounts
+from hpcdl.rl.transition_stream import CREDITS, Feeder, Intake
 
 STREAMS, STEPS, SHAPE = 2, 5, (3,)
 ROWS = STREAMS * STEPS  # of a chunk
@@ -58,8 +58,8 @@ def play(bare, learn, chunks, at_once, capacity=200):
     by_kind, learners = ByKind(comm.traffic), bare.Split(int(bare.rank >= bare.size - 2), bare.rank)
     held = None
     if bare.rank == acts:
-        feeder = Feeder(comm, acts - 1, Tally(by_kind), by_kind)
-        recorder = Recorder(STEPS, SHAPE, "f4", **ABOUT)
+        feeder = Feeder(comm, acts - 1, RankCounts(by_kind), by_kind)
+        recorder = ChunkRecorder(STEPS, SHAPE, "f4", **ABOUT)
         for i, step in enumerate(walked(chunks)):
             recorder.add(*step)
             if recorder.full:
@@ -69,13 +69,13 @@ def play(bare, learn, chunks, at_once, capacity=200):
         comm.wait_until(lambda: feeder.heard() and feeder.over)
         feeder.close()
     elif bare.rank == acts - 1:
-        saved, intake = [], Intake(comm, [acts], STREAMS, memory(capacity), Tally(by_kind), by_kind)
-        server = Memory(comm, intake, list(range(acts - 1)), RANDOM, lambda: saved.append(intake.steps))
+        saved, intake = [], Intake(comm, [acts], STREAMS, memory(capacity), RankCounts(by_kind), by_kind)
+        server = ShardServer(comm, intake, list(range(acts - 1)), RANDOM, lambda: saved.append(intake.steps))
         server.serve()
         held = intake.replay.state(), saved, server.status
     else:
         told = []
-        shard = RemoteShard(comm, acts - 1, Form(SHAPE, "f4"), by_kind, lambda rank, message: told.append(rank))
+        shard = RemoteShard(comm, acts - 1, SampleFormat(SHAPE, "f4"), by_kind, lambda rank, message: told.append(rank))
         learn(shard, told, learners)
         assert set(told) <= {acts - 1}
     held = bare.bcast(held, acts - 1)
@@ -125,7 +125,7 @@ def test_samples_are_those_of_ones_own_memory_and_come_once_the_steps_have(each_
         for step in walked(5)[4 * STEPS :]:
             replay.add(*step)
         same(found, drawn(replay, 9, 20 + rank))
-        local = LocalShard(Intake(shard.comm, [], STREAMS, replay, Tally(), shard.by_kind), True, RANDOM, None)
+        local = LocalShard(Intake(shard.comm, [], STREAMS, replay, RankCounts(), shard.by_kind), True, RANDOM, None)
         local.ask(wanted(9, 20 + rank, 0))
         assert local.ready
         same(found, local.take())
@@ -245,7 +245,7 @@ def test_an_error_that_is_no_number_has_the_largest_priority(alone):
 @pytest.mark.parametrize(("shape", "dtype"), [((3,), "f4"), ((4, 5, 3), "u1"), ((), "f4")])
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_a_sample_travels_as_it_is(alone, shape, dtype, rows):
-    random, form = np.random.default_rng(0), Form(shape, dtype)
+    random, form = np.random.default_rng(0), SampleFormat(shape, dtype)
     empty = form.arrays(form.empty(rows), rows)
     sample = Sample(*(random.integers(0, 200, each.shape).astype(each.dtype) for each in empty))
     message = form.packed(sample)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcdl.rl.agent import LAST
-from hpcdl.rl.tally import KINDS, SLOTS, ByKind, Tally
+from hpcdl.rl.tally import KINDS, SLOTS, ByKind, RankCounts
 from hpcdl.runs import signals
 
 
@@ -37,7 +37,7 @@ def test_bytes_are_of_the_innermost_kind():
 
 def test_sums_over_actors_memories_and_servers():
     """Two actors tell a memory, which tells a server, on which another memory has told as well."""
-    actors, memories, server = [Tally(), Tally()], [Tally(), Tally()], Tally()
+    actors, memories, server = [RankCounts(), RankCounts()], [RankCounts(), RankCounts()], RankCounts()
     actors[0].note(*acted(10, [1, 2], restarts=1))
     actors[1].note(*acted(20, [3], copies=3))
     for rank, actor in enumerate(actors, 3):
@@ -51,13 +51,13 @@ def test_sums_over_actors_memories_and_servers():
     assert (server["steps"], server["episodes"], server["restarts"], server["discarded"]) == (90, 4, 1, 2)
     assert sorted(server.returns) == [1, 2, 3, 9] and list(memories[0].returns) == [1, 2, 3]
     assert server.scores() == {"episodes": 4, "return_mean": 3.75, "return_min": 1.0, "return_max": 9.0}
-    assert Tally().scores() == {"episodes": 0}
+    assert RankCounts().scores() == {"episodes": 0}
 
 
 def test_bytes_of_all_by_kind():
     own = ByKind(SimpleNamespace(bytes=0))
     own.sent["gradients"] = 8
-    one, two = Tally(own), Tally(ByKind(SimpleNamespace(bytes=0)))
+    one, two = RankCounts(own), RankCounts(ByKind(SimpleNamespace(bytes=0)))
     two.by_kind.sent["parameters"] = 100
     two.take(2, one.packed())
     two.note_sent(1, "parameters", 40.0)
@@ -69,12 +69,12 @@ def test_bytes_of_all_by_kind():
 
 
 def test_each_return_is_told_once_and_in_order():
-    actor, server = Tally(), Tally()
+    actor, server = RankCounts(), RankCounts()
     told = []
     for turn in range(12):
         actor.note(*acted(turn, range(0, 3 * turn), episodes=3 * turn))
         message = actor.packed()
-        assert message.shape == (Tally.length,) and message.dtype == np.float64
+        assert message.shape == (RankCounts.length,) and message.dtype == np.float64
         told.append(int((~np.isnan(message[-SLOTS:])).sum()))
         server.take(1, message)
     assert told == [0] + 11 * [3]
@@ -82,7 +82,7 @@ def test_each_return_is_told_once_and_in_order():
 
 
 def test_many_at_once_travel_some_in_each_message():
-    actor, server = Tally(), Tally()
+    actor, server = RankCounts(), RankCounts()
     actor.note(*acted(50, range(50)))
     for _ in range(7):
         server.take(1, actor.packed())
@@ -95,7 +95,7 @@ def test_many_at_once_travel_some_in_each_message():
 
 
 def test_a_resumed_run_goes_on_counting():
-    before, after = Tally(), Tally()
+    before, after = RankCounts(), RankCounts()
     before.note(*acted(30, range(150)[-LAST:], episodes=150, restarts=2))
     signals.received.append(15)
     try:
@@ -107,11 +107,11 @@ def test_a_resumed_run_goes_on_counting():
     after.note(*acted(4, [1000]))
     assert (after["steps"], after["episodes"], after["restarts"]) == (68, 151, 2)
     assert len(after.returns) == LAST and after.scores()["return_max"] == 1000 and after.scores()["return_min"] == 51
-    assert np.isnan(Tally().packed()[-SLOTS:]).all()
+    assert np.isnan(RankCounts().packed()[-SLOTS:]).all()
 
 
 def test_a_signal_is_told():
-    actor, server = Tally(), Tally()
+    actor, server = RankCounts(), RankCounts()
     assert not server["signal"]
     signals.received.append(15)
     try:

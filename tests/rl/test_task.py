@@ -6,7 +6,7 @@ import pytest
 
 from hpcdl.rl import task
 from hpcdl.rl.environments import Environments
-from hpcdl.rl.task import Episode, Task, play, scores
+from hpcdl.rl.task import EnvironmentTask, Episode, play, scores
 
 
 class Right:
@@ -51,7 +51,7 @@ def test_scores():
 
 def test_it_stands_in_the_place_of_a_data_set():
     environments = make(1, 0, 0)
-    told = Task("chains:chain", {"a": 1}, make, environments, 3)
+    told = EnvironmentTask("chains:chain", {"a": 1}, make, environments, 3)
     assert told.environment == {
         "name": "chains:chain",
         "options": {"a": 1},

@@ -6,12 +6,12 @@ import pytest
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch
 from hpcdl.errors import AgreedError
+from hpcdl.faults.straggler import slowed
 from hpcdl.models import make_model
+from hpcdl.models.model_wrapper import plain
 from hpcdl.random import Random
 from hpcdl.runs import Accumulated, Options, Run
 from hpcdl.runs.accumulated import NOTHING, accumulated, accumulation
-from hpcdl.runs.straggler import slowed
-from hpcdl.runs.wrapped import plain
 from hpcdl.strategies import all_reduce
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hpcdl.errors import UsageError
 from hpcdl.runs.attributes import ATTRIBUTES, check_attributes
-from hpcdl.runs.legs import SUMMED, leg
+from hpcdl.runs.segments import SUMMED, leg
 
 GOOD = {
     "strategy": "all_reduce",

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.checkpoint.export import export
 from hpcdl.comm.trace import Timeline
-from hpcdl.data.meaning import Meaning
+from hpcdl.data.schema import Meaning
 from hpcdl.errors import LoneError, TrainingError, UsageError
-from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.runs.export import export
+from hpcdl.inference.prediction_input import Block, NewRows
+from hpcdl.inference.predictions import predict_all
+from hpcdl.inference.trained_model import Trained
 from hpcdl.runs.folder import Folder
-from hpcdl.runs.new_rows import Block, NewRows
-from hpcdl.runs.predictions import predict_all
-from hpcdl.runs.trained import Trained
 
 THREE = Trained.__new__(Trained)  # a checkpoint of a model of three classes, and the model in one
 THREE.meaning, THREE.classes, THREE.outputs, THREE.dtype = Meaning(), 3, (), np.dtype("f4")

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import TrainingError, UsageError
-from hpcdl.runs.checkpoint import Checkpoint
 
 
 def everything(folder):

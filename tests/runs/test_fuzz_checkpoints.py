@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from in_process import assert_ends, ends
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.runs.attributes import ATTRIBUTES
-from hpcdl.runs.checkpoint import Checkpoint
 
 NESTED = [(name, inner) for name, kind in ATTRIBUTES.items() if isinstance(kind, dict) for inner in kind]
 PATHS = [*[(name,) for name in ATTRIBUTES], *NESTED, ("scores", "test_accuracy"), ("scores", "replica_test_accuracy")]

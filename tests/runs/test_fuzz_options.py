@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from in_process import assert_ends, ends
 from mpi4py import MPI
 
-from hpcdl.comm.topology import topology
-from hpcdl.data.prepare import Output
-from hpcdl.data.prepare_text import prepare_text
+from hpcdl.comm.gossip.topology import topology
+from hpcdl.data.formats.prepare import Output
+from hpcdl.data.formats.prepare_text import prepare_text
 from hpcdl.federated.server import SETTINGS as SERVERS
 from hpcdl.models import SETTINGS as MODELS
 from hpcdl.optim import SETTINGS as OPTIMIZERS

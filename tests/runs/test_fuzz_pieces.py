@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from in_process import assert_ends, ends
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.checkpoint.shards import BLOCK, FOLDER, SEAL, Joined, Portion, crc_of, name_of_piece, seal, write_piece
 from hpcdl.errors import UsageError
-from hpcdl.models.layout import Piece
-from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.runs.pieces import BLOCK, FOLDER, SEAL, Joined, Portion, crc_of, name_of_piece, seal, write_piece
+from hpcdl.models.layout import Hyperslab
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="one process stands for all ranks")
 SECRET = 1234.5  # what another file holds
@@ -48,7 +48,7 @@ def joined(folder, found):
     half, size, written = len(whole) // 2, len(whole), []
     for rank, at in enumerate((slice(0, half), slice(half, size))):
         length = at.stop - at.start
-        portion = Portion(whole[at].copy(), [Piece(0, at.start, 1, length, length)], size)
+        portion = Portion(whole[at].copy(), [Hyperslab(0, at.start, 1, length, length)], size)
         written.append(write_piece(folder, name_of_piece(3, "0" * 8, rank), {"parameters": portion}))
     rest = {name: found.vectors[name] for name in found.vectors if name != "parameters"}
     checkpoint = Checkpoint(rest, found.attributes, Joined(written, {"parameters": (size, whole.dtype)}))

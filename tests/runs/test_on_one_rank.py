@@ -6,13 +6,13 @@ from functools import partial
 import numpy as np
 import pytest
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.checkpoint.state import Elsewhere
 from hpcdl.comm import Communicator
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run, signals
-from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.runs.legs import SUMMED, measured
 from hpcdl.runs.on_one_rank import OnOneRank
-from hpcdl.runs.state import Elsewhere
+from hpcdl.runs.segments import SUMMED, measured
 
 pytestmark = pytest.mark.four
 

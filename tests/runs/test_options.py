@@ -9,7 +9,7 @@ import pytest
 from in_process import ends
 
 from hpcdl.errors import UsageError
-from hpcdl.own import OPTIONS, STARTED
+from hpcdl.plugins import OPTIONS, STARTED
 from hpcdl.programs import files
 from hpcdl.runs.help import PLACES
 from hpcdl.runs.options import Options, option, parse
@@ -258,7 +258,7 @@ def test_code_that_a_file_names_is_what_the_command_line_allows(tmp_path):
 
 
 def test_every_option_that_may_name_code_is_looked_at():
-    """By its help: who adds one adds it to own.py, too."""
+    """By its help: who adds one adds it to plugins.py, too."""
     for program, path in files().items():
         for name, text in helps(path):
             if re.search(r"package\.module|torch:|all-reduce algorithm|model, as in|what starts ranks", text):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import UsageError
 from hpcdl.runs import Replicas
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.evaluation import evaluate, scores
 
 pytestmark = pytest.mark.four

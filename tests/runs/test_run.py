@@ -9,11 +9,11 @@ import time
 import numpy as np
 import pytest
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import TrainingError, UsageError
+from hpcdl.faults.straggler import slowed
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Whole, signals
-from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.runs.straggler import slowed
 
 pytestmark = pytest.mark.four
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.checkpoint.sharded_vector import CutVector
 from hpcdl.errors import TrainingError, UsageError
-from hpcdl.runs import position, saving
-from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.runs.cut_vector import CutVector
+from hpcdl.runs import resume, saving
 from hpcdl.strategies import all_reduce, fully_sharded
 
 pytestmark = pytest.mark.four
@@ -90,7 +90,7 @@ def test_in_the_background_the_same_is_written(how, run, world, mpi_tmp_path, mo
     run(**how, **often, out=str(mpi_tmp_path / "at-once"))
     go, now, most = threading.Event(), [], []
 
-    def late(job, write=saving.Job.write):
+    def late(job, write=saving.CheckpointJob.write):
         if job.thread is not None:
             assert go.wait(60)
             go.clear()
@@ -103,7 +103,7 @@ def test_in_the_background_the_same_is_written(how, run, world, mpi_tmp_path, mo
         if running.step % 5 == 3 or running.step == 19:  # before one that waits for the one that is on its way
             go.set()
 
-    monkeypatch.setattr(saving.Job, "write", late)
+    monkeypatch.setattr(saving.CheckpointJob, "write", late)
 
     def settle(saver, wait=True, settle=saving.Saver.settle):
         if wait and saver.job is not None:
@@ -262,8 +262,8 @@ def test_where_not_all_see_the_folder_rank_0_gathers_and_says_so(run, world, mpi
     world.Barrier()
     for folder in (out, shared):
         with monkeypatch.context() as patch:
-            patch.setattr(position, "everywhere", lambda comm, found: None)
-            patch.setattr("hpcdl.runs.state.everywhere", lambda comm, found: None)
+            patch.setattr(resume, "everywhere", lambda comm, found: None)
+            patch.setattr("hpcdl.checkpoint.state.everywhere", lambda comm, found: None)
             done = run(**CUT, out="none", resume=str(folder))
         wanted = run(**CUT, out="none", resume=str(shared))
         assert np.array_equal(done.parameters, wanted.parameters) and done.step == 20

@@ -25,7 +25,7 @@ def interfere(tmp_path):
         program = tmp_path / "interfere.py"
         program.write_text(
             "import os, sys\n"
-            "from hpcdl.services import training\n"
+            "from hpcdl.launch import training\n"
             "from hpcdl.runs import run\n"
             f"from hpcdl.scripts import {script}\n"
             "def record(self, loss, batch, original=run.Run.record):\n"

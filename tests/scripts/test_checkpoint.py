@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from in_process import ends
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.runs.folder import Folder
 from hpcdl.scripts import checkpoint
 

@@ -178,9 +178,9 @@ def test_a_rank_that_fails_alone_ends_the_job_and_the_run_is_not_tried_again(cod
     program.write_text(
         "import sys\n"
         "from hpcdl.scripts import compare\n"
-        "from hpcdl.services import trial\n"
+        "from hpcdl.launch import isolated_run\n"
         "from hpcdl.runs import run\n"
-        "trial.PATIENCE = 0.2\n"
+        "isolated_run.PATIENCE = 0.2\n"
         "def record(self, loss, total, original=run.Run.record):\n"
         "    original(self, loss, total)\n"
         f"    if self.step == 2 and self.comm.rank == 1 and '1-train' in self.options.out: {code}\n"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sparse_files import make_sparse, write_sparse
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,8 +16,8 @@ import sys
 from mpi4py import MPI
 from hpcdl.comm import Communicator
 from hpcdl.data import open_data
-from hpcdl.services.data_server import introduce, serve
-from hpcdl.services.remote_data import RemoteData
+from hpcdl.data_server.batch_server import introduce, serve
+from hpcdl.data_server.remote_data import RemoteData
 
 everyone = Communicator(MPI.COMM_WORLD)
 part = MPI.COMM_WORLD.Split(int(everyone.rank == 0))

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
-from hpcdl.data.meaning import Meaning
+from hpcdl.data.schema import Meaning
 from hpcdl.models import make_model
 from hpcdl.random import Random
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.scripts import evaluate
 
 FOLDER = Path(__file__).parents[2] / "scripts"

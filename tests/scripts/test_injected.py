@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 COMMON = ["--data", "few.h5", "--model", "softmax", "--batch-size", "5", "--steps", "400", "--progress", "none"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from curves import OPTIONS, PARAMETERS, STEPS, curve
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
 

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from in_process import ends
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm import Communicator
 from hpcdl.data import from_arrays
 from hpcdl.models import make_model
+from hpcdl.recovery.launch_command import JobLine
 from hpcdl.runs import Options, Run
-from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.runs.job_line import JobLine
 from hpcdl.strategies import all_reduce
 
 FOLDER = Path(__file__).parents[2] / "scripts"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from in_process import ends
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
 from hpcdl.models import make_model
-from hpcdl.runs.checkpoint import Checkpoint
 
 CLASSES = ["ant", "bee", "cat"]
 RECIPE = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from survived import ULFM, with_ulfm
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 PROGRAM = Path(__file__).parents[1] / "counting.py"
 DATA = ["--data", "counting:rows", "--model", "counting:Counting", "--dtype", "float64", "--progress", "none"]

@@ -8,7 +8,7 @@ import pytest
 from smaller_world import Gossip, LocalSGD
 from survived import KILL, ROUNDS, SGD, STEPS, ULFM, evaluations, with_ulfm, world
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 BACK = ["--survive", "1", "--respawn"]

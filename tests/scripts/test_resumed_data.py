@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.scripts import prepare_data
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -10,7 +10,7 @@ import yaml
 from in_process import ends
 from searched import LR, RANDOM, TRAINING, events, scores
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts"
 

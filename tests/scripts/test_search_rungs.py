@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from searched import BATCH, LR, TRAINING, events
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 
 @pytest.mark.parametrize("seeds", ["1", "2"])

@@ -11,8 +11,8 @@ import pytest
 from in_process import ends
 from sparse_files import put_sparse
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.csr import CSR
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.scripts import prepare_data
 
 WIDTH = 30

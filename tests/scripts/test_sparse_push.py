@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from in_process import ends
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 MODULE = """

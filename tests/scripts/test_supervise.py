@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 ALLREDUCE = SCRIPTS / "train_allreduce.py"

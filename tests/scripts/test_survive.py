@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from survived import EPOCH, KILL, SGD, STEPS, ULFM, evaluations, losses, with_ulfm
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import TrainingError
-from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.services.survival import neighbours, refuse_minority
-from hpcdl.words import counted
+from hpcdl.formatting import counted
+from hpcdl.recovery.ulfm_recovery import neighbours, refuse_minority
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
 
@@ -105,7 +105,8 @@ def test_whoever_may_be_cut_off_ends(launch, interfere, tmp_path):
     """All that are gone were on another host, and were more."""
     program = interfere(12, 1, KILL)
     elsewhere = (
-        "from hpcdl.services import survival\nsurvival.host = lambda: f'host{min(training.MPI.COMM_WORLD.rank, 1)}'\n"
+        "from hpcdl.recovery import ulfm_recovery\n"
+        "ulfm_recovery.host = lambda: f'host{min(training.MPI.COMM_WORLD.rank, 1)}'\n"
     )
     text = program.read_text().replace("rank == 1 and", "rank and")
     program.write_text(text.replace("def record", elsewhere + "def record"))

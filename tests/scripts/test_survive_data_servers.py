@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from survived import SGD, STEPS, ULFM, with_ulfm
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_allreduce.py"
 pytestmark = with_ulfm

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"

@@ -3,7 +3,7 @@
 import pytest
 from odd_chains import CHAINS, LONG, ODD, SCRIPT, SMALL, odd, summary
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from few import write_few
 from printed import as_printed, commands
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import UsageError
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.options import parse
 from hpcdl.scripts.train_coordinate_descent import CoordinateOptions
 

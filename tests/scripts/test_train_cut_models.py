@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.models.part import require_layers
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.options import parse
 from hpcdl.scripts.train_fully_sharded import ShardedOptions
 from hpcdl.scripts.train_grid import GridOptions

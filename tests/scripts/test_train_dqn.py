@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from in_process import ends
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SCRIPT = SCRIPTS / "train_dqn.py"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import UsageError
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.options import parse
 from hpcdl.scripts import train_ensemble
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_ensemble.py"
 FEW = ["--data", "few.h5", "--model", "softmax", "--epochs", "2", "--batch-size", "4"]

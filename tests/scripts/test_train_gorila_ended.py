@@ -8,8 +8,8 @@ import time
 import pytest
 from failing_chains import MODULE, SCRIPT, SMALL, summary
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.launcher import clean_environment
-from hpcdl.runs.checkpoint import Checkpoint
 
 
 @pytest.fixture

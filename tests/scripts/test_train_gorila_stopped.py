@@ -3,7 +3,7 @@
 import pytest
 from failing_chains import MODULE, SCRIPT, SMALL, summary
 
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcdl.comm.topology import topology
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.errors import UsageError
 from hpcdl.runs.options import parse
 from hpcdl.scripts.train_gossip import GossipOptions, check_method_and_graph

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import for_data
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.scripts.train_hogwild import HogwildOptions
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_hogwild.py"

@@ -9,12 +9,12 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.options import parse
+from hpcdl.runs.roles import divide
 from hpcdl.scripts.train_parameter_server import ServerOptions, check_servers
-from hpcdl.services.roles import divide
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_parameter_server.py"
 SMALL = ["--data", "digits", "--model", "mlp:16", "--batch-size", "64", "--seed", "1"]
@@ -48,8 +48,8 @@ def interfere(tmp_path):
         program.write_text(
             "import os, sys\n"
             "from hpcdl.scripts import train_parameter_server\n"
-            "from hpcdl.services.parameter_store import ParameterStore\n"
-            "from hpcdl.services.slice_server import SliceServer\n"
+            "from hpcdl.parameter_server.parameter_store import ParameterStore\n"
+            "from hpcdl.parameter_server.slice_server import SliceServer\n"
             "calls = []\n"
             "def counted(original):\n"
             "    def call(self, *arguments, **keywords):\n"

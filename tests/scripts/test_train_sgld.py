@@ -8,10 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.options import parse
 from hpcdl.scripts.train_sgld import SgldOptions
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import UsageError
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.options import parse
 from hpcdl.scripts.train_svrg import SvrgOptions
 

@@ -3,7 +3,7 @@
 import pytest
 from few import write_few
 
-from hpcdl.data import kept
+from hpcdl.data import row_cache
 from hpcdl.errors import UsageError
 from hpcdl.runs.options import parse
 from hpcdl.search.checks import (
@@ -96,7 +96,7 @@ def judged(world, mpi_tmp_path):
         finally:
             for each in data.values():
                 each.close()
-            kept.let_go()
+            row_cache.let_go()
             world.Barrier()
 
     return run
@@ -123,7 +123,7 @@ def test_data_of_each_type_are_looked_at_once(world, mpi_tmp_path):
     assert set(data) == {of_data(each.options) for each in tried} and len(data) == 3
     for each in data.values():
         each.close()
-    kept.let_go()
+    row_cache.let_go()
 
 
 def test_a_fault_that_touches_the_folder_of_a_trial_is_not_refused():

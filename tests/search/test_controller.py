@@ -9,7 +9,7 @@ from searching import Rungs, ends, events
 from hpcdl.errors import TrainingError, UsageError
 from hpcdl.search.controller import Controller
 from hpcdl.search.journal import NAME, Journal
-from hpcdl.search.tasks import Result, Task
+from hpcdl.search.tasks import Result, SearchTask
 
 TRIALS = {"rungs": 1, "wave": 4}
 
@@ -171,7 +171,7 @@ class Waits(Rungs):
 
 class Twice(Rungs):
     def ask(self):
-        return Task(0, {})
+        return SearchTask(0, {})
 
 
 def test_a_method_that_waits_for_nobody_does_not_hang_the_search(tmp_path):

@@ -10,20 +10,20 @@ from few import write_few
 
 from hpcdl.comm import Communicator
 from hpcdl.data import open_data
-from hpcdl.data.meaning import Meaning
+from hpcdl.data.schema import Meaning
 from hpcdl.errors import UsageError
 from hpcdl.models import for_data
 from hpcdl.optim import make_optimizer, make_schedule
-from hpcdl.runs.held import Whole
 from hpcdl.runs.options import Options
+from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
 from hpcdl.search import combining, ensemble_scores
-from hpcdl.search.ensemble import Ensemble, Member, Stacking, seen_as
+from hpcdl.search.ensemble import Ensemble, EnsembleMember, Stacking, seen_as
 
 MEMBERS = [
-    Member(0, "members/0000", "seed=0"),
-    Member(1, "members/0001", "seed=1"),
-    Member(2, "members/0002", "seed=2"),
+    EnsembleMember(0, "members/0000", "seed=0"),
+    EnsembleMember(1, "members/0001", "seed=1"),
+    EnsembleMember(2, "members/0002", "seed=2"),
 ]
 
 
@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 
 def naive(folder):
     """What each member predicts for the test rows, and their labels: (members, rows, classes), (rows,)."""
-    from hpcdl.runs.trained import Trained
+    from hpcdl.inference.trained_model import Trained
 
     data = open_data(str(folder / "few.h5"))
     x, y = data.test.rows(0, data.test.examples)

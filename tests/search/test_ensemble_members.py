@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hpcdl.data.redrawn import Draw
+from hpcdl.data.resampling import Draw
 from hpcdl.errors import UsageError
+from hpcdl.launch.isolated_run import Outcome
 from hpcdl.search import ensemble_members
 from hpcdl.search.ensemble_members import Spec, bags, beside, done, searched, snapshots_of, varied, with_values
-from hpcdl.services.trial import Outcome
 
 
 def test_options_in_turns():

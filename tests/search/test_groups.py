@@ -12,7 +12,7 @@ from searching import Rungs, ends, events
 from hpcdl.errors import AgreedError, TrainingError, UsageError
 from hpcdl.search import groups
 from hpcdl.search.controller import Controller
-from hpcdl.search.groups import END, Desk, Division, Said, divided, run
+from hpcdl.search.groups import END, Desk, GroupDivision, GroupReport, divided, run
 from hpcdl.search.journal import NAME, Journal
 from hpcdl.search.tasks import Result
 
@@ -117,13 +117,13 @@ def test_a_signal_on_any_rank_ends_it_in_good_order(each_group, own):
 
 def test_a_signal_that_comes_when_all_is_done_is_no_word_for_the_next_search(each_group, monkeypatch):
     """The library gives the context of a communicator to the next one, with what nobody has taken."""
-    leaving, leave = [], groups.Rank.leave
+    leaving, leave = [], groups.SearchRank.leave
 
     def left(self):
         leaving.append(True)
         return leave(self)
 
-    monkeypatch.setattr(groups.Rank, "leave", left)
+    monkeypatch.setattr(groups.SearchRank, "leave", left)
 
     def body(comm):
         def stop():
@@ -233,16 +233,16 @@ def test_a_library_without_threads_is_refused(world, monkeypatch):
 @pytest.mark.parametrize(
     "size, ranks, own, division, text",
     [
-        (8, 2, False, Division(2, 4, 0, 0), "4 groups of 2 ranks"),
-        (8, 3, False, Division(3, 2, 0, 2), "2 groups of 3 ranks; 2 ranks left over, which nap"),
+        (8, 2, False, GroupDivision(2, 4, 0, 0), "4 groups of 2 ranks"),
+        (8, 3, False, GroupDivision(3, 2, 0, 2), "2 groups of 3 ranks; 2 ranks left over, which nap"),
         (
             8,
             3,
             True,
-            Division(3, 2, 1, 1),
+            GroupDivision(3, 2, 1, 1),
             "2 groups of 3 ranks, and a controller of its own on rank 0; 1 rank left over, which naps",
         ),
-        (1, 1, False, Division(1, 1, 0, 0), "1 group of 1 rank"),
+        (1, 1, False, GroupDivision(1, 1, 0, 0), "1 group of 1 rank"),
     ],
 )
 def test_how_ranks_are_divided(size, ranks, own, division, text):
@@ -267,7 +267,7 @@ def test_the_desk_is_list_scheduling():
     desk, clock, running = Desk(started(MPI.COMM_SELF, Rungs(10)), 3), 0, {}
     free, given = [0] * 3, []
     for group in range(3):
-        desk.told(Said(group))
+        desk.told(GroupReport(group))
     while desk.left:
         for group, job in desk.answers():
             if job != END:
@@ -276,7 +276,7 @@ def test_the_desk_is_list_scheduling():
         if running:
             group = min(running, key=lambda each: (running[each][0], each))
             clock, job = running.pop(group)
-            desk.told(Said(group, job, Result(1.0)))
+            desk.told(GroupReport(group, job, Result(1.0)))
     for trial, group, begin in given:  # as of a list: the next one to who is free first
         assert begin == min(free) == free[group] and trial == given.index((trial, group, begin))
         free[group] = begin + lengths[trial]

@@ -11,7 +11,7 @@ from searching import ends, events
 
 from hpcdl.errors import AgreedError
 from hpcdl.runs import signals
-from hpcdl.search import Found, search
+from hpcdl.search import SearchResult, search
 from hpcdl.search.journal import NAME
 
 SPACE = ["lr=log:0.001..0.5", "optimizer=sgd|momentum", "momentum=0.8..0.99 if optimizer=momentum"]
@@ -36,7 +36,7 @@ def test_the_same_on_any_number_of_ranks(each_group, method):
 
     def body(comm):
         found = search(comm, SPACE, loss, method, trials=8, points=2, seeds=2, seed=7)
-        assert isinstance(found, Found) and comm.allgather(found) == [found] * comm.size
+        assert isinstance(found, SearchResult) and comm.allgather(found) == [found] * comm.size
         assert (found.values, found.score) == (best_of(found).task.values, best_of(found).score)
         assert [row.task.trial for row in found.rows] == [*range(len(found.rows))] and len(found.rows) >= 6
         alone.append([(row.task, row.score) for row in found.rows])

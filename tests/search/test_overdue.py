@@ -6,8 +6,8 @@ import pytest
 from few import write_few
 from searched import TRAINING, events, scores
 
+from hpcdl.launch.isolated_run import begun, write_begun
 from hpcdl.search.overdue import give_back
-from hpcdl.services.trial import begun, write_begun
 
 # A search whose trial 0 hangs on its last rank, as long as there is a file.
 PROGRAM = """

@@ -7,7 +7,7 @@ from hpcdl.errors import UsageError
 from hpcdl.search.methods.pbt import PopulationBasedTraining
 from hpcdl.search.methods.random import point
 from hpcdl.search.space import Space
-from hpcdl.search.tasks import Task
+from hpcdl.search.tasks import SearchTask
 
 SPACE = Space.read(["lr=log:0.001..0.5", "batch-size=int:1..512:log", "o=adam|sgd", "model=gpt:layers=2|mlp"])
 
@@ -45,7 +45,7 @@ def test_the_toy_of_the_paper():
 def test_members_begin_as_random_search_does():
     pbt = population()
     tasks = [pbt.ask() for _ in range(10)]
-    assert tasks == [Task(i, point(SPACE, 0, i), 0, 1.0) for i in range(10)]
+    assert tasks == [SearchTask(i, point(SPACE, 0, i), 0, 1.0) for i in range(10)]
     assert pbt.ask() is None and not pbt.over
 
 

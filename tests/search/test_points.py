@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.search.methods.grid import Grid
+from hpcdl.search.methods.grid import GridSearch
 from hpcdl.search.methods.random import RandomSearch, point
 from hpcdl.search.methods.sobol import DIMENSIONS, Sobol
 from hpcdl.search.space import Space
-from hpcdl.search.tasks import Task
+from hpcdl.search.tasks import SearchTask
 
 SPACE = Space.read(["lr=log:0.001..0.5", "o=adam|momentum", "momentum:beta=0.8..0.99 if o=momentum", "n=int:1..64:log"])
 
@@ -24,11 +24,11 @@ def everything(method):
 
 
 def test_a_grid_in_order():
-    grid = everything(Grid(SPACE, 0, 3))
-    assert grid == [Task(i, values) for i, values in enumerate(SPACE.grid(3))]
+    grid = everything(GridSearch(SPACE, 0, 3))
+    assert grid == [SearchTask(i, values) for i, values in enumerate(SPACE.grid(3))]
     assert len(grid) == 3 * (1 + 3) * 3
-    assert everything(Grid(SPACE, 5, 3)) == grid[:5]
-    assert everything(Grid(SPACE, 500, 3)) == grid
+    assert everything(GridSearch(SPACE, 5, 3)) == grid[:5]
+    assert everything(GridSearch(SPACE, 500, 3)) == grid
 
 
 @pytest.mark.parametrize("sobol", [False, True])

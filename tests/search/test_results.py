@@ -14,7 +14,7 @@ from made_search import events_of, settings_of, write_journal
 from hpcdl.errors import UsageError
 from hpcdl.runs.options import Options, parse
 from hpcdl.search.results import options_of, training_command, write_tables
-from hpcdl.services.trial_rows import Trials, best, read
+from hpcdl.search.search_log_reader import Trials, best, read
 
 
 def table_of(folder):

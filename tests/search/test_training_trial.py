@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from few import write_few
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.runs import signals
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.search.checks import read_training
 from hpcdl.search.space import Space
-from hpcdl.search.tasks import Job, Result, Task
+from hpcdl.search.tasks import Result, SearchJob, SearchTask
 from hpcdl.search.training_trial import TrialWork, kept
 
 LINE = "train-allreduce --model softmax --epochs 6 --batch-size 5 --dtype float64 --validation 0.2 --checkpoint-every 2"
@@ -38,7 +38,7 @@ def parameters(work, trial=0, seed=0):
 
 def test_a_job_is_a_run_in_its_folder(work, world):
     mine = work("s")
-    result = mine(Job(Task(7, VALUES), 1), world)
+    result = mine(SearchJob(SearchTask(7, VALUES), 1), world)
     summary = json.loads((mine.folder / "trials" / "0007" / "seed-1" / "summary.json").read_text())
     assert result.score == summary["validation_accuracy"] and result.failed is None and result.seconds > 0
     assert (summary["seed"], summary["options"]["lr"], summary["ranks"]) == (4, 0.05, world.size)
@@ -49,9 +49,9 @@ def test_a_job_is_a_run_in_its_folder(work, world):
 
 def test_pieces_are_the_whole_and_a_job_that_has_ended_is_not_run_again(work, world):
     whole, parts = work("whole"), work("parts")
-    wanted = whole(Job(Task(0, VALUES)), world)
+    wanted = whole(SearchJob(SearchTask(0, VALUES)), world)
     for rung, amount in enumerate((1.0, 2.5, 6.0)):
-        job = Job(Task(0, VALUES, rung, amount))
+        job = SearchJob(SearchTask(0, VALUES, rung, amount))
         result = parts(job, world)
         assert result.more["epochs"] == amount
         again = parts(job, world)  # as if its end had not come into the journal
@@ -63,11 +63,11 @@ def test_pieces_are_the_whole_and_a_job_that_has_ended_is_not_run_again(work, wo
 def test_a_piece_begins_from_the_checkpoint_of_its_parent_before_it(work, world):
     mine = work("s", heirs=True)
     for rung, amount in enumerate((1.0, 2.0, 3.0, 4.0)):
-        mine(Job(Task(0, VALUES, rung, amount)), world)
+        mine(SearchJob(SearchTask(0, VALUES, rung, amount)), world)
     world.Barrier()
     assert [epochs for epochs, _ in kept(mine.path(0, 0))] == [2, 3, 4]
-    mine(Job(Task(1, VALUES, 0, 1.0)), world)
-    heir = Job(Task(1, {"lr": 0.3}, 1, 4.0, 0))
+    mine(SearchJob(SearchTask(1, VALUES, 0, 1.0)), world)
+    heir = SearchJob(SearchTask(1, {"lr": 0.3}, 1, 4.0, 0))
     result = mine(heir, world)
     attributes = Checkpoint.read(mine.path(1, 0)).attributes
     assert [leg["steps"] for leg in attributes["legs"]] == [4, 4, 4, 4]  # three of the parent's, and its own
@@ -75,18 +75,21 @@ def test_a_piece_begins_from_the_checkpoint_of_its_parent_before_it(work, world)
     assert not np.array_equal(before, after) and not np.array_equal(after, parameters(mine))
     again = mine(heir, world)
     assert again.score == result.score and len(Checkpoint.read(mine.path(1, 0)).attributes["legs"]) == 4
-    lost = mine(Job(Task(2, VALUES, 1, 1.5, 0)), world)
+    lost = mine(SearchJob(SearchTask(2, VALUES, 1, 1.5, 0)), world)
     assert "has no checkpoint to go on from" in lost.failed
 
 
 def test_how_a_job_ends_otherwise(work, world, monkeypatch):
-    assert "longer than --trial-limit" in work("a", limit=1e-9)(Job(Task(0, VALUES)), world).failed
-    assert "has no test_rmse; of scores there are" in work("b", "test_rmse")(Job(Task(0, VALUES)), world).failed
-    refused = work("c")(Job(Task(0, {"lr": -1.0})), world)
+    assert "longer than --trial-limit" in work("a", limit=1e-9)(SearchJob(SearchTask(0, VALUES)), world).failed
+    assert (
+        "has no test_rmse; of scores there are"
+        in work("b", "test_rmse")(SearchJob(SearchTask(0, VALUES)), world).failed
+    )
+    refused = work("c")(SearchJob(SearchTask(0, {"lr": -1.0})), world)
     assert "--lr must be greater than 0" in refused.failed and refused.score is None
     mine = work("d")
     monkeypatch.setattr(signals, "received", ["SIGUSR1"])
-    assert mine(Job(Task(0, VALUES)), world)[:3] == Result(stopped=True)[:3]
+    assert mine(SearchJob(SearchTask(0, VALUES)), world)[:3] == Result(stopped=True)[:3]
     monkeypatch.setattr(signals, "received", [])
     world.Barrier()
     assert not mine.path(0, 0).exists()
@@ -95,7 +98,7 @@ def test_how_a_job_ends_otherwise(work, world, monkeypatch):
 def test_what_a_search_has_left_is_removed_and_nothing_else(work, world):
     mine = work("s", heirs=True)
     for trial in (0, 1):
-        mine(Job(Task(trial, VALUES, 0, 1.0)), world)
+        mine(SearchJob(SearchTask(trial, VALUES, 0, 1.0)), world)
     world.Barrier()
     if world.rank == 0:
         (mine.path(1, 0) / "notes.txt").write_text("mine")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from made_search import LONG, events_of, settings_of
 from rich.console import Console
 
-from hpcdl.search.tasks import Job, Result, Task
+from hpcdl.search.search_log_reader import Trials
+from hpcdl.search.tasks import Result, SearchJob, SearchTask
 from hpcdl.search.view import View, beside_training, epochs_planned, pieces_planned, remaining
-from hpcdl.services.trial_rows import Trials
 
 
 def shown(events, mode="lines", width=80, height=24, past=1, **how):
@@ -127,7 +127,7 @@ def test_events_of_groups_are_taken_as_well():
     class Event:
         def __init__(self, kind, score=None, stopped=False, rung=0):
             self.kind, self.group = kind, 1
-            self.job = Job(Task(3, {"lr": 0.5}, rung, 2.0 + rung), 0)
+            self.job = SearchJob(SearchTask(3, {"lr": 0.5}, rung, 2.0 + rung), 0)
             self.result = Result(score, None, stopped, 4.0, {"steps": 7}) if kind in ("end", "stop") else None
 
     view, out = shown([{"event": "search", "version": 1, "settings": settings_of()}])

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from soak import SHARED, shared
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.launcher import clean_environment, mpiexec
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.signals import STATUS
 
 SECONDS = 120  # a job that takes longer hangs

@@ -33,7 +33,7 @@ from faults.judging import Job, Wrong, clean, parameters, trust
 from few import write_few
 
 from hpcdl.errors import UsageError
-from hpcdl.services.trial import BEGUN
+from hpcdl.launch.isolated_run import BEGUN
 
 BASE = "--data few.h5 --model mlp:8,8 --batch-size 5 --checkpoint-every 4 --progress none"
 LINEAR = "--data few.h5 --model softmax --batch-size 5 --checkpoint-every 4 --progress none --steps 60"

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.progress import activity
+from hpcdl.parameter_server.parameter_store import ParameterStore
+from hpcdl.parameter_server.slice_server import SliceServer
 from hpcdl.random import Random
 from hpcdl.runs import signals
-from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.services.parameter_store import ParameterStore
-from hpcdl.services.roles import divide
-from hpcdl.services.slice_server import SliceServer
+from hpcdl.runs.roles import divide
 
 WORLD = MPI.COMM_WORLD
 AGES = 1_000_000  # more steps than a run gets to that is stopped

@@ -16,8 +16,8 @@ import time
 import uuid
 from pathlib import Path
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.launcher import clean_environment, mpiexec
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.signals import STATUS
 
 RUNS = {5: 96, 4: 40, 3: 24, 2: 16, 7: 16}  # in one job of so many ranks each
@@ -33,7 +33,7 @@ SHARED = Path("/dev/shm")
 SIGNALLED = """
 import os, signal, sys
 from hpcdl.scripts import train_parameter_server
-from hpcdl.services.parameter_store import ParameterStore
+from hpcdl.parameter_server.parameter_store import ParameterStore
 
 rank, step = int(sys.argv[1]), int(sys.argv[2])
 def pull(self, *arguments, original=ParameterStore.pull):

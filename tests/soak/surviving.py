@@ -37,10 +37,10 @@ from soak import SHARED
 sys.path.append(str(Path(__file__).parents[1]))
 from smaller_world import Gossip, LocalSGD
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.data import open_data
 from hpcdl.models import for_data
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.options import Options
 
 SECONDS = 400  # a job that takes longer hangs; new processes start slowly beside other work

@@ -8,7 +8,7 @@ line with the status that the program left with and the seconds of processor tim
 in FOLDER/NUMBER.out and .err. An exception that nobody catches ends the world, as it ends any job of hpcdl.
 """
 
-import hpcdl.services.training  # noqa: F401 - first: it takes over the signals before MPI starts
+import hpcdl.launch.training  # noqa: F401 - first: it takes over the signals before MPI starts
 
 # isort: split
 import contextlib

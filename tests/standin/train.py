@@ -16,9 +16,9 @@ from hpcdl.csr import CSR, on
 from hpcdl.data import from_arrays
 from hpcdl.kernels.device import CPU, open_device
 from hpcdl.models import make_model
+from hpcdl.models.model_wrapper import Wrapped
 from hpcdl.runs import Options, Run
 from hpcdl.runs.accumulated import accumulated
-from hpcdl.runs.wrapped import Wrapped
 from hpcdl.strategies import all_reduce, sequential
 
 GPU = open_device("cuda", MPI.COMM_WORLD.rank)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm import node
+from hpcdl.comm import node_memory
 from hpcdl.comm.allreduce import ALGORITHMS
 from hpcdl.data import from_arrays, open_data
 from hpcdl.errors import TrainingError
-from hpcdl.runs.wrapped import plain
+from hpcdl.models.model_wrapper import plain
 from hpcdl.strategies import all_reduce, sequential
 
 pytestmark = pytest.mark.four
@@ -44,7 +44,7 @@ def test_step_by_step_for_every_algorithm_and_optimizer(name, optimizer, follow,
 def test_step_by_step_where_vectors_are_not_short(name, nodes, follow, each_group, monkeypatch):
     if name == "shared" and nodes == 2:
         return  # refused, see its own test
-    monkeypatch.setattr(node, "ranks_of_node", lambda comm: comm.Split(comm.rank % nodes, comm.rank))
+    monkeypatch.setattr(node_memory, "ranks_of_node", lambda comm: comm.Split(comm.rank % nodes, comm.rank))
     reference = follow(MPI.COMM_SELF, sequential.train, model="mlp:900")  # 9,003 parameters, 72 kB
 
     def body(comm):

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm import Communicator
-from hpcdl.comm.pairwise_gossip import Pairs
+from hpcdl.comm.gossip.pairwise import Pairs
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.comm.progress import activity
-from hpcdl.comm.topology import topology
 from hpcdl.data import open_data
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.models.layered import Layered
 from hpcdl.optim import Optimizer
 from hpcdl.runs import Options, Run, signals
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.strategies import sequential
 from hpcdl.strategies.asynchronous_gossip import train
 
@@ -296,9 +296,9 @@ def test_edges_that_go_one_way_are_refused(start, world):
 
 PROGRAM = """
 import sys
-from hpcdl.services.training import Training
+from hpcdl.launch.training import Training
 from hpcdl.runs.options import Options
-from hpcdl.comm.topology import topology
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.strategies.asynchronous_gossip import train
 
 def start(comm, model, data, optimizer, run):

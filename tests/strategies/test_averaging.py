@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm.topology import topology
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.models import make_model
+from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.random import Random
 from hpcdl.runs import Options
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.evaluation import evaluate, scores
-from hpcdl.services.consistency import Consistency
 from hpcdl.strategies import (
     all_reduce,
     asynchronous_gossip,

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from hpcdl.services.consistency import Consistency
-from hpcdl.services.store_messages import ANSWER_HEADER, REQUEST_HEADER
+from hpcdl.parameter_server.consistency import Consistency
+from hpcdl.parameter_server.store_messages import ANSWER_HEADER, REQUEST_HEADER
 from hpcdl.strategies import parameter_server
 
 pytestmark = pytest.mark.four

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.csr import CSR
 from hpcdl.data import from_arrays
-from hpcdl.data.order import local_order
+from hpcdl.data.sampler import local_order
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.kernels.linear import HINGE, LOGISTIC
 from hpcdl.models import make_model
 from hpcdl.models.linear_form import LinearForm
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.strategies import coordinate_descent
 from hpcdl.strategies.coordinate_descent import Ascent
 

@@ -6,12 +6,12 @@ import os
 
 import pytest
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint, rotate
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.comm.progress import activity
-from hpcdl.comm.topology import topology
 from hpcdl.errors import TrainingError
+from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.runs import saving
-from hpcdl.runs.checkpoint import Checkpoint, rotate
-from hpcdl.services.consistency import BSP, Consistency
 from hpcdl.strategies import asynchronous_gossip, parameter_server
 
 ASYNC = Consistency("async")

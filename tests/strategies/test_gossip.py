@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm.mixing import exact_factors, mixing
-from hpcdl.comm.topology import topology
+from hpcdl.comm.gossip.mixing import exact_factors, mixing
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model

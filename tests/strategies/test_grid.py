@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.parallel.cut_model import CutModel
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.strategies import all_reduce, fully_sharded, grid, model_parallel, pipeline, sequential, tensor_parallel
 
 pytestmark = pytest.mark.four

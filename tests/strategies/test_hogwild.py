@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm.topology import topology
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.csr import CSR
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError

@@ -2,8 +2,8 @@
 
 import pytest
 
+from hpcdl.faults.straggler import Slowed
 from hpcdl.random import Random
-from hpcdl.runs.straggler import Slowed
 from hpcdl.strategies import model_parallel
 
 ADAM = "adam:eps=0.001"  # what is 0 but for rounding makes no large steps

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.chunks import chunks
 from hpcdl.comm import Communicator
 from hpcdl.models import make_model
+from hpcdl.parameter_server.consistency import BSP, Consistency
+from hpcdl.parameter_server.parameter_store import ParameterStore
+from hpcdl.parameter_server.slice_server import SliceServer
+from hpcdl.parameter_server.store_messages import ANSWER_HEADER, REQUEST_HEADER
 from hpcdl.runs import Options, Run, signals
-from hpcdl.runs.checkpoint import Checkpoint
-from hpcdl.services.consistency import BSP, Consistency
-from hpcdl.services.parameter_store import ParameterStore
-from hpcdl.services.slice_server import SliceServer
-from hpcdl.services.store_messages import ANSWER_HEADER, REQUEST_HEADER
 from hpcdl.strategies import all_reduce, parameter_server, sequential
 
 pytestmark = pytest.mark.four

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from few import write_few
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import AgreedError
-from hpcdl.runs.checkpoint import Checkpoint
+from hpcdl.launch.command_lines import read_command
 from hpcdl.runs.options import parse
-from hpcdl.services.commands import read_command
 
 pytestmark = pytest.mark.four
 COMMON = (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.progress import activity
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
@@ -14,7 +15,6 @@ from hpcdl.models.balance import cut_layers
 from hpcdl.optim import make_optimizer
 from hpcdl.random import Random
 from hpcdl.runs import Options, Run, signals
-from hpcdl.runs.checkpoint import Checkpoint
 from hpcdl.runs.progress import Display
 from hpcdl.strategies import pipeline
 from hpcdl.strategies.pipeline import check_schedule

@@ -10,11 +10,11 @@ from mpi4py import MPI
 from hpcdl.csr import CSR
 from hpcdl.data import from_arrays
 from hpcdl.errors import AgreedError
+from hpcdl.inference import chains as chains_module
+from hpcdl.inference.posterior_samples import Samples
+from hpcdl.inference.r_hat import rank_normalized_r_hat
 from hpcdl.kernels import references
 from hpcdl.models import for_data
-from hpcdl.runs import chains as chains_module
-from hpcdl.runs.r_hat import rank_normalized_r_hat
-from hpcdl.runs.samples import Samples
 from hpcdl.strategies import sgld
 from hpcdl.strategies.sgld import initial_random, noise_key
 

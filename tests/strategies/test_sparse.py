@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcdl.comm.topology import topology
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.csr import CSR
 from hpcdl.data import from_arrays
-from hpcdl.services.consistency import BSP, Consistency
+from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.strategies import (
     all_reduce,
     asynchronous_gossip,

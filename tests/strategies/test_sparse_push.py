@@ -8,9 +8,9 @@ from hpcdl.csr import CSR
 from hpcdl.data import from_arrays
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.models import make_model
-from hpcdl.services.consistency import Consistency
-from hpcdl.services.parameter_store import cut_slices
-from hpcdl.services.store_messages import ANSWER_HEADER, REQUEST_HEADER
+from hpcdl.parameter_server.consistency import Consistency
+from hpcdl.parameter_server.parameter_store import cut_slices
+from hpcdl.parameter_server.store_messages import ANSWER_HEADER, REQUEST_HEADER
 from hpcdl.strategies import parameter_server, sequential
 
 pytestmark = pytest.mark.four

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from mpi4py import MPI
 
-from hpcdl.comm.topology import topology
+from hpcdl.comm.gossip.topology import topology
 from hpcdl.data import from_arrays
 from hpcdl.models import for_data
 from hpcdl.random import Random

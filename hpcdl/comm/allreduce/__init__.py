@@ -2,8 +2,8 @@
 
 An algorithm is a function (comm, vector, op): comm a bare mpi4py communicator, vector a flat contiguous array that
 it reduces in place over all ranks, op(into, values) the reduction of two vectors. Written as a generator under
-`@collective` (hpcdl/comm/steps.py) it runs asynchronously too. A generator's messages may bear tags 0 to 31, and a
-receive that names no tag takes those sent without one.
+`@collective` (hpcdl/comm/collective_schedule.py) it runs asynchronously too. A generator's messages may bear tags 0 to
+31, and a receive that names no tag takes those sent without one.
 
 What else there is to know of an algorithm stands in its record, an `Algorithm` (record.py): ALGORITHM in each file
 here. A user's own is a function, plain or under `@collective`, or such a record.
@@ -12,7 +12,7 @@ here. A user's own is a function, plain or under `@collective`, or such a record
 from hpcdl.comm.allreduce import auto, direct, hierarchical, mpi, naive, recursive, ring, shared, tree
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.errors import UsageError, unknown
-from hpcdl.own import own
+from hpcdl.plugins import own
 
 ALGORITHMS = {
     module.ALGORITHM.name: module.ALGORITHM

@@ -30,10 +30,10 @@ from mpi4py import MPI
 
 from hpcdl.comm.allreduce import hierarchical, mpi, recursive, ring, shared, tree
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.node import NodeMemory, node_memory
-from hpcdl.comm.operations import SUM, Operation
+from hpcdl.comm.collective_schedule import Step
+from hpcdl.comm.node_memory import NodeMemory, node_memory
+from hpcdl.comm.operations import SUM, Reduction
 from hpcdl.comm.progress import activity
-from hpcdl.comm.steps import Step
 from hpcdl.files import atomic_write, cache_folder, from_json
 
 log = logging.getLogger("hpcdl")
@@ -51,12 +51,12 @@ TABLE = MPI.Comm.Create_keyval()  # what is kept with a communicator: its table
 tables: dict[str, list[str]] = {}  # of this process: the algorithm for each size, by key
 
 
-def auto_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> None:
+def auto_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> None:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, by the fastest for its length."""
     choose(comm, vector)(comm, vector, op)
 
 
-def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
+def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
     """The asynchronous form."""
     yield from choose(comm, vector).steps(comm, vector, op)  # type: ignore[misc]  # all candidates have steps
 

@@ -20,12 +20,12 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.operations import SUM, Operation
-from hpcdl.comm.steps import Step, collective
+from hpcdl.comm.collective_schedule import Step, collective
+from hpcdl.comm.operations import SUM, Reduction
 
 
 @collective
-def direct_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
+def direct_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, each rank adding all vectors itself."""
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [(rank + i) % size for i in range(1, size)]

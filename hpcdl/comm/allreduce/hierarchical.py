@@ -31,16 +31,16 @@ from hpcdl.comm.allreduce import shared
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.recursive import recursive_all_reduce
 from hpcdl.comm.allreduce.ring import ring_all_reduce
-from hpcdl.comm.node import Members, NodeMemory, node_memory
-from hpcdl.comm.operations import SUM, Operation
-from hpcdl.comm.steps import Collective, Step, collective
+from hpcdl.comm.collective_schedule import Collective, Step, collective
+from hpcdl.comm.node_memory import Members, NodeMemory, node_memory
+from hpcdl.comm.operations import SUM, Reduction
 from hpcdl.kernels import shared as kernels
 
 PIECE = 512 << 10  # bytes; a scratch block holds a whole number of them
 
 
 @collective
-def hierarchical_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
+def hierarchical_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, node by node."""
     memory = node_memory(comm)
     if memory.nodes == 1:
@@ -65,7 +65,7 @@ def pieces(first: int, size: int, itemsize: int) -> list[slice]:
     return [slice(start, min(start + each, first + size)) for start in range(first, first + size, each)]
 
 
-def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: Operation) -> Iterator[Step]:
+def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: Reduction) -> Iterator[Step]:
     """The steps on several nodes, some of them with several ranks."""
     leaders = memory.leaders(comm)
     exchange = between(leaders)
@@ -100,7 +100,7 @@ def over_nodes(comm: MPI.Intracomm, memory: NodeMemory, vector: np.ndarray, op: 
         start += size
 
 
-def bind(comm: MPI.Intracomm, vector: np.ndarray, op: Operation) -> Callable[[np.ndarray], tuple[int, int]] | None:
+def bind(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction) -> Callable[[np.ndarray], tuple[int, int]] | None:
     """The blocking form for vectors as this one, where all ranks are on one node."""
     return shared.bind(comm, vector, op) if node_memory(comm).nodes == 1 else None
 

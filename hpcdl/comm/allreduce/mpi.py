@@ -11,17 +11,17 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.calls import SameCall, turn
-from hpcdl.comm.operations import SUM, Operation
-from hpcdl.comm.steps import Step
+from hpcdl.comm.call_matching import SameCall, turn
+from hpcdl.comm.collective_schedule import Step
+from hpcdl.comm.operations import SUM, Reduction
 
 
-def mpi_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> None:
+def mpi_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> None:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, by MPI_Allreduce."""
     comm.Allreduce(MPI.IN_PLACE, vector, op.mpi)
 
 
-def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
+def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
     """The asynchronous form: MPI_Iallreduce."""
     with turn(comm) as mine:
         yield mine

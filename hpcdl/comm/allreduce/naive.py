@@ -18,14 +18,14 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.operations import SUM, Operation
-from hpcdl.comm.steps import Step, collective
+from hpcdl.comm.collective_schedule import Step, collective
+from hpcdl.comm.operations import SUM, Reduction
 
 DRIVER = 0
 
 
 @collective
-def naive_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
+def naive_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, through rank 0."""
     rank, size = comm.Get_rank(), comm.Get_size()
     others = [other for other in range(size) if other != DRIVER]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.comm.calls import SameCall, turn
-from hpcdl.comm.operations import SUM, Operation
-from hpcdl.comm.steps import Step, Until, complete
+from hpcdl.comm.call_matching import SameCall, turn
+from hpcdl.comm.collective_schedule import Step, Until, complete
+from hpcdl.comm.operations import SUM, Reduction
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,10 @@ class Algorithm:
     and blocking may be left out.
 
     name        by which it is chosen
-    steps       (comm, vector, op): the algorithm as a generator (hpcdl/comm/steps.py); without, it is done when it is
-                started
+    steps       (comm, vector, op): its schedule, a generator (collective_schedule.py); without, it is done at once
     blocking    (comm, vector, op): the blocking call, where that is more than the steps one after the other
     prepare     (comm): a collective call before the first all-reduce, which returns the memory of the node that the
-                algorithm works in (hpcdl/comm/node.py)
+                algorithm works in (hpcdl/comm/node_memory.py)
     choose      (comm, vector): the algorithm to take instead, which depends on the length of the vector and its type
     bind        (comm, vector, op): the blocking call for vectors of this length and type, with all at hand that it
                 looks up: a function of the vector that returns the nanoseconds for which it waited and the bytes
@@ -43,14 +42,14 @@ class Algorithm:
     direct: bool = False
     meets: bool = False
 
-    def __call__(self, comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> None:
+    def __call__(self, comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> None:
         if self.blocking is not None:
             self.blocking(comm, vector, op)
         else:
             for step in self.steps(comm, vector, op):  # type: ignore[misc]
                 complete(step)
 
-    def meeting(self, comm: MPI.Intracomm, vector: np.ndarray, op: Operation) -> Iterator[Step]:
+    def meeting(self, comm: MPI.Intracomm, vector: np.ndarray, op: Reduction) -> Iterator[Step]:
         """The steps of a blocking call, beside others in flight, of an algorithm that `meets`."""
         with turn(comm) as mine:
             yield mine

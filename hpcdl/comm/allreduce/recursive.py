@@ -26,12 +26,12 @@ from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.operations import SUM, Operation
-from hpcdl.comm.steps import Step, collective
+from hpcdl.comm.collective_schedule import Step, collective
+from hpcdl.comm.operations import SUM, Reduction
 
 
 @collective
-def recursive_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
+def recursive_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, by halving and doubling."""
     rank, size = comm.Get_rank(), comm.Get_size()
     power = 1 << (size.bit_length() - 1)  # the largest power of two that is not larger than size
@@ -52,7 +52,7 @@ def recursive_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation 
 
 
 def halve_and_double(
-    comm: MPI.Intracomm, vector: np.ndarray, op: Operation, place: int, power: int, rank_of: Callable[[int], int]
+    comm: MPI.Intracomm, vector: np.ndarray, op: Reduction, place: int, power: int, rank_of: Callable[[int], int]
 ) -> Iterator[Step]:
     """The steps among `power` ranks; this one has the number `place` among them, number p is rank_of(p)."""
     cut = chunks(vector.size, power)

@@ -31,15 +31,15 @@ from mpi4py import MPI
 
 from hpcdl.chunks import chunks
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.operations import SUM, Operation
-from hpcdl.comm.steps import Step, collective
+from hpcdl.comm.collective_schedule import Step, collective
+from hpcdl.comm.operations import SUM, Reduction
 
 SEGMENT = 1 << 20  # bytes up to which a chunk is one message
 SEGMENTS = 16  # of a chunk, at most: more hide no more, and MPI would search long lists of messages
 
 
 @collective
-def ring_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
+def ring_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, around a ring."""
     rank = comm.Get_rank()
     yield from ring_reduce_scatter.steps(comm, vector, op, first=rank)
@@ -48,7 +48,7 @@ def ring_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM
 
 @collective
 def ring_reduce_scatter(
-    comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM, first: int | None = None
+    comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM, first: int | None = None
 ) -> Iterator[Step]:
     """Leave in each rank one chunk of the reduced vector; the other chunks hold partial sums afterwards.
 
@@ -94,7 +94,7 @@ def in_segments(
     vector: np.ndarray,
     first: int,
     inbox: np.ndarray | None = None,
-    op: Operation | None = None,
+    op: Reduction | None = None,
 ) -> Iterator[Step]:
     """The same N - 1 steps, each chunk cut into segments that travel one behind the other.
 

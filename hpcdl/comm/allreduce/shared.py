@@ -27,13 +27,13 @@ from mpi4py import MPI
 
 from hpcdl.comm.allreduce.record import Algorithm
 from hpcdl.comm.allreduce.recursive import recursive_all_reduce
-from hpcdl.comm.node import KEY, NodeMemory, node_memory
-from hpcdl.comm.operations import SUM, Operation
-from hpcdl.comm.steps import Step, complete
+from hpcdl.comm.collective_schedule import Step, complete
+from hpcdl.comm.node_memory import KEY, NodeMemory, node_memory
+from hpcdl.comm.operations import SUM, Reduction
 from hpcdl.errors import AgreedError
 
 
-def shared_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> None:
+def shared_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> None:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, which are on one node, in place."""
     memory: Any = comm.Get_attr(KEY) or prepare(comm)
     if memory.shared:
@@ -43,7 +43,7 @@ def shared_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = S
             complete(step)
 
 
-def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
+def steps(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
     """The asynchronous form."""
     memory = prepare(comm)
     if not memory.usable:
@@ -62,7 +62,7 @@ def prepare(comm: MPI.Intracomm) -> NodeMemory:
     return memory
 
 
-def bind(comm: MPI.Intracomm, vector: np.ndarray, op: Operation) -> Callable[[np.ndarray], tuple[int, int]] | None:
+def bind(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction) -> Callable[[np.ndarray], tuple[int, int]] | None:
     """The blocking form for vectors as this one, where all ranks share memory."""
     memory = prepare(comm)
     return memory.reducer(vector, op) if memory.shared else None

@@ -26,12 +26,12 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm.allreduce.record import Algorithm
-from hpcdl.comm.operations import SUM, Operation
-from hpcdl.comm.steps import Step, collective
+from hpcdl.comm.collective_schedule import Step, collective
+from hpcdl.comm.operations import SUM, Reduction
 
 
 @collective
-def tree_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM) -> Iterator[Step]:
+def tree_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM) -> Iterator[Step]:
     """Reduce `vector` (flat, contiguous) over all ranks of `comm`, in place, up and down a binomial tree."""
     yield from tree_reduce.steps(comm, vector, op)
     yield from tree_broadcast.steps(comm, vector)
@@ -39,12 +39,12 @@ def tree_all_reduce(comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM
 
 @collective
 def tree_reduce(
-    comm: MPI.Intracomm, vector: np.ndarray, op: Operation = SUM, root: int = 0, met: bool = False
+    comm: MPI.Intracomm, vector: np.ndarray, op: Reduction = SUM, root: int = 0, met: bool = False
 ) -> Iterator[Step]:
     """Combine the vectors of all ranks into that of `root`; the others' vectors hold partial sums afterwards.
 
     met: a rank is done only when what it has sent is being received. Of ranks that do not call the same, by another
-    root for example, some then wait, and are told so (hpcdl/comm/calls.py); else each may send and go on.
+    root for example, some then wait, and are told so (hpcdl/comm/call_matching.py); else each may send and go on.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     place, send = (rank - root) % size, comm.Issend if met else comm.Isend  # the tree is drawn with the root at 0

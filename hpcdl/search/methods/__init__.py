@@ -10,7 +10,7 @@ optuna:SAMPLER    what a sampler of Optuna proposes; tpe: optuna:TPESampler     
 
 from hpcdl.errors import UsageError, parse_spec, unknown
 from hpcdl.search.methods.asha import Asha
-from hpcdl.search.methods.grid import Grid
+from hpcdl.search.methods.grid import GridSearch
 from hpcdl.search.methods.hyperband import Hyperband
 from hpcdl.search.methods.optuna import Optuna
 from hpcdl.search.methods.pbt import PopulationBasedTraining
@@ -45,7 +45,7 @@ def make_method(
     if trials == 0 and name in ("random", "asha", "tpe", "optuna"):
         raise UsageError(f"--method {name} needs --trials: how many points it may try")
     if name == "grid":
-        return Grid(space, trials, points)
+        return GridSearch(space, trials, points)
     if name == "random":
         return RandomSearch(space, trials, seed, sobol=rest == "sobol")
     if name in ("tpe", "optuna"):

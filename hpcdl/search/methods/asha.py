@@ -16,7 +16,7 @@ number (trials go on from where they were). The bottom's trials are those of ran
 
 from hpcdl.search.methods.random import point
 from hpcdl.search.space import Space
-from hpcdl.search.tasks import Task, Values
+from hpcdl.search.tasks import SearchTask, Values
 
 
 def amounts(least: float, most: float, eta: int) -> list[float]:
@@ -39,7 +39,7 @@ class Asha:
         self.told: list[dict[int, float | None]] = [{} for _ in self.amounts]  # of each rung: loss by trial
         self.begun: list[set[int]] = [set() for _ in self.amounts]  # of each rung: who trains there, or has
 
-    def ask(self) -> Task | None:
+    def ask(self) -> SearchTask | None:
         """A trial that goes on, else a new one."""
         for rung in reversed(range(1, len(self.amounts))):
             if (trial := self._promotable(rung - 1)) is not None:
@@ -49,7 +49,7 @@ class Asha:
         self.values.append(point(self.space, self.seed, len(self.values)))
         return self._begin(len(self.values) - 1, 0)
 
-    def tell(self, task: Task, loss: float | None) -> None:
+    def tell(self, task: SearchTask, loss: float | None) -> None:
         """What a trial has brought in a rung."""
         self.told[task.rung][task.trial] = loss
 
@@ -61,9 +61,9 @@ class Asha:
             len(self.told[rung]) == len(self.begun[rung]) and self._promotable(rung) is None for rung in below
         )
 
-    def _begin(self, trial: int, rung: int) -> Task:
+    def _begin(self, trial: int, rung: int) -> SearchTask:
         self.begun[rung].add(trial)
-        return Task(trial, self.values[trial], rung, self.amounts[rung])
+        return SearchTask(trial, self.values[trial], rung, self.amounts[rung])
 
     def _promotable(self, rung: int) -> int | None:
         """The best of a rung's best 1/eta that has not gone on; of equals the one that began first."""

@@ -6,10 +6,10 @@ each of d parameters that is k^d trials: what a cluster is good at, and why rand
 """
 
 from hpcdl.search.space import Space
-from hpcdl.search.tasks import Task
+from hpcdl.search.tasks import SearchTask
 
 
-class Grid:
+class GridSearch:
     """The points of a grid in order, or the first `trials` of them (0: all). Raises UsageError for too large a grid."""
 
     planned = True
@@ -19,14 +19,14 @@ class Grid:
         self.trials = min(trials or len(self.points), len(self.points))
         self.begun = 0
 
-    def ask(self) -> Task | None:
+    def ask(self) -> SearchTask | None:
         """The next point."""
         if self.over:
             return None
         self.begun += 1
-        return Task(self.begun - 1, self.points[self.begun - 1])
+        return SearchTask(self.begun - 1, self.points[self.begun - 1])
 
-    def tell(self, task: Task, loss: float | None) -> None:
+    def tell(self, task: SearchTask, loss: float | None) -> None:
         """Nothing depends on it."""
 
     @property

@@ -24,7 +24,7 @@ trials.
 from hpcdl.search.methods.asha import amounts
 from hpcdl.search.methods.random import point
 from hpcdl.search.space import Space
-from hpcdl.search.tasks import Task, Values
+from hpcdl.search.tasks import SearchTask, Values
 
 
 class Bracket:
@@ -80,7 +80,7 @@ class Hyperband:
         self.of: dict[int, Bracket] = {}
         self.values: dict[int, Values] = {}
 
-    def ask(self) -> Task | None:
+    def ask(self) -> SearchTask | None:
         """The next trial of the first bracket that has one, else the first of a new bracket."""
         found = next(filter(None, (bracket.begin() for bracket in self.brackets)), None)
         if found is None and self.begun < self.trials:
@@ -90,9 +90,9 @@ class Hyperband:
         trial, rung, amount = found
         if trial not in self.values:
             self.values[trial] = point(self.space, self.seed, trial)
-        return Task(trial, self.values[trial], rung, amount)
+        return SearchTask(trial, self.values[trial], rung, amount)
 
-    def tell(self, task: Task, loss: float | None) -> None:
+    def tell(self, task: SearchTask, loss: float | None) -> None:
         """What a trial has brought in a rung."""
         self.of[task.trial].tell(task.trial, loss)
 

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpcdl.errors import UsageError, blamed_on, unknown
-from hpcdl.own import made, own
+from hpcdl.plugins import made, own
 from hpcdl.random import Random
 from hpcdl.search.space import Parameter, Space
-from hpcdl.search.tasks import Task, Values
+from hpcdl.search.tasks import SearchTask, Values
 
 REHEARSED = 12  # trials: more than samplers draw at random before they begin, so that what they lack is missed at once
 
@@ -48,7 +48,7 @@ class Optuna:
                 self.study.tell(trial, float(number))
             self.study, self.exhausted = self._made(sampler, seed), False
 
-    def ask(self) -> Task | None:
+    def ask(self) -> SearchTask | None:
         """What the sampler proposes."""
         if self.over:
             return None
@@ -56,9 +56,9 @@ class Optuna:
             trial = self.study.ask()
             values = self._values(trial)
         self.trials_of[trial.number] = trial
-        return Task(trial.number, values)
+        return SearchTask(trial.number, values)
 
-    def tell(self, task: Task, loss: float | None) -> None:
+    def tell(self, task: SearchTask, loss: float | None) -> None:
         """What a trial has brought; one that has failed tells the sampler nothing but that."""
         from optuna.trial import TrialState
 

@@ -30,7 +30,7 @@ from hpcdl.random import Random
 from hpcdl.runs.help import dashed
 from hpcdl.search.methods.random import point
 from hpcdl.search.space import Parameter, Space
-from hpcdl.search.tasks import Task, Values
+from hpcdl.search.tasks import SearchTask, Values
 
 POPULATION = 10
 PART = 5  # one of so many is among the worst, one among the best
@@ -40,7 +40,7 @@ SHAPE = "model"  # the option that says which weights there are
 
 
 @dataclass
-class Member:
+class PopulationMember:
     """values, progress (in intervals from the beginning), loss: of the last piece that was told.
 
     pieces: how many have begun. state: ready, training (until `goal` intervals), failed or over.
@@ -67,9 +67,9 @@ class PopulationBasedTraining:
             raise UsageError(f"method pbt: the interval, {interval:g} epochs, should lie above 0 and within {most:g}")
         self.space, self.seed, self.interval, self.most = space, seed, interval, most
         self.last = max(1, math.ceil(most / interval - 1e-9))  # progress at the end
-        self.members = [Member(point(space, seed, number)) for number in range(population)]
+        self.members = [PopulationMember(point(space, seed, number)) for number in range(population)]
 
-    def ask(self) -> Task | None:
+    def ask(self) -> SearchTask | None:
         """The next piece of a member that has failed and can be replaced, else of that which has trained least."""
         for number, member in enumerate(self.members):
             if member.state == "failed" and (parents := self._parents(number)):
@@ -81,7 +81,7 @@ class PopulationBasedTraining:
         among_worst = number in ranked[len(ranked) - self._part() :]
         return self._begin(number, self._parents(number) if among_worst else [])
 
-    def tell(self, task: Task, loss: float | None) -> None:
+    def tell(self, task: SearchTask, loss: float | None) -> None:
         """What a member's piece has brought."""
         member = self.members[task.trial]
         member.loss = loss
@@ -103,7 +103,7 @@ class PopulationBasedTraining:
             for number, member in enumerate(self.members)
         )
 
-    def _begin(self, number: int, parents: list[int]) -> Task:
+    def _begin(self, number: int, parents: list[int]) -> SearchTask:
         """Member `number`'s next piece, after its last one or after that of one of the parents."""
         member = self.members[number]
         values, progress, parent = member.values, member.progress, None
@@ -112,7 +112,7 @@ class PopulationBasedTraining:
             parent = parents[int(random.integers(len(parents)))]
             values, progress = self._explored(self.members[parent].values, random), self.members[parent].progress
         member.goal, member.pieces, member.state = progress + 1, member.pieces + 1, "training"
-        return Task(number, values, member.pieces - 1, min(member.goal * self.interval, self.most), parent)
+        return SearchTask(number, values, member.pieces - 1, min(member.goal * self.interval, self.most), parent)
 
     def _ranked(self) -> list[int]:
         """Those whose last piece has not failed, the best first; of equals the first."""

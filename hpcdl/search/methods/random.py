@@ -9,7 +9,7 @@ Point i depends on the seed and i alone, whatever number of trials was asked for
 from hpcdl.random import Random
 from hpcdl.search.methods.sobol import Sobol
 from hpcdl.search.space import Space
-from hpcdl.search.tasks import Task, Values
+from hpcdl.search.tasks import SearchTask, Values
 
 
 def point(space: Space, seed: int, number: int) -> Values:
@@ -27,15 +27,15 @@ class RandomSearch:
         self.sobol = Sobol(len(space.parameters), seed) if sobol else None
         self.begun = 0
 
-    def ask(self) -> Task | None:
+    def ask(self) -> SearchTask | None:
         """The next point."""
         if self.over:
             return None
         number, self.begun = self.begun, self.begun + 1
         values = self.space.values(self.sobol(number)) if self.sobol else point(self.space, self.seed, number)
-        return Task(number, values)
+        return SearchTask(number, values)
 
-    def tell(self, task: Task, loss: float | None) -> None:
+    def tell(self, task: SearchTask, loss: float | None) -> None:
         """Nothing depends on it."""
 
     @property

@@ -1,0 +1,316 @@
+"""Checkpoints: one HDF5 file with the whole state of a run, from which any number of ranks can go on.
+
+    parameters            the flat vector, in the order of the layout
+    optimizer/NAME        each of the optimizer's vectors
+    ranks/NAME            what belongs to a rank, one row for each (these need the same number of ranks)
+    attributes            model, layout, data, step, position, ... as one JSON text, and a checksum of all of it
+
+Of a model that is cut the vectors lie in files of the ranks beside it (shards.py), under the same names, as virtual
+data sets.
+
+A checkpoint is written under a temporary name, synced and renamed, so that under its own name there is never half of
+one. The checksum (BLAKE2 over the attributes, and name, type and CRC-32 of each vector; where vectors lie in pieces,
+over where they lie, and each piece has one of its own) tells a damaged one. It is made while the file is written, and
+read slab by slab: a checkpoint is as large as a disk, not as a memory.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from hpcdl.checkpoint.shard_checks import refuse_elsewhere, strange
+from hpcdl.checkpoint.shards import FOLDER, Joined, files_of, joining_file, joins_pieces, problem_of, sweep
+from hpcdl.data.format import SLAB_BYTES, new_file
+from hpcdl.errors import UsageError, blamed_on, refuse_beyond
+from hpcdl.files import atomic_path, from_json, part
+from hpcdl.memory import available
+
+VERSION = 2
+READ = (1, VERSION)  # 1: no pieces, and the checksum is over all bytes of the vectors
+LARGE = 1 << 18  # numbers, whose checksum takes about as long as a thread does to start
+OLDER = re.compile(r"checkpoint-([0-9]{9,})\.h5")  # as `rotate` names them; what users name otherwise is theirs
+
+
+class Damaged(UsageError):
+    """A checkpoint that is there, and broken."""
+
+
+@dataclass
+class Checkpoint:
+    """What a checkpoint file holds: named vectors, and attributes that JSON can express.
+
+    vectors: arrays, or `Stored` ones. joined: those that lie in pieces, which are not among them when it is written.
+    """
+
+    vectors: Mapping[str, np.ndarray]
+    attributes: dict
+    joined: Joined | None = None
+
+    def digest(self, version: int = VERSION) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for name in sorted(self._inline):
+            digest.update(name.encode())
+            digest.update(str(form_of(self.vectors, name)[1]).encode())
+            slabs, crc = map(np.ascontiguousarray, slabs_of(self.vectors, name)), 0
+            for slab in slabs:
+                if version == 1:
+                    digest.update(slab)  # type: ignore[arg-type]
+                crc = zlib.crc32(slab, crc)  # type: ignore[arg-type]
+            digest.update(b"" if version == 1 else b"%08x" % crc)
+        digest.update(json.dumps(self.attributes, sort_keys=True).encode())
+        if self.joined is not None:
+            digest.update(self.joined.described().encode())
+        return digest.hexdigest()
+
+    @property
+    def _inline(self) -> list[str]:
+        """The vectors that lie in the file itself."""
+        return [name for name in self.vectors if self.joined is None or name not in self.joined.forms]
+
+    def write(self, path: Path) -> None:
+        """Raises OSError where there is no room; what stood under that name is then as it was."""
+        large = sum(math.prod(form_of(self.vectors, name)[0]) for name in self._inline) >= LARGE
+        with joining_file(path) if self.joined else new_file(path) as file, beside(self.digest, large) as checksum:
+            for name in self._inline:
+                shape, dtype = form_of(self.vectors, name)
+                if isinstance(self.vectors, Stored):
+                    made, start = file.create_dataset(name, shape, dtype), 0
+                    for slab in slabs_of(self.vectors, name):
+                        made[start : start + len(slab)] = slab
+                        start += len(slab)
+                else:
+                    file[name] = self.vectors[name]
+            if self.joined is not None:
+                self.joined.join(file)
+            file.attrs["format"] = "hpcdl checkpoint"
+            file.attrs["version"] = VERSION
+            file.attrs["attributes"] = json.dumps(self.attributes, sort_keys=True)
+            file.attrs["checksum"] = checksum()
+
+    @classmethod
+    def read(cls, path: Path, pieces: bool = True) -> "Checkpoint":
+        """Raises UsageError, one line, when the file is missing, damaged, cut off or something else.
+
+        The vectors are read when they are asked for. pieces: read those, too, to tell whether one is damaged.
+        """
+        path = Path(path)
+        if os.path.isdir(path):  # unlike Path.is_dir, also where a folder above may not be searched
+            path = path / "checkpoint.h5"
+        if not os.path.isfile(path):
+            raise UsageError(f"there is no checkpoint {path}")
+        with blamed_on(f"{path} is damaged or cut off; {others(path)}", Damaged):
+            return cls._read(path, pieces)
+
+    @classmethod
+    def _read(cls, path: Path, pieces: bool) -> "Checkpoint":
+        forms: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+        joins = joins_pieces(path)  # before HDF5 opens it
+        with h5py.File(path, "r") as file:
+            if file.attrs.get("format") != "hpcdl checkpoint":
+                raise UsageError(f"{path} is not a checkpoint of hpcdl")
+            if file.attrs["version"] not in READ:
+                known = " and ".join(map(str, READ))
+                raise UsageError(f"{path} is of format version {file.attrs['version']}; this program reads {known}")
+            attributes, checksum = from_json(file.attrs["attributes"]), file.attrs["checksum"]
+            joined = Joined.read(file) if joins else None
+
+            def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
+                if isinstance(item, h5py.Dataset):
+                    if item.dtype.kind not in "biuf" or item.shape is None:
+                        raise ValueError(f"{name} holds no numbers")
+                    refuse_elsewhere(name, item, joined is not None)
+                    if not item.is_virtual and item.id.get_storage_size() < item.nbytes:  # a few bytes that claim much
+                        refuse_beyond(f"{path}: {name}", item.nbytes, available())
+                    forms[name] = item.shape, item.dtype
+
+            file.visititems(visit)
+            found = cls(Stored(path, forms, joined), attributes, joined)
+            if problem := next(filter(None, found.problems(False)), ""):
+                raise ValueError(problem)
+            if found.digest(file.attrs["version"]) != checksum:
+                raise ValueError("its checksum does not fit its contents")
+        if pieces and (problem := next(filter(None, found.problems(True)), "")):
+            raise ValueError(problem)
+        return found
+
+    def problems(self, contents: bool, first: int = 0, step: int = 1) -> Iterator[str]:
+        """What is wrong with every step-th piece, "" for a good one; contents: read them, too."""
+        if self.joined is not None:
+            assert isinstance(self.vectors, Stored)
+            for piece in self.joined.pieces[first::step]:
+                folder = self.vectors.path.parent
+                yield problem_of(folder, piece, contents) or (strange(folder, piece) if contents else "")
+
+
+class Stored(Mapping[str, np.ndarray]):
+    """The vectors of a checkpoint file, read when they are asked for, by any process that sees the file.
+
+    Reading raises Damaged where the file, or a piece of it, is no longer what it was.
+    """
+
+    def __init__(self, path: Path, forms: dict[str, tuple[tuple[int, ...], np.dtype]], joined: Joined | None):
+        self.path, self.forms, self.joined = Path(os.path.abspath(path)), forms, joined
+        self.was = self._now()
+
+    def _now(self) -> tuple[int, int, int]:
+        """What changes when another file takes the name."""
+        found = os.stat(self.path)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.forms)
+
+    def __len__(self) -> int:
+        return len(self.forms)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        shape, dtype = self.forms[name]
+        refuse_beyond(f"{self.path}: {name}", int(np.prod(shape, dtype=object)) * dtype.itemsize, available())
+        with self.opened() as file:
+            return file[name][()]  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[h5py.File]:
+        """The file, to read; where a piece is missing HDF5 would read zeros, so that is looked for when all is read."""
+        with blamed_on(f"{self.path} cannot be read", Damaged), h5py.File(self.path, "r") as file:
+            yield file
+            if not self.visible():
+                raise ValueError("the file, or a piece of it, has been replaced meanwhile")
+
+    def visible(self) -> bool:
+        """Whether this process sees the file and all of its pieces, as they were."""
+        with contextlib.suppress(OSError):
+            pieces = self.joined.pieces if self.joined else []
+            return self._now() == self.was and not any(problem_of(self.path.parent, each, False) for each in pieces)
+        return False
+
+
+@contextlib.contextmanager
+def beside(compute: Callable[[], str], large: bool) -> Iterator[Callable[[], str]]:
+    """Whoever asks for the result of `compute`; where it takes long, a thread is at it while the body runs.
+
+    numpy, zlib and the system's write leave Python to each other. Where hardly any memory is left Python may wait for
+    ever for a thread that could not begin: none is started for what is done at once.
+    """
+    if not large:
+        yield compute
+        return
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(compute).result
+
+
+def form_of(vectors: Mapping[str, np.ndarray], name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of one of a checkpoint's vectors, which is not read for it."""
+    return vectors.forms[name] if isinstance(vectors, Stored) else (vectors[name].shape, vectors[name].dtype)
+
+
+def slabs_of(vectors: Mapping[str, np.ndarray], name: str) -> Iterator[np.ndarray]:
+    """A vector in parts, along its first axis, of about SLAB_BYTES where it is on the disk."""
+    if not isinstance(vectors, Stored) or not vectors.forms[name][0]:
+        yield vectors[name]
+        return
+    with vectors.opened() as file:
+        dataset = file[name]
+        rows = max(1, SLAB_BYTES * len(dataset) // max(1, dataset.nbytes))
+        for start in range(0, len(dataset), rows):
+            yield dataset[start : start + rows]
+
+
+def others(path: Path) -> str:
+    """What a message on a damaged checkpoint says of others that lie beside it, the newest first."""
+    with contextlib.suppress(OSError):
+        names = sorted((each.name for each in path.parent.iterdir() if OLDER.fullmatch(each.name)), reverse=True)
+        wanted = [path.with_name(name) for name in [*names, "best.h5"] if name != path.name]
+        if there := [str(each) for each in wanted if each.exists()]:
+            return f"take {' or '.join(there)} instead"
+    return "there is no older checkpoint beside it"
+
+
+def rotate(folder: Path, keep: int, checkpoint: Checkpoint, previous: int | None, same: Path | None = None) -> None:
+    """Write `checkpoint.h5`, and keep `keep - 1` older ones as checkpoint-STEP.h5; `previous` is the last one's step.
+
+    same: a file that has been written with the same contents, of which it becomes a second name. The last one gets its
+    second name by a hard link, too, so that at each moment there is a whole checkpoint.h5.
+    """
+    last = folder / "checkpoint.h5"
+    if previous is not None and keep > 1 and last.exists():
+        link(last, folder / f"checkpoint-{previous:09d}.h5")
+    if same is None:
+        checkpoint.write(last)
+    else:
+        link(same, last)
+    older = {int(name[1]): path for path in folder.iterdir() if (name := OLDER.fullmatch(path.name))}
+    for step in sorted(older)[: max(0, len(older) - (keep - 1))]:
+        older[step].unlink()
+    sweep(folder)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a checkpoint a second name, replacing what bore that name; in another folder its pieces have one, too."""
+    if source.parent.resolve() != target.parent.resolve():
+        link_pieces(source, target.parent)
+    one_more_name(source, target)
+
+
+def link_pieces(source: Path, folder: Path) -> None:
+    """Give the pieces of a checkpoint second names in another folder, where they are found from there."""
+    for name in files_of(source) or ():
+        if not (folder / FOLDER / name).exists() and (source.parent / FOLDER / name).exists():
+            (folder / FOLDER).mkdir(exist_ok=True)
+            one_more_name(source.parent / FOLDER / name, folder / FOLDER / name)
+
+
+def one_more_name(source: Path, target: Path) -> None:
+    """By a hard link, and where a file system knows none, a copy."""
+    temporary = part(target)
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        with atomic_path(target) as copied:
+            shutil.copyfile(source, copied)
+        return
+    os.replace(temporary, target)
+    temporary.unlink(missing_ok=True)  # rename does nothing when both are the same file already
+
+
+def move(paths: Iterable[Path], folder: Path) -> None:
+    """Move checkpoints, with what they need, to another folder, where they replace what bears their names."""
+    for each in paths:
+        link_pieces(each, folder)
+        os.replace(each, folder / each.name)
+
+
+def pack(source: Path, target: Path) -> Checkpoint:
+    """Write a checkpoint that lies in pieces as one file; slab by slab, whatever its size. Returns the one file's.
+
+    target: may be the same file. Raises UsageError where a piece is damaged, OSError where there is no room.
+    """
+    found = Checkpoint.read(source)
+    Checkpoint(found.vectors, found.attributes).write(target)
+    return Checkpoint.read(target)
+
+
+def checkpoints_of(path: Path) -> list[Path]:
+    """The checkpoint files of a run's folder, the last one first; or the file itself. Raises UsageError: none there."""
+    if not os.path.isdir(path):
+        if not os.path.isfile(path):
+            raise UsageError(f"there is no file or folder {path}")
+        return [path]
+    names = sorted((each.name for each in path.iterdir() if OLDER.fullmatch(each.name)), reverse=True)
+    found = [path / name for name in ("checkpoint.h5", *names, "best.h5") if os.path.isfile(path / name)]
+    if not found:
+        raise UsageError(f"there is no checkpoint in {path}")
+    return found

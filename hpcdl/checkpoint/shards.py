@@ -1,0 +1,420 @@
+"""A checkpoint in pieces: each rank writes what it holds to a file of its own, and joined they read as whole vectors.
+
+    rank r        pieces/step-000000080-5f3a09c1-rank-000r.h5    what it speaks for, its blocks one after the other
+    rank 0 then   checkpoint.h5      parameters, optimizer/NAME: virtual data sets of HDF5 over the pieces
+                                     the list of the pieces with the size and the CRC-32 of each
+
+So no rank ever holds, sends or receives more than its own part, and all write at once. A writer for each rank, and not
+one for each node, needs no message and no memory beside the part itself; what ranks hold that do not speak for it,
+as replicas do, is not written twice. A block of a weight that is cut by columns is a strided hyperslab of the whole:
+a few numbers in the mapping. Other cuts, one rank or any program that reads HDF5 read the hyperslabs that they want.
+
+Pieces are written first, each under a temporary name, synced and renamed, with names that no checkpoint before has
+used. checkpoint.h5 is replaced when all are there, and what no checkpoint of the folder needs is removed after that
+(`sweep`): whenever a run dies, a whole checkpoint is there. HDF5 lays out a piece, and its numbers are then written to
+their places as plain bytes: a full disk is an error of the write, and no lock of HDF5's is held meanwhile.
+
+CRC-32 of a whole file, its header too, is computed at some GB/s while it is written: faster than disks are. That of
+checkpoint.h5 stands in its first 512 bytes, which HDF5 leaves to the user, and is looked at before HDF5 sees the file:
+where a mapping is broken HDF5 may end the process.
+
+The folder lies on a file system that all ranks see; where it does not, rank 0 gathers the whole state
+(hpcdl/runs/saving.py).
+"""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from hpcdl.data.format import NewFile
+from hpcdl.files import Sink, atomic_path, from_json
+from hpcdl.kernels.device import Array, device_of
+
+if TYPE_CHECKING:
+    from hpcdl.models.layout import Hyperslab
+
+FOLDER = "pieces"
+NAME = re.compile(r"step-[0-9]{9,}-[0-9a-f]{8}-rank-[0-9]{4,}\.h5")
+LEFT = re.compile(rf"\.{NAME.pattern}\.\d+\.part")
+SLAB = 8 << 20  # bytes that are read or written at a time
+SIGNATURE = b"\x89HDF\r\n\x1a\n"  # of HDF5, at the beginning of its files
+BLOCK = 512  # bytes before HDF5's own, in the file that joins the pieces
+SEAL = b"hpcdl checkpoint in pieces: "  # with which they begin
+REGULAR = ("v112", "latest")  # versions of the format: from 1.12 on a strided mapping is stored as a few numbers
+
+
+class ShardBlocks(NamedTuple):
+    """Where elements of a piece lie: `blocks` x `length` from `at` in its data set are, in the whole, at `start`,
+    start + stride, ..."""
+
+    file: str
+    at: int
+    start: int
+    blocks: int
+    length: int
+    stride: int
+
+    @classmethod
+    def of(cls, file: str, at: int, start: int, blocks: int, length: int, stride: int) -> "ShardBlocks":
+        """In one form alone, for blocks that touch are one block."""
+        if blocks == 1 or length == stride:
+            blocks, length = 1, blocks * length
+            stride = length
+        return cls(file, at, start, blocks, length, stride)
+
+
+class WrittenShard(NamedTuple):
+    """A piece on the disk: its name, its size in bytes, its CRC-32, and where its elements lie, by vector."""
+
+    file: str
+    bytes: int
+    crc32: int
+    rows: dict[str, list[ShardBlocks]]
+
+
+@dataclass
+class Portion:
+    """What one rank writes of a vector of `size` elements: `pieces` of its array, merged where they touch."""
+
+    array: Array
+    pieces: "list[Hyperslab]"
+    size: int
+
+    def __post_init__(self) -> None:
+        self.pieces = merged(self.pieces)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    @property
+    def elements(self) -> int:
+        """That are written."""
+        return sum(piece.size for piece in self.pieces)
+
+    def slabs(self) -> Iterator[np.ndarray]:
+        """They, in order, on the host: views where the array is there, at most SLAB bytes each."""
+        device, most = device_of(self.array), max(1, SLAB // self.dtype.itemsize)
+        for piece in self.pieces:
+            for start in range(piece.local, piece.local + piece.size, most):
+                yield device.host(self.array[start : min(start + most, piece.local + piece.size)])
+
+    def copied(self) -> "Portion":
+        """The same of a copy on the host, which a step does not change."""
+        values, at, pieces = np.empty(self.elements, self.dtype), 0, []
+        for slab in self.slabs():
+            values[at : at + slab.size] = slab
+            at += slab.size
+        at = 0
+        for piece in self.pieces:
+            pieces.append(piece._replace(local=at))
+            at += piece.size
+        return Portion(values, pieces, self.size)
+
+    def rows(self, file: str) -> list[ShardBlocks]:
+        """Where they lie, when they are in this file one after the other."""
+        found, at = [], 0
+        for piece in self.pieces:
+            found.append(ShardBlocks.of(file, at, *piece[1:]))
+            at += piece.size
+        return found
+
+
+def merged(pieces: "list[Hyperslab]") -> "list[Hyperslab]":
+    """Pieces without empty ones; those that touch, here and in the whole vector, are one."""
+    found: list[Hyperslab] = []
+    for piece in pieces:
+        if not piece.size:
+            continue
+        if piece.blocks == 1 or piece.length == piece.stride:
+            piece = piece._replace(blocks=1, length=piece.size, stride=piece.size)
+            last = found[-1] if found else None
+            if last and last.blocks == 1 and (last.local + last.size, last.start + last.size) == piece[:2]:
+                size = last.size + piece.size
+                found[-1] = last._replace(length=size, stride=size)
+                continue
+        found.append(piece)
+    return found
+
+
+# -- one piece -------------------------------------------------------------------------------------------------------
+
+
+def name_of_piece(step: int, token: str, rank: int) -> str:
+    """Its file's name; token: eight hexadecimal digits of this checkpoint's own."""
+    return f"step-{step:09d}-{token}-rank-{rank:04d}.h5"
+
+
+def write_piece(folder: Path, name: str, portions: dict[str, Portion]) -> WrittenShard | None:
+    """Write what a rank speaks for to folder/pieces/name; None where that is nothing. Raises OSError."""
+    portions = {each: portion for each, portion in portions.items() if portion.elements}
+    if not portions:
+        return None
+    (folder / FOLDER).mkdir(exist_ok=True)
+    path, crc, at = folder / FOLDER / name, 0, 0
+    with atomic_path(path) as temporary:
+        places = laid_out(temporary, portions)
+        with open(temporary, "r+b", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            for each, place in places:
+                crc, at = zlib.crc32(read_at(file.fileno(), at, place - at), crc), place
+                for slab in portions[each].slabs():
+                    write_at(file.fileno(), slab, at)
+                    crc, at = zlib.crc32(slab, crc), at + slab.nbytes  # type: ignore[arg-type]
+            crc = zlib.crc32(read_at(file.fileno(), at, size - at), crc)
+    return WrittenShard(name, size, crc, {each: portion.rows(name) for each, portion in portions.items()})
+
+
+def laid_out(path: Path, portions: dict[str, Portion]) -> list[tuple[str, int]]:
+    """Make a file with a data set for each portion, none of them filled; (name, place in the file) in that order."""
+    places = []
+    with Sink(path, "w+") as sink:
+        with NewFile(sink) as file:
+            for name, portion in portions.items():
+                how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+                how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+                kind, space = h5py.h5t.py_create(portion.dtype), h5py.h5s.create_simple((portion.elements,))
+                made = h5py.h5d.create(parent(file, name).id, name.rpartition("/")[2].encode(), kind, space, how)
+                places.append((made.get_offset(), name))
+        sink.check()
+    with open(path, "r+b") as grown:  # HDF5 may leave the last data set beyond the file's end
+        end = max(place + portions[name].elements * portions[name].dtype.itemsize for place, name in places)
+        grown.truncate(max(end, os.fstat(grown.fileno()).st_size))
+    return [(name, place) for place, name in sorted(places)]
+
+
+def parent(file: h5py.File, name: str) -> h5py.Group:
+    """The group that a data set of this name lies in."""
+    above = name.rpartition("/")[0]
+    return file.require_group(above) if above else file
+
+
+def write_at(file: int, values: np.ndarray, place: int) -> None:
+    """Write all of them. Raises OSError."""
+    left = memoryview(values).cast("B")  # type: ignore[arg-type]
+    while left:
+        count = os.pwrite(file, left, place)
+        if not count:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        left, place = left[count:], place + count
+
+
+def read_at(file: int, place: int, count: int) -> bytes:
+    """So many bytes, or what there is of them; small numbers of them."""
+    return os.pread(file, count, place)
+
+
+def problem_of(folder: Path, piece: WrittenShard, contents: bool = True) -> str:
+    """What is wrong with a piece, in words that name its file; "" where nothing is. contents: read it, too."""
+    path = folder / FOLDER / piece.file
+    try:
+        size = path.stat().st_size
+        if size != piece.bytes:
+            return f"its piece {path} is cut off: {size:,} bytes, not {piece.bytes:,}"
+        if contents and crc_of(path) != piece.crc32:
+            return f"its piece {path} is damaged: the checksum does not fit the contents"
+    except FileNotFoundError:
+        return f"its piece {path} is not there"
+    except OSError as error:
+        return f"its piece {path} cannot be read: {error.strerror}"
+    return ""
+
+
+def crc_of(path: Path, first: int = 0) -> int:
+    """The CRC-32 of a file, from its byte `first` on."""
+    crc, buffer = 0, memoryview(bytearray(SLAB))
+    with open(path, "rb", buffering=0) as file:
+        file.seek(first)
+        while count := file.readinto(buffer):
+            crc = zlib.crc32(buffer[:count], crc)
+    return crc
+
+
+# -- the pieces of a checkpoint --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Joined:
+    """The pieces of one checkpoint, and the vectors that they make: (size, type) and rows of each."""
+
+    pieces: list[WrittenShard] = dataclasses.field(default_factory=list)
+    forms: dict[str, tuple[int, np.dtype]] = dataclasses.field(default_factory=dict)
+
+    def rows(self, name: str) -> list[ShardBlocks]:
+        """Where the elements of a vector lie."""
+        return [row for piece in self.pieces for row in piece.rows.get(name, [])]
+
+    def listed(self) -> str:
+        """The pieces, as text."""
+        return json.dumps([[piece.file, piece.bytes, piece.crc32] for piece in self.pieces])
+
+    def described(self) -> str:
+        """All of it, as text of which a checksum is made."""
+        forms = {name: [size, str(dtype), sorted(self.rows(name))] for name, (size, dtype) in self.forms.items()}
+        return self.listed() + json.dumps(forms, sort_keys=True)
+
+    def join(self, file: h5py.File) -> None:
+        """Make the virtual data sets, and the list of the pieces."""
+        for name, (size, dtype) in self.forms.items():
+            rows = self.rows(name)
+            assert sum(row.blocks * row.length for row in rows) == size, "for each element one rank speaks"
+            how, ends = h5py.h5p.create(h5py.h5p.DATASET_CREATE), extents(rows)
+            for row in rows:
+                count = row.blocks * row.length
+                whole, source = h5py.h5s.create_simple((size,)), h5py.h5s.create_simple((ends[row.file],))
+                whole.select_hyperslab((row.start,), (row.blocks,), (row.stride,), (row.length,))
+                source.select_hyperslab((row.at,), (1,), (count,), (count,))
+                how.set_virtual(whole, f"{FOLDER}/{row.file}".encode(), f"/{name}".encode(), source)
+            space, kind = h5py.h5s.create_simple((size,)), h5py.h5t.py_create(dtype)
+            h5py.h5d.create(parent(file, name).id, name.rpartition("/")[2].encode(), kind, space, how)
+        file.attrs[FOLDER] = self.listed()
+
+    @classmethod
+    def read(cls, file: h5py.File) -> "Joined":
+        """What a file that joins pieces has of it; raises ValueError where that is not as `join` made it."""
+        pieces = [WrittenShard(name, size, crc, {}) for name, size, crc in from_json(file.attrs[FOLDER])]
+        known, forms = {piece.file: piece for piece in pieces}, {}
+        if not all(isinstance(each.file, str) and NAME.fullmatch(each.file) for each in pieces):
+            raise ValueError("its pieces have other names")
+
+        def visit(name: str, item: Any) -> None:
+            if not isinstance(item, h5py.Dataset) or not item.is_virtual:
+                return
+            forms[name] = (item.size, item.dtype)
+            how = item.id.get_create_plist()
+            for each in range(how.get_virtual_count()):
+                source = how.get_virtual_filename(each).removeprefix(f"{FOLDER}/")
+                if source not in known or how.get_virtual_dsetname(each) != f"/{name}":
+                    raise ValueError("it is made of other files")
+                (start,), (stride,), (blocks,), (length,) = slab(how.get_virtual_vspace(each))
+                (at,), (apart,), (count,), (block,) = slab(how.get_virtual_srcspace(each))
+                if (count > 1 and apart != block) or count * block != blocks * length:
+                    raise ValueError("it maps its pieces otherwise")
+                row = ShardBlocks.of(source, at, start, blocks, length, stride)
+                known[source].rows.setdefault(name, []).append(row)
+
+        file.visititems(visit)
+        return cls(pieces, forms)
+
+
+def slab(space: Any) -> Any:
+    """(start, stride, count, block) of a selection."""
+    return space.get_regular_hyperslab()
+
+
+def extents(rows: list[ShardBlocks]) -> dict[str, int]:
+    """How many elements each file has of the vector whose rows these are."""
+    found: dict[str, int] = {}
+    for row in rows:
+        found[row.file] = max(found.get(row.file, 0), row.at + row.blocks * row.length)
+    return found
+
+
+def read_into(dataset: h5py.Dataset, pieces: "list[Hyperslab]", array: Array) -> bool:
+    """Fill a rank's array with its pieces of a data set, and nothing else of that; whether all are finite numbers.
+
+    Where the array is on the host HDF5 writes into it; else a buffer of SLAB bytes is used.
+    """
+    device, most, finite = device_of(array), max(1, SLAB // array.dtype.itemsize), True
+    space = dataset.id.get_space()
+    for piece in merged(pieces):
+        for start in range(piece.local, piece.local + piece.size, most):
+            stop = min(start + most, piece.local + piece.size)
+            here = array[start:stop]
+            values = here if isinstance(here, np.ndarray) else np.empty(stop - start, array.dtype)
+            for part in piece.within(slice(start, stop)):
+                space.select_hyperslab((part.start,), (part.blocks,), (part.stride,), (part.length,))
+                own = values[part.local : part.local + part.size]
+                dataset.id.read(h5py.h5s.create_simple(own.shape), space, own)
+            finite = finite and bool(np.isfinite(values).all())
+            if values is not here:
+                device.copy_in(here, values)
+    return finite
+
+
+# -- the file that joins them ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def joining_file(path: Path) -> Iterator[h5py.File]:
+    """As `new_file`, the file that joins pieces, which is sealed when it is whole."""
+    with atomic_path(path) as temporary:
+        with Sink(temporary, "w+") as sink:
+            with NewFile(sink, libver=REGULAR, userblock_size=BLOCK) as file:
+                yield file
+            sink.check()
+        seal(temporary)
+
+
+def seal(path: Path) -> None:
+    """Write size and CRC-32 of all but the first bytes into these. Raises OSError."""
+    with open(path, "r+b", buffering=0) as file:
+        write_at(file.fileno(), np.frombuffer(sealed(path), np.uint8), 0)
+
+
+def sealed(path: Path) -> bytes:
+    """The first bytes of such a file, as its contents say."""
+    said = b"%d bytes, crc32 %08x\n" % (path.stat().st_size, crc_of(path, BLOCK))
+    return (SEAL + said).ljust(BLOCK, b"\0")
+
+
+def joins_pieces(path: Path) -> bool:
+    """Whether it is a file that joins pieces; HDF5 says what others are. Raises ValueError for a broken one."""
+    with open(path, "rb") as file:
+        first = file.read(BLOCK)
+    if first.startswith(SIGNATURE):
+        return False
+    if not first.startswith(SEAL):
+        raise ValueError("it does not begin as an HDF5 file")
+    if first != sealed(path):
+        raise ValueError("its checksum does not fit its contents")
+    return True
+
+
+# -- folders ---------------------------------------------------------------------------------------------------------
+
+
+def files_of(path: Path) -> set[str] | None:
+    """The names of the pieces that a file needs; None where it cannot be said, for it is broken."""
+    try:
+        with open(path, "rb") as first:
+            if first.read(len(SEAL)) != SEAL:
+                return set()
+        joins_pieces(path)
+        with h5py.File(path, "r") as file:
+            return {each[0] for each in from_json(file.attrs[FOLDER])}
+    except Exception:  # whatever h5py raises
+        return None
+
+
+def sweep(folder: Path) -> None:
+    """Remove the pieces that no checkpoint file in this folder needs, as of older ones or of a run that has died.
+
+    Where a file cannot be read nothing is removed: they may be its own. Nobody writes pieces there meanwhile.
+    """
+    pieces, needed = folder / FOLDER, set()
+    if not pieces.is_dir() or pieces.is_symlink():
+        return
+    for each in folder.iterdir():
+        if each.suffix == ".h5" and each.is_file():
+            found = files_of(each)
+            if found is None:
+                return
+            needed |= found
+    for each in pieces.iterdir():
+        if each.name not in needed and (NAME.fullmatch(each.name) or LEFT.fullmatch(each.name)):
+            each.unlink()
+    with contextlib.suppress(OSError):
+        pieces.rmdir()  # where it is empty

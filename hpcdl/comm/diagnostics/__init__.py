@@ -1,0 +1,1 @@
+"""Diagnostics of communication: watchdog, deadlock, flight recorder, collective checker."""

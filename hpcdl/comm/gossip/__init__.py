@@ -1,0 +1,1 @@
+"""Gossip: topologies, mixing matrices, rounds with neighbours, asynchronous pairs."""

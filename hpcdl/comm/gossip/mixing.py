@@ -1,0 +1,174 @@
+"""How much each rank takes from its neighbours: mixing matrices, and how fast they average.
+
+    x_i <- sum over j of W[i, j] x_j            W[i, j] > 0 only where j sends to i
+
+W is doubly stochastic. Rows that sum to 1 leave replicas that agree as they are; columns that sum to 1 keep the average
+of the replicas. What is left, the distance to the average, shrinks in each step at least to
+
+    |X - mean| <- lambda |X - mean|             lambda = || W - 11^T/n ||, the spectral gap is 1 - lambda
+
+    lambda                      weights           1 - lambda for many ranks
+    ring                        1/3               about 4 pi^2 / (3 n^2)
+    torus of k x k              1/5               about 4 pi^2 / (5 n)
+    hypercube, d = log2 n       1/(d+1)           2 / (d+1)
+    exponential, even n         1/(d+1)           2 / (d+1), d = ceil(log2 n)
+    one-peer, n = 2^d           1/2               after d steps the average is exact
+    star                        1/n               1/n
+    complete                    1/n               1
+
+(Xiao and Boyd, "Fast linear iterations for distributed averaging", 2004; Xiao, Boyd and Kim, "Distributed average
+consensus with least-mean-square deviation", 2007, for the Metropolis-Hastings weights; Ying et al., "Exponential graph
+is provably efficient for decentralized deep training", NeurIPS 2021; Lu and De Sa, "Optimal complexity in decentralized
+training", ICML 2021, for averaging exactly and for acceleration.)
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import networkx
+import numpy as np
+
+from hpcdl.comm.gossip.topology import Topology, hops, unreached
+from hpcdl.errors import UsageError, unknown
+
+RULES = "metropolis-hastings", "uniform"
+ROUNDING = 1e-12
+
+
+def mixing(topology: Topology, step: int, rule: str = RULES[0]) -> np.ndarray:
+    """W of a step, (size, size) float64: W[i, j] is the weight that rank i gives what it receives from rank j.
+
+    With d the degrees, W[i, j] = 1 / (1 + max(d_i, d_j)) (metropolis-hastings) or 1 / (1 + max d) (uniform); what is
+    left of 1 stays at home, W[i, i]. Weights from a file win.
+    """
+    if rule not in RULES:
+        raise unknown("mixing rule", rule, RULES)
+    graph, size = topology.graph(step), topology.size
+    degree = np.array([len(to) for to in graph])
+    w = np.zeros((size, size))
+    for j, to in enumerate(graph):
+        for i in to:
+            if topology.weights:
+                w[i, j] = topology.weights[min(i, j), max(i, j)]
+            else:
+                w[i, j] = 1 / (1 + (degree.max() if rule == "uniform" else max(degree[i], degree[j])))
+    w[np.diag_indices(size)] = 1 - w.sum(axis=1)
+    return w
+
+
+def matrices(topology: Topology, rule: str) -> Callable[[int], np.ndarray]:
+    """The function step -> mixing matrix; those of a period are made once."""
+    if topology.period is None:
+        return lambda step: mixing(topology, step, rule)
+    period = [mixing(topology, step, rule) for step in range(topology.period)]
+    return lambda step: period[step % len(period)]
+
+
+def mixing_over_period(topology: Topology, rule: str = RULES[0]) -> np.ndarray:
+    """What the steps of a period do together, W_(p-1) ... W_1 W_0; of a random matching, the mean E[W] of one step.
+
+    A matching's W is a projection, so E |W x|^2 = x^T E[W] x: there the second eigenvalue is that of squared distances.
+    """
+    size = topology.size
+    if topology.period is None:
+        pair = 1 / (2 * math.ceil(size / 2) - 1)  # how often two given ranks meet
+        return np.eye(size) + pair / 2 * (np.ones((size, size)) - size * np.eye(size))
+    return functools.reduce(
+        lambda product, step: mixing(topology, step, rule) @ product, range(topology.period), np.eye(size)
+    )
+
+
+def second_eigenvalue(w: np.ndarray) -> float:
+    """lambda = || W - 11^T/n ||, the largest singular value: one step of x <- W x shrinks |x - mean| at least to that.
+
+    For a symmetric W this is its second largest absolute eigenvalue, and so for circulants (exponential graphs). For
+    others an eigenvalue says only what many steps of the same W do, while a single one may shrink less.
+    """
+    return float(np.linalg.norm(w - 1 / len(w), 2))
+
+
+def spectral_gap(w: np.ndarray) -> float:
+    """1 - lambda, see `second_eigenvalue`."""
+    return 1 - second_eigenvalue(w)
+
+
+def check_mixing(w: np.ndarray) -> None:
+    """Raise UsageError where W is not doubly stochastic, or never brings all ranks to their average."""
+    for axis, name in ((1, "row"), (0, "column")):
+        sums = w.sum(axis=axis)
+        worst = int(np.argmax(np.abs(sums - 1)))
+        if abs(sums[worst] - 1) > ROUNDING:
+            raise UsageError(f"mixing matrix: {name} {worst} sums to {sums[worst]:.6g}, not to 1")
+    i, j = np.unravel_index(np.argmin(w), w.shape)
+    if w[i, j] < -ROUNDING:
+        rest = f": the weights of the other ranks sum to {1 - w[i, i]:.6g}" if i == j else ""
+        raise UsageError(f"mixing matrix: row {i} gives rank {j} the weight {w[i, j]:.6g}, below 0{rest}")
+    missing = unreached([tuple(np.flatnonzero(column)) for column in w.T])
+    if missing:
+        raise UsageError(f"mixing matrix: no path leads from rank 0 to {missing}")
+    if second_eigenvalue(w) > 1 - ROUNDING:
+        raise UsageError("mixing matrix: the ranks only change places; leave each some weight for its own")
+
+
+def acceleration(w: np.ndarray) -> float:
+    """eta of accelerated gossip, x_(k+1) = (1 + eta) W x_k - eta x_(k-1), with lambda of W:
+
+    eta = (1 - sqrt(1 - lambda^2)) / (1 + sqrt(1 - lambda^2)): from x_(-1) = x_0 on, the average is kept, and the
+    distance to it falls like sqrt(eta)^k instead of lambda^k. That needs real eigenvalues; on the exponential graphs,
+    whose are complex, the distance would fall more slowly than without, so for a W that is not symmetric eta is 0.
+    """
+    root = math.sqrt(1 - second_eigenvalue(w) ** 2) if np.array_equal(w, w.T) else 1
+    return (1 - root) / (1 + root)
+
+
+def rounds_until(w: np.ndarray, distance: float) -> int:
+    """Rounds of accelerated gossip after which |X - mean| is at most `distance` times what it was; 1 at least."""
+    eta, before, now, rounds = acceleration(w), np.eye(len(w)), w, 1
+    while second_eigenvalue(now) > distance:
+        now, before, rounds = (1 + eta) * w @ now - eta * before, now, rounds + 1
+    return rounds
+
+
+def exact_factors(topology: Topology) -> list[np.ndarray]:
+    """F_0, F_1, ..., F_(k-1), each (size, size) and zero where no edge leads, with F_(k-1) ... F_1 F_0 = 11^T/n.
+
+    A complete graph takes one factor; a hypercube, and the exponential graphs on 2^d ranks, d halvings. Elsewhere
+    partial sums go up to a root by shortest paths, and the mean comes back down: as many factors as the longest way to
+    the root and from it have edges, at the root where they have the fewest (undirected graphs: 2 radius), and 2 (n-1)
+    messages in all. On some graphs, as rings, half as many factors would do (Hendrickx et al., "Graph diameter,
+    eigenvalues, and minimum-time consensus", 2014), but each is then a message over every edge.
+    Raises UsageError for random matchings, and for one-peer on another number of ranks than 2^d.
+    """
+    size, me = topology.size, np.arange(topology.size)
+    if topology.name == "complete":
+        return [mixing(topology, 0)]
+    if topology.name == "hypercube":
+        return [(np.eye(size) + np.eye(size)[me ^ hop]) / 2 for hop in hops(size)]
+    if topology.directed and size & (size - 1) == 0:
+        return [(np.eye(size) + np.eye(size)[(me - hop) % size]) / 2 for hop in hops(size)]
+    if topology.period != 1:
+        what = "one-peer averages exactly on a power of two of ranks only" if topology.period else "random pairs do not"
+        raise UsageError(f"no exact averaging in factors on {size} ranks: {what}; take exponential, or ring")
+    graph = networkx.DiGraph(topology.edges)
+    graph.add_nodes_from(range(size))
+    away = dict(networkx.all_pairs_shortest_path_length(graph))
+    up, down, root = min(
+        (max(away[rank][root] for rank in range(size)), max(away[root].values()), root) for root in range(size)
+    )
+    factors = []
+    for depth in range(up, 0, -1):
+        f = np.eye(size)
+        for rank in range(size):
+            if away[rank][root] == depth:
+                f[min(to for to in graph.successors(rank) if away[to][root] == depth - 1), rank] = 1
+        factors.append(f)
+    if factors:
+        factors[-1][root] /= size
+    for depth in range(1, down + 1):
+        f = np.eye(size)
+        for rank in range(size):
+            if away[root][rank] == depth:
+                f[rank] = np.eye(size)[min(by for by in graph.predecessors(rank) if away[root][by] == depth - 1)]
+        factors.append(f)
+    return factors

@@ -1,0 +1,291 @@
+"""Who talks to whom: graphs of ranks, as pure functions of their size.
+
+    spec                     rank r sends to                                 degree          steps until all have heard
+    ring                     r - 1, r + 1                                    2               n / 2
+    torus, torus:RxC         the four neighbours on a grid of R rows and     4               R / 2 + C / 2
+                             C columns whose borders meet
+    hypercube                r with one bit flipped; n = 2^d                 d = log2 n      d
+    exponential              r + 1, r + 2, r + 4, ... below r + n            ceil(log2 n)    ceil(log2 n)
+    one-peer                 r + 2^(step mod ceil(log2 n)): those in turn    1               ceil(log2 n)
+    star                     0; and rank 0 to all                            1; n - 1        2
+    complete                 all                                             n - 1           1
+    random-regular:degree=d  d random ranks                                  d               about log n / log(d - 1)
+    erdos-renyi:p=p          each other rank with probability p              about p (n-1)   about log n / log(p n)
+    random-matching          one random rank, another one in each step       1               about 2 log2 n
+    a file                   what its lines say: "a b" for an edge, "a b weight" for an edge and its mixing weight
+
+Sums are modulo n. All edges go both ways, but those of the exponential graphs. Each rank makes the same graph, for it
+depends on (spec, size, seed) only; random graphs that fall into pieces are drawn again.
+
+(Exponential graphs: Assran et al., "Stochastic gradient push for distributed deep learning", ICML 2019, and Ying et
+al., "Exponential graph is provably efficient for decentralized deep training", NeurIPS 2021. Random regular graphs:
+Steger and Wormald, "Generating random regular graphs quickly", 1999, as made by NetworkX.)
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import networkx
+
+from hpcdl.comm.diagnostics.call_signature import ranks_told
+from hpcdl.errors import UsageError, parse_spec
+from hpcdl.random import Random
+
+Graph = list[tuple[int, ...]]  # for each rank, the sorted ranks that it sends to
+
+SETTINGS = {
+    "ring": {},
+    "torus": {},
+    "hypercube": {},
+    "exponential": {},
+    "one-peer": {},
+    "star": {},
+    "complete": {},
+    "random-regular": {"degree": 3},
+    "erdos-renyi": {"p": 0.5},
+    "random-matching": {},
+}
+TRIES = 100  # for a random graph that is connected
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The graph of each step.
+
+    steps: the graphs of one period; none where no step repeats another. weights: of the edges (a, b), a < b, where a
+    file gives them.
+    """
+
+    name: str
+    spec: str
+    size: int
+    steps: list[Graph] = field(repr=False)
+    directed: bool = False
+    seed: int = 0
+    weights: dict[tuple[int, int], float] | None = None
+
+    @property
+    def period(self) -> int | None:
+        """Steps until the graphs repeat themselves; None: they never do."""
+        return len(self.steps) or None
+
+    def graph(self, step: int) -> Graph:
+        """For each rank the sorted ranks that it sends to at `step`, without itself."""
+        return self.steps[step % self.period] if self.period else matching(self.size, self.seed, step)
+
+    @property
+    def edges(self) -> set[tuple[int, int]]:
+        """(from, to) of all that may be sent, in any step."""
+        graphs = self.steps or [complete(self.size)]
+        return {(rank, to) for graph in graphs for rank in range(self.size) for to in graph[rank]}
+
+
+def topology(spec: str, size: int, seed: int = 0) -> Topology:
+    """The topology that `spec` names, on `size` ranks; see above. Raises UsageError where there is no such graph."""
+    name = spec.partition(":")[0]
+    if name not in SETTINGS and (Path(spec).is_file() or "/" in spec or "." in name):
+        edges = read_edges(spec, size)
+        weights: Any = None if None in edges.values() else edges
+        found = Topology(spec, spec, size, [_graph(size, edges)], weights=weights)
+        missing = unreached(found.steps[0])
+        if missing:
+            raise UsageError(f"{spec}: no path leads from rank 0 to {missing}; add edges")
+        return found
+    if name == "torus":
+        return Topology(name, spec, size, [torus(*sides(spec, size))])
+    name, settings = parse_spec("topology", spec, SETTINGS)
+    if name == "exponential":
+        return Topology(name, spec, size, [circulant(size, hops(size))], directed=True)
+    if name == "one-peer":
+        return Topology(name, spec, size, [circulant(size, [hop]) for hop in hops(size) or [0]], directed=True)
+    if name == "random-matching":
+        return Topology(name, spec, size, [], seed=seed)
+    if name == "random-regular":
+        graph = random_regular(size, settings["degree"], seed)
+    elif name == "erdos-renyi":
+        graph = erdos_renyi(size, settings["p"], seed)
+    else:
+        graph = {"ring": ring, "hypercube": hypercube, "star": star, "complete": complete}[name](size)
+    return Topology(name, spec, size, [graph])
+
+
+# -- the graphs ----------------------------------------------------------------------------------------------------
+
+
+def circulant(size: int, hops: Iterable[int]) -> Graph:
+    """Rank r sends to r + hop, for each hop."""
+    return [tuple(sorted({(rank + hop) % size for hop in hops} - {rank})) for rank in range(size)]
+
+
+def hops(size: int) -> list[int]:
+    """1, 2, 4, ... below the size."""
+    return [1 << k for k in range((size - 1).bit_length())]
+
+
+def ring(size: int) -> Graph:
+    """The ranks before and after, modulo the size."""
+    return circulant(size, [1, -1])
+
+
+def complete(size: int) -> Graph:
+    """All other ranks."""
+    return circulant(size, range(1, size))
+
+
+def torus(rows: int, columns: int) -> Graph:
+    """Rank r lies in row r // columns; a side of 2 has one edge where a longer one has two."""
+    steps = (0, 1), (0, -1), (1, 0), (-1, 0)
+    return [
+        tuple(sorted({(y + dy) % rows * columns + (x + dx) % columns for dy, dx in steps} - {y * columns + x}))
+        for y in range(rows)
+        for x in range(columns)
+    ]
+
+
+def sides(spec: str, size: int) -> tuple[int, int]:
+    """Rows and columns of `torus:RxC`, or, for `torus`, those that are nearest to a square."""
+    if spec != "torus":
+        found = re.fullmatch(r"torus:(\d+)x(\d+)", spec)
+        if not found:
+            raise UsageError(f"topology {spec!r}: write torus:ROWSxCOLUMNS, as in torus:2x4")
+        rows, columns = map(int, found.groups())
+        if rows * columns != size:
+            raise UsageError(f"a torus of {rows}x{columns} has {rows * columns} ranks, not {size}")
+        return rows, columns
+    rows = max(side for side in range(1, math.isqrt(size) + 1) if size % side == 0)
+    if rows == 1 < size:
+        raise UsageError(f"{size} is a prime number, so no grid has {size} ranks: take another number, or ring")
+    return rows, size // rows
+
+
+def hypercube(size: int) -> Graph:
+    """The ranks whose numbers differ in one bit; UsageError unless the size is a power of two."""
+    if size & (size - 1):
+        lower = 1 << size.bit_length() - 1
+        raise UsageError(f"a hypercube has a power of two of ranks, not {size}: start {lower} or {2 * lower}")
+    return [tuple(sorted(rank ^ hop for hop in hops(size))) for rank in range(size)]
+
+
+def star(size: int) -> Graph:
+    """Rank 0 and all others."""
+    return [tuple(range(1, size))] + [(0,)] * (size - 1)
+
+
+def random_regular(size: int, degree: int, seed: int) -> Graph:
+    """`degree` random neighbours each, connected; UsageError where no such graph is, or none of TRIES is connected."""
+    if not 0 <= degree < size:
+        raise UsageError(f"random-regular: each of {size} ranks has 0 to {size - 1} others, not degree={degree}")
+    if degree * size % 2:
+        raise UsageError(f"random-regular: {size} ranks of degree {degree} would have half an edge: one must be even")
+    return _connected(
+        "random-regular", "degree", size, seed, lambda key: networkx.random_regular_graph(degree, size, seed=key)
+    )
+
+
+def erdos_renyi(size: int, p: float, seed: int) -> Graph:
+    """Each edge with probability p, connected; UsageError where p is none, or none of TRIES graphs is connected."""
+    if not 0 <= p <= 1:
+        raise UsageError(f"erdos-renyi: p is a probability, from 0 to 1, not {p}")
+    return _connected("erdos-renyi", "p", size, seed, lambda key: networkx.gnp_random_graph(size, p, seed=key))
+
+
+def _connected(name: str, setting: str, size: int, seed: int, draw: Callable[[int], networkx.Graph]) -> Graph:
+    """The first of the random graphs that is in one piece."""
+    for attempt in range(TRIES):
+        key = int(Random(seed)(name, size, attempt).integers(1 << 62))
+        drawn = draw(key)
+        if networkx.is_connected(drawn):
+            return _graph(size, drawn.edges)
+    raise UsageError(f"{name}: none of {TRIES} random graphs on {size} ranks was connected; raise {setting}")
+
+
+def matching(size: int, seed: int, step: int) -> Graph:
+    """Random pairs; with an odd size one rank is left alone."""
+    order = Random(seed)("random-matching", step).permutation(size).tolist()
+    return _graph(size, zip(order[::2], order[1::2], strict=False))
+
+
+def _graph(size: int, edges: Iterable[tuple[int, int]]) -> Graph:
+    """Edges that go both ways, as a graph."""
+    to: list[set[int]] = [set() for _ in range(size)]
+    for a, b in edges:
+        to[a].add(b)
+        to[b].add(a)
+    return [tuple(sorted(ranks)) for ranks in to]
+
+
+def without(before: Topology, ranks: Sequence[int]) -> Topology:
+    """What is left of a graph whose edges go both ways and have no weights, when these ranks are gone.
+
+    The neighbours of a rank that is gone are joined in a ring, in the order of their numbers: what was in one piece
+    stays so, and no rank gets more than one neighbour more for each that it has lost.
+    """
+    graphs, size = [[set(to) for to in graph] for graph in before.steps], before.size
+    for lost in sorted(ranks, reverse=True):
+        graphs, size = [_mended(graph, lost) for graph in graphs], size - 1
+    name = f"{before.spec} without {ranks_told(sorted(ranks))}" if ranks else before.spec
+    return Topology(before.name, name, size, [[tuple(sorted(to)) for to in graph] for graph in graphs])
+
+
+def _mended(graph: list[set[int]], lost: int) -> list[set[int]]:
+    """One rank less; those behind it have numbers one lower."""
+    around = sorted(graph[lost])
+    for a, b in zip(around, around[1:] + around[:1], strict=True):
+        graph[a] |= {b} - {a}
+        graph[b] |= {a} - {b}
+    return [{to - (to > lost) for to in graph[rank] - {lost}} for rank in range(len(graph)) if rank != lost]
+
+
+# -- files, and pieces ---------------------------------------------------------------------------------------------
+
+
+def read_edges(path: str, size: int) -> dict[tuple[int, int], float | None]:
+    """The edges of a file, (a, b) with a < b, and their weights, or None for each. # begins a comment.
+
+    Raises UsageError for a file that cannot be read, and with its number for a line that is not as it should be.
+    """
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise UsageError(f"cannot read the edges in {path}: {reason}") from None
+    edges: dict[tuple[int, int], float | None] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        here = f"{path}, line {number}"
+        try:
+            a, b, weight = int(words[0]), int(words[1]), float(words[2]) if words[2:] else None
+        except (ValueError, IndexError):
+            words = []
+        if not 2 <= len(words) <= 3:
+            raise UsageError(f"{here}: write 'a b' or 'a b weight', not {line.strip()!r}")
+        for rank in (a, b):
+            if not 0 <= rank < size:
+                raise UsageError(f"{here}: there is no rank {rank} of {size}")
+        if a == b:
+            raise UsageError(f"{here}: an edge leads to another rank, not from {a} to itself")
+        if weight is not None and not 0 < weight <= 1:
+            raise UsageError(f"{here}: a weight is above 0 and at most 1, not {weight:g}")
+        if edges and (weight is None) != (None in edges.values()):
+            raise UsageError(f"{here}: give all edges a weight, or none")
+        if edges.setdefault((min(a, b), max(a, b)), weight) != weight:
+            raise UsageError(f"{here}: the edge {a} {b} had another weight before")
+    return edges
+
+
+def unreached(graph: Graph) -> str:
+    """The ranks that no path from rank 0 leads to, in words; empty where there are none."""
+    reached, todo = {0}, [0]
+    while todo:
+        new = set(graph[todo.pop()]) - reached
+        reached |= new
+        todo += new
+    missing = sorted(set(range(len(graph))) - reached)
+    more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+    return f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:8]))}{more}" if missing else ""

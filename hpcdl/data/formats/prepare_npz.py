@@ -1,0 +1,115 @@
+"""From numpy's npz archives, as numpy.savez and numpy.savez_compressed write them, and scipy.sparse.save_npz.
+
+What scipy writes holds a sparse matrix as data, indices, indptr and shape, in the place of x; a y has to be added.
+"""
+
+import os
+
+import numpy as np
+
+from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
+from hpcdl.data.format import FilePath, Info, check_memory, short, shown
+from hpcdl.data.formats.prepare import Groups, Output, class_numbers, parts, picked, pixels, split
+from hpcdl.data.formats.sparse_file import sparse_rows
+from hpcdl.errors import UsageError, blamed_on
+
+SPARSE = {"data", "indices", "indptr", "shape", "format"}  # what scipy.sparse.save_npz writes
+
+
+def prepare_npz(
+    path: FilePath, output: Output, *, regression: bool = False, test_fraction: float | None = None, seed: int = 0
+) -> Info:
+    """From numpy's npz with x, y (or x_train, y_train) and, or not, x_test, y_test (else a test fraction of 0.2)."""
+    arrays = load_npz(path)
+    if set(arrays) >= SPARSE:
+        return _sparse(path, arrays, output, regression, 0.2 if test_fraction is None else test_fraction, seed)
+    x, y = (_member(path, arrays, name, f"{name}_train") for name in "xy")
+    own = [name for name in ("x_test", "y_test") if name in arrays]
+    if len(own) == 1:
+        raise UsageError(f"{path} has {own[0]} alone; it needs both x_test and y_test, or none")
+    if own and test_fraction is not None:
+        raise UsageError(f"{path} has a test set of its own (x_test, y_test): leave --test-fraction out")
+    xs, ys = ([x, arrays["x_test"]], [y, arrays["y_test"]]) if own else ([x], [y])
+    ys = [labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels for labels in ys]
+    for rows, labels in zip(xs, ys, strict=True):
+        if rows.dtype.kind not in "biuf" or rows.ndim < 2 or rows.shape[1:] != x.shape[1:] or 0 in rows.shape:
+            raise UsageError(
+                f"{path}: x is {rows.dtype} of shape {rows.shape}; it must hold numbers (rows, features...)"
+            )
+        if labels.shape != rows.shape[:1]:
+            raise UsageError(
+                f"{path}: x has {len(rows)} rows, but y has shape {labels.shape}; it must be ({len(rows)},)"
+            )
+    ys, names, classes = class_numbers(path, ys, regression)
+    kind = np.result_type(*xs)
+    low, high = min(rows.min() for rows in xs), max(rows.max() for rows in xs)
+    kind, scale = pixels(low, high, kind.kind in "biu", kind)
+    if not own:
+        groups = split(x, ys[0], classes, kind, 0.2 if test_fraction is None else test_fraction, seed)
+    else:
+        groups = {
+            group: (rows.shape, picked(rows, np.arange(len(rows)), kind), labels, {})
+            for group, rows, labels in zip(("train", "test"), xs, ys, strict=True)
+        }
+    return output.write(groups, kind, scale, names, classes)
+
+
+def load_npz(path: FilePath) -> dict[str, np.ndarray]:
+    """The arrays of an npz archive by name. UsageError for what is none."""
+    if not os.path.exists(path):
+        raise UsageError(f"{path} does not exist")
+    with blamed_on(f"{path} cannot be read as npz"):
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise UsageError(f"{path} holds one array; npz wants an archive with x and y (numpy.savez)")
+        with archive:
+            check_memory(sum(each.file_size for each in archive.zip.infolist()), f"{path}: its arrays")
+            arrays = {name: archive[name] for name in archive.files}
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # numpy hands out what is no array as bytes
+            raise UsageError(f"{path}: {shown(name)} is no array of numpy's")
+    return arrays
+
+
+def sparse_of(path: FilePath, arrays: dict[str, np.ndarray]) -> CSR:
+    """The sparse rows of an archive that holds them; UsageError where they are none."""
+    said = arrays["format"].tolist()
+    if said not in ("csr", b"csr"):
+        raise UsageError(f"{path} holds a sparse matrix in the form {shown(said)}; save it as csr (x.tocsr())")
+    data, indices, indptr, shape = (arrays[name] for name in ("data", "indices", "indptr", "shape"))
+    kinds = data.dtype.kind, indices.dtype.kind, indptr.dtype.kind, shape.dtype.kind
+    fits = all(each.ndim == 1 for each in (data, indices, indptr, shape)) and shape.shape == (2,)
+    if not fits or kinds[0] not in "biuf" or set(kinds[1:]) - set("iu") or len(data) != len(indices):
+        raise UsageError(f"{path}: data, indices, indptr and shape are no sparse matrix of numbers")
+    rows, width = map(int, shape)
+    if not 1 <= width < MOST_FEATURES or rows < 1 or len(indptr) != rows + 1 or (indices > MOST_FEATURES).any():
+        raise UsageError(f"{path}: its shape is {shape.tolist()}, which its columns and rows do not fit")
+    data = data.view(np.uint8) if data.dtype == bool else data
+    made = CSR(data, indices.astype(COLUMN, copy=False), indptr.astype(START, copy=False), (rows, width))
+    return sparse_rows(made, f" of {path}")
+
+
+def _sparse(
+    path: FilePath, arrays: dict[str, np.ndarray], output: Output, regression: bool, fraction: float, seed: int
+) -> Info:
+    """The data file of sparse rows; their type stays as it is, with scale 1."""
+    x = sparse_of(path, arrays)
+    if "y" not in arrays:
+        hint = "add the labels: numpy.savez('new.npz', y=y, **numpy.load('old.npz'))"
+        raise UsageError(f"{path} has no array y; {hint}")
+    if arrays["y"].shape != (len(x),):
+        raise UsageError(f"{path}: x has {len(x)} rows, but y has shape {arrays['y'].shape}; it must be ({len(x)},)")
+    (y,), names, classes = class_numbers(path, [arrays["y"]], regression)
+    groups: Groups = {
+        group: ((len(rows), x.shape[1]), iter([x.take(rows)]), y[rows], {})
+        for group, rows in parts(y, classes, fraction, seed).items()
+    }
+    return output.write(groups, x.dtype.newbyteorder("="), 1.0, names, classes, sparse=True)
+
+
+def _member(path: FilePath, arrays: dict[str, np.ndarray], *names: str) -> np.ndarray:
+    for name in names:
+        if name in arrays:
+            return arrays[name]
+    others = short(", ".join(sorted(arrays)), 200) or "none"
+    raise UsageError(f"{path} has no array {' or '.join(names)}; it has {others}")

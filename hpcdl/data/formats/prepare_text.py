@@ -1,0 +1,126 @@
+"""From plain text: rows of tokens, each with the token that follows, for models that predict the next token.
+
+    tokens   t0 t1 t2 t3 t4 t5 t6 t7 t8 t9 ...          n of them, of which the last n * test_fraction are for the test
+    x        t0 t1 t2 t3 | t4 t5 t6 t7 | ...            row i: tokens i * length ... (i + 1) * length - 1
+    targets     t1 t2 t3 t4 | t5 t6 t7 t8 | ...         at position k of a row x[k + 1], at the last one y
+
+Every token but a part's first is a target once; (n - 1) // length rows, and a rest shorter than length + 1 is left out.
+
+    level      a token is         tokens are numbered                        memory
+    character  a character        by code point, those that the text has     the text, about 10 bytes a character
+    byte       a byte             0 ... 255                                  a slab
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from hpcdl.data.format import FilePath, Info, slabs
+from hpcdl.data.formats.prepare import MOST_NAMES, Groups, Output
+from hpcdl.data.formats.vocabulary import BYTES, Vocabulary
+from hpcdl.errors import UsageError, blamed_on, unknown
+
+LEVELS = ("character", "byte")
+Read: TypeAlias = Callable[[slice], np.ndarray]
+BEYOND = 0x110000  # Unicode ends here
+
+
+def prepare_text(
+    path: FilePath,
+    output: Output,
+    *,
+    length: int = 64,
+    level: str = "character",
+    test_fraction: float = 0.1,
+    encoding: str = "utf-8",
+) -> Info:
+    """From plain text: rows of `length` tokens.
+
+    level: `character` or `byte`. test_fraction: of the tokens, the last ones. encoding: of characters; bytes are taken
+    as they are. Nothing is changed; only a byte order mark before the first character is left out.
+    """
+    if length < 1:
+        raise UsageError(f"the length of a row must be 1 or more, not {length}")
+    if level not in LEVELS:
+        raise unknown("level", level, LEVELS)
+    if not 0 < test_fraction < 1:
+        raise UsageError(f"the test fraction must lie between 0 and 1, as 0.1, not {test_fraction}")
+    with blamed_on(f"{path} cannot be read"):
+        count, read, vocabulary = _bytes(path) if level == "byte" else _characters(path, encoding)
+    cut = _cut(path, count, length, Fraction(str(test_fraction)), level)
+    kind = np.min_scalar_type(len(vocabulary) - 1)
+    groups: Groups = {}
+    for group, (start, stop) in {"train": (0, cut), "test": (cut, count)}.items():
+        rows = (stop - 1 - start) // length
+        y = read(slice(start + length, start + rows * length + 1, length))
+        groups[group] = (rows, length), _rows(read, start, rows, length), y, {}
+    return output.write(groups, kind, 1.0, None, len(vocabulary), vocabulary)
+
+
+def _cut(path: FilePath, count: int, length: int, fraction: Fraction, level: str) -> int:
+    """Where the test part begins; each part must have a row and the token that follows it."""
+    least = max(math.ceil((length + 1) / fraction), math.floor(length / (1 - fraction)) + 1)
+    if count < least:
+        raise UsageError(
+            f"{path} has {count} {level}s; rows of {length} and a test fraction of {float(fraction):g} need {least} or "
+            "more: take a longer text, or a smaller --length"
+        )
+    return count - math.floor(count * fraction)
+
+
+def _rows(read: Read, start: int, rows: int, length: int) -> Iterator[np.ndarray]:
+    """x of a part, slab by slab."""
+    for slab in slabs(rows, length):
+        yield read(slice(start + slab.start * length, start + slab.stop * length)).reshape(-1, length)
+
+
+def _bytes(path: FilePath) -> tuple[int, Read, Vocabulary]:
+    """How many tokens, a function that reads a slice of them, and the vocabulary."""
+    size = Path(path).stat().st_size
+    memory = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+    return size, lambda which: np.array(memory[which]), Vocabulary(BYTES)
+
+
+def _characters(path: FilePath, encoding: str) -> tuple[int, Read, Vocabulary]:
+    """The same for characters."""
+    code = _code_points(path, encoding)
+    present = np.zeros(BEYOND, bool)
+    present[code] = True
+    known = np.flatnonzero(present)
+    if len(known) == 1:
+        raise UsageError(f"{path} holds no other character than {chr(known[0])!r}; there is nothing to predict")
+    if len(known) > MOST_NAMES:
+        raise UsageError(
+            f"{path} has {len(known)} different characters; a data file can name {MOST_NAMES}, so use --level byte"
+        )
+    number = np.zeros(BEYOND, np.min_scalar_type(max(0, len(known) - 1)))
+    number[known] = np.arange(len(known))
+    return len(code), lambda which: number[code[which]], Vocabulary(map(chr, known) if len(known) else BYTES)
+
+
+def _code_points(path: FilePath, encoding: str) -> np.ndarray:
+    """The characters of a file as numbers, uint32 (characters,)."""
+    data = Path(path).read_bytes()
+    try:
+        text = data.decode(encoding).removeprefix("\ufeff")
+    except LookupError:
+        raise UsageError(f"unknown text encoding {encoding!r}; utf-8 and latin-1 are two that are known") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is not {encoding}: byte {error.start} cannot be decoded; name its --encoding, or use --level byte"
+        ) from None
+    except UnicodeError as error:  # of encodings that say less
+        raise UsageError(f"{path} is not {encoding}: {error}; name its --encoding, or use --level byte") from None
+    code = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    # HDF5 ends a text at its first 0, and half a surrogate pair is no character.
+    odd = (code == 0) | ((code >= 0xD800) & (code < 0xE000))
+    if odd.any():
+        raise UsageError(
+            f"{path} holds {text[odd.argmax()]!r} (character {odd.argmax()}), which is not plain text; leave it out, "
+            "or use --level byte"
+        )
+    return code

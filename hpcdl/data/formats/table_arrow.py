@@ -1,0 +1,161 @@
+"""Tables of Parquet and Arrow (Feather), by pyarrow: the columns have types; texts that look like numbers are texts."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hpcdl.data.format import FilePath, shown
+from hpcdl.data.formats.table_source import LINES, Cells, Source
+from hpcdl.errors import UsageError, blamed_on, printable
+
+try:
+    import pyarrow
+    from pyarrow import ipc, parquet, types
+except ImportError:
+    pyarrow = None
+
+
+class ArrowSource(Source):
+    """Parquet in groups of rows, Arrow in batches: what is read at a time is a part of one."""
+
+    header = True
+
+    def __init__(self, path: FilePath, start: bytes):
+        super().__init__(path)
+        if pyarrow is None:
+            raise UsageError(f"{path}: Parquet and Arrow need the package pyarrow: pip install 'hpcdl[arrow]'")
+        if start.startswith(b"FEA1"):
+            raise UsageError(f"{path} is Feather of version 1; write it again, as version 2")
+        with self.blamed():
+            if start.startswith(b"PAR"):
+                with parquet.ParquetFile(path) as file:
+                    schema = file.schema_arrow
+            else:
+                self._opener = ipc.open_file if start.startswith(b"ARROW1") else ipc.open_stream
+                with pyarrow.memory_map(self.path) as memory, self._opener(memory) as reader:
+                    schema = reader.schema
+        self.is_parquet = start.startswith(b"PAR")
+        self.names, self.types = list(schema.names), list(schema.types)
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """What goes wrong in the body goes wrong with the file; Thrift quotes bytes of it that no terminal may get."""
+        try:
+            with blamed_on(f"{self.path} cannot be read"):
+                yield
+        except UsageError as error:
+            raise UsageError(printable(error, kept="")) from error
+
+    def kind(self, column: int) -> str | None:
+        """What a column holds, by its type."""
+        kind = self.types[column]
+        if types.is_dictionary(kind):
+            kind = kind.value_type
+        if types.is_null(kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+            return "number"
+        if types.is_decimal(kind):
+            return "number"
+        if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+            return "text"
+        if types.is_temporal(kind):
+            return "time"
+        raise UsageError(f"{self.path}: {self.called(column)} holds {shown(kind)}, neither numbers nor texts; drop it")
+
+    def blocks(self, most: int = LINES) -> Iterator[tuple[int, Callable[[], Cells]]]:
+        """Blocks of rows."""
+        with self.blamed():
+            row = 0
+            for count, rows in self._parquet(most) if self.is_parquet else self._batches():
+                for start in range(0, count, most):
+                    part = min(most, count - start)
+                    yield row, partial(ArrowCells, self, row, partial(rows, start, part))
+                    row += part
+
+    def _parquet(self, most: int) -> Iterator[tuple[int, Callable]]:
+        with parquet.ParquetFile(self.path) as file:
+            for group in range(file.num_row_groups):
+                yield file.metadata.row_group(group).num_rows, _Group(self.path, group, most).rows
+
+    def _batches(self) -> Iterator[tuple[int, Callable]]:
+        with pyarrow.memory_map(self.path) as memory, self._opener(memory) as reader:
+            numbered = hasattr(reader, "num_record_batches")
+            for batch in map(reader.get_batch, range(reader.num_record_batches)) if numbered else reader:
+                yield batch.num_rows, batch.slice
+
+
+class _Group:
+    """A group of rows of Parquet: read from its start, and kept open for the part that follows."""
+
+    def __init__(self, path: str, group: int, most: int):
+        self.path, self.group, self.most = path, group, most
+        self.at, self.left = 0, None  # of the rows from `at` on, those that are read already
+        self.parts: Iterator = iter(())
+
+    def rows(self, start: int, count: int) -> Any:
+        """These rows; a batch may be shorter than asked for, where a page ends."""
+        if start < self.at or not self.at:
+            self.at, self.left, self.parts = 0, None, self._read()
+        got, have = [], 0
+        while have < count:
+            batch, self.left = (self.left or next(self.parts)), None
+            skip = min(max(0, start - self.at), batch.num_rows)
+            take = min(count - have, batch.num_rows - skip)
+            if take:
+                got.append(batch.slice(skip, take))
+            if skip + take < batch.num_rows:
+                self.left = batch.slice(skip + take)
+            self.at += skip + take
+            have += take
+        return pyarrow.Table.from_batches(got)
+
+    def _read(self) -> Iterator[Any]:
+        with parquet.ParquetFile(self.path) as file:
+            yield from file.iter_batches(self.most, row_groups=[self.group], use_threads=False)
+
+
+class ArrowCells(Cells):
+    """Rows of Arrow."""
+
+    source: ArrowSource
+
+    def __init__(self, source: ArrowSource, first: int, rows: Callable):
+        super().__init__(source)
+        with source.blamed():
+            self.rows = rows()
+            self.rows.validate(full=True)  # of bytes that are damaged pyarrow would read any memory
+        self.first, self.count = first, self.rows.num_rows
+
+    def where(self, row: int) -> str:
+        """The row's number."""
+        return f"row {self.first + row}"
+
+    def _column(self, column: int) -> Any:
+        found = self.rows.column(column)
+        kind = self.source.types[column]
+        return found.cast(kind.value_type) if types.is_dictionary(kind) else found
+
+    def texts(self, column: int) -> list[str]:
+        """The texts of a column; of numbers, as Python writes them."""
+        with self.source.blamed():
+            return ["" if value is None else str(value).strip() for value in self._column(column).to_pylist()]
+
+    def numbers(self, column: int) -> np.ndarray:
+        """A column of numbers; of texts, those that they are."""
+        kind = self.source.kind(column)
+        if kind == "time":
+            where = f"{self.source.path}: {self.source.called(column)}"
+            raise UsageError(f"{where} holds dates or times; derive numbers from them")
+        if kind == "text":
+            return self.parsed(column, self.texts(column))
+        with self.source.blamed():
+            found = self._column(column)
+            if types.is_boolean(found.type):
+                found = found.cast(pyarrow.uint8())
+            if types.is_null(found.type):
+                return np.full(self.count, math.nan)
+            found = found.cast(pyarrow.float64(), safe=False)
+            return np.array(found.to_numpy(zero_copy_only=False), dtype=np.float64)

@@ -1,0 +1,275 @@
+"""A training-data server: a rank that owns examples and makes batches of them for workers, which own none.
+
+    worker    ask 1 | compute on 0 ...... | has 1: ask 2 | compute on 1 ...... | has 2: ask 3 | ...
+                v                  ^              v                  ^
+    server    send 1 | make 2 .....               send 2 | make 3 .....
+
+A worker asks for its next batch before it computes on this one, and the server has guessed what it will ask for: it
+makes the batch that follows in the order while it has nothing else to do. So a worker waits no longer than for one
+transfer, and not even that where the network moves data while it computes. Who sees which example when is decided by
+the readers of hpcdl/data on the server, which makes the batches that the worker would have made itself.
+
+A server sends rows * (features * itemsize + label + 8) bytes a batch, of sparse rows elements * (itemsize + 4) + rows *
+(label + 16), and a worker one line of 64 bytes. The idea: the
+reader processes of Dean et al. ("Large scale distributed deep networks", NIPS 2012), tf.data's service (Audibert et
+al., "tf.data service", SoCC 2023).
+"""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcdl.comm import Communicator
+from hpcdl.comm.inbox import Inbox, fill
+from hpcdl.comm.requests import Request
+from hpcdl.data import Data
+from hpcdl.data.cursor import following
+from hpcdl.data_server.data_messages import (
+    ANSWER,
+    BATCH,
+    CLOSE,
+    DIGEST,
+    HEADER,
+    INDEX,
+    MOST_ROWS,
+    REQUEST,
+    ROWS,
+    SIGNAL,
+    SPLITS,
+    STEP,
+    TAKE,
+    WORDS,
+    BatchFormat,
+    Outbox,
+    number,
+    words_of,
+)
+from hpcdl.errors import UsageError, refuse_beyond
+from hpcdl.memory import available
+from hpcdl.parameter_server.request_checks import wrong
+from hpcdl.runs import signals
+
+MOST_LINES = 64  # ways to cut batches that one client asks for: it has a few
+TRUSTED = 2  # requests in sequence after which the next one is guessed
+SETTLED = 1.0  # seconds after which the workers have had a signal, too, if it was for all
+
+
+def introduce(everyone: Communicator, opened: Data, clients: Sequence[int]) -> None:
+    """Tell the clients what the data set is; each makes its `RemoteData` meanwhile."""
+    text = describe(opened)
+    for client in clients:
+        everyone.push(np.array([len(text)]), client, ANSWER)
+        everyone.push(text, client, ANSWER)
+
+
+def serve(everyone: Communicator, opened: Data, clients: Sequence[int]) -> int:
+    """Answer the requests of the ranks `clients` of `everyone` until each has closed; returns their largest status.
+
+    opened: a `Data` with what they will ask for. A request that cannot be answered is raised here, as a UsageError.
+    """
+    server, status, left = BatchServer(everyone, opened, clients), 0, set(clients)
+    while left:
+        client, operation, *arguments = server.receive()
+        if operation == CLOSE:
+            left.remove(client)
+            if not 0 <= arguments[0] <= 255:
+                raise wrong(client, f"an end with status {arguments[0]}")
+            status = max(status, arguments[0])
+        else:
+            server.answer(client, operation, *arguments)
+    server.close()
+    return status
+
+
+def describe(data: Data) -> np.ndarray:
+    """What a worker knows of the data, as bytes of JSON."""
+    about = {
+        "name": data.name,
+        "features": data.features,
+        "classes": data.classes,
+        "order": data.order,
+        "dtype": data.dtype.name,
+        "y_dtype": data.train.source.y_kind.name,
+        "examples": {name: split.examples for name in SPLITS if (split := getattr(data, name)) is not None},
+        "statistics": {name: vector.tolist() for name, vector in data.statistics.items()},
+        "outputs": data.outputs,
+        "sparse": data.sparse,
+        "meaning": data.meaning.describe(),
+        "source": data.source,
+        "scales": data.scales,
+    }
+    return np.frombuffer(json.dumps(about).encode(), np.uint8)
+
+
+class BatchServer:
+    """What a data server holds: the examples, and for each client the batches that it asks for in turn."""
+
+    def __init__(self, everyone: Communicator, data: Data, clients: Sequence[int]):
+        self.comm, self.data, self.inbox = everyone, data, Inbox(everyone, REQUEST, clients, WORDS, np.int64)
+        self.form = BatchFormat(
+            data.train.source.width, data.dtype, data.train.source.y_kind, data.outputs, data.sparse
+        )
+        self.lines: dict[tuple[int, int, int, int], ClientBatches] = {}  # by (client, batch size, rank, size)
+        self.longest: dict[int, int] = {}  # elements that so many rows have at most, where they are sparse
+        self.sent: dict[int, Request] = {}  # the last answer by client, on its way
+        self.replies: dict[int, Callable[..., np.ndarray]] = {
+            MOST_ROWS: self._most_rows,
+            BATCH: self._batch,
+            ROWS: self._rows,
+            TAKE: self._take,
+            DIGEST: self._digest,
+        }
+        self.signalled: float | None = None  # when this rank had a signal
+
+    def receive(self) -> tuple[int, ...]:
+        """The next request: from which client, and its words. Batches are made while there is none."""
+        arrived = self.inbox.arrived
+        self.comm.wait_until(arrived, lambda: not arrived() and self.make(), patient=True)
+        client = arrived()[0]  # who was heard longest ago
+        request = self.inbox.take(client)
+        if request[0] != CLOSE:
+            self.inbox.listen(client)
+        return client, *map(int, request)
+
+    def make(self) -> bool:
+        """Make one batch that is likely to be asked for; False when there is none to make."""
+        return any(line.make() for line in self.lines.values())
+
+    def answer(self, client: int, operation: int, *arguments: int) -> None:
+        """Answer one request."""
+        if operation not in self.replies:
+            raise wrong(client, f"operation {operation}, and there are {len(self.replies) + 1}")
+        if client in self.sent:
+            self.sent[client].wait()  # its memory may be what the next batch is made in
+        message = self.replies[operation](client, *arguments)
+        message[:HEADER].view(np.int64)[SIGNAL] = self._signal()
+        if self.data.sparse and operation in (ROWS, TAKE):
+            self.comm.ipush(message[:HEADER], client, ANSWER).wait()  # how much is to come
+        self.sent[client] = self.comm.ipush(message, client, ANSWER)
+
+    def _signal(self) -> int:
+        """The number of a signal that only this rank may have received; 0: none."""
+        if not signals.received:
+            return 0
+        self.signalled = self.signalled or time.monotonic()
+        settled = time.monotonic() - self.signalled > SETTLED
+        return signal.Signals[signals.received[0]].value if settled else 0
+
+    def _most_rows(self, client: int, batch_size: int, rank: int, size: int, *_: int) -> np.ndarray:
+        rows = self.data.most_rows(batch_size, (rank, size))
+        if not self.data.sparse:
+            return number(rows)
+        if rows not in self.longest:
+            self.longest[rows] = self.data.train.source.longest(rows)
+        return number(rows, self.longest[rows])
+
+    def _digest(self, client: int, *_: int) -> np.ndarray:
+        return words_of(self.data.digest)
+
+    def _batch(
+        self, client: int, batch_size: int, rank: int, size: int, ahead: int, epoch: int, step: int, *_: int
+    ) -> np.ndarray:
+        key = client, batch_size, rank, size
+        if epoch < 0 or ahead not in (0, 1):
+            raise wrong(client, f"epoch {epoch}, ahead {ahead}")
+        if key not in self.lines:
+            if sum(each[0] == client for each in self.lines) == MOST_LINES:
+                raise wrong(client, f"batches that are cut in more than {MOST_LINES} ways")
+            self.lines[key] = ClientBatches(self.data, self.form, batch_size, (rank, size))
+        return self.lines[key].take(epoch, step, bool(ahead))
+
+    def _rows(self, client: int, split: int, first: int, last: int, *_: int) -> np.ndarray:
+        examples = self._examples(client, split)
+        if not 0 <= first <= last <= examples:
+            raise wrong(client, f"rows {first} to {last} of {examples}")
+        return self._taken(split, np.arange(first, last))
+
+    def _take(self, client: int, split: int, count: int, *_: int) -> np.ndarray:
+        examples = self._examples(client, split)
+        if count < 0:
+            raise wrong(client, f"{count} rows")
+        refuse_beyond(f"what rank {client} asks for, {count:,} rows,", self.form.size(count), available())
+        index = np.empty(count, np.int64)
+        fill(self.comm, index, client, INDEX)
+        if count and not 0 <= index.min() <= index.max() < examples:
+            raise wrong(client, f"rows {index.min()} to {index.max()} of {examples}")
+        return self._taken(split, index)
+
+    def _examples(self, client: int, split: int) -> int:
+        """The rows of a split that a client asks for."""
+        found = getattr(self.data, SPLITS[split]) if 0 <= split < len(SPLITS) else None
+        if found is None:
+            raise wrong(client, f"rows of split {split}, which there is not")
+        return int(found.examples)
+
+    def _taken(self, split: int, index: np.ndarray) -> np.ndarray:
+        if self.data.sparse:
+            x, y = getattr(self.data, SPLITS[split]).take(index)
+            message, answer = self.form.packed(x, y, index)
+            answer.header[: SIGNAL + 1] = len(index), 0, 0, 0, 0
+            return message
+        message = self.form.empty(len(index))
+        answer = self.form.parts(message, len(index))
+        answer.x[:], answer.y[:] = getattr(self.data, SPLITS[split]).take(index)
+        answer.header[: STEP + 1] = len(index), 0, 0, 0
+        return message[: self.form.places(len(index))[1]]
+
+    def close(self) -> None:
+        """Complete what was sent, and end the threads."""
+        for sent in self.sent.values():
+            sent.wait()
+        for line in self.lines.values():
+            line.close()
+
+
+class ClientBatches:
+    """The batches that one client asks for, step after step: the next one is guessed, and made before it is asked for.
+
+    A client that jumps (asynchronous workers draw their steps) is not guessed at, and its batches are made without a
+    thread that runs ahead.
+    """
+
+    expected: tuple[int, int] | None
+    guess: tuple[int, int] | None
+    made: np.ndarray | None
+
+    def __init__(self, data: Any, form: BatchFormat, batch_size: int, share: tuple[int, int]):
+        self.make_cursor = lambda ahead: data.cursor(batch_size, share, ahead, lambda count: Outbox(form, count))
+        self.steps = data.steps_per_epoch(batch_size)
+        self.cursors: dict[bool, Any] = {}  # of `data`, whose batches are messages
+        self.row = TRUSTED  # requests in sequence, up to now
+        self.expected = self.guess = self.made = None
+
+    def take(self, epoch: int, step: int, ahead: bool) -> np.ndarray:
+        """The message with this batch. ahead: the client means to take the steps in sequence."""
+        if self.expected is not None:
+            self.row = self.row + 1 if self.expected == (epoch, step) else 0
+        message = self.made if self.guess == (epoch, step) and self.made is not None else self._take(epoch, step, ahead)
+        self.expected = following(epoch, step, self.steps)
+        self.guess, self.made = self.expected if ahead and self.row >= TRUSTED else None, None
+        return message
+
+    def _take(self, epoch: int, step: int, ahead: bool) -> np.ndarray:
+        ahead = ahead and self.row >= TRUSTED
+        if ahead not in self.cursors:
+            self.cursors[ahead] = self.make_cursor(ahead)
+        return self.cursors[ahead].take(epoch, step)
+
+    def make(self) -> bool:
+        """Make what is guessed; False when that is done or nothing is."""
+        if self.guess is None or self.made is not None:
+            return False
+        try:
+            self.made = self._take(*self.guess, True)
+        except UsageError:  # a damaged file, which is told when the batch is asked for
+            self.guess = None
+        return True
+
+    def close(self) -> None:
+        """End the threads."""
+        for cursor in self.cursors.values():
+            cursor.close()

@@ -1,0 +1,1 @@
+"""Fault injection and stragglers: what --inject and --straggler do."""

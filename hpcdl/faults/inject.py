@@ -1,0 +1,380 @@
+"""Faults on purpose, by --inject: to see what a run does when something dies, and that it comes back.
+
+    --inject kill:rank=1,step=20                   the process of rank 1 is killed when its step 20 begins
+    --inject "slow:seconds=0.1 exit:step=9"        several, with blanks between
+    --inject random:seed=3,kinds=kill+exception    of which kind, on which rank and at which step a seed decides
+
+    kind        what happens on the rank `rank` when its step `step` begins
+    kill        SIGKILL, as the kernel kills what takes too much memory
+    stop        SIGSTOP: the process is there, and does nothing
+    exit        the process leaves with `status`; how=os: at once (os._exit), how=sys: by sys.exit
+    exception   an InjectedFault is raised
+    slow        this step and all that follow take `seconds` longer
+    corrupt     a bit of what=parameters is flipped, drawn by `seed`; of what=data, the rows in memory (no file is
+                touched), which the ranks of a node share; of what=checkpoint, in the file of the last one; or of
+                what=message, in the next one that carries numbers, which none does in memory that ranks share
+    diskfull    from here on what this rank writes into the run's folder fails: no space left on the device
+    memory      this rank may take `mib` MiB more than now, and takes some of them in each step (RLIMIT_AS)
+    clock       the run's clock on this rank jumps by `seconds`, back where they are below 0
+    drop        the links of this rank's host to others are cut, for `seconds`, 0 for good; only of an emulated host
+    random      `faults` of the kinds, each on a rank and at a step from `first` to `last`, all drawn by `seed`
+
+Steps are counted as a rank does them: those of the run where ranks step together, of asynchronous strategies its own,
+from the step on with which this leg began. A rank that serves counts the messages that it is sent; rank 0 of parameter
+servers, which runs the run, the run's steps. Ranks are those of the run, servers included.
+
+A fault strikes `times` times in all legs of a run, once by default, so that a run which is gone on with gets beyond it;
+times=0: in each leg. What has struck stands in the run's folder, in injected.jsonl, before it strikes: a leg that dies
+of it leaves word. Draws are Philox streams of the seed (hpcdl/random.py), so a drill can be repeated.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl import files
+from hpcdl.errors import UsageError, finite, parse_spec, unknown
+from hpcdl.faults import clock, network_faults
+from hpcdl.faults.bit_flips import flip, flip_in_file, flip_in_message, rows_of
+from hpcdl.faults.clock import LONGEST
+from hpcdl.files import from_json
+from hpcdl.random import Random
+
+JOURNAL = "injected.jsonl"
+WHERE = {"rank": 0, "step": 1, "times": 1}
+KINDS: dict[str, dict[str, Any]] = {
+    "kill": WHERE,
+    "stop": WHERE,
+    "exit": WHERE | {"status": 3, "how": "os"},
+    "exception": WHERE,
+    "slow": WHERE | {"seconds": 0.1},
+    "corrupt": WHERE | {"what": "parameters", "seed": 0},
+    "diskfull": WHERE,
+    "memory": WHERE | {"mib": 64},
+    "clock": WHERE | {"seconds": 3600.0},
+    "drop": WHERE | {"seconds": 0.0},
+    "random": {"seed": 0, "kinds": "kill", "faults": 1, "first": 1, "last": 100, "times": 1},
+}
+CHOICES = {"how": ("os", "sys"), "what": ("parameters", "data", "checkpoint", "message")}
+MOST = 1000  # faults that a seed may draw
+LEAK = 8 << 20  # bytes that `memory` takes in each step
+LAST_WORDS = 0.1  # seconds in which a launcher reads what a process has said before it is gone
+
+
+class InjectedFault(RuntimeError):
+    """The exception of --inject exception."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What strikes, and where; key: what it is called in the journal."""
+
+    kind: str
+    settings: dict[str, Any]
+    key: str
+
+    @property
+    def rank(self) -> int:
+        return int(self.settings["rank"])
+
+    @property
+    def step(self) -> int:
+        return int(self.settings["step"])
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it goes on after its step, or strikes at the first one at which it can."""
+        return self.kind in ("slow", "memory") or self.settings.get("what") == "checkpoint"
+
+
+def read(text: str) -> list[Fault]:
+    """The faults that an option names; those of `random` are left to `drawn`. Raises UsageError."""
+    found = [read_one(word) for word in text.split()]
+    for number, fault in enumerate(found):
+        if fault in found[:number]:
+            raise UsageError(f"--inject: {fault.key} stands there twice; times=2 lets it strike in two legs")
+    return found
+
+
+def read_one(word: str) -> Fault:
+    """One of them. Raises UsageError."""
+    try:
+        kind, settings = parse_spec("fault", word, KINDS)
+    except UsageError as error:
+        raise UsageError(f"--inject: {error}") from None
+    for name, least in (("rank", 0), ("step", 1), ("times", 0), ("first", 1), ("faults", 1), ("mib", 0), ("seed", 0)):
+        if settings.get(name, least) < least:
+            raise UsageError(f"--inject {word}: {name} is {least} or more, not {settings[name]}")
+    for name, known in CHOICES.items():
+        if settings.get(name, known[0]) not in known:
+            raise UsageError(f"--inject {word}: {name} is {' or '.join(known)}, not {settings[name]}")
+    if not 0 <= settings.get("status", 0) <= 255:
+        raise UsageError(f"--inject {word}: a status is 0 to 255, not {settings['status']}")
+    seconds, shortest = settings.get("seconds", 0.0), -LONGEST if kind == "clock" else 0.0
+    try:
+        finite(seconds)
+    except ValueError:
+        seconds = shortest - 1
+    if not shortest <= seconds <= LONGEST:
+        raise UsageError(f"--inject {word}: seconds are {shortest:,.0f} to {LONGEST:,.0f}, not {settings['seconds']}")
+    if kind == "random":
+        chosen = settings["kinds"].split("+")
+        for each in chosen:
+            if each not in KINDS or each == "random":
+                raise UsageError(f"--inject {word}: {unknown('kind of fault', each, set(KINDS) - {'random'})}")
+        if settings["last"] < settings["first"]:
+            raise UsageError(f"--inject {word}: the last step, {settings['last']}, is before the first")
+        if settings["faults"] > MOST:
+            raise UsageError(f"--inject {word}: at most {MOST:,} faults are drawn")
+    return Fault(kind, settings, word)
+
+
+def drawn(fault: Fault, ranks: int) -> list[Fault]:
+    """What a seed makes of `random` on so many ranks; of another fault, itself."""
+    if fault.kind != "random":
+        return [fault]
+    settings, found = fault.settings, []
+    for number in range(settings["faults"]):
+        generator = Random(settings["seed"])("inject", number)
+        kinds = settings["kinds"].split("+")
+        kind = kinds[generator.integers(len(kinds))]
+        where = {"rank": int(generator.integers(ranks)), "times": settings["times"]}
+        where["step"] = int(generator.integers(settings["first"], settings["last"] + 1))
+        found.append(Fault(kind, KINDS[kind] | where, f"{fault.key}#{number}"))
+    return found
+
+
+def check(options: Any, ranks: int) -> None:
+    """Raise UsageError where a run of so many ranks cannot be struck as its options say.
+
+    A run that is gone on with on fewer ranks keeps the faults of those that it had.
+    """
+    out = options.out
+    for fault in read(options.inject):
+        if fault.settings.get("rank", 0) >= ranks and not options.resume:
+            raise UsageError(f"--inject {fault.key}: the ranks are 0 to {ranks - 1}, and there is no rank {fault.rank}")
+        if out == "none" and (fault.kind == "diskfull" or fault.settings.get("what") == "checkpoint"):
+            raise UsageError(f"--inject {fault.key}: nothing is written with --out none; give a folder")
+        if "drop" in (fault.kind, *fault.settings.get("kinds", "").split("+")) and (why := network_faults.why_not()):
+            raise UsageError(f"--inject {fault.key}: {why}; no link is cut")
+
+
+def struck(folder: Path | None) -> list[str]:
+    """The keys of what has struck in the legs of the run in this folder so far; one that is no line is none."""
+    if folder is None:
+        return []
+    found = []
+    try:
+        for line in (folder / JOURNAL).read_bytes().splitlines():
+            try:
+                found.append(str(from_json(line)["fault"]))
+            except (ValueError, KeyError, TypeError):
+                continue
+    except OSError:
+        pass
+    return found
+
+
+def arm(run: Any) -> None:
+    """Let what --inject asks for strike this rank, in the leg of a run that begins now. Raises UsageError."""
+    from hpcdl.comm import inbox  # here: who only reads options needs no MPI
+
+    inbox.watchers.clear()  # of a run before, in the same process
+    options, everyone = run.options, run.everyone
+    if options.survivor is not None and options.survivor.goes_on:  # other ranks are gone: what is left stays its own
+        for faults in armed:
+            faults.attach(run)
+        return
+    armed.clear()
+    if not options.inject:
+        return
+    check(options, everyone.size)
+    out = run.folder.path or (Path(options.out) if options.out not in ("", "auto", "none") else None)
+    resume = Path(options.resume) if options.resume else None
+    before = resume.parent if resume is not None and resume.is_file() else resume
+    known = struck(out) + (struck(before) if before is not None and not same(before, out) else [])
+    mine = [
+        fault
+        for each in read(options.inject)
+        for fault in drawn(each, everyone.size)
+        if fault.rank == everyone.rank and not 0 < fault.settings["times"] <= known.count(fault.key)
+    ]
+    if mine:
+        armed.append(Faults(mine, out, everyone.rank))
+        armed[0].attach(run)
+
+
+def same(one: Path, other: Path | None) -> bool:
+    """Whether two paths are one folder."""
+    return other is not None and one.resolve() == other.resolve()
+
+
+class Faults:
+    """The faults that may still strike this rank in this leg; out: the run's folder, where there is one."""
+
+    run: Any  # a hpcdl.runs.Run, from `attach` on, as the count of steps
+
+    def __init__(self, faults: list[Fault], out: Path | None, rank: int):
+        self.waiting, self.out, self.rank = faults, out, rank
+        self.lasting: list[Fault] = []
+        self.count, self.serving = 0, False
+        self.taken: list[np.ndarray] = []
+        self.limit = resource.getrlimit(resource.RLIMIT_AS)
+
+    def attach(self, run: Any) -> None:
+        """Follow a run that begins, or goes on without ranks that are gone."""
+        from hpcdl.comm import inbox
+
+        self.run, self.count = run, run.step
+        run.stopwatch.watcher = self.step_begins
+        run.observe(self.recorded)
+        inbox.watchers.append(self.served)
+
+    def step_begins(self, name: str) -> None:
+        """A step of this rank begins, or its serving others."""
+        self.serving = name == "serve"
+        if not self.serving:
+            self.count += 1
+            self.reach(self.count)
+
+    def recorded(self, run: Any, loss: float, total: int) -> None:
+        """Rank 0 of parameter servers serves, and has seen a step of the run end: the next one begins."""
+        if self.serving:
+            self.count = run.step
+            self.reach(run.step + 1)
+
+    def served(self) -> None:
+        """A rank that serves has been sent a message."""
+        if self.serving and (self.run.comm.rank > 0 or self.run.model is None):
+            self.count += 1
+            self.reach(self.count)
+
+    def reach(self, step: int) -> None:
+        """Strike with what is due when this step begins."""
+        for fault in self.lasting:
+            LATER[fault.kind](self, fault, step)
+        for fault in [each for each in self.waiting if step == each.step or (each.lasts and step > each.step)]:
+            if fault.settings.get("what") == "checkpoint" and not (self.out and (self.out / "checkpoint.h5").exists()):
+                continue  # there will be one
+            self.waiting.remove(fault)
+            STRIKE[fault.kind](self, fault, step)
+
+    def announce(self, fault: Fault, step: int, what: str) -> None:
+        """Say it on stderr and in the journal, before it happens."""
+        line = {"fault": fault.key, "kind": fault.kind, "rank": self.rank, "step": step, "time": time.time()}
+        if self.out is not None:
+            try:
+                with open(self.out / JOURNAL, "a") as file:
+                    file.write(json.dumps(line) + "\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                pass  # the disk is full indeed: then it may strike once more
+        sys.stdout.flush()
+        print(f"inject: rank {self.rank}, step {step}: {what}", file=sys.stderr, flush=True)
+
+    # -- the kinds ---------------------------------------------------------------------------------------------------
+
+    def kill(self, fault: Fault, step: int) -> None:
+        self.announce(fault, step, "the process is killed (SIGKILL)")
+        time.sleep(LAST_WORDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def stop(self, fault: Fault, step: int) -> None:
+        self.announce(fault, step, "the process is stopped (SIGSTOP); --timeout ends a job that waits for it")
+        time.sleep(LAST_WORDS)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def exit(self, fault: Fault, step: int) -> None:
+        status, at_once = fault.settings["status"], fault.settings["how"] == "os"
+        self.announce(fault, step, f"the process leaves by {'os._exit' if at_once else 'sys.exit'}({status})")
+        time.sleep(LAST_WORDS)
+        os._exit(status) if at_once else sys.exit(status)
+
+    def exception(self, fault: Fault, step: int) -> None:
+        self.announce(fault, step, "an exception is raised")
+        raise InjectedFault(f"--inject {fault.key}: rank {self.rank}, step {step}")
+
+    def slow(self, fault: Fault, step: int) -> None:
+        seconds = fault.settings["seconds"]
+        self.announce(fault, step, f"from here on each step takes {seconds:g} s longer")
+        self.lasting.append(fault)
+        time.sleep(seconds)
+
+    def slow_on(self, fault: Fault, step: int) -> None:
+        time.sleep(fault.settings["seconds"])
+
+    def diskfull(self, fault: Fault, step: int) -> None:
+        self.announce(fault, step, f"no space is left for {self.out}")
+        if self.out is not None:
+            files.full.add(self.out.resolve())
+
+    def clock(self, fault: Fault, step: int) -> None:
+        self.announce(fault, step, f"the run's clock jumps by {fault.settings['seconds']:g} s")
+        clock.jump(fault.settings["seconds"])
+
+    def drop(self, fault: Fault, step: int) -> None:
+        seconds, cut = fault.settings["seconds"], network_faults.names()
+        how_long = f"for {seconds:g} s" if seconds else "for good"
+        self.announce(fault, step, f"the links of this host are cut {how_long}: {' '.join(cut) or 'it has none'}")
+        time.sleep(LAST_WORDS)
+        network_faults.turn(cut, up=False)
+        if seconds:
+            mended = threading.Timer(seconds, network_faults.turn, (cut, True))
+            mended.daemon = True
+            mended.start()
+
+    def memory(self, fault: Fault, step: int) -> None:
+        room = fault.settings["mib"] << 20
+        self.announce(fault, step, f"{fault.settings['mib']} MiB of memory are left, and each step takes some")
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        most = used + room if self.limit[1] == resource.RLIM_INFINITY else min(used + room, self.limit[1])
+        resource.setrlimit(resource.RLIMIT_AS, (most, self.limit[1]))
+        self.lasting.append(fault)
+        self.leak(fault, step)
+
+    def leak(self, fault: Fault, step: int) -> None:
+        try:
+            self.taken.append(np.ones(LEAK, np.uint8))
+        except MemoryError:
+            self.taken.clear()
+            resource.setrlimit(resource.RLIMIT_AS, self.limit)  # what ends the job needs some
+            raise MemoryError(f"--inject {fault.key}: rank {self.rank} has no memory left at step {step}") from None
+
+    def corrupt(self, fault: Fault, step: int) -> None:
+        what, generator = fault.settings["what"], Random(fault.settings["seed"])("corrupt", self.rank)
+        if what == "checkpoint":
+            assert self.out is not None
+            place, bit = flip_in_file(self.out / "checkpoint.h5", generator)
+            self.announce(fault, step, f"bit {bit} of byte {place} of {self.out / 'checkpoint.h5'} is flipped")
+            return
+        if what == "message":
+            self.announce(fault, step, "a bit of the next numbers that it sends in a message is flipped")
+            flip_in_message(self.run.comm.traffic, generator)
+            return
+        held = getattr(self.run, "held", None)  # a data server holds no parameters
+        vector = (held and held.parameters) if what == "parameters" else rows_of(self.run)
+        if not isinstance(vector, np.ndarray) or not vector.size:
+            self.announce(fault, step, f"this rank has no {what} in its memory, and nothing is flipped")
+            return
+        index = int(generator.integers(vector.size))
+        flip(vector, index)
+        self.announce(fault, step, f"a bit of number {index} of its {what} is flipped")
+
+
+armed: list[Faults] = []  # those of this process, in the run that it is in
+STRIKE: dict[str, Callable[[Faults, Fault, int], None]] = {
+    kind: getattr(Faults, kind) for kind in KINDS if kind != "random"
+}
+LATER: dict[str, Callable[[Faults, Fault, int], None]] = {"slow": Faults.slow_on, "memory": Faults.leak}

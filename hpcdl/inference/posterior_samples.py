@@ -1,0 +1,118 @@
+"""samples.h5: what a run has drawn of a posterior, beside its checkpoint; and predictions that are means over it.
+
+    samples    (chains, samples, parameters)
+    steps      (samples,) after which updates each was taken, rising
+    weights    (samples,) how much each counts: the rate of its step; files of before have none, and all count alike
+
+The file is written anew, whole, before each checkpoint: so it has all samples up to the checkpoint's step, and maybe
+later ones, which who goes on from the checkpoint, or scores it, leaves out.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from hpcdl.checkpoint.rollback import folder_of
+from hpcdl.data.format import dataset, new_file
+from hpcdl.errors import UsageError, blamed_on, refuse_beyond
+from hpcdl.inference.scores import probabilities
+from hpcdl.inference.trained_model import Trained
+from hpcdl.memory import available
+from hpcdl.models.model_wrapper import Wrapped
+from hpcdl.runs.evaluation import count
+
+FILE, FORMAT, VERSION = "samples.h5", "hpcdl samples", 1
+
+
+class Samples(NamedTuple):
+    """steps (samples,), vectors (chains, samples, parameters), weights (samples,) or None: all samples count alike."""
+
+    steps: np.ndarray
+    vectors: np.ndarray
+    weights: np.ndarray | None = None
+
+    def write(self, folder: Path) -> None:
+        """Write the file. Raises what h5py does; what stood under that name is then as it was."""
+        with new_file(folder / FILE) as file:
+            file["samples"], file["steps"] = self.vectors, self.steps
+            if self.weights is not None:
+                file["weights"] = self.weights
+            file.attrs["format"], file.attrs["version"] = FORMAT, VERSION
+
+    @classmethod
+    def read(cls, folder: Path, step: int, size: int, dtype: np.dtype) -> "Samples":
+        """The samples up to this step, of so many parameters. UsageError where there is no such file, or no sample."""
+        path = folder / FILE
+        if not path.is_file():
+            raise UsageError(f"there is no {path}: only runs of train-sgld have samples")
+        with blamed_on(f"{path} is damaged or cut off"), h5py.File(path, "r") as file:
+            if file.attrs.get("format") != FORMAT or file.attrs["version"] != VERSION:
+                raise UsageError(f"{path} is no file of samples that this program reads")
+            for name in ("steps", "samples", "weights"):
+                if name in file:
+                    dataset(file, name)  # which lies in this very file
+            steps, samples = file["steps"], file["samples"]
+            good = steps.ndim == 1 and steps.dtype == np.int64 and samples.ndim == 3 and samples.dtype == dtype
+            weights = file["weights"][()] if "weights" in file else None
+            if not good or samples.shape[1:] != (len(steps), size) or not samples.shape[0]:
+                raise UsageError(f"{path} does not hold samples of {size} parameters of {dtype}")
+            steps = steps[()]
+            if weights is not None and not (
+                weights.shape == steps.shape and weights.dtype == np.float64 and (weights > 0).all()
+            ):
+                raise UsageError(f"{path}: its weights are not one number above 0 for each sample")
+            if (np.diff(steps) <= 0).any():
+                raise UsageError(f"{path}: its steps do not rise")
+            there = int(np.searchsorted(steps, step, side="right"))
+            refuse_beyond(f"{path}", samples.shape[0] * there * size * dtype.itemsize, available())
+            found = cls(steps[:there], samples[:, :there], None if weights is None else weights[:there])
+        if not np.isfinite(found.vectors).all():
+            raise UsageError(f"{path}: a sample is not finite")
+        return found
+
+
+class Predictive(Wrapped):
+    """`model`, whose predictions are means over samples (number, parameters), whatever parameters it is given.
+
+    weights (number,): how much each sample counts; None: all count alike.
+
+    Of classes, the mean of the probabilities: the posterior predictive distribution; its loss is - log of it. Of
+    values, the mean of the values, and half its squared error.
+    """
+
+    def __init__(self, model: Any, samples: np.ndarray, classes: int, weights: np.ndarray | None = None):
+        super().__init__(model)
+        self.samples, self.classes = samples, classes
+        self.weights = np.ones(len(samples)) if weights is None else weights
+
+    def predict(self, parameters: np.ndarray, x: Any) -> np.ndarray:
+        """As the model's, (rows, classes), (rows,) or (rows, outputs)."""
+        total = 0.0
+        for sample, weight in zip(self.samples, self.weights, strict=True):
+            total = total + weight * self.model.predict(sample, x).astype(np.float64)
+        return (total / self.weights.sum()).astype(self.samples.dtype)  # type: ignore[attr-defined]
+
+    def evaluate(self, parameters: np.ndarray, batch: Any) -> tuple[float, float]:
+        """(sum of losses, right answers or squared errors)."""
+        found = self.predict(parameters, batch.x)
+        score = count(found, batch.y, self.classes)
+        if not self.classes:
+            return score / 2, score
+        p = probabilities(found)[np.arange(len(batch.y)), batch.y].astype(np.float64)
+        return float(-np.log(np.maximum(p, np.finfo(np.float64).tiny)).sum()), score
+
+
+def predictive(run: str, trained: Trained, model: Any) -> Predictive:
+    """What the samples of a run predict together, up to its checkpoint's step. run: its folder, or a checkpoint file.
+
+    UsageError where there are none, or the model writes text, of which a prediction is more than a row of numbers.
+    """
+    if hasattr(model, "generate"):
+        raise UsageError("--samples: of a model of text, the mean over samples is not at hand; leave it out")
+    found = Samples.read(folder_of(run), trained.about["step"], model.layout.size, np.dtype(trained.dtype))
+    if not len(found.steps):
+        raise UsageError(f"{run} has no samples up to step {trained.about['step']}; see --burn-in and --thin")
+    weights = None if found.weights is None else np.tile(found.weights, len(found.vectors))
+    return Predictive(model, found.vectors.reshape(-1, model.layout.size), trained.classes, weights)

@@ -1,0 +1,357 @@
+"""Rows to predict, from whatever file they lie in, as the model was trained to see them.
+
+    a data file (HDF5)       rows of its group test, train or rows; its classes are matched by name
+    csv, Parquet, Arrow      by the recipe of the training data; without one, each column is a feature
+    npz                      the array x, or x_test, x_train; or a sparse matrix of scipy's
+    libsvm                   sparse rows as text, whose features are numbered as in the training data
+    idx                      one file of MNIST's format, gzipped or not
+    package.module:function  what it returns: x alone, or as --data has it
+
+Each comes in blocks, of which a rank calls those that it predicts: only they are parsed.
+"""
+
+import dataclasses
+import gzip
+import math
+import os
+import stat
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hpcdl.csr import COLUMN, CSR, START
+from hpcdl.data.arrays import called, from_called
+from hpcdl.data.dataset import Split
+from hpcdl.data.fills import filled_as
+from hpcdl.data.format import KNOWN, SLAB_BYTES, check_x, check_y, find, most_of, read_info, shown
+from hpcdl.data.formats.libsvm import LibsvmParser, Text
+from hpcdl.data.formats.libsvm import blocks as texts
+from hpcdl.data.formats.prepare_idx import idx_header, idx_slabs
+from hpcdl.data.formats.prepare_libsvm import looks_like
+from hpcdl.data.formats.prepare_npz import SPARSE, load_npz, sparse_of
+from hpcdl.data.formats.recipe import Column, Recipe
+from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
+from hpcdl.data.formats.table_rows import TableRows
+from hpcdl.data.formats.table_source import is_number, open_table
+from hpcdl.data.placement import FileRows, MemoryRows, memory_type
+from hpcdl.data.schema import Meaning
+from hpcdl.errors import UsageError, blamed_on
+from hpcdl.inference.trained_model import Trained
+from hpcdl.kernels import libsvm
+from hpcdl.plugins import is_own
+
+ROWS = 8192  # of a block, at most
+OTHERS = (b"PAR1", b"ARROW1", b"FEA1", b"\0\0")  # what Parquet, Arrow, Feather and idx files begin with
+
+
+class Block(NamedTuple):
+    """Some rows. x: as the model sees them; numbers: theirs in the source, from 0; y: true labels, as class numbers of
+    the model or as values; names: their ids. dropped, filled, unseen: as hpcdl/data/formats/table_rows.py has them.
+    """
+
+    x: Any
+    numbers: np.ndarray
+    y: np.ndarray | None = None
+    ids: list[str] | None = None
+    dropped: int = 0
+    filled: int = 0
+    unseen: int = 0
+
+    @property
+    def examples(self) -> int:
+        """How many there are, as a split says it."""
+        return len(self.x)
+
+    def rows(self, start: int, stop: int) -> tuple[Any, np.ndarray]:
+        """x and y of some of them, as a split gives them."""
+        assert self.y is not None
+        return self.x[start:stop], self.y[start:stop]
+
+
+class NewRows(NamedTuple):
+    """name: how messages call them; blocks(): calls that parse a block each; labelled: whether they have a y; ids:
+    whether they have names.
+    """
+
+    name: str
+    blocks: Callable[[], Iterator[Callable[[], Block]]]
+    labelled: bool = False
+    ids: bool = False
+
+
+def new_rows(
+    source: str,
+    trained: Trained,
+    group: str = "",
+    ranks: int = 1,
+    delimiter: str = "",
+) -> NewRows:
+    """The rows of a source, for a model; group: test, train or rows of a data file. Raises UsageError.
+
+    ranks: how many share the blocks, of which there are as many at least, where the number of rows is known. delimiter:
+    between the columns of a csv, where it is another than that of the training data.
+    """
+    if source in KNOWN:
+        return of_file(source, trained, group, ranks)
+    if is_own(source) and not os.path.exists(source):
+        returned = called(source, trained.about["seed"])
+        if "x" in returned and "y" not in returned and not group:
+            x = returned["x"]
+            sparse = isinstance(x, CSR) or hasattr(x, "tocsr")
+            return of_array(sparse_rows(x) if sparse else np.asarray(x), source, trained, ranks)
+        data = from_called(source, returned, dtype=trained.dtype, standardize=trained.of_features or False)
+        split: Any = {"": data.test or data.train, "test": data.test, "train": data.train}.get(group)
+        if split is None:
+            raise UsageError(f"{source} has no {group} rows")
+        return of_split(split, data.features, data.classes, data.outputs, data.meaning, source, trained, ranks=ranks)
+    start = beginning(source)
+    if start.startswith(b"\x89HDF"):
+        return of_file(source, trained, group, ranks)
+    if group:
+        hint = "prepare-data makes one, of a table by --like the training data; hpcdl predict takes this as it is"
+        raise UsageError(f"{source} is no data file (HDF5) with a part {group}: {hint}")
+    if trained.meaning.vocabulary is not None:
+        raise UsageError(f"{source}: the model was trained on a text; make a data file of it by prepare-data text")
+    if start.startswith(b"PK"):
+        return of_npz(source, trained, ranks)
+    other = source.lower().endswith((".csv", ".tsv")) or start.startswith(OTHERS)
+    if looks_like(source) or (trained.meaning.base is not None and not other):
+        return of_libsvm(source, trained)
+    if start.startswith((b"\0\0", b"\x1f\x8b")):
+        return of_idx(source, trained)
+    return of_table(source, trained, delimiter)
+
+
+def beginning(source: str) -> bytes:
+    """The first bytes of a file; UsageError where there is none, or not one that can be read twice."""
+    with blamed_on(f"{shown(source, 200)} cannot be read"):
+        mode = os.stat(source).st_mode
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "no file that can be read twice"
+            raise UsageError(f"{source} is {what}; give a file: csv, Parquet, Arrow, npz, idx, libsvm or HDF5")
+        with open(source, "rb") as file:
+            return file.read(8)
+
+
+def of_file(source: str, trained: Trained, group: str = "", ranks: int = 1) -> NewRows:
+    """The rows of a group of a data file; by default of `rows`, else of `test`, else of `train`."""
+    info = read_info(find(source))
+    group = group or next(each for each in ("rows", "test", "train") if info.rows[each])
+    if not info.rows[group]:
+        raise UsageError(
+            f"{info.path} has no group {group}; it has {' and '.join(g for g, n in info.rows.items() if n)}"
+        )
+    info = filled_as(info, trained.meaning.recipe)
+    rows = FileRows(info, group, trained.dtype, trained.standard())
+    if info.scale != trained.meaning.scale and trained.meaning.recipe is not None:
+        rows.scale = trained.meaning.scale
+    split = Split(rows, None, trained.dtype)
+    labelled = group != "rows"
+    about = info.features, info.classes, info.outputs, info.meaning, info.name
+    return of_split(split, *about, trained, labelled, ranks)
+
+
+def of_split(
+    split: Any,
+    features: tuple[int, ...],
+    classes: int,
+    outputs: tuple[int, ...],
+    meaning: Meaning,
+    name: str,
+    trained: Trained,
+    labelled: bool = True,
+    ranks: int = 1,
+) -> NewRows:
+    """The rows of a part of a data set, whose classes may have other numbers than the model's."""
+    trained.check_rows(features, name)
+    trained.meaning.refuse_other_words(meaning, name)
+    numbers = None
+    if labelled:
+        if bool(classes) != bool(trained.classes) or outputs != trained.outputs:
+            kinds = [
+                f"{c} classes" if c else f"{math.prod(o)} values to predict"
+                for c, o in ((classes, outputs), (trained.classes, trained.outputs))
+            ]
+            raise UsageError(f"{name} has {kinds[0]}; the model was trained on {kinds[1]}")
+        if classes:
+            numbers = trained.meaning.numbers_of(meaning, trained.classes, classes, name)
+    columns, row = getattr(split.source, "columns", {}), 0.0
+    if getattr(split.source, "sparse", False):
+        if trained.standard() is not None:
+            raise UsageError(f"{name} has sparse rows, but the model was trained on standardized ones: give dense ones")
+        row = START.itemsize + 16 * split.source.x.nnz / max(1, len(split.source))
+
+    def load(start: int, stop: int) -> Block:
+        x, y = split.rows(start, stop)
+        if labelled and len(y):
+            check_y(y, classes, name)
+            y = y if numbers is None else numbers[y]
+        with blamed_on(f"{name} is damaged"):
+            said = {column: values[start:stop] for column, values in columns.items()}
+        ids = [named(each) for each in said["id"]] if "id" in said else None
+        return Block(x, said.get("row", np.arange(start, stop)), y if labelled else None, ids)
+
+    def blocks() -> Iterator[Callable[[], Block]]:
+        most = at_once(trained, split.examples, ranks, row)
+        for start in range(0, split.examples, most):
+            yield partial(load, start, min(start + most, split.examples))
+
+    return NewRows(name, blocks, labelled, "id" in columns)
+
+
+def named(each: Any) -> str:
+    """An id as a text."""
+    return each.decode("utf-8", "replace") if isinstance(each, bytes) else str(each)
+
+
+def of_table(source: str, trained: Trained, delimiter: str = "") -> NewRows:
+    """The rows of a table, by the recipe of the training data."""
+    found = trained.meaning.recipe
+    where = f"{trained.name}: the recipe of its data"
+    recipe = plain_recipe(source, trained, delimiter) if found is None else Recipe.read(found, where)
+    recipe = dataclasses.replace(recipe, delimiter=delimiter) if delimiter else recipe
+    trained.check_rows((len(recipe.features),), source)
+    table = TableRows(source, recipe)
+
+    def load(parse: Callable) -> Block:
+        rows = parse()
+        x = seen(rows.x, trained, source, rows.numbers)
+        return Block(x, rows.numbers, None, rows.ids, rows.dropped, rows.filled, rows.unseen)
+
+    def blocks() -> Iterator[Callable[[], Block]]:
+        for parse in table.blocks():
+            yield partial(load, parse)
+
+    return NewRows(source, blocks, ids=table.ids)
+
+
+def plain_recipe(source: str, trained: Trained, delimiter: str) -> Recipe:
+    """Of a model that was trained on no table: each column is a feature, in the order of the features."""
+    table, wanted = open_table(source, delimiter or None), math.prod(trained.features)
+    numbered = [str(number) for number in range(wanted)]  # as some write arrays: no row has these
+    header = table.header or not any(map(is_number, table.first)) or table.first == numbered
+    if table.width != wanted:
+        raise UsageError(f"{source} has {table.width} columns; the model was trained on {wanted} features, no more")
+    if header:
+        table.take_header()
+    names = table.names if header else numbered
+    return Recipe(
+        tuple(Column(name, number) for number, name in enumerate(names)), header=header, delimiter=table.delimiter
+    )
+
+
+def of_npz(source: str, trained: Trained, ranks: int) -> NewRows:
+    """The rows of an npz archive."""
+    arrays = load_npz(source)
+    if set(arrays) >= SPARSE:
+        return of_array(sparse_of(source, arrays), source, trained, ranks)
+    name = next((each for each in ("x", "x_test", "x_train") if each in arrays), None)
+    if name is None:
+        others = ", ".join(sorted(map(shown, arrays))) or "none"
+        raise UsageError(f"{source} has no array x, x_test or x_train; it has {others}")
+    return of_array(arrays[name], f"{source}: {name}", trained, ranks)
+
+
+def of_array(x: Any, name: str, trained: Trained, ranks: int) -> NewRows:
+    """The rows of an array."""
+    if x.dtype.kind not in "biuf" or x.ndim < 2:
+        raise UsageError(f"{name} is {x.dtype} of shape {x.shape}; it must hold numbers (rows, features...)")
+    trained.check_rows(x.shape[1:], name)
+    x = x.view(np.uint8) if x.dtype == bool else x
+
+    def load(part: slice) -> Block:
+        numbers = np.arange(part.start, part.stop)
+        rows = x[part].copy() if isinstance(x, CSR) else x[part]
+        return Block(seen(rows, trained, name, numbers), numbers)
+
+    def blocks() -> Iterator[Callable[[], Block]]:
+        row = START.itemsize + 16 * x.nnz / len(x) if isinstance(x, CSR) else 0.0
+        most = at_once(trained, len(x), ranks, row)
+        for start in range(0, len(x), most):
+            yield partial(load, slice(start, min(start + most, len(x))))
+
+    return NewRows(name, blocks)
+
+
+def of_idx(source: str, trained: Trained) -> NewRows:
+    """The rows of an idx file."""
+    if beginning(source).startswith(b"\x1f\x8b"):
+        with blamed_on(f"{source} cannot be read"), gzip.open(source) as file:
+            if file.read(2) != b"\0\0":
+                raise UsageError(f"{source} is gzipped, and holds no idx file; unpack it first")
+    path = Path(source)
+    _, shape = idx_header(path)
+    if len(shape) < 2:
+        raise UsageError(f"{source} holds one number for each row: labels; give the file of the images")
+    trained.check_rows(shape[1:], source)
+
+    def load(part: np.ndarray, numbers: np.ndarray) -> Block:
+        return Block(seen(part, trained, source, numbers), numbers)
+
+    def blocks() -> Iterator[Callable[[], Block]]:
+        at = 0
+        for part in idx_slabs(path):
+            numbers = np.arange(at, at + len(part))
+            yield partial(load, part, numbers)
+            at += len(part)
+
+    return NewRows(source, blocks)
+
+
+def of_libsvm(source: str, trained: Trained) -> NewRows:
+    """The rows of libsvm's text; their labels, which may stand for nothing, are not looked at."""
+    base, width = trained.meaning.base, math.prod(trained.features)
+    if base is None:
+        hint = "make a data file of it by prepare-data libsvm with --zero-based and --features"
+        raise UsageError(f"{source}: the training data do not say whether indices count from 0 or from 1; {hint}")
+
+    def load(text: Text, first: int) -> Block:
+        rows, _ = LibsvmParser(base, width, f"{trained.name} was trained on").rows(text)
+        numbers = np.arange(first, first + len(rows))
+        columns = rows.indices - COLUMN.type(base)
+        x = CSR(rows.data, columns, rows.indptr, (len(rows), width))
+        return Block(seen(x, trained, source, numbers), numbers)
+
+    def blocks() -> Iterator[Callable[[], Block]]:
+        first = 0
+        for text in texts(source):
+            yield partial(load, text, first)
+            first += libsvm.count(text.content, len(text.content))[1]
+
+    return NewRows(source, blocks)
+
+
+def at_once(trained: Trained, rows: int, ranks: int, row: float = 0) -> int:
+    """How many rows to take at a time, of so many. row: bytes of one, where they are sparse."""
+    return max(1, min(ROWS, int(SLAB_BYTES / (row or 8 * math.prod(trained.features))), -(-rows // ranks)))
+
+
+def seen(x: Any, trained: Trained, where: str, numbers: np.ndarray) -> Any:
+    """Raw rows as the model sees them: scaled and standardized by the very code that made the batches."""
+    kind = memory_type(x.dtype, trained.dtype)
+    if isinstance(x, CSR):
+        return seen_sparse(x, trained, where, numbers, kind)
+    with np.errstate(over="ignore"):
+        raw = np.require(x.reshape(len(x), -1), kind, ["C", "A"])
+    check_x(raw, where, numbers, most=most_of(trained.meaning.scale, trained.dtype))
+    rows = MemoryRows(raw, np.zeros(len(raw), np.int64), trained.meaning.scale, trained.dtype, None, trained.standard())
+    into = np.empty(raw.shape, trained.dtype)
+    rows.gather(np.arange(len(raw)), into, np.empty(len(raw), np.int64))
+    return into
+
+
+def seen_sparse(x: CSR, trained: Trained, where: str, numbers: np.ndarray, kind: np.dtype) -> CSR:
+    """The same of sparse rows. UsageError where the model was trained on standardized ones, of which no zero is one."""
+    if trained.standard() is not None:
+        raise UsageError(f"{where} has sparse rows, but the model was trained on standardized ones: give dense ones")
+    with np.errstate(over="ignore"):
+        raw = CSR(np.require(x.data, kind, ["C", "A"]), x.indices, x.indptr, x.shape)
+    most = most_of(trained.meaning.scale, trained.dtype)
+    check_elements(raw.data[: raw.nnz], raw.indptr, where, int(numbers[0]) if len(numbers) else 0, most)
+    rows = MemoryRows(raw, np.zeros(len(raw), np.int64), trained.meaning.scale, trained.dtype)
+    into = CSR.empty(*raw.shape, trained.dtype, raw.nnz)
+    rows.gather(np.arange(len(raw)), into, np.empty(len(raw), np.int64))
+    return into

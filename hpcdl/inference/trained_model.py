@@ -1,0 +1,175 @@
+"""What a run has trained, as something to predict with: its checkpoint says all that is needed.
+
+model, parameters      as they were trained
+meaning                what rows and classes are (hpcdl/data/schema.py)
+statistics             by which features were standardized, where they were
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdl.checkpoint.buffers import PREFIX, load
+from hpcdl.checkpoint.checkpoint_file import Checkpoint
+from hpcdl.data.format import find, read_info
+from hpcdl.data.formats.vocabulary import Vocabulary
+from hpcdl.data.schema import Meaning
+from hpcdl.data.standard import TARGET, Standard
+from hpcdl.errors import UsageError
+from hpcdl.models import for_data
+from hpcdl.plugins import names_in, refuse_untrusted
+from hpcdl.runs.attributes import check_attributes
+
+
+class Trained:
+    """A checkpoint that was read: about (its attributes), parameters, statistics, features, classes, outputs, meaning.
+
+    `name` is how messages call it.
+    """
+
+    sparse = False  # whether rows are shows when they come
+
+    def __init__(self, run: str, trust: Iterable[str] = ()):
+        """run: a run's folder, or a checkpoint file. UsageError where it is none, or its training diverged.
+
+        trust: which names of code in it may be called, as of --trust (hpcdl/plugins.py).
+        """
+        found = Checkpoint.read(Path(run))
+        self.name, self.about, self.trust = run, found.attributes, tuple(trust)
+        self.file = run  # that the names stand in
+        self.parameters = parameters_of(found, run)
+        if "environment" in self.about:
+            name = self.about["environment"]["name"]
+            raise UsageError(f"{run} has learned to act in {name}: hpcdl evaluate {run} --episodes 100 lets it act")
+        self.dtype, data = self.parameters.dtype, self.about["data"]
+        self.features, self.classes = tuple(data["features"]), int(data["classes"])
+        self.outputs, self.sparse = tuple(data.get("outputs", ())), bool(data.get("sparse"))
+        self.extra = {name: each for name, each in found.vectors.items() if name.startswith(PREFIX)}
+        self.statistics = {
+            name: found.vectors[f"data/{name}"] for name in (*STATISTICS, *TARGET) if f"data/{name}" in found.vectors
+        }
+        width = (math.prod(self.features),)
+        if self.statistics and any(
+            name not in self.statistics or self.statistics[name].shape != width for name in STATISTICS
+        ):
+            raise UsageError(f"{run}: what its data were standardized by is not {width[0]} means and deviations")
+        if any(not np.isfinite(each).all() for each in self.statistics.values()) or any(
+            (self.statistics[name] <= 0).any() for name in self.statistics if name.endswith("deviation")
+        ):
+            raise UsageError(f"{run}: what its data were standardized by is no means and deviations")
+        target = [self.statistics[name].shape for name in TARGET if name in self.statistics]
+        if target and (target != 2 * [(math.prod(self.outputs),)] or self.classes):
+            raise UsageError(
+                f"{run}: what its values were standardized by is not a mean and a deviation of each output"
+            )
+        self.meaning = self._meaning()
+
+    def _meaning(self) -> Meaning:
+        if "meaning" in self.about:
+            meaning = Meaning.read(self.about["meaning"], f"{self.name}: its attribute meaning")
+            if meaning.labels is not None and len(meaning.labels) != self.classes:
+                raise UsageError(f"{self.name}: its attribute meaning names {len(meaning.labels)} classes")
+            return meaning
+        try:  # an older version's, which trusted that the data would stay
+            return read_info(find(self.about["source"])).meaning
+        except UsageError:
+            return Meaning()
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Of a text; None for other data."""
+        return self.meaning.vocabulary
+
+    @property
+    def source(self) -> str:
+        """The data of the training; UsageError where it had none by a name, or that may not be called."""
+        if not self.about["source"]:
+            raise UsageError(f"{self.name} was trained on arrays of a program: name a data set by --data")
+        return self.named("source")
+
+    def named(self, attribute: str) -> str:
+        """An attribute of the checkpoint; UsageError where it is a name of code that may not be called."""
+        text: str = self.about[attribute]
+        said = {"source": "data"}.get(attribute, attribute)
+        refuse_untrusted([(said, name) for name in names_in(said, text)], self.file, self.trust)
+        return text
+
+    def model(self, spec: str = "") -> Any:
+        """The model; spec: of the checkpoint, or, where that is one's own, as it is called now. UsageError."""
+        name = spec or self.named("model")
+        try:
+            kind = self.about.get("computing", self.dtype)
+            model = for_data(name, self, kind, loss=self.about.get("loss", "squared"))
+        except UsageError as error:
+            at = self.about.get("launched_in")
+            where = f"; its run was started in {at}" if at and "No module named" in str(error) else ""
+            raise UsageError(f"{error}{where}") from error
+        if model.layout.describe() != self.about["layout"]:
+            was = f"the checkpoint's model {self.about['model']!r}"
+            what = (
+                f"--model {spec} is another one than {was}" if spec else f"{was} is not one that this program can build"
+            )
+            raise UsageError(f"{self.name}: {what}")
+        load(model, self.extra, self.name)
+        return model
+
+    @property
+    def of_features(self) -> dict[str, np.ndarray]:
+        """The statistics of the features alone; empty where they were not standardized."""
+        return {name: self.statistics[name] for name in STATISTICS if name in self.statistics}
+
+    def standard(self) -> Standard | None:
+        """What standardizes the features as those of the training were; None where they were not."""
+        return Standard(self.of_features, self.dtype) if self.statistics else None
+
+    @property
+    def output_names(self) -> list[str]:
+        """The names of the values that are predicted, several by their numbers where they have none; one by nothing."""
+        count = math.prod(self.outputs)
+        named = self.meaning.outputs if len(self.meaning.outputs) == count else []
+        return named or ([""] if count == 1 else [str(number) for number in range(count)])
+
+    def values(self, outputs: np.ndarray) -> np.ndarray:
+        """What the model puts out, (rows,) or (rows, outputs), as values that it was trained on."""
+        if TARGET[0] not in self.statistics:
+            return outputs
+        mean, deviation = (self.statistics[name] if self.outputs else self.statistics[name][0] for name in TARGET)
+        return (outputs * deviation + mean).astype(outputs.dtype)
+
+    def standardized(self, y: np.ndarray) -> np.ndarray:
+        """Values to predict as the loss compares them; class numbers as they are."""
+        y = y.copy()
+        if TARGET[0] in self.statistics:
+            Standard(self.statistics, self.dtype).apply_target(y)
+        return y
+
+    @property
+    def unit(self) -> float:
+        """What a difference of 1 between outputs means, where one value is predicted; else 1."""
+        return float(self.statistics[TARGET[1]][0]) if TARGET[1] in self.statistics and not self.outputs else 1.0
+
+    def check_rows(self, features: tuple[int, ...], name: str) -> None:
+        """UsageError where rows of this shape, called `name`, are none that the model was trained on."""
+        flat = len(features) == 1 or len(self.features) == 1
+        if math.prod(features) != math.prod(self.features) or not (flat or tuple(features) == self.features):
+            raise UsageError(
+                f"{name} has examples of shape {tuple(features)}; the model was trained on shape {self.features}"
+            )
+
+
+STATISTICS = ("mean", "deviation")
+
+
+def parameters_of(found: Checkpoint, run: str) -> np.ndarray:
+    """The parameters of a checkpoint, if its attributes are those of one and say how long the vector is."""
+    check_attributes(found.attributes, run)
+    parameters, tensors = found.vectors.get("parameters"), found.attributes["layout"]
+    size, dtypes = sum(math.prod(each["shape"]) for each in tensors), {each["dtype"] for each in tensors}
+    if parameters is None or parameters.shape != (size,) or {str(parameters.dtype)} != dtypes:
+        raise UsageError(f"{run}: its parameters are not the {size} of {' and '.join(sorted(dtypes))} of its layout")
+    if not np.isfinite(parameters).all():
+        raise UsageError(f"{run}: the parameters are not finite, for its training diverged; take an older checkpoint")
+    return parameters

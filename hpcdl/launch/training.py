@@ -1,0 +1,232 @@
+"""From a command line to a training run: what all training scripts share.
+
+    TRAINING = Training("train-allreduce", Options, __doc__, train)
+    TRAINING.main()
+
+parses the options, divides the ranks into roles, opens the data, makes the model and the run, and calls
+`train(comm, model, data, optimizer, run)` on the ranks that train: workers and parameter servers. Data servers serve.
+A job of several trainings calls `run` for each, on the ranks that it gives to it.
+
+Who trains several models may set two members of their options: `data_seed`, as `open_data` takes it, and
+`prepare(data, options, workers)`, which is called once the data are open, and may change both.
+
+Bad input ends all ranks with one line on rank 0 and status 2; a run that cannot go on with one line and status 1; a
+run that a signal stopped with status 85.
+"""
+
+from hpcdl.machine.world import one_world, start
+from hpcdl.runs import signals
+
+signals.install()  # before MPI starts
+start()
+
+from hpcdl.comm import failure  # noqa: E402
+
+failure.install()  # what fails from here on ends all ranks
+
+import logging  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
+from functools import partial  # noqa: E402
+from typing import Any  # noqa: E402
+
+from mpi4py import MPI  # noqa: E402
+
+from hpcdl.comm import Communicator, refuse_together  # noqa: E402
+from hpcdl.comm.allreduce import algorithm  # noqa: E402
+from hpcdl.comm.node_memory import ranks_of_node  # noqa: E402
+from hpcdl.data import Data, open_data  # noqa: E402
+from hpcdl.data.sampler import named  # noqa: E402
+from hpcdl.data.scale_warning import unlike  # noqa: E402
+from hpcdl.data_server.batch_server import introduce, serve  # noqa: E402
+from hpcdl.data_server.remote_data import RemoteData  # noqa: E402
+from hpcdl.errors import AgreedError, TrainingError, UsageError  # noqa: E402
+from hpcdl.faults import inject  # noqa: E402
+from hpcdl.faults.straggler import slowed  # noqa: E402
+from hpcdl.formatting import counted  # noqa: E402
+from hpcdl.inference.pretrained import begin_with  # noqa: E402
+from hpcdl.kernels.device import open_device  # noqa: E402
+from hpcdl.launch.launch_consistency import reading  # noqa: E402
+from hpcdl.launch.program import ended  # noqa: E402
+from hpcdl.machine.doctor import warn  # noqa: E402
+from hpcdl.models import for_data  # noqa: E402
+from hpcdl.plugins import is_own  # noqa: E402
+from hpcdl.recovery.respawn import is_new  # noqa: E402
+from hpcdl.recovery.survivor import Survivor  # noqa: E402
+from hpcdl.recovery.ulfm_recovery import losable, outlived, refuse_no_survival, survive, warn_no_survival  # noqa: E402
+from hpcdl.runs.accumulated import accumulated  # noqa: E402
+from hpcdl.runs.options import Options, remark  # noqa: E402
+from hpcdl.runs.roles import ROLES, Roles, divide  # noqa: E402
+from hpcdl.runs.run import Run  # noqa: E402
+from hpcdl.runs.segments import measured  # noqa: E402
+from hpcdl.runs.summary import conclude  # noqa: E402
+
+log = logging.getLogger("hpcdl")
+FAILED, REFUSED = 1, 2  # the exit statuses of a run that cannot go on, and of bad input
+
+
+@dataclass(frozen=True)
+class Training:
+    """A program that trains by a strategy.
+
+    train(comm, model, data, optimizer, run): the strategy, on the ranks that train. ranks: how many it works on, when
+    it is not any number. An options class with a field `servers` has that many parameter servers. check(options, ranks,
+    model): raises UsageError where these do not go together. cut: no rank holds the whole model: the optimizer that
+    `train` is given is of size 0, for `of_size`. survivor: what ranks that outlive others go on from.
+    """
+
+    program: str
+    options_class: type
+    description: str
+    train: Callable
+    ranks: int | None = None
+    check: Callable | None = None
+    cut: bool = False
+    survivor: Callable[[], Survivor] = Survivor
+
+    def main(self, arguments: list[str] | None = None) -> None:
+        """The program: parse, train on all ranks, and leave."""
+        world = MPI.COMM_WORLD
+        with outlived(), ended(self.program, world.rank) as remarks:
+            if self.ranks is None:
+                one_world(world)
+            with reading(world) as parse:
+                options = parse(self.options_class, self.program, self.description, arguments)
+                if is_new():  # the job that it joins was told so
+                    refuse_no_survival(options, world.size)
+                else:
+                    remarks.append(remark(options.before))
+                    self.refuse(options, world.size)
+            if not is_new():
+                warn(world, self.ranks is None)
+                warn_no_survival(options, world.rank)
+            run: Callable[..., Run] = self.run
+            if losable(options, world.size):
+                run = partial(survive, self.run, survivor=self.survivor())
+            if run(world, options).stopped == "signal":
+                raise SystemExit(signals.STATUS)
+
+    def refuse(self, options: Options, size: int) -> None:
+        """Raise UsageError where so many ranks cannot be told so; what only model and data show comes later."""
+        if self.ranks is not None and options.data_servers:
+            raise UsageError("--data-servers: this strategy has one rank, which holds the examples itself")
+        if self.ranks not in (None, size):
+            raise UsageError(
+                f"this strategy runs on {counted(self.ranks, 'rank')}, not on {size}: start it without mpiexec"
+            )
+        if {"initial", "resume"} <= set(options.told or ()):
+            raise UsageError("--initial is where a run begins, and --resume goes on with one: give one of them")
+        divide(size, getattr(options, "servers", 0), options.data_servers)
+        algorithm(options.allreduce)
+        inject.check(options, size)
+        refuse_no_survival(options, size)
+
+    def run(self, world: MPI.Intracomm, options: Options, opened: list | None = None) -> Run:
+        """Open, build, train and finish on all ranks of `world`; collective. Returns the run, which has ended.
+
+        opened: is given what has to be given back where the run cannot go on, and the job does (isolated_run.py).
+        """
+        opened = [] if opened is None else opened
+        roles = divide(world.size, getattr(options, "servers", 0), options.data_servers)
+        role, number = roles.of(world.rank), local_rank(world)
+        with refuse_together(world):
+            device = open_device(options.device if role == "worker" else "cpu", number)
+        spans = 0 if options.out == "none" else options.trace
+        survivor = options.survivor  # who goes on where ranks are gone is not ended by what ends jobs
+        how = options.allreduce, options.timeout, spans, device, survivor is None, options.checks.asked
+        everyone = Communicator(world, *how)
+        if survivor is not None:
+            survivor.everyone, survivor.serves = everyone, role == "data server"
+        opened.append(everyone.free)
+        comm = everyone.split(int(role == "data server"), name="training") if options.data_servers else everyone
+        data = open_for(role, roles, options, everyone)
+        if not isinstance(data, RemoteData):
+            opened.append(data.close)
+        if options.prepare is not None:
+            with refuse_together(world):
+                options.prepare(data, options, len(roles.workers))
+        run = Run(comm, options, everyone, len(roles.workers))
+        if world.rank == roles.workers[0] and (coming := unlike(data.scales)):
+            log.warning("%s", coming)
+        with refuse_together(world):
+            model = for_data(options.model, data, options.dtype, device, options.loss)
+            if options.initial and not options.resume:
+                begin_with(model, options.initial)
+            if self.check is not None:
+                self.check(options, world.size - options.data_servers, model)
+            if self.cut:
+                options.refuse_too_large(model, world.size - options.data_servers)
+            optimizer = run.make_optimizer(model, data, 0 if self.cut else None)
+            model = accumulated(slowed(model, options, everyone.rank, roles.workers), options.accumulate)
+        if role == "data server":
+            assist(everyone, data, roles.clients(world.rank), run)
+        else:
+            with run:
+                try:
+                    self.train(comm, model, data, optimizer, run)
+                except (TrainingError, AgreedError) as error:
+                    refused = isinstance(error, AgreedError)
+                    if isinstance(data, RemoteData):  # the servers do not know yet
+                        data.close(REFUSED if refused else FAILED)
+                        error.speaker = 0 if roles.servers else roles.workers[0]
+                    raise
+                data.close()
+        everyone.free()
+        return run
+
+
+def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) -> Data:
+    """The data as a rank of this role sees them; collective. UsageErrors are agreed on by all ranks."""
+    part: Any = everyone.mpi.Split(ROLES.index(role), everyone.rank)  # those that hold them in the same way
+    how: dict[str, Any] = {"placement": options.placement, "partition": options.partition}
+    if role == "parameter server" and not is_own(options.data):
+        how = {"placement": "streamed"}  # it only reads what it scores
+    elif role == "data server" and options.placement == "partitioned":
+        how["parts"] = [roles.workers.index(each) for each in roles.clients(everyone.rank)], len(roles.workers)
+    data: Any = None
+    remote = role == "worker" and bool(options.data_servers)
+    with refuse_together(everyone.mpi):
+        if not remote:
+            data = open_data(
+                options.data,
+                comm=part,
+                dtype=options.dtype,
+                seed=options.seed,
+                validation=options.validation,
+                augment=options.augment,
+                standardize=options.standardized,
+                data_seed=options.data_seed,
+                keep=options.survivor is not None,
+                **how,
+            )
+    part.Free()
+    if role == "parameter server":  # a run asks its rank 0 in which order the workers see the rows
+        block = getattr(data.train.source, "block", 1)
+        data.order = named(options.placement, options.partition, data.classes, block)
+    if role == "data server":
+        introduce(everyone, data, roles.clients(everyone.rank))
+    return RemoteData(everyone, roles.data_server(everyone.rank)) if remote else data
+
+
+def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> None:
+    """What a data server does for a run. Raises, where that cannot go on, what the workers raise, who say why."""
+    inject.arm(run)
+    if run.options.survivor is not None:
+        run.options.survivor.run = run
+    with run.stopwatch.step("serve"):
+        status = serve(everyone, data, clients)
+    data.close()
+    if status in (FAILED, REFUSED):
+        error = TrainingError("") if status == FAILED else AgreedError("")
+        error.speaker = None
+        raise error
+    _, run.stopping.reason = conclude(everyone, measured(run))
+    run.bookkeeping.free()
+
+
+def local_rank(comm: MPI.Intracomm) -> int:
+    """The number of this rank among those of its machine; collective."""
+    node = ranks_of_node(comm)
+    rank = node.rank
+    node.Free()
+    return rank

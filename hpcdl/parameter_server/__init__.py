@@ -1,0 +1,1 @@
+"""Parameter servers: the store, its servers and clients, clocks, replication."""

@@ -1,0 +1,118 @@
+"""Which strategy and which grid trains fastest: all that fit into a rank's memory, by foretold examples a second.
+
+    the steps of one rank alone     all-reduce, with and without overlap; ZeRO's stages; servers in rounds; pipelines,
+                                    tensor parallelism and grids of both (fitting.py)
+    other steps                     16-bit gradients; local SGD; gossip; asynchronous servers
+
+Other steps may need more of them to the same loss, which no forecast of time knows: `compare` finds that out.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hpcdl.errors import UsageError
+from hpcdl.formatting import counted
+from hpcdl.planning.fitting import fits
+from hpcdl.planning.machine_sheet import Machine
+from hpcdl.planning.memory import forecast as memory
+from hpcdl.planning.scale_report import shown
+from hpcdl.planning.tables import size, table
+from hpcdl.planning.time_report import Forecast, forecast, rate
+from hpcdl.planning.workload import Workload
+
+SAME = (
+    "train-allreduce",
+    "train-allreduce --overlap",
+    "train-fully-sharded --stage 1",
+    "train-fully-sharded --stage 2",
+    "train-fully-sharded --stage 3",
+    "train-parameter-server",
+    "train-parameter-server --servers-on-workers",
+)
+OTHER = (
+    "train-allreduce --compress bfloat16",
+    "train-local-sgd --sync-every 8",
+    "train-gossip --topology ring",
+    "train-parameter-server --consistency async",
+)
+GRIDS = 16  # that are foretold, of those that fit, the first by their own order
+SHOWN = 16
+
+
+class Candidate(NamedTuple):
+    """A line that fits: bytes of its largest rank, and whether it takes the steps that one rank alone would take."""
+
+    bytes: float
+    same: bool
+    told: Forecast
+
+
+def lines(ranks: int) -> list[tuple[str, bool]]:
+    """Programs with their own options on so many ranks, and whether their steps are those of one rank alone."""
+    if ranks == 1:
+        return [("train-sequential", True)]
+    return [(text, True) for text in SAME] + [(text, False) for text in OTHER]
+
+
+def candidates(
+    model: str, ranks: int, room: float, machine: Machine, read: Callable[[str, int], Workload]
+) -> tuple[list[Candidate], list[str]]:
+    """All that fit into `room` bytes a rank, fastest first, and why others cannot be.
+
+    model: the options that all lines have in common. UsageError where even the model cannot be made.
+    """
+    found, refused = [], []
+    asked = [(f"{text} {model}", same) for text, same in lines(ranks)]
+    for text, same in [*asked, *((text, True) for text in grids(model, ranks, room, read))]:
+        try:
+            case = read(text, ranks)
+            held = max(rank.total for rank in memory(case))
+            if held <= room:
+                found.append(Candidate(held, same, forecast(text, case, machine)))
+            else:
+                refused.append(f"{text} needs {size(held)} on a rank")
+        except UsageError as error:
+            refused.append(f"{text}: {error}")
+    if not found and refused:
+        refused.sort(key=lambda text: "needs" in text)
+    return sorted(found, key=lambda each: -each.told.parts.rate), refused
+
+
+def grids(model: str, ranks: int, room: float, read: Callable[[str, int], Workload]) -> list[str]:
+    """Lines of the grids that fit and cut the model."""
+    if ranks == 1:
+        return []
+    try:
+        case = read(f"train-grid {model} --grid data={ranks} --microbatches 1", ranks)
+        fitting, _ = fits(case, int(min(room, 1 << 62)))
+    except UsageError:  # the model is none of layers: all lines say so
+        return []
+    cut = [fit for fit in fitting if fit.shape[0] < ranks]
+    return [f"train-grid {model} {fit.options}" for fit in cut[:GRIDS]]
+
+
+def report(
+    found: list[Candidate], refused: list[str], ranks: int, model: str, measured: list[float] | None = None
+) -> list[str]:
+    """The table, and the command of the first. measured: seconds of a step of the first ones, beside the forecast.
+
+    model: the options that all lines have, which the table leaves out.
+    """
+    if not found:
+        why = f": {refused[0]}" if refused else ""
+        return [f"nothing fits{why}", "take more ranks, more memory, or a smaller --batch-size"]
+    header = ["line", "a step", "examples/s", "steps", "largest rank", *(["measured", "error"] if measured else [])]
+    rows = [header]
+    for i, each in enumerate(found[:SHOWN]):
+        parts = each.told.parts
+        cells = [shown(parts.seconds), rate(parts.rate), "same" if each.same else "other", size(each.bytes)]
+        if measured:
+            there = i < len(measured)
+            cells += [shown(measured[i]), f"{100 * (parts.seconds / measured[i] - 1):+.0f} %"] if there else ["", ""]
+        rows.append([each.told.line.replace(f" {model}", ""), *cells])
+    said = [f"{ranks} ranks, {model}", *table(rows)]
+    if len(found) > SHOWN:
+        said.append(f"and {len(found) - SHOWN} more")
+    if refused:
+        said.append(f"{counted(len(refused), 'line')} cannot be, as {refused[0]}")
+    return [*said, f"first: mpiexec -n {ranks} hpcdl {found[0].told.line}"]

@@ -1,0 +1,158 @@
+"""How far forecasts of time are off: a matrix of lines, each foretold, then run for some steps.
+
+    error = foretold / measured - 1        of a step's seconds; the median and the 90th percentile of its size count
+
+Lines of as many ranks are run in one start, in turns, so that what disturbs the machine disturbs all of them; the
+median of a line's turns counts. Where ranks outnumber cores, the lines pretend to compute.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import yaml
+
+from hpcdl.errors import UsageError, blamed_on
+from hpcdl.formatting import counted
+from hpcdl.planning.machine_sheet import Machine
+from hpcdl.planning.probe_jobs import Start, run
+from hpcdl.planning.scale_report import shown
+from hpcdl.planning.tables import table
+from hpcdl.planning.time_report import Forecast, forecast
+from hpcdl.planning.workload import Workload
+
+FEWEST, MOST = 20, 3000  # steps of a run
+SMALL, LARGE, GPT = "--model mlp:32", "--model mlp:512,512,256", "--data text --model gpt:layers=2,width=64,heads=4"
+PRETEND = "--pretend-compute 20"
+MATRIX = [  # ranks, line
+    (1, f"train-sequential {SMALL}"),
+    (1, f"train-sequential {LARGE} --batch-size 128"),
+    (1, "train-sequential --model softmax --batch-size 64"),
+    (1, f"train-sequential {GPT} --batch-size 8"),
+    (2, f"train-allreduce {SMALL}"),
+    (2, "train-allreduce --model softmax --batch-size 256"),
+    (2, f"train-allreduce {LARGE} --batch-size 64 --allreduce ring"),
+    (2, f"train-allreduce {LARGE} --batch-size 256 --allreduce tree"),
+    (2, f"train-allreduce {LARGE} --batch-size 128 --allreduce naive"),
+    (2, f"train-allreduce {LARGE} --batch-size 128 --allreduce recursive"),
+    (2, f"train-allreduce {LARGE} --batch-size 128 --allreduce shared"),
+    (2, f"train-allreduce {LARGE} --batch-size 128 --compress bfloat16"),
+    (2, f"train-allreduce {LARGE} --batch-size 128 --overlap --bucket-mib 0.5"),
+    (2, f"train-allreduce {GPT} --batch-size 16"),
+    (2, f"train-local-sgd {LARGE} --batch-size 128 --sync-every 4"),
+    (2, f"train-gossip {LARGE} --batch-size 128"),
+    (2, f"train-fully-sharded {LARGE} --batch-size 128 --stage 1"),
+    (2, f"train-fully-sharded {LARGE} --batch-size 128 --stage 2"),
+    (2, f"train-fully-sharded {LARGE} --batch-size 128 --stage 3"),
+    (2, f"train-tensor-parallel {LARGE} --batch-size 128"),
+    (2, f"train-tensor-parallel {GPT} --batch-size 16"),
+    (2, f"train-pipeline {LARGE} --batch-size 128 --microbatches 4 --schedule gpipe"),
+    (2, f"train-pipeline {GPT} --batch-size 16 --microbatches 8 --schedule 1f1b"),
+    (2, f"train-parameter-server {LARGE} --batch-size 64"),
+    (2, f"train-parameter-server {LARGE} --batch-size 64 --consistency async"),
+    (3, f"train-allreduce {LARGE} --allreduce ring {PRETEND}"),
+    (3, f"train-gossip {LARGE} --topology ring {PRETEND}"),
+    (3, f"train-parameter-server {LARGE} {PRETEND}"),
+    (3, f"train-parameter-server {LARGE} --consistency async --servers 1 {PRETEND}"),
+    (3, f"train-pipeline {LARGE} --microbatches 6 --schedule 1f1b {PRETEND}"),
+    (4, f"train-allreduce {LARGE} --allreduce tree {PRETEND}"),
+    (4, f"train-allreduce {LARGE} --overlap {PRETEND}"),
+    (4, f"train-local-sgd {LARGE} --sync-every 8 {PRETEND}"),
+    (4, f"train-gossip {LARGE} --topology exponential {PRETEND}"),
+    (4, f"train-fully-sharded {LARGE} --stage 3 {PRETEND}"),
+    (4, f"train-pipeline {LARGE} --microbatches 8 --schedule gpipe {PRETEND}"),
+    (4, f"train-pipeline {LARGE} --microbatches 4 --schedule naive {PRETEND}"),
+    (4, f"train-grid {LARGE} --grid data=2,pipeline=2 --microbatches 4 {PRETEND}"),
+    (4, f"train-grid {LARGE} --grid data=2,tensor=2 --microbatches 2 --stage 1 {PRETEND}"),
+    (4, f"train-parameter-server {LARGE} --servers 2 --consistency ssp --staleness 2 {PRETEND}"),
+]
+
+
+class Checked(NamedTuple):
+    """A forecast and seconds of a step as measured, one for each turn; or why it could not be run."""
+
+    told: Forecast
+    taken: list[float]
+    failed: str = ""
+
+    @property
+    def measured(self) -> float:
+        """The median."""
+        return statistics.median(self.taken)
+
+    @property
+    def error(self) -> float:
+        """Relative."""
+        return self.told.parts.seconds / self.measured - 1
+
+
+def read_matrix(path: str) -> list[tuple[int, str]]:
+    """Ranks and lines of a YAML file, a list as - "-n 2: train-allreduce". UsageError where it is none."""
+    with blamed_on(f"{path} cannot be read"):
+        text = Path(path).read_text()
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}: this is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
+        raise UsageError(f'{path}: it should be a list of lines, as - "-n 2: train-allreduce"')
+    return [placed(each) for each in found]
+
+
+def placed(text: str, ranks: int = 0) -> tuple[int, str]:
+    """The ranks and the line of `-n 2: train-allreduce`. UsageError where it does not say how many, nor `ranks`."""
+    from hpcdl.launch.command_lines import PLACED
+
+    found = PLACED.fullmatch(text)
+    if found is None and not ranks:
+        raise UsageError(f'{text!r} does not say on how many ranks: write "-n 2: {text}", or give --ranks')
+    if found is not None and not int(found[1]):
+        raise UsageError(f"{text!r}: a line runs on 1 rank or more")
+    return (int(found[1]), found[2].strip()) if found is not None else (ranks, text.strip())
+
+
+def steps_of(told: Forecast, seconds: float) -> int:
+    """How many steps take about so long."""
+    return int(min(MOST, max(FEWEST, seconds / max(told.parts.seconds, 1e-9))))
+
+
+def tried(found: Sequence[Forecast], repeat: int, seconds: float, start: Start | None, say: Callable) -> list[Checked]:
+    """Run each for about so many seconds, so often. LoneError where ranks cannot be started."""
+    answers: dict[int, Checked] = {}
+    for ranks in sorted({each.ranks for each in found}):
+        own = [i for i, each in enumerate(found) if each.ranks == ranks]
+        say(f"running {counted(len(own), 'line')} on {counted(ranks, 'rank')}")
+        job = {"lines": [[found[i].line, steps_of(found[i], seconds)] for i in own], "repeat": repeat}
+        for i, taken in zip(own, run(ranks, job, start)["runs"], strict=True):
+            failed = taken if isinstance(taken, str) else ""
+            answers[i] = Checked(found[i], [] if failed else taken, failed)
+    return [answers[i] for i in range(len(found))]
+
+
+def foretold(
+    lines: Sequence[tuple[int, str]], machine: Machine, read: Callable[[str, int], Workload]
+) -> list[Forecast]:
+    """A forecast of each line. UsageError, which names the line."""
+    found = []
+    for ranks, text in lines:
+        try:
+            found.append(forecast(text, read(text, ranks), machine))
+        except UsageError as error:
+            raise UsageError(f"-n {ranks}: {text}: {error}") from None
+    return found
+
+
+def report(found: list[Checked]) -> list[str]:
+    """The table, and how large errors are."""
+    rows = [["ranks", "line", "foretold", "measured", "error"]]
+    for each in found:
+        cells = ["", each.failed] if each.failed else [shown(each.measured), f"{100 * each.error:+.0f} %"]
+        rows.append([str(each.told.ranks), each.told.line, shown(each.told.parts.seconds), *cells])
+    said = table(rows, (0, 1))
+    errors = np.abs([each.error for each in found if not each.failed])
+    if errors.size:
+        middle, most = 100 * np.median(errors), 100 * np.quantile(errors, 0.9)
+        said.append(f"{counted(errors.size, 'line')}: median error {middle:.0f} %, 9 of 10 within {most:.0f} %")
+    return said

@@ -1,0 +1,170 @@
+"""Start ranks that measure the machine, or run lines for some steps; a rank: `python -m hpcdl.planning.probe_jobs JOB`.
+
+    parent    run(ranks, job)      starts them by mpiexec, or as --launcher says, and waits for what rank 0 prints
+    ranks     {"models": [[line, [rows, ...]], ...]}      a model of each line is measured (measuring.py)
+              {"operations": [...]}                           which collectives are measured
+              {"lines": [[line, steps], ...], "repeat": 3}    each line so often, in turns; seconds of a step
+
+Job and answer are JSON, on the command line and the last line of what is printed: no file system is needed that all
+hosts share. A line that cannot be run is answered by the reason.
+"""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hpcdl.comm.launcher import clean_environment, mpiexec
+from hpcdl.errors import LoneError, UsageError, line
+from hpcdl.runs import signals
+
+LOOK = 0.2  # seconds between two looks whether there was a signal
+ANSWER = "hpcdl-answer "
+Start = Callable[[int, list[str]], subprocess.CompletedProcess]  # so many ranks of Python with these arguments
+
+
+def run(ranks: int, job: dict[str, Any], start: Start | None = None) -> dict[str, Any]:
+    """Start so many ranks on a job; returns their answer. LoneError, one line, where there is none."""
+    done = (start or starter(""))(ranks, ["-m", "hpcdl.planning.probe_jobs", json.dumps(job)])
+    answers = [text.partition(ANSWER)[2] for text in done.stdout.splitlines() if ANSWER in text]  # a label before it
+    if done.returncode or not answers:
+        said = [text for text in (done.stderr + done.stdout).splitlines() if text.strip()]
+        told = next((text for text in said if "error:" in text), said[-1] if said else "they said nothing")
+        raise LoneError(f"{ranks} ranks that were to measure ended with status {done.returncode}: {line(told)}")
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(answers[-1])[0]
+    return found
+
+
+def starter(launcher: str) -> Start:
+    """What starts ranks: words of a launcher to which -n RANKS is added; "": the mpiexec of this Python."""
+    try:
+        words = shlex.split(launcher) or [mpiexec()]
+    except ValueError as error:
+        raise UsageError(f"--launcher {launcher}: quotes that do not close ({error})") from None
+    if shutil.which(words[0]) is None:
+        raise UsageError(f"--launcher {words[0]} cannot be started: there is no such program")
+
+    def start(ranks: int, arguments: list[str]) -> subprocess.CompletedProcess:
+        policy = {"PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE", "OMPI_MCA_mpi_yield_when_idle": "1"}
+        environment = policy | clean_environment()  # Open MPI refuses more ranks than cores otherwise
+        command = [*words, "-n", str(ranks), sys.executable, *arguments]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, env=environment, text=True, **pipes) as process:  # type: ignore[call-overload]
+            out, errors = heard(process)
+        return subprocess.CompletedProcess(command, process.returncode, out, errors)
+
+    return start
+
+
+def heard(process: subprocess.Popen) -> tuple[str, str]:
+    """What a process says until it ends; it is ended where this one has a signal, which then leaves."""
+    while True:
+        try:
+            out, errors = process.communicate(timeout=LOOK)
+            break
+        except subprocess.TimeoutExpired:
+            if signals.received:
+                process.terminate()
+        except BaseException:
+            process.terminate()
+            raise
+    if signals.received:
+        print("plan: stopped by a signal", file=sys.stderr, flush=True)
+        raise SystemExit(signals.STATUS)
+    return out, errors
+
+
+# -- on the ranks ------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """One rank: do the job; rank 0 prints the answer."""
+    from hpcdl.launch.command_lines import read_command  # first: it takes over signals before MPI starts
+
+    # isort: split
+    from mpi4py import MPI
+
+    from hpcdl.launch.program import ended
+    from hpcdl.machine.world import one_world
+
+    world = MPI.COMM_WORLD
+    with ended("plan", world.rank):
+        one_world(world)
+        job, answer = json.loads(sys.argv[1]), {}  # type: dict[str, Any], dict[str, Any]
+        if "models" in job:
+            answer["measured"] = measured(world, read_command, job["models"], job["operations"])
+        if "lines" in job:
+            answer["runs"] = runs(world, read_command, job["lines"], job.get("repeat", 1))
+        if world.rank == 0:
+            print(ANSWER + json.dumps(answer), flush=True)
+
+
+def measured(world: Any, read: Callable, lines: list, operations: list) -> dict[str, Any]:
+    """The machine as these ranks measure it, as JSON has it."""
+    from hpcdl.planning.machine_sheet import section_as_told
+    from hpcdl.planning.measuring import measure
+    from hpcdl.runs.options import parse
+
+    wanted = []
+    for text, rows in lines:
+        command = read(1, f"-n {world.size}: {text}", {}, world.size)
+        wanted.append((command.options(parse, "--out=none"), set(rows)))
+    found = measure(world, wanted, operations)
+    links = {name: link and alone(link) for name, link in (("near", found.near), ("far", found.far))}
+    return found._asdict() | links | {"section": section_as_told(found.section)}
+
+
+def alone(link: Any) -> list[float]:
+    """Latency and bandwidth of a link; the time in which its long message has come holds the latency, too."""
+    from hpcdl.machine.network import LONG
+
+    passing = LONG / link.bandwidth - link.latency
+    return [link.latency, LONG / passing if passing > 0 else link.bandwidth]
+
+
+def endless(words: list[str]) -> list[str]:
+    """A line's options without those that say how long it trains."""
+    kept, skipped = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if skipped or name in ("--steps", "--epochs"):
+            skipped = not skipped and not equals
+            continue
+        kept.append(word)
+    return kept
+
+
+def runs(world: Any, read: Callable, lines: list, repeat: int) -> list[list[float] | str]:
+    """Seconds of a step of each line, each time that it was run, or why it could not be."""
+    from hpcdl.errors import AgreedError, TrainingError
+    from hpcdl.launch.isolated_run import abandon
+    from hpcdl.launch.launch_consistency import reading
+
+    found: list[Any] = [[] for _ in lines]
+    for turn in range(repeat):
+        for i in [(turn + k) % len(lines) for k in range(len(lines))]:
+            if isinstance(found[i], str):
+                continue
+            text, steps = lines[i]
+            opened: list = []
+            try:
+                with reading(world) as parse:
+                    command = read(1, f"-n {world.size}: {text}", {}, world.size)
+                    command = command._replace(words=endless(command.words))
+                    options = command.options(parse, "--out=none", f"--steps={steps}", "--evaluate-every=1000000")
+                run = command.training.run(world, options, opened)
+                batch = min(run.batch, run.data.examples) if world.rank == 0 else 0
+                found[i].append(batch / run.rate if world.rank == 0 else 0.0)
+            except (AgreedError, TrainingError) as error:
+                abandon(opened)
+                found[i] = line(error)
+            if world.allreduce(len(signals.received)):
+                raise SystemExit(signals.STATUS)
+    return found
+
+
+if __name__ == "__main__":
+    main()

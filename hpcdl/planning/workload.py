@@ -1,0 +1,155 @@
+"""What a forecast is about: a program that trains, its options, so many ranks, a model, and the shape of the data.
+
+Case    | options as on a command line | ranks, in their roles | model, on outlines | examples and their shape |
+Shape   | what a data set is asked for before any row is read; also that of one that nobody has (`--model gpt3`)
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcdl.chunks import chunk
+from hpcdl.data import open_data
+from hpcdl.data.batch import Batch
+from hpcdl.memory import Memory
+from hpcdl.models import HALF, for_data
+from hpcdl.optim import vectors_of
+from hpcdl.planning.configurations import CONFIGURATIONS
+from hpcdl.planning.meta_arrays import OUTLINES
+from hpcdl.plugins import is_own, of_torch
+from hpcdl.runs.options import Options
+from hpcdl.runs.roles import Roles, divide
+
+if TYPE_CHECKING:
+    from hpcdl.launch.command_lines import Command  # whose import takes over signals
+
+EXAMPLES = 1_000_000  # of data that nobody has: as many as any batch may want
+
+
+@dataclass
+class Shape:
+    """What a forecast asks of a data set; item, target: bytes of an element of x as it is held, and of a row's y."""
+
+    name: str
+    features: tuple[int, ...]
+    classes: int
+    outputs: tuple[int, ...] = ()
+    vocabulary: Any = None
+    sparse: bool = False
+    examples: int = EXAMPLES
+    test: int = 0
+    item: int = 4
+    target: int = 8
+    row: int = 0  # bytes of a row of x as it is held
+    statistics: Any = None
+
+    def steps_per_epoch(self, batch: int) -> int:
+        """The number of batches of an epoch."""
+        return math.ceil(self.examples / batch)
+
+
+def shape_of(options: Options, model: str) -> Shape:
+    """That of the data that the options name; of a named configuration's, where that is the model.
+
+    UsageError for data that cannot be opened.
+    """
+    if model in CONFIGURATIONS:
+        found = CONFIGURATIONS[model]
+        length = found.context
+        return Shape(f"tokens for {model}", (length,), found.vocabulary, vocabulary=True, target=0)
+    how: dict[str, Any] = {} if is_own(options.data) else {"placement": "streamed"}  # no row is read
+    data = open_data(
+        options.data,
+        dtype="float32" if options.dtype == HALF else options.dtype,
+        seed=options.seed,
+        validation=options.validation,
+        standardize=False,
+        **how,
+    )
+    source, width = data.train.source, math.prod(data.features)
+    item = getattr(source, "kind", np.dtype(options.dtype if options.dtype != HALF else "float32")).itemsize
+    row = width * item
+    if data.sparse:  # on the mean: the elements, and their columns
+        row = 8 + math.ceil(source.longest(len(source)) * (item + 4) / max(1, len(source)))
+    made = Shape(
+        data.name,
+        data.features,
+        data.classes,
+        data.outputs,
+        data.vocabulary,
+        data.sparse,
+        data.examples,
+        0 if data.test is None else data.test.examples,
+        item,
+        math.prod(data.outputs) * np.dtype(source.y_kind).itemsize,
+        row,
+    )
+    data.close()
+    return made
+
+
+class Workload:
+    """A training as a forecast sees it.
+
+    program: as train-grid. ranks: of the whole job, data servers among them; `size` are those that train. plan: (batch,
+    steps of an epoch, steps). UsageError where options, ranks and model do not go together.
+    """
+
+    model: Any
+
+    def __init__(self, program: str, options: Any, ranks: int, check: Any = None):
+        self.program, self.ranks = program, ranks
+        known, spec = CONFIGURATIONS.get(options.model), options.model
+        self.data = shape_of(options, spec)
+        self.spec = spec if known is None else known.spec
+        self.options = options if known is None else dataclasses.replace(options, model=known.spec)
+        self.roles: Roles = divide(ranks, getattr(options, "servers", 0), options.data_servers)
+        self.size = ranks - options.data_servers
+        self.real = is_own(self.spec) and not self.spec.startswith(("mlp:", "gpt:"))  # its code needs real arrays
+        self.real |= of_torch(self.spec)
+        device = {} if self.real else {"device": OUTLINES}
+        self.model = for_data(self.spec, self.data, options.dtype, loss=options.loss, **device)
+        if check is not None:
+            check(self.options, self.size, self.model)
+        self.device = getattr(self.model, "device", None) or OUTLINES
+        self.dtype, self.length = self.model.layout.dtype, self.model.layout.size
+        self.plan = self.options.plan(len(self.roles.workers), self.data)
+        self.vectors = (*vectors_of(self.options.optimizer), *(["average"] if self.options.average else []))
+
+    @classmethod
+    def of(cls, command: "Command", parse: Any) -> "Workload":
+        """That of a line that could be run."""
+        options = command.options(parse, "--out=none")
+        return cls(command.training.program, options, command.ranks, command.training.check)
+
+    @property
+    def batch(self) -> int:
+        """Examples of a step, as many as there are at most."""
+        return min(self.plan[0], self.data.examples)
+
+    def share(self, rank: int, size: int, batch: int = 0) -> int:
+        """How many rows of a batch are those of one of so many ranks."""
+        own = chunk(batch or self.batch, size, rank)
+        return own.stop - own.start
+
+    def rows(self, count: int) -> Batch:
+        """A batch of so many rows, on the model's device; the labels are 0."""
+        shape, x = (count, math.prod(self.data.features)), None
+        y_kind = np.dtype(np.int64) if self.data.classes else self.dtype
+        if self.data.sparse:
+            from hpcdl.csr import CSR
+
+            x = CSR.empty(*shape, self.dtype, empty=np.zeros)
+            x.elements.data = self.device.zeros(0, self.dtype)
+        else:
+            x = self.device.zeros(shape, self.dtype)
+        y = self.device.zeros((count, *self.data.outputs), y_kind)
+        return Batch(x, y, count, 0, 0, np.arange(count))
+
+    def add(self, memory: Memory, kind: str, vectors: float = 1, length: int | None = None, item: int = 0) -> None:
+        """So many vectors of this kind, each as long as the parameters unless said otherwise."""
+        length = self.length if length is None else length
+        memory.add(kind, round(vectors * length) * (item or self.dtype.itemsize))

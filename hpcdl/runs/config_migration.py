@@ -1,0 +1,86 @@
+"""What one strategy takes over from another: options from a file, and the run that it goes on with.
+
+A file of options, as a run writes it, is taken by any program that trains: what is common to all, and what the program
+itself has. What other programs have is left out; what none of them has is an error.
+
+    the file is of          `schedule` in it is         `lr_schedule` in it is
+    train-pipeline, -grid   the pipeline's              the learning rate's
+    all others              the learning rate's         not there
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from hpcdl.errors import UsageError, nearest
+from hpcdl.files import from_json
+from hpcdl.programs import files, of_strategy, own_options
+
+
+def with_schedules(texts: dict[str, Any], kinds: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The file's values, the schedule of the learning rate under the name that a program gives it; what is left out."""
+    if ("lr_schedule" in texts) == ("lr_schedule" in kinds):
+        return texts, []
+    texts = dict(texts)
+    if "lr_schedule" in texts:
+        left = [f"schedule {texts['schedule']}"] if "schedule" in texts else []
+        return texts | {"schedule": texts.pop("lr_schedule")}, left
+    from hpcdl.optim.schedules import SETTINGS  # here: who only reads options needs no kernels
+
+    schedule = texts.get("schedule")
+    if isinstance(schedule, str) and schedule.partition(":")[0] in SETTINGS:
+        texts["lr_schedule"] = texts.pop("schedule")
+    return texts, []
+
+
+def taken(
+    texts: dict[str, Any], kinds: dict[str, Any], common: dict[str, Any], told: str = ""
+) -> tuple[dict[str, Any], list[str]]:
+    """Of a file's values those that a program takes, and the names of those that belong to others.
+
+    kinds: the program's options; common: those of all programs that train; told: the option that names the file.
+    Raises UsageError for a name that no program has, if told; a run's own file may be of another version.
+    """
+    texts, left = with_schedules(texts, kinds)
+    foreign = [name for name in texts if name not in kinds]
+    if not foreign:
+        return texts, left
+    others = own_options()
+    for name in foreign:
+        if told and name not in common and not any(name in options for options in others.values()):
+            raise UsageError(f"{told}: there is no option {name!r}{nearest(name, [*kinds, *common])}")
+    writers = [options for options in others.values() if {*foreign} - {*common} <= {*options}]
+    for name in texts:  # the same name, but another thing: gossip's --draw is a file, a pipeline's a switch
+        if name in kinds and name not in common:
+            mine = {str: str, int: int, bool: bool}.get(kinds[name], object)
+            if any(options.get(name, mine) is not mine for options in writers if mine is not object):
+                foreign.append(name)
+    return {name: text for name, text in texts.items() if name not in foreign}, left + foreign
+
+
+def config_of(run: str) -> Path:
+    """The file of options of the run in a folder, or in that of a checkpoint file."""
+    return Path(os.path.dirname(run) or "." if os.path.isfile(run) else run, "config.yaml")
+
+
+def predecessor(resume: str, program: str) -> str:
+    """The program and step of the run that a program of ours goes on with, where it is of another strategy; else "".
+
+    Where the checkpoint says nothing of it, whoever reads it whole says why.
+    """
+    path = Path(resume, "checkpoint.h5") if os.path.isdir(resume) else Path(resume)
+    found: Any = {}
+    with contextlib.suppress(Exception):
+        import h5py  # here: who only reads options needs no HDF5
+
+        from hpcdl.checkpoint.shards import joins_pieces
+
+        joins_pieces(path)  # a broken one is not for HDF5
+        with h5py.File(path, "r") as file:
+            found = from_json(file.attrs["attributes"])
+    strategy, step = (found.get(name) for name in ("strategy", "step")) if isinstance(found, dict) else (None, None)
+    if program not in files() or not isinstance(strategy, str) or not isinstance(step, int):
+        return ""
+    before = of_strategy(strategy)
+    return f"{before} (step {step})" if before not in (None, program) else ""

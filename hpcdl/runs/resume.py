@@ -1,0 +1,290 @@
+"""How far a run is, as a checkpoint says it beside its vectors; and going on from one, the last that is whole."""
+
+import copy
+import logging
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcdl.checkpoint.checkpoint_file import Checkpoint, Damaged, Stored
+from hpcdl.checkpoint.rollback import before, folder_of, is_last, later_than, set_aside
+from hpcdl.checkpoint.state import everywhere
+from hpcdl.comm import Communicator, refuse_together
+from hpcdl.comm.progress import activity
+from hpcdl.data.schema import Meaning, few
+from hpcdl.errors import AgreedError, UsageError, blamed_on
+from hpcdl.formatting import counted
+from hpcdl.models import name_of
+from hpcdl.models.model_wrapper import plain
+from hpcdl.runs.attributes import check_attributes
+from hpcdl.runs.folder import Folder, automatic, check_run_folder
+from hpcdl.runs.manifest import NAME, started
+
+if TYPE_CHECKING:
+    from hpcdl.runs.run import Run
+
+log = logging.getLogger("hpcdl")
+ALIKE = ("optimizer", "average", "seed", "batch")
+CHANGES = ("optimizer", "batch")  # of them what an heir may have of its own; the optimizer's vectors must fit
+
+
+def position(run: "Run") -> dict:
+    """The attributes of a checkpoint of this run, as it stands now; whole on rank 0, which writes it."""
+    return {
+        "strategy": run.strategy,
+        "model": name_of(plain(run.model)),
+        "loss": run.options.loss,
+        **computing(run.model),
+        "source": run.data.source,
+        "meaning": run.data.meaning.describe(),
+        "launched_in": os.getcwd(),
+        "layout": run.model.layout.describe(),
+        "data": {
+            "name": run.data.name,
+            "features": list(run.data.features),
+            "classes": run.data.classes,
+            **({"outputs": list(run.data.outputs)} if run.data.outputs else {}),
+            **({"sparse": True} if run.data.sparse else {}),
+            "rows": run.data.examples,
+            "digest": run.data.digest if run.comm.rank == 0 else None,
+        },
+        **({"environment": run.data.environment} if hasattr(run.data, "environment") else {}),
+        "order": order(run),
+        "optimizer": run.options.optimizer,
+        "average": run.options.average or "none",
+        "seed": run.options.seed,
+        "batch": run.batch,
+        "step": run.step,
+        "epoch": run.step / run.per_epoch,
+        "updates": run.optimizer.step,
+        "examples": run.examples,
+        "best": None if math.isinf(run.stopping.best) else run.stopping.best,
+        "waited": run.stopping.evaluations_since_best,
+        "scores": run.scores,
+        "train_loss": run.metrics.known_loss,
+        "seconds": run.seconds,
+        "fixed": run.fixed,
+        **run.legs.attributes(run),
+    }
+
+
+def computing(model: Any) -> dict:
+    """In which type a model computes, where that is not the type of its parameters."""
+    kind = getattr(plain(model), "computing", None)
+    return {} if kind is None else {"computing": kind}
+
+
+def order(run: "Run") -> str | None:
+    """In which order the run visits the rows of an epoch; None where clients visit theirs, whatever an epoch is."""
+    if "clients" in run.fixed:
+        return None
+    ranks = run.held.share[1] if hasattr(run.held, "share") else run.workers  # type: ignore[attr-defined]
+    return run.data.order.replace("{ranks}", str(ranks))
+
+
+def refuse_another(run: "Run", found: Checkpoint) -> None:
+    """Raise UsageError for a checkpoint of another model, data, optimizer, seed, batch size or state.
+
+    Also for one in the middle of an epoch whose rows are now visited in another order: some would be seen twice, and
+    others never. What a checkpoint of an older version does not say is taken for the same.
+    """
+    check_attributes(found.attributes, f"--resume {run.options.resume}")
+    mine, theirs = position(run), {"average": "none"} | copy.deepcopy(found.attributes)
+    refusal = f"--resume {run.options.resume}: that run's"
+    refuse_another_environment(mine, theirs, run.options.resume)
+    if mine["layout"] != theirs["layout"]:
+        sizes = [
+            f"{sum(math.prod(tensor['shape']) for tensor in each['layout'])} parameters of "
+            + " and ".join(sorted({tensor["dtype"] for tensor in each["layout"]}))
+            for each in (theirs, mine)
+        ]
+        before, now = f"{theirs['model']} with {sizes[0]}", f"{mine['model']} with {sizes[1]}"
+        raise UsageError(f"{refusal} model is {before}, not {now}")
+    digests = [about["data"].pop("digest", None) for about in (mine, theirs)]
+    if None not in digests and digests[0] == digests[1]:
+        theirs["data"]["name"] = mine["data"]["name"]  # that of the file, for most; the rows are what counts
+    if mine["data"] != theirs["data"]:
+        rows = [f"{each['data']['name']} with {each['data']['rows']} training rows" for each in (theirs, mine)]
+        raise UsageError(f"{refusal} data are {rows[0]}, not {rows[1]}")
+    if None not in digests and digests[0] != digests[1]:
+        name = mine["data"]["name"]
+        raise UsageError(f"{refusal} data are other ones: {name} has the same name and shape, but other contents")
+    refuse_other_names(mine, theirs, refusal)
+    for name in [each for each in ALIKE if not (run.options.heir and each in CHANGES)]:
+        if mine[name] != theirs[name]:
+            raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
+    for name, value in mine["fixed"].items():
+        before = theirs["fixed"].get(name, value)
+        if before != value:
+            raise UsageError(f"{refusal} {name.replace('_', ' ')} is {before}, not {value}")
+    was, now, at = theirs.get("order"), mine["order"], theirs["step"] % run.per_epoch
+    if at and None not in (was, now) and was != now:
+        raise UsageError(
+            f"{refusal} checkpoint is {counted(at, 'step')} into an epoch of {run.per_epoch}, with {was}; now it would "
+            f"be {now}: take --placement, --partition and ranks as they were, or a checkpoint of an epoch's end"
+        )
+    run.state.check_vectors(found, run.comm.size, refusal)
+
+
+def refuse_another_environment(mine: dict, theirs: dict, where: str) -> None:
+    """Raise UsageError where one has learned to act, and the other from data; or both to act, but elsewhere."""
+    places = [each.get("environment", {}).get("name") for each in (theirs, mine)]
+    if places[0] != places[1]:
+        said = [
+            f"environment {name}" if name else f"data {each['data']['name']}"
+            for name, each in zip(places, (theirs, mine), strict=True)
+        ]
+        raise UsageError(f"--resume {where}: that run learns from the {said[0]}, not from the {said[1]}")
+
+
+def refuse_other_names(mine: dict, theirs: dict, refusal: str) -> None:
+    """Raise UsageError where numbers stand for other classes or columns than in the run that is gone on with."""
+    if "meaning" not in theirs:  # an older version's
+        return
+    before, now = (Meaning.read(each["meaning"], f"{refusal} data") for each in (theirs, mine))
+    if before.labels != now.labels:
+        names = [few(each.labels) if each.labels else "numbers" for each in (before, now)]
+        raise UsageError(f"{refusal} classes are {names[0]}, not {names[1]}")
+    before.refuse_other_words(now, mine["data"]["name"])
+
+
+def go_on_from(run: "Run", attributes: dict) -> None:
+    """Let the run be as far as these attributes say; in epochs, where the steps of an heir are others."""
+    if run.options.heir and attributes["batch"] != run.batch:
+        before, attributes["step"] = attributes["step"], round(attributes["epoch"] * run.per_epoch)
+        attributes["updates"] = round(attributes["updates"] * attributes["step"] / max(1, before))
+    run.step, run.examples, run.optimizer.step = attributes["step"], attributes["examples"], attributes["updates"]
+    run.metrics.scores = attributes["scores"]
+    run.metrics.train_loss = math.nan if attributes["train_loss"] is None else attributes["train_loss"]
+    run.stopwatch.earlier_seconds = attributes["seconds"]
+    run.legs.go_on_from(attributes)
+    run.stopping.best = math.inf if attributes["best"] is None else attributes["best"]
+    run.stopping.evaluations_since_best = attributes["waited"]
+    run.stopping.reach(run.scores.get("test_accuracy"), run.scores.get("duality_gap"))
+    run.stopping.used(run.step, run.seconds, run.legs.bytes, run.examples)
+
+
+def open_folder(run: "Run") -> Folder:
+    """Make the folder of a run that begins, and let it go on from the checkpoint that its options name; collective.
+
+    Raises AgreedError, before anything is written, where the folder cannot be, or the checkpoint is of another run.
+    """
+    out, resume, leads = run.options.out, run.options.resume, run.comm.rank == 0
+    path = automatic(run.strategy) if out == "auto" else None if out in ("", "none") else Path(out)
+    survivor = run.options.survivor
+    left = survivor is not None and survivor.goes_on  # from what a rank holds in memory
+    folder, found = Folder(path, run.comm.rank), None
+    later: list[Path] = []
+    same = left or (bool(resume) and path is not None and path.resolve() == folder_of(resume).resolve())
+    try:
+        with refuse_together(run.bookkeeping.mpi):
+            if path is not None and leads:
+                if same and run.options.force:
+                    raise UsageError("--force would remove the run that --resume goes on with: give another --out")
+                check_run_folder(path, same or run.options.force or out == "auto")  # of which no other job has the name
+            if leads and (path is not None or resume):
+                _ = run.data.digest  # now, while all wait for it: a pass over the data, where nobody knows it yet
+            if same and leads:
+                folder.claim(outlived=left)  # before the checkpoint is read: who has the folder writes the next one
+        if resume and not left:
+            resume, found = whole_one(run)
+            if resume != run.options.resume:
+                run.options = copy.copy(run.options)
+                run.options.resume = resume
+        with refuse_together(run.bookkeeping.mpi):
+            if left and leads:
+                found = survivor.found
+            elif found is not None:
+                refuse_another(run, found)
+                if same:
+                    later = later_than(found.attributes["step"], Path(resume))
+                    if any(each.name == "best.h5" for each in later):
+                        found.attributes["best"] = None  # there is no file of it any more: the next one is the best
+        if resume or left:
+            with activity.inside("broadcast", run.bookkeeping):
+                attributes = run.bookkeeping.mpi.bcast(found.attributes if found else None)
+            if left:
+                survivor.load(run, found)
+            else:
+                run.state.load(run.held.peers, found, f"--resume {resume}: that run's")
+            run.held.resumed(run.bookkeeping)
+            go_on_from(run, attributes)
+            run.saved = (survivor.saved if left else run.step) if same else None
+        with refuse_together(run.bookkeeping.mpi):
+            if leads and same and (left or is_last(resume)) and run.over and folder.ended(run.step):
+                folder.leave()
+            elif leads:
+                folder.create(run.options, same, used(run))
+                if same and not left and not is_last(resume):
+                    with blamed_on(f"--out {path} cannot be written"):
+                        set_aside(Path(resume), later)
+        with activity.inside("broadcast", run.bookkeeping):
+            folder.path, folder.left = run.bookkeeping.mpi.bcast((folder.path, folder.left))
+        with refuse_together(run.bookkeeping.mpi):
+            if left:
+                folder.open(survivor.recorded, survivor.recent, run.step if survivor.owed else None)
+            else:
+                folder.open(run.step)
+            folder.record_flight(run.comm.size, run.options.flight, run.everyone.family())
+            if leads and folder.path is not None:
+                folder.write(NAME, started(run))
+        run.saver.begin(folder.path)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
+
+
+def whole_one(run: "Run") -> tuple[str, Checkpoint | None]:
+    """The checkpoint that --resume names, and on rank 0 what it holds; collective.
+
+    Of a folder, where the last one is damaged, it is the latest before that is whole, and a line says so. Raises
+    AgreedError where there is none.
+    """
+    resume, comm = run.options.resume, run.bookkeeping
+    older: list[str] | None = None
+    first = ""
+    while True:
+        found, problem = None, ""
+        with refuse_together(comm.mpi):
+            if comm.rank == 0:
+                try:
+                    found = Checkpoint.read(Path(resume), pieces=False)
+                except Damaged as error:
+                    problem = str(error)
+        problem = problem_with(comm, found, problem)
+        if not problem:
+            return resume, found
+        first = first or problem
+        if older is None:
+            with activity.inside("look for older checkpoints", comm):
+                beside = [str(each) for each in before(Path(resume))] if os.path.isdir(resume) else []
+                older = comm.mpi.bcast(beside)
+        if not older:
+            more = "; none beside it is whole" if resume != run.options.resume else ""
+            raise AgreedError(f"{first}{more}")
+        resume = older.pop(0)
+        run.display.line(f"warning: {problem}; going on from {resume}")
+
+
+def problem_with(comm: Communicator, found: Checkpoint | None, problem: str) -> str:
+    """What is wrong with a checkpoint that rank 0 has read, on all ranks, each of which reads some of its pieces.
+
+    problem: what rank 0 knows to be wrong already. Collective.
+    """
+    seen = everywhere(comm, found)
+    look, share = (found, (0, 1)) if seen is None else (Checkpoint(seen, {}, seen.joined), (comm.rank, comm.size))
+    if look is not None and not problem:
+        assert isinstance(look.vectors, Stored)
+        with activity.known():
+            broken = next(filter(None, look.problems(True, *share)), "")
+        problem = f"{look.vectors.path} is damaged: {broken}" if broken else ""
+    with activity.inside("read the pieces", comm):
+        return next(filter(None, comm.mpi.allgather(problem)), "")
+
+
+def used(run: "Run") -> dict:
+    """Of the options, what the run has really used: a program may hand it a model and data of its own."""
+    of = {} if hasattr(run.data, "environment") else {"data": run.data.source or run.data.name}
+    return of | {"model": name_of(plain(run.model))}

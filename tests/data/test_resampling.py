@@ -1,0 +1,89 @@
+"""hpcdl/data/resampling.py: what a member of an ensemble is trained on."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from hpcdl.data import from_arrays, open_data
+from hpcdl.data.resampling import Draw
+from hpcdl.errors import UsageError
+
+
+def made(**how):
+    x = np.arange(60.0).reshape(20, 3) + 1
+    return from_arrays(x, np.arange(20) % 2, x[:6], np.arange(6) % 2, **how)
+
+
+def seen(data):
+    """The rows of an epoch, by their first feature, sorted."""
+    return sorted(float(row[0]) for batch in data.batches(0, 7) for row in batch.x)
+
+
+def test_rows_are_drawn_with_replacement():
+    data, draw = made(), Draw(3, 1, rows=True)
+    draw.apply(data)
+    drawn = draw.examples(20)
+    assert data.examples == len(drawn) == 20 and len(set(drawn)) < 20
+    assert seen(data) == [3.0 * each + 1 for each in drawn]
+    assert data.train.rows(0, 20)[0][:, 0].tolist() == seen(data)
+    assert data.test.examples == 6
+    other = Draw(3, 2, rows=True).examples(20)
+    assert other.tolist() != drawn.tolist() and Draw(3, 1, rows=True).examples(20).tolist() == drawn.tolist()
+
+
+def test_held_out_rows_are_never_drawn():
+    data = made(validation=0.2, data_seed=5)
+    held_out = set(data.validation.numbers)
+    Draw(0, 0, rows=True).apply(data)
+    assert data.examples == 16 and not held_out & set(data.train.numbers) and data.validation.examples == 4
+
+
+def test_the_same_rows_are_held_out_whatever_the_seed():
+    first, second = (made(validation=0.2, data_seed=5, seed=seed) for seed in (1, 2))
+    assert first.validation.numbers.tolist() == second.validation.numbers.tolist()
+    assert made(validation=0.2, seed=1).validation.numbers.tolist() != first.validation.numbers.tolist()
+
+
+def test_weights_say_which_rows_are_drawn():
+    weights = np.zeros(20)
+    weights[[4, 7]] = 0.75, 0.25
+    drawn = Draw(0, 0, rows=True, weights=weights).examples(20)
+    assert set(drawn) == {4, 7} and (drawn == 4).sum() > 10
+
+
+def test_a_resampled_data_set_is_another_one():
+    data, other = made(), made()
+    Draw(0, 0, rows=True).apply(other)
+    again = made()
+    Draw(0, 0, rows=True).apply(again)
+    assert len({data.digest, other.digest}) == 2 and again.digest == other.digest
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_features_that_are_left_out_are_zero(standardize):
+    data, draw = made(standardize=standardize, dtype="float64"), Draw(1, 0, features=0.7)
+    whole = made(standardize=standardize, dtype="float64")
+    draw.apply(data)
+    out = draw.left_out(3)
+    assert len(out) == 1
+    kept = np.delete(np.arange(3), out)
+    for split, plain in ((data.train, whole.train), (data.test, whole.test)):
+        x, before = split.rows(0, split.examples)[0], plain.rows(0, plain.examples)[0]
+        assert (x[:, out] == 0).all() and (x[:, kept] == before[:, kept]).all() and before[:, out].any()
+    assert np.isfinite(data.statistics["deviation"]).all()  # a checkpoint keeps them
+
+
+def test_one_feature_stays():
+    assert len(Draw(0, 0, features=0.01).left_out(3)) == 2
+
+
+def test_tokens_of_a_text_have_no_subspace():
+    with contextlib.closing(open_data("text")) as data, pytest.raises(UsageError, match="tokens of a text"):
+        Draw(0, 0, features=0.5).apply(data)
+
+
+def test_streamed_rows_cannot_be_drawn():
+    streamed = contextlib.closing(open_data("digits", placement="streamed"))
+    with streamed as data, pytest.raises(UsageError, match="--placement shared only"):
+        Draw(0, 0, rows=True).apply(data)

@@ -1,0 +1,108 @@
+"""What rows mean goes through a file and a checkpoint as it is; classes are matched by name."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcdl.data import open_data
+from hpcdl.data.format import read_info
+from hpcdl.data.formats.vocabulary import Vocabulary
+from hpcdl.data.schema import Meaning
+from hpcdl.errors import UsageError
+
+COLUMN = {"name": "age", "number": 0, "values": None, "fill": 3.5}
+
+
+@pytest.mark.parametrize(
+    "meaning",
+    [
+        Meaning(),
+        Meaning(0.25, ("cat", "dog")),
+        Meaning(vocabulary=Vocabulary("bytes")),
+        Meaning(vocabulary=Vocabulary(["a", "é"]), recipe={"columns": [COLUMN]}),
+    ],
+)
+def test_through_json(meaning):
+    again = Meaning.read(json.loads(json.dumps(meaning.describe())), "x")
+    assert again.describe() == meaning.describe()
+
+
+@pytest.mark.parametrize(
+    "found", [None, [], {}, {"scale": 1}, {"scale": 0}, {"labels": [1]}, {"recipe": 3}, {"scale": "1"}]
+)
+def test_anything_else_is_refused(found):
+    whole = Meaning().describe() | found if isinstance(found, dict) and found not in ({}, {"scale": 1}) else found
+    with pytest.raises(UsageError, match=r"a\.h5 should say"):
+        Meaning.read(whole, "a.h5")
+
+
+def test_names():
+    assert Meaning().names(3) == ["0", "1", "2"] and Meaning(labels=("a", "b")).names(2) == ["a", "b"]
+    assert Meaning(vocabulary=Vocabulary(["x", "y"])).names(2) == ["x", "y"]
+
+
+def test_classes_are_matched_by_name():
+    mine = Meaning(labels=("ant", "bee", "cat"))
+    assert mine.numbers_of(mine, 3, 3, "x") is None
+    assert mine.numbers_of(Meaning(labels=("cat", "ant")), 3, 2, "x").tolist() == [2, 0]
+    with pytest.raises(
+        UsageError, match="x has the class 'zebra', which the model does not know; it knows 'ant', 'bee'"
+    ):
+        mine.numbers_of(Meaning(labels=("ant", "bee", "zebra")), 3, 3, "x")
+    assert Meaning().numbers_of(Meaning(labels=("3", "5")), 10, 2, "x").tolist() == [3, 5]
+    assert Meaning().numbers_of(Meaning(), 10, 4, "x") is None
+    with pytest.raises(UsageError, match="and 3 more"):
+        mine.numbers_of(Meaning(), 3, 8, "x")
+
+
+def test_other_words_and_other_columns_are_refused():
+    text, other = Meaning(vocabulary=Vocabulary(["a", "b"])), Meaning(vocabulary=Vocabulary(["a", "c"]))
+    text.refuse_other_words(text, "x")
+    with pytest.raises(UsageError, match="x has a vocabulary of 2 tokens, and the model was trained on another one"):
+        text.refuse_other_words(other, "x")
+    with pytest.raises(UsageError, match="x has no vocabulary"):
+        text.refuse_other_words(Meaning(), "x")
+    table = Meaning(recipe={"columns": [COLUMN]})
+    table.refuse_other_words(table, "x")
+    table.refuse_other_words(Meaning(), "x")  # which says nothing of columns
+    with pytest.raises(
+        UsageError, match=r"'age' \(a number, filled with 2\) instead of 'age' \(a number, filled with 3.5\)"
+    ):
+        table.refuse_other_words(Meaning(recipe={"columns": [COLUMN | {"fill": 2.0}]}), "x")
+
+
+def write(path, **attributes):
+    with h5py.File(path, "w") as file:
+        for part in ("train", "test"):
+            file[f"{part}/x"], file[f"{part}/y"] = np.ones((4, 2), "f4"), np.arange(4) % 2
+        for name, value in attributes.items():
+            file.attrs[name] = value
+    return path
+
+
+def test_a_file_says_it(tmp_path):
+    path = write(
+        tmp_path / "a.h5", labels=["cat", "dog"], scale=0.5, table=json.dumps({"columns": [COLUMN], "label": ["y"]})
+    )
+    data = open_data(str(path))
+    assert data.meaning.labels == ("cat", "dog") and data.meaning.scale == 0.5 and data.meaning.outputs == ["y"]
+    assert data.meaning.recipe["columns"] == [COLUMN] and data.source == str(path)
+    data.close()
+    assert open_data("digits").source == "digits"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"labels": ["cat"]}, "labels should name each of the 2 classes"),
+        ({"labels": ["cat", "cat"]}, "labels should name each of the 2 classes"),
+        ({"labels": "cat"}, "labels should name each of the 2 classes"),
+        ({"table": "{"}, "attribute table is no recipe of a table"),
+        ({"table": "[1]"}, "attribute table is no recipe of a table"),
+    ],
+)
+def test_a_file_that_says_it_wrongly(tmp_path, attributes, words):
+    with pytest.raises(UsageError, match=words):
+        read_info(write(tmp_path / "a.h5", **attributes))

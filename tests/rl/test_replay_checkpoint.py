@@ -1,0 +1,127 @@
+"""Memories beside checkpoints: written when one is due, taken back whole, filled anew where they do not fit."""
+
+import json
+import logging
+from types import SimpleNamespace
+
+import chains
+import numpy as np
+import pytest
+from plain_replay import Walk
+
+from hpcdl.errors import LoneError, UsageError
+from hpcdl.rl.replay import Replay
+from hpcdl.rl.replay_checkpoint import keep, place, take_back, write
+from hpcdl.scripts.train_gorila import TRAINING, GorilaOptions
+
+
+def filled(capacity=60, seed=0, **how):
+    """A memory of two streams, of which much has been overwritten."""
+    replay = Replay(capacity, (3,), "f4", streams=2, **{"prioritized": True} | how)
+    walk = Walk(np.random.default_rng(seed), 2, (3,), 1, "f4")
+    for _ in range(70):
+        replay.add(*walk.step(0, 2))
+    return replay
+
+
+def run_in(folder, **options):
+    """What of a run is asked."""
+    given = {"save_replay": True, "resume": str(folder), "checkpoint_every": 20, "per_step": 2} | options
+    return SimpleNamespace(options=SimpleNamespace(**given), folder=SimpleNamespace(path=folder))
+
+
+def test_all_that_is_in_it_comes_back_and_new_episodes_begin(tmp_path):
+    replay, again = filled(), Replay(60, (3,), "f4", streams=2, prioritized=True)
+    left = place(tmp_path, 3).with_name(".0003.h5.123.part")  # by a process that was killed
+    left.parent.mkdir()
+    left.touch()
+    write(replay, place(tmp_path, 3))
+    assert not left.exists()
+    assert [path.name for path in (tmp_path / "replay").iterdir()] == ["0003.h5"]
+    take_back(run_in(tmp_path), again, 3)
+    replay.cut()
+    for name, array in replay.state().items():
+        np.testing.assert_array_equal(again.state()[name], array, name)
+    one, other = (each.sample(40, 0.5, np.random.default_rng(1)) for each in (replay, again))
+    np.testing.assert_array_equal(one.serial, other.serial)
+    assert (again.last == -1).all()
+
+
+def test_when_it_is_written(tmp_path):
+    """At the first step at or after each checkpoint, of every 10 steps here; and at the end."""
+    run, replay, saved, written = run_in(tmp_path), filled(), 3, []
+    for step in (4, 9, 10, 11, 12, 35, 36, 39, 41):
+        before = saved
+        saved = keep(run, replay, 0, step, saved)
+        path = place(tmp_path, 0)
+        written += [step] if path.exists() else []
+        path.unlink(missing_ok=True)
+        assert saved >= before
+    assert written == [10, 35, 41]
+    keep(run, replay, 0)
+    assert place(tmp_path, 0).exists()
+    place(tmp_path, 0).unlink()
+    nowhere = SimpleNamespace(options=run.options, folder=SimpleNamespace(path=None))
+    for other in (run_in(tmp_path, save_replay=False), nowhere):
+        keep(other, replay, 0)
+        keep(other, replay, 0, 1000, 3)
+    run = run_in(tmp_path, checkpoint_every=0)
+    assert keep(run, replay, 0, 1000, 3) == 3
+    assert not place(tmp_path, 0).exists(), "without --checkpoint-every at the end alone"
+
+
+@pytest.mark.parametrize("how", [{"capacity": 61}, {"gamma": 0.5}, {"n_step": 2}, None], ids=str)
+def test_of_another_memory_it_is_filled_anew(tmp_path, caplog, how):
+    if how is not None:
+        write(filled(**how), place(tmp_path, 0))
+    empty = Replay(60, (3,), "f4", streams=2)
+    with caplog.at_level(logging.WARNING, "hpcdl"):
+        take_back(run_in(tmp_path), empty, 0)
+    assert empty.size == empty.written == 0
+    assert len(caplog.records) == 1 and "filled anew" in caplog.text and str(place(tmp_path, 0)) in caplog.text
+
+
+def test_nothing_is_read_where_it_was_not_asked_for(tmp_path):
+    write(filled(), place(tmp_path, 0))
+    empty = Replay(60, (3,), "f4", streams=2)
+    take_back(run_in(tmp_path, save_replay=False), empty, 0)
+    take_back(run_in(tmp_path, resume=None), empty, 0)
+    take_back(run_in(tmp_path), None, 0)
+    assert empty.written == 0
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    place(tmp_path, 0).parent.mkdir()
+    place(tmp_path, 0).write_bytes(b"no HDF5")
+    with pytest.raises(UsageError, match=r"0000\.h5 cannot be read"):
+        take_back(run_in(tmp_path), Replay(60, (3,), "f4", streams=2), 0)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "replay").write_text("a file")
+    with pytest.raises(LoneError, match="cannot be written"):
+        write(filled(), place(tmp_path, 0))
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("apart", [False, True], ids=["bundles", "apart"])
+def test_a_run_that_is_gone_on_with_learns_at_once(world, mpi_tmp_path, apart):
+    """With --save-replay; else it fills its memories first. Each rank that remembers keeps its own."""
+    folder, learners = mpi_tmp_path / "r", 1 if apart else world.size - 1
+    how = {
+        **{"env": "chains:chain", "model": "mlp:8", "batch_size": 8, "learning_starts": 100, "replay": 400},
+        **{"train_every": 1, "evaluate_every": 300, "episodes": 2, "progress": "none", "trace": 0, "outliers": 0.0},
+        **{"gamma": chains.GAMMA, "learners": int(apart), "out": str(folder), "chunk": 2},
+    }
+
+    def updates(steps, **more):
+        run = TRAINING.run(world, GorilaOptions(**how | {"env_steps": steps} | more))
+        return json.loads((folder / "summary.json").read_text())["updates"] if run.comm.rank == 0 else 0
+
+    first = updates(300, save_replay=True)
+    kept = updates(600, resume=str(folder), save_replay=True)
+    anew = updates(900, resume=str(folder))
+    if world.rank == 0:
+        ranks = range(1, 2) if apart else range(1, world.size)
+        assert sorted(path.name for path in (folder / "replay").iterdir()) == [f"{rank:04d}.h5" for rank in ranks]
+        assert kept - first == 300 and 100 < anew - kept < 300 - 60, (first, kept, anew, learners)
