@@ -222,6 +222,9 @@ def test_direct(form, gpu, each_group, monkeypatch):
             assert gpu.xp.counts["to host"] - before == (staged if comm.size > 1 else 0)
             assert np.array_equal(gpu.host(array), sum(values(rank, 100) for rank in range(comm.size)))
             assert comm.traffic["all_reduce"].bytes == 800 or name == "ring"
+            array = askew(values(comm.rank, 100))  # one of the host, which is staged where the GPU's are not
+            comm.all_reduce(array)
+            assert np.array_equal(array, sum(values(rank, 100) for rank in range(comm.size)))
 
     each_group(body)
 

@@ -455,12 +455,34 @@ def test_a_message_of_another_length_or_type_is_refused(group, rank, sent, kind,
 def test_messages_of_tensors_wherever_they_lie(group, rank, size):
     left, right = (rank - 1) % size, (rank + 1) % size
     tensors = torch.arange(6.0), torch.arange(12.0).view(3, 4).t(), torch.zeros(0), torch.arange(5).bfloat16()
-    for tensor in (*tensors, torch.frombuffer(bytearray(25), dtype=torch.float32, offset=1)):
-        received = torch.full_like(tensor, 7)
-        work = dist.isend(tensor + rank, right)
-        assert dist.recv(received, left) == left
-        work.wait()
-        assert torch.equal(received, tensor + left)
+    for tensor in tensors:
+        for place in (torch.empty_like, askew):
+            sent, received = place(tensor).copy_(tensor + rank), place(tensor).fill_(7)
+            work = dist.isend(sent, right)
+            assert dist.recv(received, left) == left
+            work.wait()
+            assert torch.equal(received, tensor + left)
+
+
+def test_collectives_of_tensors_at_odd_addresses(group, rank, size):
+    """Also those that are no operation of the communicator's, which would copy such an array itself."""
+    ranks = torch.arange(1.0, size + 1)
+    sent, received = askew(ranks).copy_(ranks * (rank + 1)), askew(ranks)
+    dist.all_to_all_single(received, sent)
+    assert torch.equal(received, ranks * (rank + 1))
+    for op, wanted in ((dist.ReduceOp.PRODUCT, ranks.prod()), (dist.ReduceOp.SUM, ranks.sum())):
+        dist.all_reduce(received.fill_(rank + 1), op)
+        assert (received == wanted).all()
+    dist.all_gather_into_tensor(received, askew(ranks[:1]).fill_(rank))
+    assert torch.equal(received, ranks - 1)
+
+
+def askew(tensor):
+    """A tensor of the same shape and type at an odd address, with values of no meaning."""
+    memory = bytearray(tensor.nbytes + tensor.itemsize + 1)
+    found = torch.frombuffer(memory, dtype=tensor.dtype, offset=1)[: tensor.numel()].view(tensor.shape)
+    assert found.data_ptr() % found.itemsize or not found.numel()
+    return found
 
 
 # -- DDP and FSDP2 beside gloo -----------------------------------------------------------------------------------------

@@ -87,12 +87,13 @@ def test_the_mean_and_the_spread(world, folder):
     assert found["row"].tolist() == [*range(6)]
 
 
-def test_members_whose_missing_numbers_became_others_see_other_rows():
-    members = [
-        SimpleNamespace(dtype="float32", statistics={}, meaning=Meaning(recipe={"columns": [{"fill": fill}]}))
-        for fill in (1.0, 1.0, 2.0)
-    ]
-    assert [seen_as(each) == seen_as(members[0]) for each in members] == [True, True, False]
+def test_members_of_other_types_statistics_or_fills_see_other_rows():
+    def seen(dtype="float32", mean=0.0, fill=1.0):
+        meaning = Meaning(recipe={"columns": [{"fill": fill}]})
+        return seen_as(SimpleNamespace(dtype=dtype, statistics={"mean": np.array([mean])}, meaning=meaning))
+
+    assert seen() == seen()
+    assert len({seen(), seen(dtype="float64"), seen(mean=2.0), seen(fill=2.0)}) == 4
 
 
 def test_votes_and_their_weights(world, folder):
