@@ -42,19 +42,31 @@ def ours(done):
     return [line for line in done.stderr.splitlines() if "error: " in line]
 
 
-def test_two_ranks(launch, tmp_path):
-    done = launch(2, SCRIPTS / "doctor.py", "--json", "rows.json")
+def test_two_ranks(run_on, tmp_path):
+    """Which leave with the same status, and have more threads than any machine has cores."""
+    done = run_on(2, SCRIPTS / "doctor.py", "--json", "rows.json", check=1, OMP_NUM_THREADS="9999")
     result = json.loads((tmp_path / "rows.json").read_text())
     rows = {row["what"]: row for row in result["rows"]}
     assert result["ranks"] == 2 and "Traceback" not in done.stderr
     assert (result["schema_version"], result["benchmark"], result["options"]["quick"]) == (1, "doctor", False)
     assert {"python", "mpi", "machine"} <= set(result["environment"])
-    assert done.returncode == result["status"] == int("hurts" in [row["verdict"] for row in result["rows"]])
+    hurting = [row["what"] for row in result["rows"] if row["verdict"] == "hurts"]
+    assert result["status"] == 1 and "cores" in hurting and "nothing would hurt" not in done.stdout
+    assert ours(done) == [f"doctor: error: this would hurt a run: {', '.join(dict.fromkeys(hurting))}"]
     assert rows["world"]["verdict"] == "ok" and rows["world"]["found"].startswith("2 ranks")
     assert rows["MPI"]["found"].startswith(library()) and {"latency", "bandwidth", "all-reduce"} < set(rows)
     for row in result["rows"]:
         assert row["what"] in done.stdout and row["advice"] in done.stdout
         assert bool(row["advice"]) <= (row["verdict"] != "ok")
+
+
+def test_notes_are_status_0(alone, monkeypatch, capsys):
+    from hpcdl.scripts import doctor
+
+    monkeypatch.setattr(doctor, "examine", lambda *_: [doctor.Row("here", "found", "note", "do this")])
+    doctor.main([])
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-3:] == ["here: do this", "", "nothing would hurt a run"] and said.err == ""
 
 
 def test_alone(by_itself, tmp_path):

@@ -1,13 +1,16 @@
 """A trial that hangs within a step ends the job, in a line that names it, also where no thread of Python's runs."""
 
+import faulthandler
 import re
+import threading
 
 import pytest
 from few import write_few
+from mpi4py import MPI
 from searched import TRAINING, events, scores
 
 from hpcdl.launch.isolated_run import begun, write_begun
-from hpcdl.search.overdue import give_back
+from hpcdl.search.overdue import give_back, guarded
 
 # A search whose trial 0 hangs on its last rank, as long as there is a file.
 PROGRAM = """
@@ -44,6 +47,17 @@ def test_a_trial_that_hangs_within_a_step_ends_the_job_and_has_a_try_less(launch
     (tmp_path / "hang").unlink()
     assert launch(ranks, program, "--resume", "s", "--trial-limit", "0", "--progress", "none").returncode == 0
     assert len(scores(tmp_path / "s")) == 2 and len(events(tmp_path / "s", "again")) == 1
+
+
+def test_a_trial_that_comes_to_its_end_stops_both_clocks(alone, monkeypatch):
+    until = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, **_: until.append(seconds))
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", until.clear)
+    with pytest.raises(ZeroDivisionError), guarded(MPI.COMM_SELF, 100, pytest.fail):
+        (timer,) = (each for each in threading.enumerate() if isinstance(each, threading.Timer))
+        assert timer.interval == 150 and until == [155]  # a grace of half the limit, then 5 s for the thread
+        raise ZeroDivisionError
+    assert timer.finished.is_set() and until == []
 
 
 def test_trials_that_are_ended_with_it_keep_their_tries(alone, tmp_path):
