@@ -22,6 +22,8 @@ def test_as_arviz_has_it(chains):
     """arviz-stats 0.8.0, rhat by the methods "rank" and "split"."""
     wanted = [1.0044536457716762, 1.1999531340567455, 1.152425564517734, 0.9923056887883189]
     assert rank_normalized_r_hat(chains) == pytest.approx(wanted, rel=1e-12)
+    odd = np.insert(chains, 20, 7.0, axis=1)  # the sample in the middle is in neither half
+    assert rank_normalized_r_hat(odd) == pytest.approx(wanted, rel=1e-12)
     halves = np.concatenate([chains[:, :20], chains[:, 20:]])
     wanted = [1.0033467709825126, 1.2154722680202799, 0.978416731730532, 0.9810724875392499]
     assert split_r_hat(halves) == pytest.approx(wanted, rel=1e-12)
