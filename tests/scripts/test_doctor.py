@@ -63,7 +63,7 @@ def test_two_ranks(run_on, tmp_path):
 def test_notes_are_status_0(alone, monkeypatch, capsys):
     from hpcdl.scripts import doctor
 
-    monkeypatch.setattr(doctor, "examine", lambda *_: [doctor.Row("here", "found", "note", "do this")])
+    monkeypatch.setattr(doctor, "examine", lambda *_: [doctor.CheckRow("here", "found", "note", "do this")])
     doctor.main([])
     said = capsys.readouterr()
     assert said.out.splitlines()[-3:] == ["here: do this", "", "nothing would hurt a run"] and said.err == ""
