@@ -100,48 +100,6 @@ def test_files_made_to_do_harm(run_on, tmp_path, change, words):
     refused(run_on, tmp_path, words, "--data", tmp_path / "bad.h5", "--model", "softmax")
 
 
-def test_a_name_that_is_too_long_for_a_file(run_on, tmp_path):
-    refused(run_on, tmp_path, "x[.]{3} cannot be read: File name too long", "--data", "x" * 5000)
-
-
-def test_what_is_no_hdf5_at_all(run_on, tmp_path):
-    (tmp_path / "bad.h5").write_text("x,y\n1,2\n")
-    refused(run_on, tmp_path, "not an HDF5 file", "--data", tmp_path / "bad.h5")
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--allreduce", "rings"], "unknown all-reduce algorithm 'rings'.*direct, .*mpi, naive.*ring.*tree"),
-        (["--model", "mlq"], "unknown model 'mlq'.*linear, logistic, mlp, softmax"),
-        (["--data", "digit"], "unknown data set 'digit'.*digits"),
-        (["--lr", "-0.1"], "--lr must be greater than 0"),
-        (["--batch-size", "0"], "--batch-size must be greater than 0"),
-        (["--overlap", "--bucket-mib", "0"], "--bucket-mib must be greater than 0"),
-        (["--out", "/proc/run"], "--out /proc/run cannot be written"),
-        (["--lr", "half"], "--lr: expected a number, not half"),
-        (["--accumulate", "9" * 18], "--accumulate 9+: a batch has 32 examples, and so many parts at most"),
-        (["--accumulate", "9" * 20], "--accumulate: expected a whole number of 64 bits, not 9+"),
-        (["--partition", "shards:999999999"], "partition 'shards:999999999': there are 1438 training examples"),
-        (
-            ["--model", "mlp:99999999999"],
-            r"of 7,4\d+,\S* parameters, on each rank needs [\d,]+ bytes .* there are [\d,]+",
-        ),
-        (
-            ["--model", "gpt:layers=99999999"],
-            "'gpt:layers=99999999', by the number of its layers, needs 999,999,990,000",
-        ),
-        (["--pretend-compute", "1e308"], "--pretend-compute is 1,000,000,000 at most"),
-        (["--straggler", "0:inf"], "--straggler is RANK:FACTOR or random:PROBABILITY:FACTOR, not '0:inf'"),
-        (["--allreduce", "..:x"], "--allreduce ..:x should be an importable package.module:name"),
-        (["--out", "x" * 5000], "--out x+ ... x+ cannot be written: File name too long"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_options(run_on, tmp_path, options, words):
-    refused(run_on, tmp_path, words, *options)
-
-
 def test_a_module_that_fails_in_whatever_way_as_it_is_imported(run_on, tmp_path):
     environment = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     bodies = {"raising": "raise KeyError('mine')", "leaving": "import sys\nsys.exit(3)", "broken": "def ("}
@@ -209,26 +167,6 @@ def test_an_out_folder_with_another_run_and_a_resume_folder_of_another_model(run
     for wrong in (["--model", "nonsense"], ["--data", "absent.h5"], ["--batch-size", "0"]):
         refused(run_on, tmp_path, wrong[0].strip("-").replace("-size", ""), "--out", "a", "--force", *wrong)
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*")}
-
-
-def test_sequential_training_on_several_ranks(run_on, tmp_path):
-    done = run_on(2, SCRIPT.with_name("train_sequential.py"))
-    assert done.returncode == 2
-    assert "train-sequential: error: this strategy runs on 1 rank, not on 2" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "ranks, name, options, words",
-    [
-        (3, "pipeline", ["--model", "mlp:8"], "3 stages need as many layers, and the model has 2 .dense1, dense2.;"),
-        (2, "grid", ["--grid", "data=2,tensor=2"], "grid data=2,pipeline=1,tensor=2 has 4 ranks, and there are 2"),
-        (2, "pipeline", ["--microbatches", "9" * 7], "--microbatches 9999999: a batch has 32 examples"),
-        (2, "fully_sharded", ["--model", "mlp:99999999999"], "on each rank needs [0-9,]+ bytes at least"),
-        (2, "tensor_parallel", ["--placement", "partitioned"], "--placement partitioned: ranks that share a model"),
-    ],
-)
-def test_models_that_cannot_be_cut_so(run_on, tmp_path, ranks, name, options, words):
-    refused(run_on, tmp_path, words, *options, "--out", "a", name=name, ranks=ranks)
 
 
 def test_a_pipeline_that_diverges_with_micro_batches_in_flight(launch):

@@ -110,23 +110,7 @@ def test_pack_while_a_job_writes_there_and_what_is_damaged(saved):
     assert Checkpoint.read(saved / "checkpoint-000000006.h5").joined is not None
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["pack", "nowhere"], "there is no file or folder nowhere"),
-        (["verify", "."], "there is no checkpoint in ."),
-        (["verify", "text.h5"], "text.h5 is damaged"),
-        (["show", "text.h5", "--out", "b.h5"], "show writes nothing"),
-        (["pack", "text.h5", "--out", "nowhere/b.h5"], "--out nowhere/b.h5 cannot be written"),
-        (["look", "text.h5"], "expected one of 'show', 'verify', 'pack', not look"),
-        (["show"], "required: run"),
-    ],
-)
-def test_refusals(arguments, words, alone, tmp_path, monkeypatch, capsys):
+def test_a_text_is_a_damaged_checkpoint(alone, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("text.h5").write_text("nothing of the kind")
-    if arguments == ["verify", "text.h5"]:
-        assert words in said(capsys, *arguments, status=1)[0]
-        return
-    code, found = ends("checkpoint", arguments)
-    assert code == 2 and words in found and found.count("\n") <= 1
+    assert "text.h5 is damaged" in said(capsys, "verify", "text.h5", status=1)[0]

@@ -195,33 +195,6 @@ def test_a_rank_that_fails_alone_ends_the_job_and_the_run_is_not_tried_again(cod
     assert said.removeprefix("ends all: ") in first and second is None
 
 
-@pytest.mark.parametrize(
-    "given, said",
-    [
-        ([], "there is nothing to compare"),
-        (["train-alreduce", "train-gossip --topologie ring"], "line 1, 'train-alreduce': unknown program"),
-        ([ALL_REDUCE, "--seeds", "1,2,1"], "1 is given twice"),
-        ([ALL_REDUCE, "--seeds", "0"], "--seeds"),
-        ([ALL_REDUCE, "--seeds", "99999999999"], "at most 10,000"),
-        ([ALL_REDUCE, "--seeds", "3,99999999999999999999"], "a seed is a whole number of 64 bits"),
-        ([ALL_REDUCE, "--seed", "3"], "give --seeds"),
-        ([ALL_REDUCE, "--target", "acuracy=0.9"], "did you mean 'accuracy'"),
-        ([ALL_REDUCE, "--budget", "second=9"], "did you mean 'seconds'"),
-        ([ALL_REDUCE, "--columns", "losses"], "unknown column"),
-        ([ALL_REDUCE, "--out", "none"], "name a folder"),
-        ([ALL_REDUCE, "--resume", "nowhere"], "there is no run in that folder"),
-        ([ALL_REDUCE, "--out", "/proc/nothing"], "cannot be written"),
-        (["--config", "c.yaml"], "there is no option 'line'"),
-    ],
-)
-def test_bad_input_is_told_before_anything_starts(few, monkeypatch, given, said):
-    monkeypatch.chdir(few)
-    (few / "c.yaml").write_text("line: [train-allreduce]\n")
-    status, told = ends("compare", [*given, *(["--out", "c"] if "--out" not in given else [])])
-    assert status == 2 and said in told and told.count("\n") == 1
-    assert not (few / "c").exists()
-
-
 def test_another_comparison_is_not_overwritten(compare, few, run_on):
     compare(2, ALL_REDUCE, "--seeds", "1", "--out", "c", check=0)
     done = compare(2, GOSSIP, "--seeds", "1", "--out", "c", check=2)

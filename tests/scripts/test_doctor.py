@@ -140,10 +140,3 @@ def test_no_mpi_library(by_itself):
     done = by_itself(hpcdl, "evaluate", "a", check=2, MPI4PY_LIBMPI="/nowhere/libmpi.so")
     assert "no MPI library" in done.stderr and "Traceback" not in done.stderr
     by_itself(hpcdl, "prepare-data", "--help", check=0, MPI4PY_LIBMPI="/nowhere/libmpi.so")  # it needs none
-
-
-def test_bad_options(run_on):
-    for options, words in ((["--nonsense"], "unrecognized arguments"), (["--json", "rows.txt"], "should end in .json")):
-        done = run_on(2, SCRIPTS / "doctor.py", *options)
-        (line,) = ours(done)
-        assert done.returncode == 2 and line.startswith("doctor: error: ") and words in line

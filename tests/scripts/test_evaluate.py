@@ -75,27 +75,6 @@ def test_rows_are_standardized_as_the_training_rows_were(run_on, trained, tmp_pa
         np.testing.assert_allclose(file["output"], odds / odds.sum(axis=1, keepdims=True), rtol=0, atol=1e-5)
 
 
-def test_refusals(run_on, trained, tmp_path):
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        for part in ("train", "test"):
-            file[f"{part}/x"], file[f"{part}/y"] = np.ones((4, 3), "f4"), np.arange(4) % 2
-        file.attrs["classes"] = 2
-    for options, words in [
-        (["nowhere"], "there is no checkpoint nowhere"),
-        (
-            [trained, "--data", tmp_path / "other.h5"],
-            r"examples of shape \(3,\); the model was trained on shape \(8, 8\)",
-        ),
-        ([trained, "--sample", "5", "--json", "s.json"], "--sample writes a text and scores nothing"),
-        ([trained, "--probabilities"], "--probabilities are written by --predict"),
-        ([trained, "--export", "w.onnx"], "should end in .npz or .safetensors"),
-        ([trained, "--predict", "p.txt"], "should end in .csv or .npz"),
-        ([trained, "--predict", "nowhere/p.csv"], "cannot be written"),
-    ]:
-        done = run_on(2, FOLDER / "evaluate.py", *options)
-        assert done.returncode == 2 and re.search(words, done.stderr) and "Traceback" not in done.stderr
-
-
 @pytest.fixture
 def refused(capsys):
     """A function: the one line with which evaluate refuses."""

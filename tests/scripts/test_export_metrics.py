@@ -102,30 +102,6 @@ def test_what_a_job_is_writing_is_not_replaced(runs, monkeypatch, capsys):
     export_metrics.main(["c/1-a/seed-1", "--force"])
 
 
-@pytest.mark.parametrize(
-    "given, words",
-    [
-        ([], "name the folder of a run, or one with runs below it"),
-        (["nowhere"], "nowhere is not there"),
-        (["file"], "file is a file, not the folder of a run"),
-        (["c", "--to", "parquet"], "--to: expected one of 'csv', 'tensorboard', not parquet"),
-        (["c/1-a/seed-0", "--out", "a.txt"], "--out a.txt: the name should end in .csv"),
-        (["c/1-a/seed-0", "--out", "file/a.csv"], "file/a.csv cannot be written"),
-        (["c/1-a/seed-0", "--out", "/proc/a.csv"], "/proc/a.csv cannot be written"),
-        (["begun"], "begun/metrics.jsonl cannot be read: No such file or directory"),
-        (["c/1-a/seed-0", "--out", "c/"], "c: the name should end in .csv"),
-    ],
-)
-def test_bad_input_is_one_line(runs, given, words):
-    (runs.parent / "file").write_text("")
-    (runs.parent / "begun").mkdir()
-    (runs.parent / "begun" / "config.yaml").write_text("")
-    before = sorted(runs.parent.rglob("*"))
-    status, said = ends("export_metrics", given)
-    assert status == 2 and said.count("\n") == 1 and words in said and said.startswith("export-metrics: error: ")
-    assert sorted(runs.parent.rglob("*")) == before
-
-
 def test_what_a_form_needs(runs, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     status, said = ends("export_metrics", ["c", "--to", "tensorboard"])

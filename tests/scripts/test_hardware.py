@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from hpcdl.machine.hardware_arithmetic import CHAINS, levels
 from hpcdl.machine.topology import from_sys
 
@@ -53,36 +51,3 @@ def test_the_whole_report(run_on, tmp_path):
 def test_a_part_alone(run_on, tmp_path):
     done = run_on(1, SCRIPT, "--parts", "machine", check=0)
     assert "cores" in done.stdout and "GB/s" not in done.stdout and not list(tmp_path.glob("*.json"))
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--parts", "machine,memroy"], "unknown part 'memroy'"),
-        (["--seconds", "0"], "--seconds must be greater than 0, not 0"),
-        (["--seconds", "nan"], "--seconds"),
-        (["--batch-size", "0", "--roofline", "mlp"], "--batch-size must be greater than 0"),
-        (["--size", "12"], "--size is 1KiB or more, not 12"),
-        (["--size", "4kb"], "write 64KiB"),
-        (["--roofline", "mlp", "--parts", "machine"], "--roofline and --run need the parts arithmetic and memory"),
-        (["--run", "nowhere"], "--run nowhere: summary.json cannot be read"),
-        (["--json", "nowhere/h.json"], "--json nowhere/h.json cannot be written"),
-        (["--json", "h.txt"], "should end in .json"),
-        (["--roofline", "mlp", "--plot", "nowhere/p"], "--plot nowhere/p.png cannot be written"),
-        (["--roofline", "mlq"], "unknown model 'mlq'"),
-        (["--roofline", "svm"], "use softmax or mlp"),
-        (["--roofline", "mlp", "--data", "digit"], "unknown data set 'digit'"),
-        (["--device", "gpu"], "--device"),
-    ],
-)
-def test_refused_before_anything_is_measured(run_on, tmp_path, options, words):
-    done = run_on(1, SCRIPT, *options)
-    assert done.returncode == 2 and "Traceback" not in done.stderr and done.stdout == "", done.stdout + done.stderr
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("hardware: error: "))
-    assert words in line and not list(tmp_path.iterdir())
-
-
-def test_without_a_gpu_and_on_several_ranks(run_on):
-    for ranks, options, words in ((1, ["--device", "cuda"], "device cuda cannot be used"), (2, [], "without mpiexec")):
-        done = run_on(ranks, SCRIPT, *options, *SHORT)
-        assert done.returncode == 2 and done.stderr.count("hardware: error: ") == 1 and words in done.stderr

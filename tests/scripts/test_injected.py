@@ -55,12 +55,6 @@ def test_ranks_that_no_boundary_reaches(launch, few, program, ranks, rank, optio
     assert f"inject: rank {rank}, step 9: the process leaves by os._exit(3)" in done.stderr
 
 
-def test_a_rank_that_is_not_there(run_on, few):
-    done = run_on(2, SCRIPTS / "train_allreduce.py", *COMMON, "--inject", "kill:rank=2", cwd=few)
-    assert done.returncode == 2 and not (few / "run").exists()
-    assert done.stderr == "train-allreduce: error: --inject kill:rank=2: the ranks are 0 to 1, and there is no rank 2\n"
-
-
 def test_a_run_that_is_gone_on_with_gets_beyond_it(run_on, few):
     """Whether it is told so anew, or config.yaml says it."""
     slow = ["--allreduce", "ring", "--inject", "slow:rank=1,step=399,seconds=0.001"]

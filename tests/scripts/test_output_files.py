@@ -121,7 +121,3 @@ def test_few_rows_to_score():
     with h5py.File("few.h5") as file:
         assert len(file["test/x"]) == 6
     assert ends("bench_model_parallel", [*BENCHMARKS["bench_model_parallel"], "--microbatches", "1"]) == (0, "")
-
-
-def test_no_runs_at_all():
-    assert "--seeds must be greater than 0" in refused("bench_batch_size", "--seeds", "0")

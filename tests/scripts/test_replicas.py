@@ -62,20 +62,3 @@ def test_the_steps_are_those_of_a_run_that_lost_nobody(ranks, fault, more, gone,
     assert len(summary["pushes_applied"]) == loss["servers"] == (2 if gone == [3] or "3" in more else 1)
     assert sum(leg["steps"] for leg in summary["legs"]) == STEPS
     assert f"rank {gone[0]} is gone after step {loss['step']}; {ranks - 1} ranks go on" in left.stdout
-
-
-@pytest.mark.parametrize(
-    "more, said",
-    [
-        (["--servers", "2", "--replicas", "3"], "3 replicas of each slice need 3 servers, not 2"),
-        (["--servers", "2", "--replicas", "0"], "each slice is on 1 server or more"),
-        (["--servers", "2", "--survive", "1"], "give --replicas 2 as well"),
-        (["--servers", "2", "--replicas", "2", "--fixed-delay", "1"], "--fixed-delay has no replicas"),
-        (["--servers", "2", "--replicas", "2", "--clip-norm", "1"], "leave out --clip-norm"),
-        (["--servers", "2", "--replicas", "2", "--average", "from=1"], "leave out --average"),
-        (["--servers", "2", "--replicas", "2", "--survive", "1"], "it needs Open MPI from 5.0 on, started with"),
-    ],
-)
-def test_refusals(more, said, run_on):
-    done = run_on(3, SCRIPT, *SGD, "--out", "none", *more, check=2)
-    assert said in done.stderr and done.stderr.count("error") == 1

@@ -98,8 +98,3 @@ def test_federated_is_to_the_bit_the_run_that_lost_nobody(launch, run_on, interf
     whole, back = (Checkpoint.read(tmp_path / name).vectors for name in ("whole", "back"))
     assert whole.keys() == back.keys() and all((whole[name] == back[name]).all() for name in whole)
     losses(tmp_path / "back", 3)
-
-
-def test_it_is_an_option_of_those_that_survive(run_on):
-    done = run_on(1, SCRIPTS / "train_allreduce.py", "--respawn", check=2)
-    assert "--respawn starts anew what --survive outlives: say how many ranks may be lost" in done.stderr

@@ -78,22 +78,6 @@ def test_bad_input_is_not_tried_again(supervise):
     assert (status, out, said) == (2, "", [])
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    [
-        (["--restarts", "3"], "there is no job"),
-        (["--restarts", "-1", "--", "hpcdl"], "--restarts is 0 or more"),
-        (["--stalled", "-1", "--", "hpcdl"], "--stalled is 0 to"),
-        (["--retries", "3", "--", "hpcdl"], "unrecognized arguments: --retries"),
-        (["--", "nompi", "-n", "2", "hpcdl", "train-svrg", "--out", "a"], "nompi cannot be started: No such file"),
-    ],
-)
-def test_refusals(alone, environment, tmp_path, words, said):
-    command = [sys.executable, str(SCRIPTS / "supervise.py"), *words]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
 def test_ctrl_c_saves_and_ends_it(supervise, few, number):
     process = supervise.start(

@@ -161,13 +161,6 @@ def test_refusals(more, said, launch, tmp_path):
     assert said in done.stderr and done.stderr.count("error") == 1
 
 
-def test_without_ulfm_it_is_refused(run_on):
-    done = run_on(2, SCRIPT, *SGD, "--out", "none", "--survive", "1", check=2)
-    assert (
-        "ends all ranks when one is gone; it needs Open MPI from 5.0 on, started with mpiexec --with-ft" in done.stderr
-    )
-
-
 @with_ulfm
 def test_a_rank_that_is_lost_while_the_summary_is_gathered(launch, interfere, tmp_path):
     """The others wait for nobody, and find the folder free."""

@@ -103,9 +103,3 @@ def test_refusals(script, more, said, launch, tmp_path):
     program = SCRIPTS / f"train_{script}.py"
     done = launch(4, program, *SGD, *more, "--out", "none", "--survive", "1", given=ULFM, check=2)
     assert said in done.stderr and done.stderr.count("error") == 1
-
-
-@pytest.mark.parametrize("script", ["svrg", "fully_sharded", "pipeline"])
-def test_programs_that_cannot_say_who_can(script, run_on):
-    done = run_on(1, SCRIPTS / f"train_{script}.py", "--survive", "1", check=2)
-    assert "an option of train-allreduce and train-federated and train-gossip and train-local-sgd" in done.stderr

@@ -1,7 +1,6 @@
 """The program as its user starts it: what it reaches and writes, how it is gone on with and used, what it refuses."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,6 @@ from few import write_few
 from printed import as_printed, commands
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.errors import UsageError
-from hpcdl.runs.options import parse
-from hpcdl.scripts.train_coordinate_descent import CoordinateOptions
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -77,49 +73,6 @@ def test_its_model_is_used_as_any_other(run_on, two):
         flat = np.concatenate([weights[name].ravel() for name in weights.files])
     assert np.array_equal(np.sort(flat), np.sort(Checkpoint.read(two / "a").vectors["parameters"]))
     assert len((two / "p.csv").read_text().splitlines()) == 7
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--weight-decay", "0"], "--weight-decay must be greater than 0, and is 0.0"),
-        (["--weight-decay", "0", "--l1", "0.1"], "--weight-decay must be greater than 0 (with --l1, too: the dual"),
-        (["--l1", "-1"], "--l1 must not be negative, and is -1.0"),
-        (["--tolerance", "-1"], "--tolerance must not be negative, and is -1.0"),
-        (["--rounds", "0"], "--rounds must be greater than 0, not 0"),
-        (["--threads", "0"], "--threads must be greater than 0, not 0"),
-        (["--threads", "5000"], "--threads is 1,024 at most, not 5000"),
-        (["--local-steps", "0"], "--local-steps must be greater than 0, not 0.0"),
-        (["--local-steps", "1e7"], "--local-steps is 1,000,000 at most, not 10000000.0"),
-        (["--aggregate", "mean"], "--aggregate: expected one of 'add', 'average', not mean"),
-        (["--locking", "no"], "--locking: expected one of 'atomic', 'none', not no"),
-        (["--device", "cuda"], "--device cuda: coordinate descent is for CPUs"),
-        (["--placement", "streamed"], "each rank goes through rows in its memory: --placement shared or partitioned"),
-        (["--data-servers", "1"], "each rank goes through rows in its memory: --placement shared or partitioned"),
-        *(
-            ([f"--{name}", value], f"--{name} has no meaning where single coordinates are solved for: leave it out")
-            for name, value in [
-                *(("lr", "1"), ("optimizer", "adam"), ("schedule", "1/t"), ("epochs", "3"), ("steps", "3")),
-                *(("batch-size", "8"), ("batch-per-rank", "8"), ("clip-norm", "1"), ("accumulate", "2")),
-                *(("average", "from=1"), ("augment", "flip"), ("straggler", "0:2"), ("pretend-compute", "1")),
-            ]
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_refused(options, words):
-    with pytest.raises(UsageError, match="^" + re.escape(words)) as found:
-        parse(CoordinateOptions, "train-coordinate-descent", "", options)
-    assert "\n" not in str(found.value)
-
-
-def test_refused_in_one_line_by_all_ranks(run_on, two):
-    softmax = "train-coordinate-descent works on the coordinates of linear models: take --model linear, logistic or svm"
-    for options, words in ((["--model", "softmax"], softmax), (["--weight-decay", "-1"], "--weight-decay must")):
-        done = run_on(2, SCRIPT, *SMALL, *options, "--out", "a", check=2)
-        ours = [line for line in done.stderr.splitlines() if "error: " in line]
-        assert len(ours) == 1 and words in ours[0] and "Traceback" not in done.stderr
-        assert not (two / "a").exists()
 
 
 def test_what_another_program_was_told_is_left_out(run_on, two):

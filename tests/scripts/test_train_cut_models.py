@@ -13,12 +13,7 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.models.part import require_layers
-from hpcdl.runs.options import parse
-from hpcdl.scripts.train_fully_sharded import ShardedOptions
-from hpcdl.scripts.train_grid import GridOptions
-from hpcdl.scripts.train_model_parallel import ModelOptions
-from hpcdl.scripts.train_pipeline import PipelineOptions, check_pipeline
-from hpcdl.scripts.train_tensor_parallel import TensorOptions, check_tensor
+from hpcdl.scripts.train_tensor_parallel import check_tensor
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 DIGITS = ["--model", "mlp:24,12", "--batch-size", "60", "--epochs", "4", "--lr", "0.1", "--allreduce", "ring"]
@@ -97,77 +92,12 @@ def test_digits_by_model_parallelism(train):
 # -- refusals: by the options themselves ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options_class, options, words",
-    [
-        (PipelineOptions, "--schedule cosine", "--schedule cosine: here it is the pipeline's; write --lr-schedule"),
-        (PipelineOptions, "--schedule step:every=3", "--schedule step:every=3: here it is the pipeline's; write --lr-"),
-        (GridOptions, "--schedule constant", "--schedule constant: here it is the pipeline's; write --lr-schedule"),
-        (PipelineOptions, "--balance evenly", "--balance: expected one of 'parameters', 'measured', not evenly"),
-        (ModelOptions, "--balance time", "--balance: expected one of 'parameters', 'measured', not time"),
-        (ModelOptions, "--schedule 1f1b --microbatches 4", "unrecognized arguments: --microbatches 4"),
-        (GridOptions, "--schedule pipedream", "--schedule pipedream updates each stage by itself: train-pipeline"),
-        (GridOptions, "--stage 4", "--stage is 0, 1, 2 or 3, not 4"),
-        (GridOptions, "--stage -1", "--stage is 0, 1, 2 or 3, not -1"),
-        (ShardedOptions, "--stage 0", "--stage: expected one of 1, 2, 3, not 0"),
-        (ShardedOptions, "--gather scatter", "--gather: expected one of 'all-gather', 'broadcast', not scatter"),
-        (TensorOptions, "--sequence-parallel 3", "unrecognized arguments: 3"),
-    ],
-    ids=str,
-)
-def test_options_refused(options_class, options, words):
-    with pytest.raises(UsageError, match="^" + re.escape(words)) as found:
-        parse(options_class, "train", "", options.split())
-    assert "\n" not in str(found.value)
-
-
 # -- refusals: by the ranks and the model --------------------------------------------------------------------------
 
 
 def made(spec):
     """The model, for sequences of 12 tokens of 7 kinds, or 6 features in 2 classes."""
     return make_model(spec, (12,), 7) if spec.startswith("gpt") else make_model(spec, (6,), 2)
-
-
-@pytest.mark.parametrize(
-    "options, stages, model, words",
-    [
-        ("", 4, "mlp:5,5", "4 stages need as many layers, and the model has 3 (dense1, dense2, dense3); take"),
-        ("--schedule interleaved --chunks 2", 2, "mlp:5,5", "4 stages need as many layers, and the model has 3"),
-        ("--schedule interleaved --microbatches 3", 2, "mlp:5,5", "2 interleaved stages need a multiple of 2"),
-        ("--schedule interleaved --microbatches 1", 2, "mlp:5,5", "2 interleaved stages need a multiple of 2"),
-        ("--schedule interleaved", 1, "mlp:5,5", "the schedule interleaved needs at least 2 stages"),
-        ("--microbatches 0", 2, "mlp:5,5", "a pipeline needs at least 1 micro-batch, not 0"),
-        ("--chunks 2", 2, "mlp:5,5,5", "the schedule 1f1b has 1 chunk per stage, not 2; take interleaved"),
-        ("--accumulate 2", 2, "mlp:5,5", "--accumulate: a pipeline cuts its batches by --microbatches"),
-        ("--schedule pipedream", 2, "gpt:head=tied", "--schedule pipedream: the first and the last stage"),
-        ("--schedule pipedream --clip-norm 1", 2, "mlp:5,5", "--schedule pipedream: no stage waits for"),
-        ("--schedule pipedeam", 2, "mlp:5,5", "unknown pipeline schedule 'pipedeam' (did you mean 'pipedream'?)"),
-    ],
-    ids=str,
-)
-def test_pipelines_refused(options, stages, model, words):
-    for options_class in (PipelineOptions, GridOptions) if "pipedream" not in options else (PipelineOptions,):
-        with pytest.raises(UsageError, match="^" + re.escape(words)) as found:
-            check_pipeline(parse(options_class, "train", "", options.split()), stages, made(model))
-        assert "\n" not in str(found.value)
-
-
-@pytest.mark.parametrize(
-    "ranks, model, sequence, words",
-    [
-        (2, "mlp:7", False, "a hidden layer's width 7 cannot be divided evenly among 2 ranks; choose"),
-        (3, "gpt:heads=4,width=12", False, "heads 4 cannot be divided evenly among 3 ranks; choose"),
-        (2, "mlp:8", True, "sequence parallelism shares the tokens of sequences: it needs a model gpt"),
-        (5, "gpt:heads=5,width=10", True, "5 ranks cannot share sequences of 12 tokens evenly"),
-        (2, "logistic", False, "Logistic has outputs that ranks cannot share; add"),
-    ],
-    ids=str,
-)
-def test_tensor_parallelism_refused(ranks, model, sequence, words):
-    with pytest.raises(UsageError, match="^" + re.escape(words)) as found:
-        check_tensor(made(model), ranks, sequence)
-    assert "\n" not in str(found.value)
 
 
 def test_what_can_be_shared_is_not_refused():

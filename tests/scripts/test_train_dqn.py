@@ -108,41 +108,6 @@ def test_a_time_limit(launch, folder):
     assert summary(folder / "t")["stopped"] == "time limit" and "time limit" in done.stdout
 
 
-REFUSED = {
-    "an environment that is not there": (["--env", "nothing:here"], "nothing"),
-    "its option": (["--env-options", "size"], "NAME=VALUE"),
-    "a data set": (["--data", "digits", "--partition", "shards:2"], "--partition: this program learns in an"),
-    "epochs": (["--epochs", "3"], "--epochs: this program learns in an environment"),
-    "a batch that will never be there": (["--batch-size", "300"], "--batch-size 300: the replay memory never holds"),
-    "learning that never starts": (["--learning-starts", "199"], "never holds more"),
-    "copies and updates out of step": (["--envs", "3", "--train-every", "2"], "multiple of the other"),
-    "evaluations between steps": (["--envs", "8", "--evaluate-every", "100"], "multiple of 8"),
-    "a replay memory beyond all": (["--replay", str(10**15)], "replay"),
-    "a model": (["--model", "softmax"], "mlp:128,128,dueling"),
-    "a probability": (["--epsilon", "2"], "--epsilon 2"),
-    "a loss": (["--loss", "hinge"], "hinge"),
-    "a discount": (["--gamma", "1.5"], "--gamma is at least 0"),
-    "no steps": (["--env-steps", "0"], "--env-steps must be greater"),
-    "no return": (["--n-step", "0"], "--n-step must be greater"),
-    "a full batch": (["--batch-size", "full"], "--batch-size: a number"),
-    "double": (["--double", "perhaps"], "yes"),
-}
-
-
-@pytest.mark.parametrize("what", sorted(REFUSED))
-def test_bad_options_are_refused_in_a_line(alone, folder, monkeypatch, what):
-    more, words = REFUSED[what]
-    monkeypatch.chdir(folder)
-    status, said = ends("train_dqn", [*SMALL, *more, "--out", "r"])
-    assert status == 2 and words in said and len(said.splitlines()) == 1, said
-    assert not (folder / "r").exists()
-
-
-def test_two_ranks_are_too_many(run_on, folder):
-    done = run_on(2, SCRIPT, *SMALL, check=2)
-    assert "this strategy runs on 1 rank, not on 2" in done.stderr and len(done.stderr.splitlines()) == 1
-
-
 def test_what_does_not_belong_to_it_is_refused(alone, folder, monkeypatch):
     monkeypatch.chdir(folder)
     unseen = "cannot be shown" if importlib.util.find_spec("imageio") else "imageio"

@@ -11,9 +11,6 @@ import pytest
 import yaml
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.errors import UsageError
-from hpcdl.runs.options import parse
-from hpcdl.scripts import train_ensemble
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_ensemble.py"
 FEW = ["--data", "few.h5", "--model", "softmax", "--epochs", "2", "--batch-size", "4"]
@@ -195,44 +192,6 @@ def test_a_member_that_fails_is_a_row(ensemble, few, run_on):
     assert done.returncode == 1 and "member 0 is left out" in done.stdout
     refused = run_on(1, SCRIPT.with_name("evaluate.py"), "f", cwd=few)
     assert refused.returncode == 2 and "has no members" in refused.stderr
-
-
-REFUSED = [
-    (["--members", "-1"], "--members must not be negative"),
-    (["--ranks-per-member", "0"], "--ranks-per-member must be greater than 0"),
-    (["--ranks-per-member", "3"], "--ranks-per-member 3: there are 2 ranks"),
-    (["--subspace", "0"], "--subspace is a fraction, more than 0"),
-    (["--snapshots", "2", "--boost", "samme"], "members come from one of them"),
-    (["--snapshots", "2", "--bagging"], "no --bagging"),
-    (["--boost", "samme", "--combine", "mean", "--ranks-per-member", "2"], "no --ranks-per-member"),
-    (["--data", "penguins.h5", "--combine", "vote"], "--combine vote is of classes"),
-    (["--data", "penguins.h5", "--boost", "samme"], "--boost samme is of classes"),
-    (["--best", "2"], "--from SEARCH and --best N belong together"),
-    (["--vary", "lr"], "say an option once and its values"),
-    (["--vary", "seed=1|2"], "--vary seed: it is the same for all members"),
-    (["--vary", "modle=mlp|softmax"], "unrecognized arguments: --modle=mlp"),
-    (["--combine", "stacking"], "add --validation FRACTION"),
-    (["--bagging", "--placement", "streamed"], "--placement shared only"),
-    (["--data-servers", "1", "--ranks-per-member", "2"], "--data-servers: "),
-    (["train-nothing"], "unknown program 'train-nothing'"),
-    (["train-sequential", "--ranks-per-member", "2"], "works on 1 rank"),
-    (["--resume", "nowhere"], "with another"),
-    (["--vary"], "--vary needs a value"),
-]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"), REFUSED, ids=lambda each: " ".join(each) if isinstance(each, list) else ""
-)
-def test_what_is_refused(options, words, few, monkeypatch):
-    monkeypatch.chdir(few)
-    with h5py.File("penguins.h5", "w") as file:
-        for part in ("train", "test"):
-            file[f"{part}/x"], file[f"{part}/y"] = np.ones((4, 3)), np.arange(4.0)
-        file.attrs["classes"] = 0
-    with pytest.raises(UsageError, match=r".") as error:
-        train_ensemble.planned(parse, with_few(options), 2)
-    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 def test_another_ensemble_in_the_folder(ensemble, few, run_on):

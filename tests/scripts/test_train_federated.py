@@ -90,52 +90,6 @@ def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
     assert np.abs(parameters(few / "gpu") - parameters(few / "cpu")).max() <= 1e-10
 
 
-BAD = {
-    "--clients 0": "--clients 0 takes the owners of --partition column:NAME",
-    "--clients -1": "--clients must not be negative",
-    "--fraction 0": "--fraction is greater than 0 and at most 1, not 0.0",
-    "--fraction 1.1": "--fraction is greater than 0 and at most 1",
-    "--drop-out 1": "--drop-out is at least 0 and less than 1",
-    "--late=-0.1": "--late is at least 0 and less than 1",
-    "--local-epochs 0": "--local-epochs must be greater than 0",
-    "--local-batch=-1": "--local-batch must not be negative",
-    "--proximal=-1": "--proximal must not be negative",
-    "--rounds 0": "--rounds must be greater than 0",
-    "--rounds-to 85": "--rounds-to is an accuracy from 0 to 1",
-    "--server-lr=-1": "--server-lr must not be negative",
-    "--epochs 3": "--epochs: clients count --rounds, --local-epochs and --local-batch",
-    "--batch-size 64": "--batch-size: clients count",
-    "--steps 9": "--steps: clients count",
-    "--placement partitioned": "clients read the rows of --placement shared",
-    "--data-servers 1": "clients read the rows of --placement shared",
-    "--augment shift:1": "clients read the rows of --placement shared",
-}
-
-
-@pytest.mark.parametrize("line", BAD)
-def test_bad_options(line):
-    with pytest.raises(UsageError) as refusal:
-        parse(FederatedOptions, "train-federated", "", line.split())
-    assert str(refusal.value).startswith(BAD[line])
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--clients", "2000"], "1438 training examples cannot be divided among 2000 clients"),
-        (["--server-optimizer", "rms"], "unknown optimizer 'rms'"),
-        (["--fraction", "0"], "--fraction is greater than 0 and at most 1"),
-        (["--partition", "column:writer", "--clients", "0"], "no whole number for each row in train/writer"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bad_input_is_one_line(run_on, tmp_path, options, words):
-    done = run_on(2, SCRIPT, *options)
-    ours = [line for line in done.stderr.splitlines() if line.startswith("train-federated: error: ")]
-    assert done.returncode == 2 and len(ours) == 1 and words in ours[0], done.stderr
-    assert "Traceback" not in done.stderr and done.stdout == "" and list(tmp_path.iterdir()) == []
-
-
 def test_options_that_mean_nothing_to_clients_are_left_out_of_a_file(tmp_path, monkeypatch, capsys):
     """A file of another strategy has epochs; on the command line they are refused."""
     monkeypatch.chdir(tmp_path)

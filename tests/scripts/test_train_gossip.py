@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from hpcdl.comm.gossip.topology import topology
-from hpcdl.errors import UsageError
-from hpcdl.runs.options import parse
-from hpcdl.scripts.train_gossip import GossipOptions, check_method_and_graph
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SCRIPT = SCRIPTS / "train_gossip.py"
@@ -79,43 +76,6 @@ def test_dpsgd_stops_at_a_distance_of_the_optimum_and_detag_does_not(run_on, tmp
     assert distances["dpsgd"] > 0.02
     assert distances["detag"] < distances["dpsgd"] / 100
     assert distances["gradient-tracking"] < distances["dpsgd"] / 100
-
-
-@pytest.mark.parametrize(
-    ("ranks", "options", "words"),
-    [
-        (6, ["--topology", "hypercube"], "a hypercube has a power of two of ranks, not 6"),
-        (3, ["--topology", "pieces.edges"], "no path leads from rank 0 to rank 2"),
-        (4, ["--topology", "far.edges"], "there is no rank 7 of 4"),
-        (4, ["--topology", "heavy.edges"], "mixing matrix: row 1 gives rank 1 the weight -0.4"),
-        (4, ["--topology", "rings"], "did you mean 'ring'"),
-        (4, ["--topology", "absent/file"], "absent/file"),
-        (4, ["--method", "detag", "--topology", "one-peer"], "detag's gossip is accelerated on one graph"),
-        (3, ["--method", "defacto", "--topology", "one-peer"], "power of two"),
-        (4, ["--method", "adpsgd", "--topology", "one-peer"], "adpsgd averages in pairs"),
-        (4, ["--method", "adpsgd", "--phase", "3"], "leave out --mixing and --phase"),
-        (4, ["--method", "dpsgd", "--phase", "3"], "dpsgd has no phases"),
-        (4, ["--phase", "-1"], "--phase must not be negative"),
-        (4, ["--mixing", "any"], "expected one of"),
-    ],
-    ids=str,
-)
-def test_what_is_refused(tmp_path, monkeypatch, ranks, options, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pieces.edges").write_text("0 1\n")
-    (tmp_path / "far.edges").write_text("0 7\n")
-    (tmp_path / "heavy.edges").write_text("0 1 0.7\n1 2 0.7\n2 3 0.1\n")
-    with pytest.raises(UsageError) as refusal:
-        check_method_and_graph(parse(GossipOptions, "train-gossip", "", options), ranks, None)
-    assert words in str(refusal.value) and "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(("option", "value"), [("--topology", "rings"), ("--draw", "graph.nothing")])
-def test_a_refusal_is_one_line_and_status_2(run_on, option, value):
-    done = run_on(4, SCRIPT, option, value, "--steps", "2")
-    assert done.returncode == 2, done.stdout + done.stderr
-    ours = [line for line in done.stderr.splitlines() if line.startswith("train-gossip: error: ")]
-    assert len(ours) == 1 and "Traceback" not in done.stderr  # the launcher may say more
 
 
 def test_the_graph_is_drawn(run_on, tmp_path):

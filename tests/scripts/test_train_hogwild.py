@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
-from hpcdl.errors import UsageError
 from hpcdl.models import for_data
 from hpcdl.scripts.train_hogwild import HogwildOptions
 
@@ -80,53 +78,6 @@ def test_the_rate_of_a_round_is_that_of_its_first_update():
     assert falls == [1] * 10 + [0.5] * 10 + [0.25]
     inverse = rates({"lr": 1.0, "schedule": "1/t:decay=1", "batch_size": 2, "round_size": 100}, data, 16)
     assert inverse[:3] == [1, 1 / 51, 1 / 101] and inverse[15] == 1 / (1 + 719)  # an epoch has 719 updates
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"threads": 0}, "--threads"),
-        ({"threads": 5000}, "1024 at most"),
-        ({"join_every": 0}, "--join-every"),
-        ({"round_size": -1}, "--round-size"),
-        ({"exchange_every": -1}, "--exchange-every must not be negative"),
-        ({"exchange_every": 9, "locking": "striped"}, "exchange loses nothing; take none"),
-        ({"optimizer": "momentum"}, "take sgd or adagrad"),
-        ({"device": "cuda"}, "cores of the processor"),
-        ({"placement": "streamed"}, "shared or partitioned"),
-        ({"data_servers": 1}, "--data-servers"),
-        ({"clip_norm": 1.0}, "--clip-norm"),
-        ({"augment": "flip"}, "--augment"),
-        ({"average": "1"}, "--average"),
-        ({"batch_size": "full"}, "--batch-size"),
-        ({"servers": 1}, "--join servers"),
-        ({"join": "servers", "shared": True}, "leave out --shared"),
-        ({"join": "servers", "join_every": 2}, "--round-size"),
-        ({"join": "servers", "optimizer": "adagrad"}, "take sgd"),
-        ({"join": "servers", "partition": "by-label"}, "--placement shared"),
-    ],
-    ids=str,
-)
-def test_options_that_make_no_sense(options, words):
-    with pytest.raises(UsageError, match=re.escape(words)):
-        HogwildOptions(**options)
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--model", "mlp:8"], "take --model linear, logistic, svm or softmax"),
-        (["--join", "rings"], "--join"),
-        (["--join", "servers"], "server"),
-        (["--threads", "0"], "--threads"),
-        (["--exchange-every", "64", "--locking", "round-robin"], "exchange loses nothing; take none"),
-    ],
-    ids=str,
-)
-def test_refused_in_one_line(options, words, run_on, tmp_path):
-    done = run_on(1, SCRIPT, *SMALL, *options, "--out", "a")
-    assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1
-    assert not (tmp_path / "a").exists()
 
 
 def test_no_memory_to_share(run_on, tmp_path):

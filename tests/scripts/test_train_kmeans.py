@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
 from hpcdl.data import open_data
-from hpcdl.errors import UsageError
 from hpcdl.random import Random
 from hpcdl.scripts import train_kmeans
 
@@ -110,48 +108,3 @@ def test_digits(run_on, consistency):
     words = last.split()
     assert words[:4] == ["10", "clusters", "of", "digits:"]
     assert float(words[5]) < 2.8 and float(words[7].rstrip("%")) > 60
-
-
-def refused(done, words):
-    """One line on rank 0 and status 2."""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    assert done.returncode == 2 and done.stdout == ""
-    assert [line for line in lines if line.startswith("train-kmeans: error: ") and words in line], done.stderr
-    assert "Traceback" not in done.stderr and len([line for line in lines if "error: " in line]) == 1
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--clusters", "1439"], "--clusters 1439: digits has 1438 training rows"),
-        (["--servers", "4"], "no worker is left over: 4 parameter servers of 4 ranks; start at least 5"),
-        (["--servers", "2", "--clusters", "1"], "--servers 2 cannot share 1 cluster"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_bad_input(run_on, options, words):
-    refused(run_on(4, SCRIPT, *options), words)
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"consistency": "async"}, "Lloyd's algorithm goes in rounds: for async choose a --batch-size"),
-        ({"consistency": "ssp", "staleness": 1}, "Lloyd's algorithm goes in rounds: for ssp choose a --batch-size"),
-        ({"staleness": 2, "batch_size": 5}, "a staleness of 2 is for ssp"),
-        ({"rounds": 0}, "--rounds must be greater than 0"),
-        ({"batch_size": -1}, "--batch-size must not be negative"),
-        ({"out": "a.txt"}, "--out a.txt: the name should end in .npz"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_options_that_make_no_sense(options, words):
-    with pytest.raises(UsageError, match=words):
-        train_kmeans.KMeansOptions(**options)
-
-
-def test_more_clusters_than_different_rows(run_on, tmp_path):
-    with h5py.File(tmp_path / "same.h5", "w") as file:
-        for part in ("train", "test"):
-            file[f"{part}/x"], file[f"{part}/y"] = np.ones((9, 3)) * (np.arange(9) % 2)[:, None], np.arange(9) % 2
-    refused(run_on(2, SCRIPT, "--data", "same.h5", "--clusters", "3"), "the training rows have only 2 different values")

@@ -1,16 +1,12 @@
 """The program as its user starts it: what it reaches and writes, how it is gone on with, and what it refuses."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.errors import UsageError
-from hpcdl.runs.options import parse
-from hpcdl.scripts.train_local_sgd import LocalOptions
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_local_sgd.py"
 SMALL = ["--data", "digits", "--model", "mlp:16", "--batch-size", "64", "--epochs", "2", "--seed", "1"]
@@ -80,32 +76,3 @@ def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
     assert set(gpu) == set(cpu)
     for name, vector in cpu.items():
         assert np.abs(gpu[name] - vector).max() <= 1e-10, name
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--sync-every", "0"], "--sync-every must be greater than 0, not 0"),
-        (["--sync-every", "1.5"], "--sync-every: expected a whole number, not 1.5"),
-        (["--local-from", "-1"], "--local-from must not be negative, and is -1"),
-        (["--outer", "newton"], "unknown outer rule 'newton'; known: adagrad, adam, adamw, average, momentum, "),
-        (["--outer", "momentum:beta=1"], "the momentum's beta is at least 0 and less than 1, not 1.0"),
-        (["--outer", "sgd", "--outer-lr", "0"], "--outer-lr must be greater than 0, not 0.0"),
-        (["--outer", "sgd", "--outer-lr", "-1"], "--outer-lr must be greater than 0, not -1.0"),
-        (["--outer-lr", "0.7"], "--outer average has no learning rate: leave out --outer-lr, or add --outer sgd"),
-        (["--local-momentum", "drop"], "--local-momentum: expected one of 'keep', 'average', 'reset', not drop"),
-        (["--local-momentum", "reset", "--optimizer", "sgd"], "--local-momentum reset: --optimizer sgd has none"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_refused(options, words):
-    with pytest.raises(UsageError, match="^" + re.escape(words)) as found:
-        parse(LocalOptions, "train-local-sgd", "", options)
-    assert "\n" not in str(found.value)
-
-
-def test_refused_in_one_line_by_all_ranks(run_on, tmp_path):
-    done = run_on(2, SCRIPT, "--outer", "newton", "--out", "a", check=2)
-    ours = [line for line in done.stderr.splitlines() if "error: " in line]
-    assert len(ours) == 1 and ours[0].startswith("train-local-sgd: error: ") and "Traceback" not in done.stderr
-    assert not (tmp_path / "a").exists()

@@ -5,12 +5,10 @@ import re
 import signal
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.errors import UsageError
 from hpcdl.models import make_model
 from hpcdl.runs.options import parse
 from hpcdl.runs.roles import divide
@@ -173,58 +171,6 @@ def test_what_fails_on_a_worker_ends_all(launch, interfere):
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------
-
-
-def two_parameters(path):
-    with h5py.File(path, "w") as made:
-        for part in ("train", "test"):
-            made[f"{part}/x"], made[f"{part}/y"] = np.arange(20.0).reshape(20, 1), np.arange(20) % 2
-        made.attrs["classes"] = 2
-
-
-def test_refusals_are_one_line_and_leave_nothing(run_on, tmp_path):
-    two_parameters(tmp_path / "small.h5")
-    before = set(tmp_path.rglob("*"))
-    for options, words in [
-        (["--servers", "4"], "no worker is left over: 4 parameter servers of 4 ranks; start at least 5 ranks"),
-        (["--servers", "3", "--data", "small.h5", "--model", "logistic"], "3 servers cannot share 2 parameters"),
-        (["--servers", "2", "--straggler", "1:3"], "rank 1 is no worker; the workers are ranks 2 to 3"),
-    ]:
-        done = run_on(4, SCRIPT, *options, "--out", "a", check=2, timeout=30)
-        assert len(errors(done)) == 1 and words in errors(done)[0]
-        assert "Traceback" not in done.stderr and done.stdout == ""
-    assert set(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    "line, words",
-    [
-        ("--servers 0", "at least one server, not 0"),
-        ("--servers 3 --servers-on-workers", "not both"),
-        ("--servers -1", "--servers must not be negative, and is -1"),
-        ("--servers 9", "no worker is left over"),
-        ("--consistency ssp --staleness -1", "number of clocks, at least 0, not -1"),
-        ("--staleness 2", "a staleness of 2 is for ssp; bsp has no bound"),
-        ("--consistency async --staleness 2", "a staleness of 2 is for ssp; async has no bound"),
-        ("--consistency asink", "--consistency: expected one of 'bsp', 'ssp', 'async', not asink"),
-        ("--broadcast-every 2", "take a staleness of 1 or more"),
-        ("--consistency ssp --staleness 1 --broadcast-every 3", "take a staleness of 2 or more"),
-        ("--broadcast-every -1", "--broadcast-every must not be negative"),
-        ("--fixed-delay -1", "--fixed-delay must not be negative"),
-        ("--fixed-delay 2 --consistency ssp --staleness 3", "a fixed delay is .* for bsp and async"),
-        ("--fixed-delay 2 --checkpoint-every 5", "leave out --checkpoint-every"),
-        ("--consistency async --placement partitioned", "async draws batches of all rows"),
-        ("--consistency async --partition by-label", "async draws batches of all rows"),
-        ("--servers-on-workers --device cuda", "use --servers with a GPU"),
-        ("--sparse-push --device cuda", "in the memory of the host: leave out --device"),
-        ("--sparse-push --broadcast-every 1", "leave it out with --sparse-push"),
-    ],
-)
-def test_what_makes_no_sense(line, words):
-    with pytest.raises(UsageError, match=words):
-        options = parse(ServerOptions, "p", "", line.split())
-        divide(5, options.servers)
-        check_servers(options, 5, make_model("softmax", (4,), 3, "float32"))
 
 
 def test_what_just_makes_sense():

@@ -1,7 +1,6 @@
 """The program as its user starts it: what it draws and writes, what is scored with it, and what it refuses."""
 
 import json
-import re
 from pathlib import Path
 
 import h5py
@@ -10,10 +9,7 @@ import pytest
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
-from hpcdl.errors import UsageError
 from hpcdl.models import make_model
-from hpcdl.runs.options import parse
-from hpcdl.scripts.train_sgld import SgldOptions
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SCRIPT = SCRIPTS / "train_sgld.py"
@@ -82,14 +78,6 @@ def test_gone_on_with_and_replaced(run_on, tmp_path):
     assert (tmp_path / "b/checkpoint.h5").exists() and not (tmp_path / "b/samples.h5").exists()
 
 
-def test_other_runs_have_no_samples(run_on, tmp_path):
-    run_on(1, SCRIPTS / "train_sequential.py", "--model", "softmax", "--epochs", "1", "--out", "a", check=0)
-    done = run_on(2, SCRIPTS / "evaluate.py", "a", "--samples", check=2)
-    assert "only runs of train-sgld have samples" in done.stderr and "Traceback" not in done.stderr
-    done = run_on(1, SCRIPTS / "evaluate.py", "a", "--samples", "--sample", "3", check=2)
-    assert "--sample N writes a text, --samples scores what train-sgld has drawn" in done.stderr
-
-
 def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
     options = ["--data", "few.h5", "--model", "mlp:3", "--dtype", "float64", "--batch-size", "8", "--epochs", "2"]
     options += ["--burn-in", "1", "--thin", "1", "--chains", "2"]
@@ -102,51 +90,3 @@ def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
             assert len(found) >= 2
             for key in found:
                 assert np.abs(gpu[key][()] - cpu[key][()]).max() <= 1e-10, key
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--optimizer", "momentum"], "--optimizer momentum: a step of Langevin dynamics is a plain one; take sgd"),
-        (["--weight-decay", "0.1"], "--weight-decay: the prior is --prior-precision"),
-        (["--clip-norm", "1"], "--clip-norm: clipped gradients are those of another posterior"),
-        (["--augment", "flip"], "--augment: examples that change are more than there are"),
-        (["--prior-precision", "-1"], "--prior-precision must not be negative, and is -1.0"),
-        (["--noise-variance", "0"], "--noise-variance must be greater than 0, not 0.0"),
-        (["--burn-in", "-1"], "--burn-in must not be negative, and is -1"),
-        (["--thin", "-1"], "--thin must not be negative, and is -1"),
-        (["--chains", "0"], "--chains must be 1 or more, not 0"),
-        (["--chains", "2", "--partition", "by-label"], "--chains read all rows, each in an order of its own"),
-        (["--chains", "2", "--placement", "partitioned"], "--chains read all rows, each in an order of its own"),
-        (["--schedule", "polynomial:b=0"], "the schedule's b is positive, not 0.0"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_refused(options, words):
-    with pytest.raises(UsageError, match="^" + re.escape(words)) as found:
-        made = parse(SgldOptions, "train-sgld", "", options)
-        made.make_optimizer(make_model("softmax", (3,), 3), (1, 1, 1))
-    assert "\n" not in str(found.value)
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--chains", "3"], "--chains 3: each has a rank at least, and there are 2"),
-        (["--noise-variance", "2"], "--noise-variance is of a regression; classes have none"),
-        (["--thin", "1", "--epochs", "30"], "1125 samples of a chain are too many, 1000 are kept at most: --thin 2 or"),
-    ],
-)
-def test_refused_in_one_line_by_all_ranks(run_on, tmp_path, options, words):
-    done = run_on(2, SCRIPT, *options, "--out", "a", check=2)
-    ours = [line for line in done.stderr.splitlines() if "error: " in line]
-    assert len(ours) == 1 and ours[0].startswith(f"train-sgld: error: {words}") and "Traceback" not in done.stderr
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_loss_that_is_no_likelihood(run_on, tmp_path):
-    random = np.random.default_rng(0)
-    np.savez(tmp_path / "two.npz", x_train=random.standard_normal((30, 3)), y_train=np.arange(30) % 2)
-    run_on(1, SCRIPTS / "prepare_data.py", "npz", "two.npz", "two.h5", check=0)
-    done = run_on(2, SCRIPT, "--data", "two.h5", "--model", "svm", check=2)
-    assert "the hinge loss is no log-likelihood: take --model logistic" in done.stderr
