@@ -99,7 +99,7 @@ def test_a_slow_but_living_job_is_left_alone(launch, tmp_path):
 AT_WORK = """
 import sys, time
 from mpi4py import MPI
-from hpcdl.runs import held
+from hpcdl.runs import ownership
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 
 def slow(original, seconds=2.5):
@@ -109,7 +109,7 @@ def slow(original, seconds=2.5):
     return call
 
 if sys.argv[1] == "scores":
-    held.evaluate = slow(held.evaluate)
+    ownership.evaluate = slow(ownership.evaluate)
 else:
     Checkpoint.write = slow(Checkpoint.write)
 program = __import__(f"hpcdl.scripts.{sys.argv[2]}", fromlist=["main"])
