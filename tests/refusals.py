@@ -683,8 +683,8 @@ REFUSALS = [
     ("train_tensor_parallel", 3, "--data text.h5", """
         --model gpt:heads=4,width=12 => heads 4 cannot be divided evenly among 3 ranks; choose
     """),
-    ("train_tensor_parallel", 5, "--data text.h5", """
-        --model gpt:heads=5,width=10 --sequence-parallel => 5 ranks cannot share sequences of 12 tokens evenly
+    ("train_tensor_parallel", 4, "--data text.h5", """
+        --model gpt:heads=4,width=8 --sequence-parallel => 4 ranks cannot share sequences of 10 tokens evenly
     """),
     ("train_tensor_parallel", 2, "--data two.h5", """
         --model logistic => Logistic has outputs that ranks cannot share; add

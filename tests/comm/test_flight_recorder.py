@@ -165,11 +165,11 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from hpcdl.comm import Communicator
-from hpcdl.comm.diagnostics.flight_recorder import Recorder
+from hpcdl.comm.diagnostics.flight_recorder import FlightRecorder
 from hpcdl.comm.progress import activity
 
 comm = Communicator()
-activity.flight = Recorder(Path(sys.argv[1]), 0, 1, 50)
+activity.flight = FlightRecorder(Path(sys.argv[1]), 0, 1, 50)
 for _ in range(7):
     comm.all_reduce(np.ones(3))
 def wait():

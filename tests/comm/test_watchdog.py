@@ -124,7 +124,9 @@ def test_a_rank_that_all_know_to_be_at_work_is_left_alone(launch, tmp_path):
     program.write_text(AT_WORK)
     asleep = tmp_path / "asleep.py"
     asleep.write_text(
-        AT_WORK.replace("held.evaluate = slow(held.evaluate)", "held.Held.horizon = slow(held.Held.horizon, 30)")
+        AT_WORK.replace(
+            "evaluate = slow(ownership.evaluate)", "Ownership.horizon = slow(ownership.Ownership.horizon, 30)"
+        )
     )
     ways = [
         (asleep, "scores", "train_allreduce"),
