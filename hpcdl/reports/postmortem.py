@@ -62,7 +62,8 @@ class Recording:
         self.head = head = np.frombuffer(data, flight_recorder.HEAD, 1)[0]
         if head["version"] != flight_recorder.VERSION:
             raise UsageError(
-                f"{path} is a recording of version {head['version']}; this hpcdl reads {flight_recorder.VERSION}"
+                f"{path} is a recording of version {head['version']}, "
+                f"and this hpcdl reads version {flight_recorder.VERSION}"
             )
         damaged = f"{path} is damaged"
         texts, groups, records, length = flight_recorder.sizes(int(head["capacity"]))

@@ -8,7 +8,7 @@ _HOME = {
     "Options": "options",
     "Replicas": "replicas",
     "Run": "run",
-    "Whole": "held",
+    "Whole": "ownership",
 }
 __all__ = list(_HOME)
 

@@ -29,7 +29,8 @@ def test_data_parallel(foretold, ranks, program, options):
     "more", [["--servers", "1"], ["--servers", "2", "--optimizer", "adam"], ["--servers-on-workers"]], ids=" ".join
 )
 def test_servers_in_rounds(foretold, more):
-    foretold(3, "train-parameter-server", "--steps", "5", *more)
+    one_copy = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # of the digits' mlp
+    foretold(3, "train-parameter-server", "--steps", "5", *more, late=one_copy)
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_each_try_is_kept_and_told_apart(tmp_path):
         (lambda data: b"what" + data[4:], "is no flight recording"),
         (lambda data: data[:3], "is no flight recording"),
         (lambda data: b"", "is no flight recording"),
-        (lambda data: data[:8] + b"\x07" + data[9:], "of version 7; this hpcdl reads 1"),
+        (lambda data: data[:8] + b"\x07" + data[9:], "version 7, and this hpcdl reads version 1"),
         (lambda data: data[:-64], "is damaged"),
         (lambda data: data[:12] + b"\xff\xff\xff\xff" + data[16:], "is damaged"),
         (lambda data: data[: HEAD.fields["texts"][1]] + b"\x02" + data[HEAD.fields["texts"][1] + 1 :], "is damaged"),
