@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from mpi4py import MPI
 
-from hpcdl.data.synthetic import drawn_or_opened
+from hpcdl.data.synthetic import draw_or_open_data
 from hpcdl.errors import UsageError
 from hpcdl.launch.benchmark_table import check_files, positive, quartiles, report, several, spread
 from hpcdl.launch.launch_consistency import reading
@@ -65,7 +65,7 @@ def main(arguments=None):
 
 def measure(options: DescentOptions) -> None:
     """Solve in turn, and print the table."""
-    data = drawn_or_opened(options.data, dtype="float64")
+    data = draw_or_open_data(options.data, dtype="float64")
     if not data.sparse or data.classes != 2:
         raise UsageError(f"--data {options.data}: sparse rows of 2 classes are compared, and these are others")
     form = linear_form(for_data(options.model, data, "float64"), "the benchmark")

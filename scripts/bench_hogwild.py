@@ -24,7 +24,7 @@ from hpcdl.checkpoint.export import written
 from hpcdl.comm import Communicator
 from hpcdl.csr import CSR
 from hpcdl.data import Data
-from hpcdl.data.synthetic import drawn_or_opened
+from hpcdl.data.synthetic import draw_or_open_data
 from hpcdl.errors import UsageError
 from hpcdl.kernels.hogwild_locks import LOCKINGS
 from hpcdl.launch.benchmark_table import check_files, figure, positive, quartiles, report, several, spread
@@ -94,7 +94,7 @@ def main(arguments=None):
         with reading(world) as parse:
             options = parse(HogwildBenchOptions, "bench-hogwild", __doc__, arguments)
             check_files(options, world.rank)
-            data = drawn_or_opened(options.data, seed=options.seed)
+            data = draw_or_open_data(options.data, seed=options.seed)
             if data.test is None:
                 raise UsageError(f"--data {options.data}: there are no test rows, whose loss is compared")
         logging.getLogger("hpcdl").setLevel(logging.ERROR)  # more threads than cores: the table shows it

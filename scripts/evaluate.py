@@ -213,18 +213,18 @@ def write(world, options, trained, model, prompt):
         if world.rank == 0:
             drawn = Random(options.seed)("sample")
             made = model.generate(trained.parameters, prompt, options.sample, drawn, options.temperature)
-            print(trained.meaning.vocabulary.decode([*prompt, *made]))
+            print(trained.schema.vocabulary.decode([*prompt, *made]))
 
 
 def begun(prompt: str, model, trained) -> list[int]:
     """The tokens of a prompt, if the model writes text, and the checkpoint says what its tokens stand for."""
     if not hasattr(model, "generate"):
         raise UsageError("--sample needs a model that writes text, gpt, trained on tokens; this run's model does not")
-    if trained.meaning.vocabulary is None:
+    if trained.schema.vocabulary is None:
         raise UsageError(
             f"--sample needs a vocabulary, as the data of prepare-data text have; those of {trained.name} had none"
         )
-    return trained.meaning.vocabulary.encode(prompt).tolist()
+    return trained.schema.vocabulary.encode(prompt).tolist()
 
 
 if __name__ == "__main__":

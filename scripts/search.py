@@ -140,7 +140,7 @@ def main(arguments=None):
                 each.close()
             folder = world.bcast(lock.path)
             status = search(world, options, division, command, space, objective, folder, controller, said)
-            row_cache.let_go()
+            row_cache.clear()
         raise SystemExit(status)
 
 

@@ -157,7 +157,7 @@ def main(arguments=None):
             for each in data.values():
                 each.close()
             status = trained(world, plan, world.bcast(lock.path))
-            row_cache.let_go()
+            row_cache.clear()
             all_come(world)
         raise SystemExit(world.bcast(status))
 

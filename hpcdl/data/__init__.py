@@ -1,4 +1,4 @@
-"""Data sets: HDF5 files, where their rows lie, which rank sees which of them and when.
+"""Data sets: HDF5 files, placement of rows in memory, partition among ranks, order of batches.
 
 data = open_data("digits", comm=comm, placement="shared", seed=0)
 for batch in data.batches(epoch, batch_size=64, share=(comm.rank, comm.size)):

@@ -1,4 +1,4 @@
-"""A data set from arrays: one's own, or those that a function of one's own returns."""
+"""A data set from arrays, or from the arrays that a user's function returns."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,19 +11,28 @@ from hpcdl.csr import CSR
 from hpcdl.data.augment import Augment, make_augment
 from hpcdl.data.data_options import DataOptions, Standardize, held_out_rows, model_type
 from hpcdl.data.dataset import Data, Split
-from hpcdl.data.digest import of_rows
-from hpcdl.data.format import check_x, check_y, most_of, shown
+from hpcdl.data.digest import rows_digest
+from hpcdl.data.format import check_x, check_y, largest_input, shown
 from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
-from hpcdl.data.placement import Comm, MemoryRows, agreed, memory_type
+from hpcdl.data.placement import Comm, MemoryRows, memory_type, run_together
 from hpcdl.data.readers import MemoryReader
-from hpcdl.data.sampler import named
-from hpcdl.data.schema import Meaning
-from hpcdl.data.standard import array_slabs, measured, without
+from hpcdl.data.sampler import order_name
+from hpcdl.data.schema import Schema
+from hpcdl.data.standard import array_slabs, training_statistics, without_rows
 from hpcdl.errors import UsageError
 from hpcdl.plugins import blamed_on_own, made, own
 
-GIVEN = {"x", "y", "x_test", "y_test", "name", "classes", "labels", "scale"}  # what a function may return by name
-HOW = ("partition", "dtype", "seed", "validation", "augment", "standardize", "data_seed")
+RETURNED_KEYS = {
+    "x",
+    "y",
+    "x_test",
+    "y_test",
+    "name",
+    "classes",
+    "labels",
+    "scale",
+}  # keys that a data function may return
+OPTION_NAMES = ("partition", "dtype", "seed", "validation", "augment", "standardize", "data_seed")
 
 
 def from_arrays(
@@ -44,13 +53,13 @@ def from_arrays(
     standardize: Standardize = False,
     data_seed: int | None = None,
 ) -> Data:
-    """The same `Data` from arrays x (rows, features...) and y (rows,) that every rank has in full.
+    """Return `Data` from arrays x (rows, features...) and y (rows,), which every rank holds in full.
 
-    x may be sparse: a matrix of scipy.sparse, or a CSR (hpcdl/csr.py); then so are batches.
+    x may be sparse, a matrix of scipy.sparse or a CSR (hpcdl/csr.py); x of batches is then sparse, too.
 
-    y: of a regression also (rows, outputs). classes: None takes it from y: the largest label + 1 for integers, 0
-    (regression) for floats. labels: names of the classes. The model sees x * scale. The other options are those of
-    `open_data`. Arrays of a fitting type are used in place, not copied.
+    y: (rows, outputs), too, for regression. classes: None: the largest label + 1 for integers, 0 (regression) for
+    floats. labels: names of the classes. The model sees x * scale. The other options are those of `open_data`. Arrays
+    of a suitable type are used in place, not copied.
     """
     options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize, data_seed=data_seed)
     x, y = _as_arrays(x, y, "")
@@ -75,24 +84,24 @@ def from_arrays(
     options.check_fit(classes, features, len(x), scale, sparse=isinstance(x, CSR))
     if options.column:
         raise UsageError(f"partition {partition!r} is read from a file; arrays have no such column")
-    moved = make_augment(options.augment, features, options.seed)
-    train, tested = _from_memory(x, y, classes, scale, options.dtype, "", moved), None
+    augmentation = make_augment(options.augment, features, options.seed)
+    train, test_rows = _memory_rows(x, y, classes, scale, options.dtype, "", augmentation), None
     if test is not None:
-        tested = _from_memory(*test, classes, scale, options.dtype, suffix="_test")
+        test_rows = _memory_rows(*test, classes, scale, options.dtype, suffix="_test")
     held_out = held_out_rows(train.y, classes, options)
-    meaning = Meaning(scale, None if labels is None else tuple(map(str, labels)))
+    schema = Schema(scale, None if labels is None else tuple(map(str, labels)))
     values = None if classes else y.astype(np.float64)
 
     def statistics() -> dict[str, np.ndarray]:
-        rows_of_x = without(array_slabs(x.reshape(len(x), -1)), held_out)  # as they came, with all their digits
-        return measured(rows_of_x, scale, values, held_out)
+        rows_of_x = without_rows(array_slabs(x.reshape(len(x), -1)), held_out)  # in their own type, with all digits
+        return training_statistics(rows_of_x, scale, values, held_out)
 
-    standard = options.standard(statistics, meaning)
-    for rows in (train, tested):
+    standard = options.standard(statistics, schema)
+    for rows in (train, test_rows):
         if rows is not None:
             rows.standard = standard
-    digest = partial(of_rows, features, classes, scale, {"train": train, "test": tested})
-    return in_memory(name, features, classes, options, train, tested, held_out, [], digest, meaning=meaning)
+    digest = partial(rows_digest, features, classes, scale, {"train": train, "test": test_rows})
+    return in_memory(name, features, classes, options, train, test_rows, held_out, [], digest, schema=schema)
 
 
 def in_memory(
@@ -107,9 +116,9 @@ def in_memory(
     digest: Callable[[], str],
     owners: np.ndarray | None = None,
     *,
-    meaning: Meaning,
+    schema: Schema,
 ) -> Data:
-    """Data whose rows all lie in memory."""
+    """Return data whose rows are all in memory."""
     numbers = np.delete(np.arange(len(train)), held_out) if len(held_out) else None
     return Data(
         name=name,
@@ -121,14 +130,14 @@ def in_memory(
         reader=MemoryReader(train, numbers, classes, options.seed, options.partition, owners=owners),
         threaded=train.augment is not None,
         resources=[*resources, train, *([] if test is None else [test])],
-        meaning=meaning,
-        order=named("shared", options.partition, classes),
+        schema=schema,
+        order=order_name("shared", options.partition, classes),
         digest=digest,
     )
 
 
 def _as_arrays(x: Any, y: Any, suffix: str) -> tuple[Any, np.ndarray]:
-    """Check the form of x and y, and make x of shape (rows, features...)."""
+    """Return x (rows, features...) and y as arrays; UsageError for a wrong type or shape."""
     if x is None or y is None:
         raise UsageError(f"x{suffix} and y{suffix} belong together; one of them is missing")
     sparse = isinstance(x, CSR) or hasattr(x, "tocsr")
@@ -144,7 +153,7 @@ def _as_arrays(x: Any, y: Any, suffix: str) -> tuple[Any, np.ndarray]:
     return x, y
 
 
-def _from_memory(
+def _memory_rows(
     x: Any,
     y: np.ndarray,
     classes: int,
@@ -153,62 +162,64 @@ def _from_memory(
     suffix: str,
     augment: Augment | None = None,
 ) -> MemoryRows:
-    """The rows of arrays, in a type that the loops can use; without a copy where they already have it."""
-    check_y(y, classes, f"y{suffix}")  # before they are int64, which the largest of uint64 are not
+    """Return arrays as rows, in types that the kernels support; without a copy where they have them already."""
+    check_y(y, classes, f"y{suffix}")  # before the conversion to int64, which overflows for large uint64
     with np.errstate(over="ignore"):
         y = y.astype(np.int64 if classes else dtype, copy=False)
     check_y(y, classes, f"y{suffix}")
     kind = memory_type(x.dtype, dtype)
     if isinstance(x, CSR):
         x = CSR(np.require(x.data, kind, ["C", "A"]), x.indices, x.indptr, x.shape)
-        check_elements(x.data[: x.nnz], x.indptr, f"x{suffix}", most=most_of(scale, dtype))
+        check_elements(x.data[: x.nnz], x.indptr, f"x{suffix}", most=largest_input(scale, dtype))
     else:
         x = np.require(x.reshape(len(x), -1), kind, ["C", "A"])
-        check_x(x, f"x{suffix}", most=most_of(scale, dtype))
+        check_x(x, f"x{suffix}", most=largest_input(scale, dtype))
     return MemoryRows(x, y, scale, dtype, augment)
 
 
-def called(spec: str, seed: int) -> dict[str, Any]:
-    """What a function of one's own returns, package.module:function, with settings as in :function,year=2020, by name.
+def call_data_function(spec: str, seed: int) -> dict[str, Any]:
+    """Call the user's function package.module:function (settings as in :function,year=2020); return its data by name.
 
-    It returns x and y, or x, y, x_test and y_test, or a dictionary of what `from_arrays` takes, or x alone, to be
-    predicted; or what hpcdl.torch.from_dataset returns. It is given `seed` where it takes one. UsageError where it
-    cannot be called, or returns something else.
+    The function returns (x, y), (x, y, x_test, y_test), a dictionary of arguments of `from_arrays`, x alone (rows to
+    predict), or the result of hpcdl.torch.from_dataset. It gets `seed` if it takes one. UsageError if it cannot be
+    called or returns something else.
     """
-    told = f"--data {spec}"
-    found, settings = own(spec, told)
-    returned = made(found, settings, {"seed": seed}, told)
+    source = f"--data {spec}"
+    function, settings = own(spec, source)
+    returned = made(function, settings, {"seed": seed}, source)
     if hasattr(returned, "reopened"):  # of hpcdl.torch.from_dataset
         return {"reopened": returned.reopened}
     if isinstance(returned, np.ndarray):
         returned = {"x": returned}
     elif isinstance(returned, tuple | list) and len(returned) in (2, 4):
         returned = dict(zip(("x", "y", "x_test", "y_test"), returned, strict=False))
-    if not (isinstance(returned, dict) and {"x"} <= set(returned) <= GIVEN):
+    if not (isinstance(returned, dict) and {"x"} <= set(returned) <= RETURNED_KEYS):
         what = f"a dictionary with {shown(sorted(map(str, returned)))}" if isinstance(returned, dict) else "other"
-        raise UsageError(f"{told}: it should return (x, y), (x, y, x_test, y_test) or a dictionary of them, not {what}")
-    return {"name": found.__name__} | returned
+        raise UsageError(
+            f"{source}: it should return (x, y), (x, y, x_test, y_test) or a dictionary of them, not {what}"
+        )
+    return {"name": function.__name__} | returned
 
 
-def from_called(spec: str, returned: dict[str, Any], **how: Any) -> Data:
-    """The data of what such a function has returned; how: as `from_arrays` takes it."""
-    told = f"--data {spec}"
+def from_returned(spec: str, returned: dict[str, Any], **options: Any) -> Data:
+    """Return the data made of a user function's result; options: of `from_arrays`."""
+    source = f"--data {spec}"
     if "y" not in returned and "reopened" not in returned:
-        raise UsageError(f"{told}: it returns x alone; to train and to score, y is needed, too")
-    with blamed_on_own(told):
-        data: Data = returned["reopened"](**how) if "reopened" in returned else from_arrays(**returned, **how)
+        raise UsageError(f"{source}: it returns x alone; to train and to score, y is needed, too")
+    with blamed_on_own(source):
+        data: Data = returned["reopened"](**options) if "reopened" in returned else from_arrays(**returned, **options)
     data.source = spec
     return data
 
 
 def from_function(spec: str, comm: Comm, options: DataOptions) -> Data:
-    """The data that a function of one's own returns; collective over `comm`.
+    """Return the data of a user's function; collective over `comm`.
 
-    Each rank calls it and holds the arrays, of which a memory-mapped one (numpy.load with mmap_mode="r") is in memory
-    once. UsageError, too, where the ranks do not get the same.
+    Each rank calls the function and holds its arrays; a memory-mapped array (numpy.load with mmap_mode="r") is in
+    memory once. UsageError, too, if the ranks get different arrays.
     """
-    how = {name: getattr(options, name) for name in HOW}
-    data = agreed(comm, lambda: from_called(spec, called(spec, options.drawn_by), **how))
+    how = {name: getattr(options, name) for name in OPTION_NAMES}
+    data = run_together(comm, lambda: from_returned(spec, call_data_function(spec, options.drawn_by), **how))
     digests = [data.digest] if comm is None else comm.allgather(data.digest)
     for rank, each in enumerate(digests):
         if each != digests[0]:

@@ -1,10 +1,10 @@
-"""Augmentation: the same images, moved a little in every epoch, so that the model does not learn them by heart.
+"""Data augmentation: images are shifted and mirrored at random in every epoch, against overfitting.
 
-    shift:N   up to N pixels down or up and N right or left; what comes in is 0
-    flip      left and right change places in half of the images
+    shift:N   by up to N pixels down or up and N right or left; new pixels are 0
+    flip      half of the images are mirrored, left to right
 
-The moves are drawn for the whole batch from (seed, "augment", epoch, step), then each rank takes its own slice of them:
-an image moves the same way whatever the number of ranks. The moving itself happens while a batch is gathered.
+The moves are drawn for the whole batch from (seed, "augment", epoch, step), and each rank takes its slice of them: an
+image moves the same way for any number of ranks. Images are moved while a batch is gathered.
 """
 
 from typing import NamedTuple
@@ -14,11 +14,11 @@ import numpy as np
 from hpcdl.errors import UsageError, unknown
 from hpcdl.random import Random
 
-DIGITS = 19  # of whole numbers of 64 bits, all of them; Python makes none of thousands
+DIGITS = 19  # of a 64-bit integer; Python refuses to convert thousands of digits
 
 
 class Moves(NamedTuple):
-    """How each image of a batch moves, three int64 arrays (rows,): pixels down, pixels right, mirrored (0 or 1)."""
+    """The move of each image of a batch, int64 arrays (rows,): pixels down, pixels right, mirrored (0 or 1)."""
 
     down: np.ndarray
     right: np.ndarray
@@ -33,7 +33,7 @@ class Augment:
         self.shift, self.flip, self.random = shift, flip, Random(seed)
 
     def moves(self, epoch: int, step: int, total: int, offset: int, rows: int) -> Moves:
-        """The moves of rows [offset, offset + rows) of a batch of `total`."""
+        """Return the moves of rows [offset, offset + rows) of a batch of `total`."""
         random = self.random("augment", epoch, step)
         shifts = random.integers(-self.shift, self.shift + 1, (2, total))
         mirrored = random.integers(0, 1 + self.flip, total)
@@ -42,7 +42,7 @@ class Augment:
 
 
 def make_augment(spec: str, features: tuple, seed: int) -> Augment | None:
-    """Read `shift:2`, `flip` or `shift:2,flip`; None for the empty text. UsageError: unknown word, or not images."""
+    """Parse `shift:2`, `flip` or `shift:2,flip`; None for "". UsageError: unknown word, or features are no image."""
     shift, flip = 0, False
     for word in filter(None, spec.split(",")):
         name, _, text = word.partition(":")

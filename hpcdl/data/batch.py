@@ -1,4 +1,4 @@
-"""One batch, and the arrays that batches take turns in."""
+"""A batch, and the rotating buffers that batches are gathered into."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from hpcdl.kernels.device import CPU, Array, Device
 class Batch:
     """One rank's share of a batch; it may have no rows.
 
-    x      (rows, features) in the model's type, C-contiguous, scaled; of sparse data a CSR (hpcdl/csr.py)
-    y      (rows,) int64 class numbers, or values to predict, (rows,) or (rows, outputs) in the model's type
-    total  examples of the whole batch, all ranks together
+    x      (rows, features) in the model's type, C-contiguous, scaled; a CSR (hpcdl/csr.py) for sparse data
+    y      (rows,) int64 class numbers, or targets (rows,) or (rows, outputs) in the model's type
+    total  examples of the whole batch, over all ranks
     epoch, step (in the epoch), index (rows,): row numbers in the training set
     """
 
@@ -29,7 +29,7 @@ class Batch:
     index: np.ndarray
 
     def split(self, parts: int) -> list["Batch"]:
-        """Cut into micro-batches by chunks(rows, parts): views, with the same total; some may have no rows."""
+        """Return the micro-batches chunks(rows, parts): views with the same total; some may have no rows."""
         return [
             Batch(self.x[part], self.y[part], self.total, self.epoch, self.step, self.index[part])
             for part in chunks(len(self.x), parts)
@@ -37,10 +37,10 @@ class Batch:
 
 
 class BatchBuffers:
-    """So many pairs of arrays (x, y), used in turn, so that an epoch allocates nothing after its first batches.
+    """`count` pairs of arrays (x, y), used in turn, so that an epoch allocates nothing after its first batches.
 
-    empty(shape, dtype) allocates them: where, is its own affair. sparse: x is a CSR, whose views share their elements,
-    so that those that `gather` makes room for stay.
+    empty(shape, dtype) allocates an array, on the host or a device. sparse: x is a CSR; its views share one element
+    store, so that room that `gather` makes stays.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BatchBuffers:
         return x, self.empty((rows, *outputs), y_dtype)
 
     def next(self, rows: int) -> tuple[Any, Array]:
-        """The first rows of the next pair; it is the one that was used longest ago."""
+        """Return the first `rows` rows of the next pair, the least recently used one."""
         self.turn = (self.turn + 1) % len(self.pairs)
         x, y = self.pairs[self.turn]
         if len(y) < rows:
@@ -72,7 +72,7 @@ class BatchBuffers:
 class DeviceBuffers:
     """Buffers for batches that are gathered on the host (`host`) and used on a device, which may be the host itself.
 
-    count: of the pairs on the host; a GPU has two, one for the batch in use and one for the batch before it.
+    count: pairs on the host; a GPU has two, one for the current batch and one for the previous one.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class DeviceBuffers:
         self.copies = None if device is CPU else BatchBuffers(2, width, dtype, y_dtype, device.empty, outputs, sparse)
 
     def hand_out(self, batch: Batch) -> Batch:
-        """The batch on the device: itself, or with x and y copied into the next pair there."""
+        """Return the batch on the device: itself, or with x and y copied into the next pair there."""
         if self.copies is None:
             return batch
         x, y = self.copies.next(len(batch.y))

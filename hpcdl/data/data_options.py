@@ -1,4 +1,4 @@
-"""How a data set is to be opened, and whether that makes sense for it."""
+"""The options of opening a data set, and their checks."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,21 +7,21 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from hpcdl.data.augment import make_augment
-from hpcdl.data.format import most_of
+from hpcdl.data.format import largest_input
 from hpcdl.data.formats.recipe import Recipe
 from hpcdl.data.partition import check_shards, hold_out, parse_partition
-from hpcdl.data.schema import Meaning
+from hpcdl.data.schema import Schema
 from hpcdl.data.standard import TARGET, Standard
 from hpcdl.errors import UsageError
 from hpcdl.random import Random
 
-COARSE = 1e-3  # of a deviation, that rounding may take away
-Standardize = bool | str | dict[str, np.ndarray]  # whether, or "auto", or by which statistics
+MOST_ROUNDING = 1e-3  # rounding error, as a fraction of the deviation
+Standardize = bool | str | dict[str, np.ndarray]  # a flag, "auto", or the statistics to use
 
 
 @dataclasses.dataclass(frozen=True)
 class DataOptions:
-    """How to open a data set; `dtype` is the model's. keep, data_seed: as `open_data` is told."""
+    """Options of `open_data`; `dtype` is the model's."""
 
     partition: str
     dtype: np.dtype
@@ -35,7 +35,7 @@ class DataOptions:
 
     @property
     def drawn_by(self) -> int:
-        """The seed of what is drawn of the data themselves."""
+        """The seed of the held-out rows and of a user's function."""
         return self.seed if self.data_seed is None else self.data_seed
 
     def check_fit(
@@ -47,7 +47,7 @@ class DataOptions:
         text: bool = False,
         sparse: bool = False,
     ) -> None:
-        """UsageError if something makes no sense for such data, of so many training rows."""
+        """Raise UsageError if an option does not fit such data; rows: of training."""
         if sparse and (self.augment or self.standardize not in (False, "auto")):
             raise UsageError("the zeros of sparse rows stay zero: they cannot be standardized, nor moved as images are")
         if text and self.standardize not in (False, "auto"):
@@ -56,7 +56,7 @@ class DataOptions:
             raise UsageError(f"dtype must be float32 or float64, not {self.dtype}")
         if isinstance(self.standardize, str) and self.standardize != "auto":
             raise UsageError(f"standardize must be True, False, auto or statistics, not {self.standardize!r}")
-        most_of(scale, self.dtype)
+        largest_input(scale, self.dtype)
         if not 0 <= self.validation < 1:
             raise UsageError(f"validation must be a fraction from 0 up to 1, as 0.1, not {self.validation}")
         check_shards(*parse_partition(self.partition, classes), rows)
@@ -64,35 +64,35 @@ class DataOptions:
 
     @property
     def column(self) -> str:
-        """The NAME of the partition column:NAME, or nothing."""
+        """NAME of the partition column:NAME; else empty."""
         name, _, column = self.partition.partition(":")
         return column if name == "column" else ""
 
-    def standard(self, measured: Callable[[], dict[str, np.ndarray]], meaning: Meaning) -> Standard | None:
-        """What standardizes, if anything is to: by the statistics that were given, or that `measured` computes.
+    def standard(self, measured: Callable[[], dict[str, np.ndarray]], schema: Schema) -> Standard | None:
+        """Return the standardization by the given statistics or those that `measured` computes; None: none.
 
-        auto: the columns of a table are, for each has a unit of its own.
+        auto: only a table's columns are standardized, for each has a unit of its own.
         """
         given = self.standardize
-        if given is False or (given == "auto" and meaning.recipe is None):
+        if given is False or (given == "auto" and schema.recipe is None):
             return None
         if isinstance(given, dict):
             return Standard(given, self.dtype)
         statistics = measured()
-        refuse_coarse(statistics, self.dtype, meaning)
+        refuse_coarse(statistics, self.dtype, schema)
         return Standard(statistics, self.dtype)
 
 
-def refuse_coarse(statistics: dict[str, np.ndarray], dtype: np.dtype, meaning: Meaning) -> None:
-    """UsageError where the type has too few digits for what is far from 0 and changes little, as times in seconds."""
+def refuse_coarse(statistics: dict[str, np.ndarray], dtype: np.dtype, schema: Schema) -> None:
+    """Raise UsageError if the type has too few digits for a feature far from 0 with a small deviation."""
     for what, names in (("feature", ("mean", "deviation")), ("value to predict", TARGET)):
         if names[0] in statistics:
             mean, deviation = (statistics[name] for name in names)
             changing = np.where(deviation == 1.0, np.inf, deviation)  # 1: it may be constant
             lost = np.finfo(dtype).eps * abs(mean) / changing
-            if lost.max() > COARSE:
+            if lost.max() > MOST_ROUNDING:
                 k = int(lost.argmax())
-                recipe = Recipe.read(meaning.recipe, "the recipe of the data") if meaning.recipe else None
+                recipe = Recipe.read(schema.recipe, "the recipe of the data") if schema.recipe else None
                 name = f" ({recipe.features[k]})" if recipe and what == "feature" else ""
                 raise UsageError(
                     f"the {what} {k}{name} is {mean[k]:g} give or take {deviation[k]:.3g}, and {dtype} has too few "
@@ -101,9 +101,9 @@ def refuse_coarse(statistics: dict[str, np.ndarray], dtype: np.dtype, meaning: M
 
 
 def model_type(dtype: DTypeLike) -> np.dtype:
-    """The type that a model's parameters are to have; UsageError for what is none.
+    """Return the type of a model's parameters; UsageError for what is no type.
 
-    Who computes in bfloat16 (hpcdl/torch/model.py) holds float32.
+    A model that computes in bfloat16 (hpcdl/torch/model.py) holds float32.
     """
     try:
         return np.dtype("float32" if dtype == "bfloat16" else dtype)
@@ -112,7 +112,7 @@ def model_type(dtype: DTypeLike) -> np.dtype:
 
 
 def held_out_rows(labels: np.ndarray, classes: int, options: DataOptions) -> np.ndarray:
-    """The rows (sorted) that validation holds out; empty without."""
+    """Return the sorted rows that validation holds out; empty without validation."""
     rows = hold_out(labels, classes, options.validation, Random(options.drawn_by)("validation"))
     if options.validation and not 0 < len(rows) < len(labels):
         raise UsageError(f"validation={options.validation} would hold out {len(rows)} of {len(labels)} training rows")

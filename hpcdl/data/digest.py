@@ -1,16 +1,16 @@
-"""What a data set holds, as one short text: by it a run knows its rows again, whatever their file is called.
+"""The digest of a data set's contents, by which a run recognizes its rows under any file name.
 
     digest of a data set     BLAKE2 over features, classes, scale, vocabulary and the digests of its columns
     digest of a column       BLAKE2 over its elements in the order of rows, little-endian; with its type and shape
-    columns                  train/x, train/y, test/x, test/y, rows/x; whole numbers of train, as a partition reads them
-                             (of sparse data x is three: x/data, x/indices, x/indptr)
+    columns                  train/x, train/y, test/x, test/y, rows/x; integer columns of train that a partition reads
+                             (sparse x is three columns: x/data, x/indices, x/indptr)
 
-So name, compression and chunks do not count, nor other attributes. Labels count as int64, values to predict as float64.
+Name, compression, chunks and other attributes do not count. Labels count as int64, targets as float64.
 
-A file bears its digest as an attribute, with a time in whole seconds, and is given that time as its last change.
-Whoever writes into the file changes its time, and the attribute is believed no more; nor is it in a copy with a time of
-its own. Then the file is read once, slab by slab, by one rank, and the digest kept in the cache, for this path, inode,
-size and times. What changed within the last seconds is not kept: a change to come might bear the same time.
+A file stores its digest in an attribute, with a time in whole seconds that is also set as its modification time. A
+later write changes the file's time, and so does a copy; the attribute is then ignored. In that case one rank reads the
+file once, slab by slab, and caches the digest for this path, inode, size and times. A file that changed in the last
+seconds is not cached: a later change might get the same time.
 """
 
 import contextlib
@@ -34,43 +34,43 @@ from hpcdl.files import atomic_write, cache_folder, from_json
 if TYPE_CHECKING:
     from hpcdl.data.placement import MemoryRows
 
-SETTLED = 4.0  # seconds after a change until times tell the next one from it on any file system
+SETTLE_SECONDS = 4.0  # after a change; on any file system a later change then gets another time
 ATTRIBUTE = "digest"  # "DIGEST SECONDS"
-SAID = re.compile(r"([0-9a-f]{32}) ([0-9]{1,18})")
+ATTRIBUTE_PATTERN = re.compile(r"([0-9a-f]{32}) ([0-9]{1,18})")
 
 
 def blake(content: bytes = b"") -> "hashlib.blake2b":
-    """The hash that all of this is made of."""
+    """Return a BLAKE2 hash of 16 bytes."""
     return hashlib.blake2b(content, digest_size=16)
 
 
 class ColumnDigest:
-    """The digest of a column, whose rows are handed over part by part."""
+    """The digest of a column, updated part by part."""
 
     def __init__(self, kind: np.dtype):
-        # The long doubles of a machine have bytes that mean nothing.
+        # Long doubles have padding bytes without a meaning.
         self.kind = np.dtype("<f8") if kind.kind == "f" and kind.itemsize > 8 else kind.newbyteorder("<")
         self.hash = blake()
         self.shape: tuple[int, ...] = (0,)
 
     def add(self, part: np.ndarray) -> None:
-        """The next rows."""
+        """Add the next rows."""
         self.hash.update(np.ascontiguousarray(part, self.kind).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         self.shape = (self.shape[0] + len(part), *part.shape[1:])
 
-    def described(self) -> list:
-        """What counts of it."""
+    def summary(self) -> list:
+        """Return type, shape and hash of the column."""
         return [self.kind.str, self.shape, self.hash.hexdigest()]
 
 
 class Digest:
-    """The digest of a data set, whose columns are handed over part by part, in any order."""
+    """The digest of a data set, updated by parts of columns in any order."""
 
     def __init__(self) -> None:
         self.columns: dict[str, ColumnDigest] = {}
 
     def add(self, name: str, part: np.ndarray, labels: bool = False) -> None:
-        """The next rows of a column; of labels, of whatever type, the values count."""
+        """Add the next rows of a column. labels: the values count, not their type."""
         if name not in self.columns:
             label = np.dtype(np.float64 if part.dtype.kind == "f" else np.int64)
             self.columns[name] = ColumnDigest(label if labels else part.dtype)
@@ -79,14 +79,14 @@ class Digest:
     def finish(
         self, features: tuple[int, ...], classes: int, scale: float, vocabulary: Vocabulary | None = None
     ) -> str:
-        """The digest of columns that are complete."""
-        about = [list(features), int(classes), float(scale), vocabulary and vocabulary.characters]
-        columns = {name: column.described() for name, column in self.columns.items()}
-        return blake(json.dumps([about, columns], sort_keys=True).encode()).hexdigest()
+        """Return the digest; all columns are complete."""
+        header = [list(features), int(classes), float(scale), vocabulary and vocabulary.characters]
+        columns = {name: column.summary() for name, column in self.columns.items()}
+        return blake(json.dumps([header, columns], sort_keys=True).encode()).hexdigest()
 
 
-def of_rows(features: tuple[int, ...], classes: int, scale: float, groups: "dict[str, MemoryRows | None]") -> str:
-    """The digest of rows in memory, "train" and "test"."""
+def rows_digest(features: tuple[int, ...], classes: int, scale: float, groups: "dict[str, MemoryRows | None]") -> str:
+    """Return the digest of rows in memory; groups: "train" and "test"."""
     digest = Digest()
     for group, rows in groups.items():
         if rows is not None:
@@ -97,86 +97,90 @@ def of_rows(features: tuple[int, ...], classes: int, scale: float, groups: "dict
 
 
 def columns_of(x: "CSR | np.ndarray", features: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """The columns that rows are, by name."""
+    """Return the columns of rows x by name."""
     if isinstance(x, CSR):
         return {f"x/{name}": getattr(x, name)[: x.nnz] for name in ("data", "indices")} | {"x/indptr": x.indptr}
     return {"x": x.reshape(-1, *features)}
 
 
-def of_file(info: Info) -> str:
-    """The digest of a data file: what it says, what was found before, or what it holds."""
+def file_digest(info: Info) -> str:
+    """Return the digest of a data file: from its attribute, the cache, or a pass over the file."""
     with blamed_on(f"data file {info.path} cannot be read"):
         before = os.stat(info.path)
-    return _said(info, before) or _kept(info.path, before) or _keep(info.path, before, computed(info))
+    return (
+        _from_attribute(info, before)
+        or _from_cache(info.path, before)
+        or _into_cache(info.path, before, compute_digest(info))
+    )
 
 
-def at_a_glance(path: str) -> str:
-    """What tells other files under the same name, as those of other hosts, without reading them: size and attribute."""
+def file_signature(path: str) -> str:
+    """Return size and stored digest as a text: it tells files of one path on different hosts apart, without a read."""
     with blamed_on(f"data file {path} cannot be read"):
         size = os.stat(path).st_size
     with open_file(path) as file:
-        said = SAID.fullmatch(str(file.attrs.get(ATTRIBUTE)))
-    return f"{size} bytes, {f'digest {said[1]}' if said else 'no digest'}"
+        match = ATTRIBUTE_PATTERN.fullmatch(str(file.attrs.get(ATTRIBUTE)))
+    return f"{size} bytes, {f'digest {match[1]}' if match else 'no digest'}"
 
 
-def computed(info: Info) -> str:
-    """The digest of a data file, from one pass over it."""
+def compute_digest(info: Info) -> str:
+    """Return the digest of a data file from one pass over it."""
     from hpcdl.data.formats.sparse_file import PARTS, TYPES
-    from hpcdl.data.placement import columns
+    from hpcdl.data.placement import owner_columns
 
     digest = Digest()
     with open_file(info.path) as file:
         xs = [f"x/{part}" for part in PARTS] if info.sparse else ["x"]
         names = [f"{group}/{each}" for group in info.kinds for each in (*xs, "y") if (group, each) != ("rows", "y")]
-        for name in (*names, *(f"train/{each}" for each in (columns(file) if "train" in info.kinds else ()))):
-            found = dataset(file, name)
-            kind = TYPES.get(name.partition("/x/")[2], found.dtype)
-            for slab in slabs_of(found):
-                digest.add(name, found[slab].astype(kind, copy=False), labels=name.split("/")[1] != "x")
+        for name in (*names, *(f"train/{each}" for each in (owner_columns(file) if "train" in info.kinds else ()))):
+            column = dataset(file, name)
+            kind = TYPES.get(name.partition("/x/")[2], column.dtype)
+            for slab in slabs_of(column):
+                digest.add(name, column[slab].astype(kind, copy=False), labels=name.split("/")[1] != "x")
     return digest.finish(info.features, info.classes, info.scale, info.vocabulary)
 
 
-def write(file: h5py.File, digest: str) -> int:
-    """Let a new file bear its digest; returns the time that it must be given once it is closed (`settle`)."""
+def write_digest(file: h5py.File, digest: str) -> int:
+    """Store the digest in a new file; return the time to set once it is closed (`set_digest_time`)."""
     seconds = (int(time.time()) - 2) // 2 * 2  # before any change to come, and as coarse as file systems are
     file.attrs[ATTRIBUTE] = f"{digest} {seconds}"
     return seconds
 
 
-def settle(path: Path, seconds: int) -> None:
-    """Give a file the time that it says it was written at."""
-    with contextlib.suppress(OSError):  # then its digest is computed when it is asked for
+def set_digest_time(path: Path, seconds: int) -> None:
+    """Set the file's modification time to the one stored with its digest."""
+    with contextlib.suppress(OSError):  # then the digest is computed on demand
         os.utime(path, (seconds, seconds))
 
 
-def _said(info: Info, now: os.stat_result) -> str | None:
-    """What the file says of itself, if it is as it was when it said so."""
+def _from_attribute(info: Info, now: os.stat_result) -> str | None:
+    """Return the digest stored in the file, if the file is unchanged since."""
     with open_file(info.path) as file:
-        said = SAID.fullmatch(str(file.attrs.get(ATTRIBUTE)))
-    return said[1] if said and now.st_mtime_ns == int(said[2]) * 10**9 else None
+        match = ATTRIBUTE_PATTERN.fullmatch(str(file.attrs.get(ATTRIBUTE)))
+    return match[1] if match and now.st_mtime_ns == int(match[2]) * 10**9 else None
 
 
-def _entry(path: str, now: os.stat_result) -> tuple[Path, list]:
-    """Where the cache keeps the digest of a file, and by what it is known to be the same file still."""
+def _cache_entry(path: str, now: os.stat_result) -> tuple[Path, list]:
+    """Return the path of a file's cache entry, and the key that identifies the unchanged file."""
     real = os.path.realpath(path)
     name = blake(os.fsencode(real)).hexdigest()
     key = [real, now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns]
     return cache_folder() / "digests" / f"{name}.json", key
 
 
-def _kept(path: str, now: os.stat_result) -> str | None:
-    where, key = _entry(path, now)
+def _from_cache(path: str, now: os.stat_result) -> str | None:
+    where, key = _cache_entry(path, now)
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-        found = from_json(where.read_text())
-        return found["digest"] if found["file"] == key and isinstance(found["digest"], str) else None
+        entry = from_json(where.read_text())
+        return entry["digest"] if entry["file"] == key and isinstance(entry["digest"], str) else None
     return None
 
 
-def _keep(path: str, before: os.stat_result, digest: str) -> str:
-    where, key = _entry(path, before)
+def _into_cache(path: str, before: os.stat_result, digest: str) -> str:
+    where, key = _cache_entry(path, before)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
-        same = _entry(path, os.stat(path))[1] == key
-        if same and time.time() - max(before.st_mtime, before.st_ctime) > SETTLED:
+        same = _cache_entry(path, os.stat(path))[1] == key
+        if same and time.time() - max(before.st_mtime, before.st_ctime) > SETTLE_SECONDS:
             where.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(where) as file:
                 file.write(json.dumps({"file": key, "digest": digest}).encode())

@@ -1,4 +1,4 @@
-"""The data file: HDF5, so that any tool can make one and any part of it can be read alone.
+"""The data file: HDF5, which any tool can write, and any part of which can be read alone.
 
     train/x  (n, features...)   integers or floats       attributes of the file
     train/y  (n,)               class numbers, or        scale    the model sees x * scale (default 1)
@@ -8,15 +8,14 @@
     .../x/data, indices, indptr  sparse rows              base     number of the first feature in a text of them
                                                          name     for reports (default: the file's name)
 
-One of the groups at least is there; a file to train on has `train`.
+A file has at least one of the groups; a file to train on has `train`.
 
-A text is a data set, too, with rows of tokens, that is whole numbers 0 ... classes - 1
-(hpcdl/data/formats/prepare_text.py):
+A text is a data set of rows of tokens, integers 0 ... classes - 1 (hpcdl/data/formats/prepare_text.py):
 
-    train/x  (n, length)        unsigned integers        vocabulary  what the tokens stand for (formats/vocabulary.py)
+    train/x  (n, length)        unsigned integers        vocabulary  characters of the tokens (formats/vocabulary.py)
     train/y  (n,)               the token that follows   scale       1
 
-Files are written under a temporary name, synced and renamed: a file that has its final name is whole.
+Files are written under a temporary name, synced and renamed: a file with its final name is complete.
 """
 
 import contextlib
@@ -33,29 +32,29 @@ import h5py
 import numpy as np
 
 from hpcdl.data.formats.vocabulary import Vocabulary
-from hpcdl.data.schema import Meaning
+from hpcdl.data.schema import Schema
 from hpcdl.errors import UsageError, blamed_on, printable, reason, refuse_beyond, unknown
 from hpcdl.files import Sink, atomic_path, from_json
 from hpcdl.memory import available
 
 FilePath: TypeAlias = str | os.PathLike[str]
 KNOWN = {name: Path(__file__).with_name(f"{name}.h5") for name in ("digits", "text")}
-SLAB_BYTES = 8 << 20  # what is read or written at a time
-MOST_CLASSES = 1 << 24  # more are a mistake: a model has an output for each, and so have counts of labels
-MOST_LINKS = 8  # soft links that are followed one after the other; a loop has more
-TABLE = "table"  # the attribute that says how a table became numbers
+SLAB_BYTES = 8 << 20  # read or written at a time
+MOST_CLASSES = 1 << 24  # more are a mistake: models and label counts have an entry per class
+LINK_LIMIT = 8  # soft links in a chain; a loop has more
+TABLE = "table"  # the attribute with a table's recipe
 GROUPS = ("train", "test", "rows")  # rows: to be predicted, without labels
-NOTES = frozenset(("row", "id", "filled"))  # of rows of a source, and of what they lacked: no digest, nor partition
-LONGEST = 60  # characters of what is not ours that a message shows
+NOTES = frozenset(("row", "id", "filled"))  # source rows and fill marks: neither in the digest nor for a partition
+MESSAGE_LENGTH = 60  # characters of foreign text that a message shows
 
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """What a data file says of itself; `rows` by group, "train", "test" and "rows", 0 where it is not there, and
-    `kinds`, element types of x, of those that are.
+    """The structure of a data file.
 
-    outputs: shape of what is to be predicted for a row, () or (k,). meaning: of the rows (schema.py). elements: by
-    group, of sparse rows alone. fills: of a table, what missing numbers of each column become (fills.py).
+    rows: by group ("train", "test", "rows"), 0 for a missing group; kinds: element types of x of the existing groups;
+    outputs: shape of a row's targets, () or (k,); elements: by group, sparse rows only; fills: of a table's number
+    columns, where they replace the file's own (fills.py).
     """
 
     path: str
@@ -66,23 +65,23 @@ class Info:
     rows: dict[str, int]
     kinds: dict[str, np.dtype]
     outputs: tuple[int, ...] = ()
-    meaning: Meaning = dataclasses.field(default_factory=Meaning)
+    schema: Schema = dataclasses.field(default_factory=Schema)
     elements: dict[str, int] = dataclasses.field(default_factory=dict)
     fills: tuple[float, ...] = ()
 
     @property
     def sparse(self) -> bool:
-        """Whether the rows are sparse (hpcdl/data/formats/sparse_file.py)."""
+        """True if the rows are sparse (hpcdl/data/formats/sparse_file.py)."""
         return bool(self.elements)
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """Of a text; None for other data."""
-        return self.meaning.vocabulary
+        """The vocabulary of a text; None for other data."""
+        return self.schema.vocabulary
 
 
-def find(name_or_path: str) -> Path:
-    """The file of a known data set or of a path; UsageError if it is neither."""
+def find_data_file(name_or_path: str) -> Path:
+    """Return the file of a known data set or a path; UsageError if it is neither."""
     text = str(name_or_path)
     if text in KNOWN:
         return KNOWN[text]
@@ -100,21 +99,21 @@ def find(name_or_path: str) -> Path:
     raise UsageError(f"{unknown('data set', text, KNOWN)}, or the path of an HDF5 file")
 
 
-def shown(value: object, most: int = LONGEST) -> str:
-    """A value as a message shows it, texts in quotes: on one line, and not all of it where it is long."""
+def shown(value: object, most: int = MESSAGE_LENGTH) -> str:
+    """Return a value for a message: one line, `most` characters at most, texts in quotes."""
     plain = value.item() if isinstance(value, np.generic) else value
     return short(repr(plain) if isinstance(plain, (str, bytes)) else str(plain), most)
 
 
-def short(text: str, most: int = LONGEST) -> str:
-    """A text as a message shows it without quotes."""
+def short(text: str, most: int = MESSAGE_LENGTH) -> str:
+    """Return a text for a message like `shown`, without quotes."""
     text = printable(" ".join(text.split()), kept="")
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 @contextlib.contextmanager
 def open_file(path: FilePath) -> Iterator[h5py.File]:
-    """Open a data file for reading; what HDF5 cannot open or read becomes a UsageError, also what the body reads."""
+    """Open a data file for reading; errors of HDF5, in the body too, become UsageErrors."""
     with blamed_on(f"data file {path} cannot be read"):
         try:
             # No lock: data files appear whole under their name and never change, and some file systems have no locks.
@@ -122,34 +121,34 @@ def open_file(path: FilePath) -> Iterator[h5py.File]:
                 yield file
         except OSError as error:
             if not os.access(path, os.R_OK):
-                said = os.strerror(error.errno or errno.EACCES)
-                raise UsageError(f"data file {path} cannot be read: {said}") from None
+                why = os.strerror(error.errno or errno.EACCES)
+                raise UsageError(f"data file {path} cannot be read: {why}") from None
             if not h5py.is_hdf5(path):
-                said = "prepare_data makes one from idx, npz, tables, libsvm and text"
-                raise UsageError(f"{path} is not an HDF5 file; {said}") from None
+                why = "prepare_data makes one from idx, npz, tables, libsvm and text"
+                raise UsageError(f"{path} is not an HDF5 file; {why}") from None
             raise UsageError(f"data file {path} is damaged: {reason(error)}") from None
 
 
 def dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """The data set of this name, as "train/x".
+    """Return the data set of this name, as "train/x".
 
-    UsageError where there is none, or its elements do not lie in the file itself: a data file, which may come from
-    anywhere, would make the bytes of other files features.
+    UsageError if it is missing or its elements lie outside the file: a foreign data file could otherwise turn the
+    bytes of other files into features.
     """
-    found = linked(file, name)
-    if not isinstance(found, h5py.Dataset):
+    item = follow_links(file, name)
+    if not isinstance(item, h5py.Dataset):
         what = "a data file holds x and y in train and in test"
         raise UsageError(f"{file.filename} has no data set {name}; {what}")
     where = f"{file.filename}: {name}"
-    if found.external:
-        raise UsageError(f"{where} has its elements in another file ({shown(found.external[0][0])}); copy them here")
-    if found.is_virtual:
+    if item.external:
+        raise UsageError(f"{where} has its elements in another file ({shown(item.external[0][0])}); copy them here")
+    if item.is_virtual:
         raise UsageError(f"{where} is put together from other data sets (a virtual one); copy them here")
-    return found
+    return item
 
 
-def linked(file: h5py.File, name: str) -> Any:
-    """What a path in the file leads to, if anything; soft links are followed by hand, for they may lead out of it."""
+def follow_links(file: h5py.File, name: str) -> Any:
+    """Return the object at a path in the file, or None; soft links are checked, for they may lead out of the file."""
     parts, links = name.split("/"), 0
     at: Any = file
     while parts:
@@ -159,7 +158,7 @@ def linked(file: h5py.File, name: str) -> Any:
         link = at.get(part, getlink=True) if isinstance(at, h5py.Group) else None
         if isinstance(link, h5py.SoftLink):
             links += 1
-            if links > MOST_LINKS:
+            if links > LINK_LIMIT:
                 raise UsageError(f"{file.filename}: {name} is a link to a link, and so on; put the data set there")
             parts, at = link.path.split("/") + parts, file if link.path.startswith("/") else at
         elif isinstance(link, h5py.HardLink):
@@ -172,17 +171,19 @@ def linked(file: h5py.File, name: str) -> Any:
 
 
 def read_info(path: FilePath) -> Info:
-    """Check the structure of a data file (not its values) and describe it; UsageError if it is not one."""
+    """Check the structure of a data file (not its values) and return it; UsageError if it is not one."""
     with open_file(path) as file:
-        names = set(map(str, file))  # what a link leads to is looked at with care (dataset)
-        there = [group for group in GROUPS if group in names]
-        if not there:
+        names = set(map(str, file))  # links are followed by `dataset`
+        present = [group for group in GROUPS if group in names]
+        if not present:
             raise UsageError(f"{path} has no data set train/x, test/x or rows/x; a data file holds one at least")
-        groups = {group: _check_group(path, file, group) for group in there}
+        groups = {group: _check_group(path, file, group) for group in present}
         features = next(iter(groups.values()))[0].shape[1:]
         for group, (x, _) in groups.items():
             if x.shape[1:] != features:
-                raise UsageError(f"{path}: rows have shape {features} in {there[0]}/x, but {x.shape[1:]} in {group}/x")
+                raise UsageError(
+                    f"{path}: rows have shape {features} in {present[0]}/x, but {x.shape[1:]} in {group}/x"
+                )
         elements = {group: x.elements for group, (x, _) in groups.items() if hasattr(x, "elements")}
         if elements and len(elements) < len(groups):
             dense = next(group for group in groups if group not in elements)
@@ -205,22 +206,22 @@ def read_info(path: FilePath) -> Info:
             rows={group: len(groups[group][0]) if group in groups else 0 for group in GROUPS},
             kinds={group: x.dtype for group, (x, _) in groups.items()},
             outputs=outputs.pop(),
-            meaning=Meaning(scale, _labels(path, file, classes), vocabulary, _recipe(path, file), _base(path, file)),
+            schema=Schema(scale, _labels(path, file, classes), vocabulary, _recipe(path, file), _base(path, file)),
             elements=elements,
         )
 
 
 def vocabulary_of(name_or_path: str) -> Vocabulary | None:
-    """What the tokens of a text stand for; None for other data. UsageError if it is no data file."""
-    return read_info(find(name_or_path)).vocabulary
+    """Return the vocabulary of a text; None for other data. UsageError if it is no data file."""
+    return read_info(find_data_file(name_or_path)).vocabulary
 
 
 def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py.Dataset | None]:
-    """x and y of a group, if they have the types and shapes that they should; `rows` have no y.
+    """Return x and y of a group; UsageError for wrong types or shapes. The group `rows` has no y.
 
     Sparse x is a SparseSet (hpcdl/data/formats/sparse_file.py), which has checked itself.
     """
-    from hpcdl.data.formats.sparse_file import rows_in  # which stands on what is above
+    from hpcdl.data.formats.sparse_file import rows_in  # not above: it imports this module
 
     x = rows_in(file, f"{group}/x")
     y = None if group == "rows" else dataset(file, f"{group}/y")
@@ -238,7 +239,7 @@ def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py
     if len(x) == 0:
         raise UsageError(f"{path}: {group} has no rows")
     for each, name in both:
-        if not each.id.get_storage_size():  # a shape costs nothing: it may say anything
+        if not each.id.get_storage_size():  # a damaged file may claim any shape
             raise UsageError(f"{path}: {group}/{name} has shape {each.shape}, but nothing was ever written into it")
     if y is not None:
         check_memory(8 * math.prod(y.shape), f"{path}: {group} has {len(y)} rows, whose labels")
@@ -246,7 +247,7 @@ def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py
 
 
 def check_memory(needed: int, what: str) -> None:
-    """UsageError if this machine has no memory for so many bytes; `what` needs them."""
+    """Raise UsageError if this machine has no memory for the `needed` bytes of `what`."""
     refuse_beyond(what, needed, available())
 
 
@@ -263,14 +264,14 @@ def _classes(path: FilePath, file: h5py.File, labels: list[h5py.Dataset]) -> int
     whole = bool(labels) and all(y.dtype.kind in "iu" for y in labels)
     if "classes" not in file.attrs:
         classes = max(int(y[slab].max()) for y in labels for slab in slabs_of(y)) + 1 if whole and labels else 0
-        asked = f"the largest label is {classes - 1}, so that there would be {classes} classes"
+        claim = f"the largest label is {classes - 1}, so that there would be {classes} classes"
     else:
         classes = file.attrs["classes"]
-        asked = f"the number of classes is {shown(classes)}"
+        claim = f"the number of classes is {shown(classes)}"
     if not isinstance(classes, (int, np.integer)) or classes < 0 or classes == 1:
         raise UsageError(f"{path}: the number of classes is {shown(classes)}; it must be 0 (regression), or 2 or more")
     if classes > MOST_CLASSES:
-        raise UsageError(f"{path}: {asked}; there can be {MOST_CLASSES} (number labels 0, 1, 2, ... without gaps)")
+        raise UsageError(f"{path}: {claim}; there can be {MOST_CLASSES} (number labels 0, 1, 2, ... without gaps)")
     if classes and labels and not whole:
         raise UsageError(
             f"{path}: y holds floats, but the attribute classes says {classes}; class numbers are integers"
@@ -298,7 +299,7 @@ def _vocabulary(path: FilePath, file: h5py.File, groups: dict, classes: int, sca
 
 
 def _labels(path: FilePath, file: h5py.File, classes: int) -> tuple[str, ...] | None:
-    """The names of the classes, where the file has any."""
+    """Return the names of the classes; None if the file has none."""
     if "labels" not in file.attrs or not classes:
         return None
     value = file.attrs["labels"]
@@ -311,27 +312,27 @@ def _labels(path: FilePath, file: h5py.File, classes: int) -> tuple[str, ...] | 
 
 
 def _recipe(path: FilePath, file: h5py.File) -> dict | None:
-    """How a table became numbers, where the file is of one."""
+    """Return the recipe of a table; None for other data."""
     if TABLE not in file.attrs:
         return None
     try:
-        found = from_json(_text(path, TABLE, file.attrs[TABLE]))
+        recipe = from_json(_text(path, TABLE, file.attrs[TABLE]))
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        recipe = None
+    if not isinstance(recipe, dict):
         raise UsageError(f"{path}: the attribute table is no recipe of a table: no JSON that prepare-data writes")
-    return found
+    return recipe
 
 
 def _base(path: FilePath, file: h5py.File) -> int | None:
-    value = file.attrs.get("base")  # the number of the first feature in texts of such rows, where the file says it
+    value = file.attrs.get("base")  # the index of the first feature in libsvm's text
     if value is not None and not (isinstance(value, (int, np.integer)) and value in (0, 1)):
         raise UsageError(f"{path}: the attribute base is {shown(value)}; texts number features from 0 or from 1")
     return None if value is None else int(value)
 
 
 def _text(path: FilePath, name: str, value: object) -> str:
-    """What an attribute says, if it is a text; h5py gives bytes that are no UTF-8 as halves of surrogate pairs."""
+    """Return an attribute's text; UsageError otherwise. h5py returns invalid UTF-8 as halves of surrogate pairs."""
     try:
         if isinstance(value, bytes):
             return value.decode()
@@ -349,9 +350,9 @@ def check_x(
     vocabulary: Vocabulary | None = None,
     most: float = math.inf,
 ) -> None:
-    """UsageError if a float array has a NaN or an infinity, or tokens lie outside their vocabulary.
+    """Raise UsageError for a NaN or an infinity, a token outside the vocabulary, or a number beyond -most ... most.
 
-    rows: the numbers its rows have in the data. most: no number may be larger, nor smaller than -most.
+    rows: the numbers of the array's rows in the data.
     """
     if vocabulary is not None and x.size and x.max() >= len(vocabulary):
         row, column = map(int, np.unravel_index(int(np.argmax(x >= len(vocabulary))), x.shape))
@@ -369,19 +370,19 @@ def check_x(
 
 
 def largest(kind: np.dtype) -> float:
-    """The largest number of this type."""
+    """Return the largest number of this type."""
     return float(np.finfo(kind).max) if kind.kind == "f" else float(np.iinfo(kind).max)
 
 
-def most_of(scale: float, dtype: np.dtype) -> float:
-    """The largest x for which scale * x is finite in the model's type; UsageError where the scale itself is not."""
+def largest_input(scale: float, dtype: np.dtype) -> float:
+    """Return the largest x for which scale * x is finite in the model's type; UsageError if the scale is not finite."""
     if abs(scale) > largest(dtype):
         raise UsageError(f"the scale {scale:g} is infinite as {dtype}")
     return largest(dtype) / abs(scale) if abs(scale) > 1 else largest(dtype)
 
 
 def check_y(y: np.ndarray, classes: int, where: str) -> None:
-    """UsageError if a label lies outside the classes, or a value to predict is not finite."""
+    """Raise UsageError for a label outside the classes, or a target that is not finite."""
     if classes == 0:
         check_x(y, where)
     elif y.min() < 0 or y.max() >= classes:
@@ -392,29 +393,29 @@ def check_y(y: np.ndarray, classes: int, where: str) -> None:
 
 
 def slabs(rows: int, row_bytes: int, multiple: int = 1) -> Iterator[slice]:
-    """Cut range(rows) into slices of about SLAB_BYTES, each but the last a multiple of so many rows."""
+    """Cut range(rows) into slices of about SLAB_BYTES; all but the last have a multiple of `multiple` rows."""
     length = max(1, SLAB_BYTES // max(1, row_bytes * multiple)) * multiple
     for start in range(0, rows, length):
         yield slice(start, min(start + length, rows))
 
 
 def slabs_of(dataset: h5py.Dataset) -> Iterator[slice]:
-    """The slabs in which to read an HDF5 data set: whole chunks, so that none is decompressed twice."""
+    """Yield the slabs in which to read an HDF5 data set: whole chunks, so that none is decompressed twice."""
     row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
     return slabs(len(dataset), row_bytes, dataset.chunks[0] if dataset.chunks else 1)
 
 
 class NewFile(h5py.File):
-    """An HDF5 file that is written; `check` raises the OSError of what could not be. how: of h5py.File."""
+    """An HDF5 file being written; `check` raises the OSError of a failed write. options: of h5py.File."""
 
-    def __init__(self, sink: Sink, **how: Any):
-        super().__init__(sink, "w", **how)
+    def __init__(self, sink: Sink, **options: Any):
+        super().__init__(sink, "w", **options)
         self.check = sink.check
 
 
 @contextlib.contextmanager
 def new_file(path: FilePath) -> Iterator[NewFile]:
-    """An HDF5 file to write, which gets its name when all went well and leaves nothing when not."""
+    """Write an HDF5 file that gets its name on success, and leaves nothing behind on failure."""
     with atomic_path(path) as temporary, Sink(temporary, "w+") as sink:
         with NewFile(sink) as file:
             yield file

@@ -1,15 +1,15 @@
-"""Which rows belong to which rank, or to which federated client: pure functions of labels, number of parts and seed.
+"""Partitions of the rows among ranks or federated clients: pure functions of labels, number of parts and seed.
 
     iid               the shuffled rows, cut into equal parts
     by-label          the rows sorted by label, cut into equal parts: a rank sees one label or few
-    shards:S          the rows sorted by label, cut into S shards for each part; each gets S of them at random: at most
-                      about S labels each (default 2: the pathological split of McMahan et al., "Communication-efficient
+    shards:S          the rows sorted by label, cut into S shards per part; a part gets S of them at random, with about
+                      S labels at most (default 2: the pathological split of McMahan et al., "Communication-efficient
                       learning of deep networks from decentralized data", AISTATS 2017)
     dirichlet:ALPHA   each class c is cut at random in the proportions p_c ~ Dirichlet(ALPHA, ..., ALPHA), one number
                       per rank: a small ALPHA gives a class to few ranks, a large one is nearly iid
                       (Yurochkin et al., "Bayesian nonparametric federated learning of neural networks", ICML 2019)
-    column:NAME       the rows of one owner stay together, where the data set NAME beside x and y says whose each row
-                      is: as many owners as parts, one each; more owners, each part gets its chunk of them
+    column:NAME       the rows of one owner stay together; the data set NAME beside x and y holds each row's owner.
+                      Each part gets its chunk of the owners
 
 Each function returns a list with one sorted array of row numbers per part; together they hold every row once.
 """
@@ -24,14 +24,14 @@ from hpcdl.errors import UsageError, refuse_beyond, unknown, whole
 from hpcdl.memory import available
 from hpcdl.random import Random
 
-SHARD = 250  # bytes that a shard takes, about, however few rows it has
+SHARD = 250  # bytes that a shard takes at least, about
 PARTITIONS = ("iid", "by-label", "shards:S", "dirichlet:ALPHA", "column:NAME")
 
 
 def parse_partition(spec: str, classes: int) -> tuple[str, Any]:
-    """Read a partition into its name and what stands behind the colon; UsageError where it makes no sense."""
+    """Split a partition spec into its name and its value behind the colon; UsageError if it is invalid."""
     name, colon, text = spec.partition(":")
-    known = {each.partition(":")[0] for each in PARTITIONS}
+    known = {spec_form.partition(":")[0] for spec_form in PARTITIONS}
     if name not in known or (colon and name in ("iid", "by-label")):
         raise unknown("partition", spec, PARTITIONS)
     value: float | int | str | None = None
@@ -58,20 +58,22 @@ def parse_partition(spec: str, classes: int) -> tuple[str, Any]:
     return name, value
 
 
-def check_shards(name: str, each: Any, examples: int, parts: int = 1) -> None:
-    """Raise UsageError where the partition `name` asks a part to have more shards than there are examples."""
+def check_shards(name: str, per_part: Any, examples: int, parts: int = 1) -> None:
+    """Raise UsageError if the partition `name` gives a part more shards than there are examples."""
     if name == "shards":
-        if each > examples:
-            raise UsageError(f"partition 'shards:{each}': there are {examples} training examples, and so many shards")
-        refuse_beyond(f"partition 'shards:{each}', for {parts} parts,", SHARD * each * parts, available())
+        if per_part > examples:
+            raise UsageError(
+                f"partition 'shards:{per_part}': there are {examples} training examples, and so many shards"
+            )
+        refuse_beyond(f"partition 'shards:{per_part}', for {parts} parts,", SHARD * per_part * parts, available())
 
 
 def partition(
     spec: str, labels: np.ndarray, classes: int, parts: int, seed: int, owners: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """The rows of each part by name.
+    """Return the sorted rows of each part.
 
-    labels (examples,): class numbers. owners (examples,): what the column of column:NAME holds.
+    labels (examples,): class numbers. owners (examples,): the column of column:NAME.
     """
     name, value = parse_partition(spec, classes)
     if name == "iid":
@@ -86,19 +88,19 @@ def partition(
 
 
 def iid(examples: int, ranks: int, seed: int) -> list[np.ndarray]:
-    """Rows dealt out at random, in equal numbers."""
+    """Return random parts of equal size."""
     shuffled = Random(seed)("partition").permutation(examples)
     return [np.sort(shuffled[part]) for part in chunks(examples, ranks)]
 
 
 def by_label(labels: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """Rows sorted by label and cut into equal numbers."""
-    by = np.argsort(labels, kind="stable")
-    return [np.sort(by[part]) for part in chunks(len(labels), ranks)]
+    """Return the rows sorted by label, cut into parts of equal size."""
+    order = np.argsort(labels, kind="stable")
+    return [np.sort(order[part]) for part in chunks(len(labels), ranks)]
 
 
 def dirichlet(labels: np.ndarray, ranks: int, alpha: float, seed: int) -> list[np.ndarray]:
-    """Each class cut in proportions drawn from Dirichlet(alpha); a rank may get no rows."""
+    """Return parts that share each class in proportions drawn from Dirichlet(alpha); a part may be empty."""
     parts: list[list[np.ndarray]] = [[] for _ in range(ranks)]
     for label in np.unique(labels):
         random = Random(seed)("partition", label)
@@ -110,25 +112,25 @@ def dirichlet(labels: np.ndarray, ranks: int, alpha: float, seed: int) -> list[n
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def shards(labels: np.ndarray, parts: int, each: int, seed: int) -> list[np.ndarray]:
-    """Rows sorted by label and cut into each * parts shards, of which every part gets `each` at random."""
-    check_shards("shards", each, len(labels), parts)
-    pieces = by_label(labels, each * parts)
-    dealt = Random(seed)("partition").permutation(each * parts).reshape(parts, each)
+def shards(labels: np.ndarray, parts: int, per_part: int, seed: int) -> list[np.ndarray]:
+    """Return parts of `each` random shards; the rows are sorted by label and cut into each * parts shards."""
+    check_shards("shards", per_part, len(labels), parts)
+    pieces = by_label(labels, per_part * parts)
+    dealt = Random(seed)("partition").permutation(per_part * parts).reshape(parts, per_part)
     return [np.sort(np.concatenate([pieces[shard] for shard in mine])) for mine in dealt]
 
 
 def by_owner(owners: np.ndarray, parts: int) -> list[np.ndarray]:
-    """Whole owners, in the order of their numbers, each part its chunk of them; no owner left, no rows."""
+    """Return parts of whole owners: each gets its chunk of the sorted owners; with too few owners some are empty."""
     _, counts = np.unique(owners, return_counts=True)
-    ends, by = np.cumsum([0, *counts]), np.argsort(owners, kind="stable")
-    return [np.sort(by[ends[part.start] : ends[part.stop]]) for part in chunks(len(counts), parts)]
+    ends, order = np.cumsum([0, *counts]), np.argsort(owners, kind="stable")
+    return [np.sort(order[ends[part.start] : ends[part.stop]]) for part in chunks(len(counts), parts)]
 
 
 def hold_out(labels: np.ndarray, classes: int, fraction: float, random: np.random.Generator) -> np.ndarray:
-    """Sorted numbers of round(fraction * n) rows drawn for testing or validation, stratified where classes > 0.
+    """Return round(fraction * n) sorted rows drawn for testing or validation, stratified if classes > 0.
 
-    Each class gives floor(fraction * its rows); what is still missing comes from the largest remainders.
+    Each class gives floor(fraction * its rows); the rest goes to the classes with the largest remainders.
     """
     take = round(fraction * len(labels))
     if classes == 0:

@@ -1,4 +1,4 @@
-"""Where rows lie while training: three sources of rows behind one call, and the ways to fill them.
+"""Placement of rows while training: in shared memory, in each rank's memory, or in the file; one interface for all.
 
     placement     train rows                                 memory per rank            reads of the file
     shared        one copy per node, in memory that its      rows / ranks of the node   once, by one rank per node
@@ -6,9 +6,9 @@
     partitioned   each rank holds its own rows only          rows / ranks               once, by every rank
     streamed      in the file                                two blocks                 every epoch
 
-`rows.gather(index, x, y, moves=None)` writes scale * rows[index] into x (standardized, where that is asked for) and
-their labels into y, whatever the source. Memory keeps the file's own type (a byte per pixel); only floats wider than
-the model's are narrowed. Labels become int64, values to predict the model's type.
+`rows.gather(index, x, y, moves=None)` writes scale * rows[index] into x (standardized on request) and their labels
+into y, for every source. Memory keeps the file's own type (a byte per pixel); only floats wider than the model's are
+narrowed. Labels become int64, targets the model's type.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, START
 from hpcdl.data.augment import Augment, Moves
-from hpcdl.data.digest import at_a_glance
+from hpcdl.data.digest import file_signature
 from hpcdl.data.fills import Refill
-from hpcdl.data.format import NOTES, Info, check_memory, check_x, check_y, dataset, most_of, open_file, slabs_of
+from hpcdl.data.format import NOTES, Info, check_memory, check_x, check_y, dataset, largest_input, open_file, slabs_of
 from hpcdl.data.formats.sparse_file import largest_of, read_sparse, rows_in
 from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError, blamed_on
@@ -38,16 +38,16 @@ Comm: TypeAlias = "MPI.Intracomm | None"
 
 
 def memory_type(kind: np.dtype, dtype: np.dtype) -> np.dtype:
-    """The type in which x is held: its own, but a float in [float32, the model's dtype] (the loops know no float16)."""
+    """Return the type of x in memory: its own, for floats float32 or the model's dtype (kernels know no float16)."""
     if kind.kind != "f":
         return kind.newbyteorder("=")
     return np.dtype(np.float32) if kind.itemsize <= 4 else dtype
 
 
 class MemoryRows:
-    """Rows in memory: x (rows, features), y (rows,) or (rows, outputs). The views it keeps are read only.
+    """Rows in memory: read-only views x (rows, features), y (rows,) or (rows, outputs).
 
-    x may be sparse: then so are the x that `gather` writes, from where the first row of them begins.
+    If x is sparse, `gather` writes into a sparse x, from the start of its first row.
     """
 
     def __init__(
@@ -60,64 +60,66 @@ class MemoryRows:
         standard: Standard | None = None,
     ):
         self.sparse = isinstance(x, CSR)
-        self.x, self.y, self.scale, self.standard = locked(x), y, scale, standard
+        self.x, self.y, self.scale, self.standard = read_only_view(x), y, scale, standard
         self.width, self.y_kind, self.outputs = x.shape[1], y.dtype, y.shape[1:]
         self.augment, self.image = augment, augment.image if augment else ()
-        self.plain, self.moved = gather[dtype.name], gather_images[dtype.name]
-        self.picked = gather_sparse[dtype.name]
+        self.gather_dense, self.gather_moved = gather[dtype.name], gather_images[dtype.name]
+        self.gather_sparse = gather_sparse[dtype.name]
 
     def __len__(self) -> int:
         return len(self.y)
 
     def gather(self, index: np.ndarray, x: Any, y: np.ndarray, moves: Moves | None = None) -> None:
-        """x[:] = scale * rows[index], moved, then standardized; y[:] = labels[index]. The index (int64) is trusted."""
+        """x[:] = scale * rows[index], moved, then standardized; y[:] = labels[index]. index (int64) is not checked."""
         if self.sparse:
             lengths = self.x.indptr[index + 1] - self.x.indptr[index]
             x.reserve(int(x.indptr[0] + lengths.sum()))
-            self.picked(self.x.data, self.x.indices, self.x.indptr, index, self.scale, x.data, x.indices, x.indptr)
+            self.gather_sparse(
+                self.x.data, self.x.indices, self.x.indptr, index, self.scale, x.data, x.indices, x.indptr
+            )
         elif moves is None:
-            self.plain(self.x, index, self.scale, x)
+            self.gather_dense(self.x, index, self.scale, x)
         else:
-            self.moved(self.x, index, self.scale, *self.image, *moves, x)
+            self.gather_moved(self.x, index, self.scale, *self.image, *moves, x)
         if self.standard is not None:
             self.standard.apply(x)
         self.y.take(index, axis=0, out=y, mode="clip")  # any other mode makes take() copy
         if self.standard is not None:
             self.standard.apply_target(y)
 
-    def longest(self, rows: int) -> int:
-        """No so many rows have more elements, all together; sparse rows only."""
+    def most_elements(self, rows: int) -> int:
+        """Return the most elements that any `rows` rows have together; sparse rows only."""
         return int(largest_of(np.diff(self.x.indptr), rows).sum())
 
     def close(self) -> None:
-        """Let the arrays go: what uses them afterwards gets an error instead of memory that is no longer there."""
+        """Drop the arrays: later uses raise an error instead of reading freed memory."""
         self.x = self.y = None  # type: ignore[assignment]
 
 
-def locked(x: Any) -> Any:
-    """A view of rows that nobody writes to."""
+def read_only_view(x: Any) -> Any:
+    """Return a read-only view of rows."""
     if isinstance(x, CSR):
-        return CSR(locked(x.data), locked(x.indices), locked(x.indptr), x.shape)
+        return CSR(read_only_view(x.data), read_only_view(x.indices), read_only_view(x.indptr), x.shape)
     view = x.view()
     view.flags.writeable = False
     return view
 
 
 class FileRows:
-    """Rows in a data file, read when they are asked for."""
+    """Rows in a data file, read on demand."""
 
     def __init__(self, info: Info, group: str, dtype: np.dtype, standard: Standard | None = None):
         self.open = contextlib.ExitStack()
         file = self.open.enter_context(open_file(info.path))
         self.x, self.refill = rows_in(file, f"{group}/x"), Refill(file, info, group)
         self.y = None if group == "rows" else dataset(file, f"{group}/y")
-        self.columns = notes(file, group, len(self.x))
+        self.columns = row_notes(file, group, len(self.x))
         self.where, self.scale, self.dtype = f"{info.path}: {group}/x", info.scale, dtype
         self.standard, self.vocabulary, self.sparse = standard, info.vocabulary, info.sparse
         self.kind = memory_type(info.kinds[group], dtype)
         self.width, self.y_kind = math.prod(info.features), np.dtype(np.int64) if info.classes else dtype
         self.outputs = info.outputs
-        self.most = most_of(info.scale, dtype)
+        self.most = largest_input(info.scale, dtype)
         # A block is a whole number of HDF5 chunks, and the same for every rank: the order of an epoch depends on it.
         if self.sparse:
             row = self.kind.itemsize + COLUMN.itemsize
@@ -131,7 +133,7 @@ class FileRows:
         return len(self.x)
 
     def read(self, start: int, stop: int, into: tuple | None = None, augment: Augment | None = None) -> MemoryRows:
-        """Rows start to stop, in memory (in the first rows of the arrays `into`); UsageError if one is not valid."""
+        """Read rows start to stop into memory (the first rows of the arrays `into`); UsageError for an invalid row."""
         rows = stop - start
         x, y = into or self.buffers(rows)
         x, y = x[:rows], y[:rows]
@@ -148,12 +150,12 @@ class FileRows:
         return MemoryRows(x, y, self.scale, self.dtype, augment, self.standard)
 
     def buffers(self, rows: int) -> tuple[Any, np.ndarray]:
-        """Arrays for x and y of so many rows; of sparse x, room is made as it is read."""
+        """Return arrays for x and y of `rows` rows; a sparse x grows as it is read."""
         x: Any = np.empty((rows, self.width), self.kind) if not self.sparse else CSR.empty(rows, self.width, self.kind)
         return x, np.zeros((rows, *self.outputs), self.y_kind)
 
     def gather(self, index: np.ndarray, x: Any, y: np.ndarray) -> None:
-        """x[:] = scale * rows[index], standardized; y[:] = labels[index]; each block that is touched is read once."""
+        """x[:] = scale * rows[index], standardized; y[:] = labels[index]; each needed block is read once."""
         by, parts = np.argsort(index, kind="stable"), []
         blocks, starts = np.unique(index[by] // self.block, return_index=True)
         for block, where in zip(blocks, np.split(by, starts[1:]), strict=True):
@@ -171,9 +173,9 @@ class FileRows:
         if parts:
             x.put(CSR.joined(parts).take(np.argsort(by, kind="stable")))
 
-    def longest(self, rows: int) -> int:
-        """No so many rows have more elements, all together; sparse rows only."""
-        return self.x.longest(rows)
+    def most_elements(self, rows: int) -> int:
+        """Return the most elements that any `rows` rows have together; sparse rows only."""
+        return self.x.most_elements(rows)
 
     def close(self) -> None:
         """Close the file."""
@@ -183,10 +185,10 @@ class FileRows:
 def read_x(info: Info, group: str, x: Any, dtype: np.dtype, rows: np.ndarray | None = None) -> None:
     """Read group/x of a file slab by slab into x (n, features), all rows or the sorted `rows`.
 
-    x may be a CSR, whose first row begins at 0, and which has room for all of them.
-    UsageError for what is not finite in the model's dtype, or a token outside the vocabulary.
+    x may be a CSR whose first row begins at 0, with room for all elements. UsageError for a value that is not finite
+    in the model's dtype, or a token outside the vocabulary.
     """
-    most = most_of(info.scale, dtype)
+    most = largest_input(info.scale, dtype)
     with open_file(info.path) as file:
         if info.sparse:
             read_sparse(rows_in(file, f"{group}/x"), x, rows, most)
@@ -214,7 +216,7 @@ def read_x(info: Info, group: str, x: Any, dtype: np.dtype, rows: np.ndarray | N
 
 
 def read_y(info: Info, group: str, dtype: np.dtype) -> np.ndarray:
-    """Read group/y and check it; values to predict in the model's dtype. UsageError for a label outside the classes."""
+    """Read and check group/y; targets in the model's dtype. UsageError for a label outside the classes."""
     with open_file(info.path) as file:
         read = dataset(file, f"{group}/y")[...]
     if not info.classes:
@@ -225,60 +227,60 @@ def read_y(info: Info, group: str, dtype: np.dtype) -> np.ndarray:
 
 
 def read_owners(info: Info, name: str) -> np.ndarray:
-    """Read train/NAME, which says whose each row is; UsageError if it is missing or does not fit."""
+    """Read train/NAME, the owner of each row; UsageError if it is missing or does not fit."""
     with open_file(info.path) as file:
-        if name not in columns(file):
-            others = ", ".join(columns(file)) or "none"
+        if name not in owner_columns(file):
+            others = ", ".join(owner_columns(file)) or "none"
             raise UsageError(f"{info.path} has no whole number for each row in train/{name}; such columns: {others}")
         return dataset(file, f"train/{name}")[...]
 
 
-def columns(file: "h5py.File") -> list[str]:
-    """What train holds beside x and y for each row: the names of its data sets of whole numbers."""
-    shape, found = dataset(file, "train/y").shape[:1], []
+def owner_columns(file: "h5py.File") -> list[str]:
+    """Return the names of train's integer columns beside x and y, by which a partition may go."""
+    shape, names = dataset(file, "train/y").shape[:1], []
     for name in sorted(set(map(str, file["train"])) - {"x", "y"} - NOTES):
-        with contextlib.suppress(Exception):  # what cannot be read is no column
+        with contextlib.suppress(Exception):  # an unreadable data set is no column
             each = dataset(file, f"train/{name}")
-            found += [name] if each and each.dtype.kind in "iu" and each.shape == shape else []
-    return found
+            names += [name] if each and each.dtype.kind in "iu" and each.shape == shape else []
+    return names
 
 
-def notes(file: "h5py.File", group: str, rows: int) -> "dict[str, h5py.Dataset]":
-    """What a group says of its rows beside x and y: `row`, numbers in the source, and `id`, texts or whole numbers.
+def row_notes(file: "h5py.File", group: str, rows: int) -> "dict[str, h5py.Dataset]":
+    """Return a group's notes on its rows: `row`, numbers in the source, and `id`, texts or integers.
 
-    What is there under these names and is something else is let be.
+    Data sets of these names with another type or shape are ignored.
     """
-    found = {}
+    columns = {}
     for name, kinds in (("row", "iu"), ("id", "iuSO")):
         with contextlib.suppress(UsageError):
             each = dataset(file, f"{group}/{name}")
             if each.shape == (rows,) and each.dtype.kind in kinds:
-                found[name] = each
-    return found
+                columns[name] = each
+    return columns
 
 
 def refuse_other_files(comm: "Comm", path: str) -> None:
-    """UsageError where ranks, on hosts of their own, have other files of this name."""
-    mine = agreed(comm, lambda: at_a_glance(path))
+    """Raise UsageError if ranks on other hosts have another file of this name."""
+    mine = run_together(comm, lambda: file_signature(path))
     for rank, other in enumerate(seen := [mine] if comm is None else comm.allgather(mine)):
         if other != seen[0]:
             raise UsageError(f"data file {path} is another one on rank {rank} ({other}) than on rank 0 ({seen[0]})")
 
 
 def elements_of_rows(info: Info, group: str, rows: np.ndarray) -> int:
-    """How many elements these rows, sorted, of a sparse group have; of a group that is not sparse 0."""
+    """Return the number of elements of these sorted rows of a sparse group; 0 for a dense one."""
     if not info.sparse:
         return 0
     with open_file(info.path) as file:
         return int(rows_in(file, f"{group}/x").lengths(rows).sum())
 
 
-def specs(
+def array_specs(
     info: Info, group: str, rows: int, dtype: np.dtype, elements: int | None = None
 ) -> list[tuple[tuple[int, ...], np.dtype]]:
-    """Shapes and types of the arrays that hold x and y of so many rows of a group: see `as_rows`.
+    """Return shapes and types of the arrays that hold x and y of `rows` rows of a group: see `as_rows`.
 
-    elements: that these rows have, where they are sparse (None: as many as there are in the group).
+    elements: of these rows, if they are sparse (None: of the whole group).
     """
     y_kind = np.dtype(np.int64) if info.classes else dtype
     x_kind = memory_type(info.kinds.get(group, next(iter(info.kinds.values()))), dtype)
@@ -290,7 +292,7 @@ def specs(
 
 
 def as_rows(info: Info, arrays: list[np.ndarray]) -> tuple[Any, np.ndarray]:
-    """x and y of some rows, as they lie in arrays of these `specs`; sparse ones not filled yet begin at 0."""
+    """Return x and y of rows held by arrays of `array_specs`."""
     if not info.sparse:
         return arrays[0], arrays[1]
     data, columns, starts, y = arrays
@@ -298,7 +300,7 @@ def as_rows(info: Info, arrays: list[np.ndarray]) -> tuple[Any, np.ndarray]:
 
 
 def check_room(info: Info, placement: str, dtype: np.dtype, ranks: int) -> None:
-    """UsageError where this machine has no memory for what a rank holds of a file, which may say any shape."""
+    """Raise UsageError if a rank's part of a file does not fit into memory; a damaged file may claim any shape."""
     train, test = info.rows["train"], info.rows["test"]
     itemsize = max(memory_type(kind, dtype).itemsize for kind in info.kinds.values())
     if info.sparse:
@@ -306,20 +308,20 @@ def check_room(info: Info, placement: str, dtype: np.dtype, ranks: int) -> None:
         row = START.itemsize + -(-elements * (itemsize + COLUMN.itemsize) // max(1, train + test))  # on the mean
     else:
         row = math.prod(info.features) * itemsize
-    held = {"shared": train + test, "partitioned": train // ranks + test, "streamed": 0}[placement] * row
-    # Beside the rows the labels of all of them, and the order of an epoch.
+    row_memory = {"shared": train + test, "partitioned": train // ranks + test, "streamed": 0}[placement] * row
+    # In addition to the rows: the labels of all, and the order of an epoch.
     what = f"{info.path}: {train} training and {test} test rows of {row} bytes under placement {placement}"
-    check_memory(held + 16 * (train + test), what)
+    check_memory(row_memory + 16 * (train + test), what)
 
 
 class Arena:
-    """Arrays that the ranks of a node share, filled by one rank (`fills`).
+    """Arrays that the ranks of a node share, filled by one of them (`fills`).
 
-    Where there is no room to share them every rank has arrays of its own and fills them. Alone on a node: plain arrays.
+    Without room for shared memory, or alone on its node, a rank has and fills arrays of its own.
     """
 
     def __init__(self, comm: "Comm", specs: list[tuple[tuple[int, ...], np.dtype]]):
-        """Collective. specs: (shape, dtype) of each array; they are then in `arrays`."""
+        """Collective. specs: (shape, dtype) of each of `arrays`."""
         self.node: Comm = None
         self.fills = True
         sizes = [-(-math.prod(shape) * dtype.itemsize // 64) * 64 for shape, dtype in specs]  # whole cache lines
@@ -349,20 +351,20 @@ class Arena:
         return None
 
     def ready(self) -> None:
-        """Collective: what has been filled is there for all."""
+        """Make the filled arrays visible to all ranks of the node. Collective."""
         if self.node is not None:
             self.node.Barrier()
 
     def close(self) -> None:
-        """Collective: the arrays are gone, and their memory with the last view of them."""
+        """Drop the arrays; their memory is freed with the last view of them. Collective."""
         self.arrays = []
         if self.node is not None:
             self.node.Free()
         self.node = None
 
 
-def agreed(comm: "Comm", work: Callable[[], Any], here: bool = True) -> Any:
-    """Collective: do the work on the ranks with `here`; a UsageError of one rank is raised on all of them."""
+def run_together(comm: "Comm", work: Callable[[], Any], here: bool = True) -> Any:
+    """Do the work on the ranks with `here`; a UsageError of one rank is raised on all. Collective."""
     if comm is None:
         return work()
     from hpcdl.comm import refuse_together  # not above: it starts MPI too

@@ -1,10 +1,10 @@
-"""Prepare the next item in a background thread while the caller uses this one.
+"""Prefetching: a background thread makes the next item while the caller uses this one.
 
     caller    use 0          use 1          use 2
     thread    make 1 ......  make 2 ......  make 3
 
-Just one item is ahead: the thread starts on item k + 1 when the caller is handed item k, so a producer that reuses
-its buffers needs one for the item in use and one for the item being made.
+One item is ahead: the thread starts on item k + 1 when the caller gets item k. A producer that reuses its buffers
+needs one for the item in use and one for the item in the making.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 
 def prefetch(items: Iterable[Item]) -> Generator[Item, None, None]:
-    """Yield the same items, each made one ahead in a thread. What the thread raises is raised here, at its item.
+    """Yield the items, each made one ahead in a thread; an error in the thread is raised here, at its item.
 
     The thread ends with the items, with an error, or when the caller closes (or drops) the iterator early.
     """

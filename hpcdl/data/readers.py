@@ -1,7 +1,7 @@
-"""Two ways to make the batches of an epoch: from rows in memory, and from blocks of a file as they come by.
+"""Readers make the batches of an epoch, from rows in memory or from blocks of a file.
 
-Both offer `batches(epoch, batch_size, share, steps, buffers)`, a generator of the Batch of each of these steps of an
-epoch; share is (rank, size), steps is asked for the next step when the next batch is.
+Both have `batches(epoch, batch_size, share, steps, buffers)`, a generator of the Batch of each step in `steps`;
+share is (rank, size). The generator takes the next step when the next batch is requested.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -29,7 +29,7 @@ from hpcdl.kernels.shuffle import ready
 
 
 class LocalExamples(NamedTuple):
-    """The training examples of one rank, where they lie, and the number of examples of ranks before each rank."""
+    """The training examples of one rank, their rows in memory, and the number of examples of ranks before each rank."""
 
     examples: np.ndarray
     where: np.ndarray
@@ -39,11 +39,11 @@ class LocalExamples(NamedTuple):
 class MemoryReader:
     """Batches from rows in memory.
 
-    rows       where the data lie
+    rows       the data in memory
     numbers    row of `rows` of each training example (None: the same number)
-    spec       partition: `iid` shares every batch out, any other gives each rank its own rows
-    local      placement partitioned: the `LocalExamples` of each share (rank, size) that has rows here; None: all do
-    owners     whose each training example is, for the partition column:NAME
+    spec       partition: `iid` divides every batch among the ranks, any other gives each rank its own rows
+    local      placement partitioned: the `LocalExamples` of each share (rank, size) held here; None: all rows are here
+    owners     owner of each training example, for the partition column:NAME
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class MemoryReader:
         owners: np.ndarray | None = None,
     ):
         self.rows, self.numbers, self.classes, self.seed, self.owners = rows, numbers, classes, seed, owners
-        self.spec, self.whole = spec, local is None and spec == "iid"
+        self.spec, self.shared_order = spec, local is None and spec == "iid"
         self.examples = len(rows) if numbers is None else len(numbers)
         self.local = local or {}
-        for some in self.local.values():
-            self.examples = int(some.before[-1])
+        for examples_here in self.local.values():
+            self.examples = int(examples_here.before[-1])
         ready(self.examples)
-        # Whose order was drawn last, and the order: those who come later share it.
-        self.drawn: tuple[Any, Any] = None, None
+        # The key of the order drawn last, and the order: later calls share it.
+        self.cached_order: tuple[Any, Any] = None, None
 
     def batches(
         self,
@@ -75,7 +75,7 @@ class MemoryReader:
         buffers: BatchBuffers,
         ahead: bool = True,
     ) -> Generator[Batch, None, None]:
-        """The batches of these steps. ahead: nothing is read, so nothing is read ahead."""
+        """Yield the batches of these steps. ahead: without effect, for nothing is read."""
         index, source, share_at = self._plan(epoch, batch_size, share)
         augment = self.rows.augment
         for step in steps:
@@ -88,29 +88,32 @@ class MemoryReader:
     def _plan(
         self, epoch: int, batch_size: int, share: tuple[int, int]
     ) -> tuple[np.ndarray, np.ndarray, Callable[..., BatchShare]]:
-        """This rank's order, as training examples and as rows of `rows`, and a function: step -> its share of it."""
-        key = epoch if self.whole else (epoch, *share)
-        drawn = self.drawn  # read and written as one: several threads may be here
+        """Return this rank's order, as training examples and as rows of `rows`, and a function step -> BatchShare."""
+        key = epoch if self.shared_order else (epoch, *share)
+        drawn = self.cached_order  # read and written as one: several threads may be here
         if drawn[0] != key:
-            drawn = self.drawn = None, None  # the old order goes before there is a new one
-            drawn = self.drawn = key, self._whole_order(epoch) if self.whole else self._own_order(epoch, *share)
+            drawn = self.cached_order = None, None  # the old order goes before there is a new one
+            drawn = self.cached_order = (
+                key,
+                self._whole_order(epoch) if self.shared_order else self._own_order(epoch, *share),
+            )
         index, source = drawn[1]
         rank, size = share
-        if self.whole:
+        if self.shared_order:
             return index, source, partial(global_share, self.examples, batch_size, rank=rank, size=size)
         before, through = self._bounds(share)
         return index, source, partial(local_share, before, through, self.examples, self._steps(batch_size))
 
     def in_order(self, epoch: int, share: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """This rank's rows of an epoch in its order: numbers in `rows`, and in the training set."""
+        """Return this rank's rows of an epoch in order: numbers in `rows`, and in the training set."""
         index, source, _ = self._plan(epoch, 1, share)
-        part = chunk(self.examples, share[1], share[0]) if self.whole else slice(None)
+        part = chunk(self.examples, share[1], share[0]) if self.shared_order else slice(None)
         return source[part], index[part]
 
     def part_in_order(
         self, epoch: int, step: int, batch_size: int, share: tuple[int, int]
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """This rank's rows of the batch of a step: numbers in `rows`, in the training set, and all ranks' examples."""
+        """Return this rank's rows of a step: numbers in `rows` and in the training set; and all ranks' examples."""
         index, source, share_at = self._plan(epoch, batch_size, share)
         first, last, _, total = share_at(step=step)
         return source[first:last], index[first:last], total
@@ -134,12 +137,12 @@ class MemoryReader:
         return self.local[rank, size]
 
     def divide(self, count: int) -> list[np.ndarray]:
-        """The training examples of each of `count` parts."""
+        """Return the training examples of each of `count` parts."""
         labels = self.rows.y if self.numbers is None else self.rows.y[self.numbers]
         return partition(self.spec, labels, self.classes, count, self.seed, self.owners)
 
     def visit(self, order: np.ndarray, batch_size: int, buffers: BatchBuffers) -> Iterator[Batch]:
-        """The training examples `order`, so many at a time."""
+        """Yield the training examples `order` in batches."""
         source = self._source(order)
         for step, start in enumerate(range(0, len(order), batch_size)):
             index = source[start : start + batch_size]
@@ -148,7 +151,7 @@ class MemoryReader:
             yield Batch(x, y, len(index), 0, step, order[start : start + batch_size])
 
     def _bounds(self, share: tuple[int, int]) -> tuple[int, int]:
-        """The examples of ranks before this share's, and through it."""
+        """Return the number of examples of the ranks before this share's, without and with its own."""
         before, through = self._local(*share).before[share[0] :][:2]
         return int(before), int(through)
 
@@ -156,28 +159,28 @@ class MemoryReader:
         return steps_per_epoch(self.examples, batch_size)
 
     def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
-        """No batch of this share has more rows."""
-        if self.whole:
+        """Return the largest number of rows of a batch of this share."""
+        if self.shared_order:
             return most_rows(self.examples, batch_size, *share)
         before, through = self._bounds(share)
         return -(-through // self._steps(batch_size)) - before // self._steps(batch_size)
 
 
 def most_rows(examples: int, batch_size: int, rank: int, size: int) -> int:
-    """The rows of a rank's chunk of a whole batch."""
+    """Return the number of rows in a rank's chunk of a whole batch."""
     first, last, _, _ = global_share(examples, batch_size, 0, rank, size)
     return last - first
 
 
 def rows_before(parts: list[np.ndarray]) -> np.ndarray:
-    """The rows that ranks before rank r hold, for r = 0 .. size."""
+    """Return the number of rows of the ranks before rank r, for r = 0 .. size."""
     return np.cumsum([0, *map(len, parts)])
 
 
 class StreamReader:
     """Batches from a file that is read block by block, in the order of `BlockOrder`.
 
-    A thread reads the next block while this one is used. Every rank reads the blocks of which it needs rows, so the
+    A thread reads the next block while this one is used. Every rank reads each block from which it needs rows, so the
     order is independent of the number of ranks. held_out: sorted rows of the file that are not training examples.
     """
 
@@ -198,14 +201,16 @@ class StreamReader:
         buffers: BatchBuffers,
         ahead: bool = True,
     ) -> Generator[Batch, None, None]:
-        """The batches of these steps; without `ahead` no thread reads, and `steps` need not be known before."""
+        """Yield the batches of these steps; without `ahead` no thread reads, and `steps` need not be known before."""
         order, memory = (
             BlockOrder(self.seed, epoch, self.counts),
             [self.rows.buffers(self.rows.block) for _ in range(2)],
         )
         share_at = partial(global_share, self.examples, batch_size, rank=share[0], size=share[1])
         load = partial(self._load, order, memory)
-        blocks = prefetch(map(load, touched(order, (share_at(step=step) for step in steps)))) if ahead else None
+        blocks = (
+            prefetch(map(load, blocks_of_shares(order, (share_at(step=step) for step in steps)))) if ahead else None
+        )
         current: int | None = None
         try:
             for step in steps:
@@ -229,25 +234,25 @@ class StreamReader:
                 blocks.close()
 
     def most_rows(self, batch_size: int, share: tuple[int, int]) -> int:
-        """No batch of this share has more rows."""
+        """Return the largest number of rows of a batch of this share."""
         return most_rows(self.examples, batch_size, *share)
 
     def _load(self, order: BlockOrder, memory: list, block: int) -> tuple:
-        """Read a block: its rows, and in the order of visiting, where its training examples lie and their numbers."""
+        """Read a block; return its rows and, in visiting order, its examples' places in the block and numbers."""
         memory.reverse()
         start = block * self.rows.block
         stop = min(start + self.rows.block, len(self.rows))
         out = self.held_out[slice(*np.searchsorted(self.held_out, (start, stop)))]
-        kept = np.delete(np.arange(stop - start), out - start)
+        training = np.delete(np.arange(stop - start), out - start)
         visit = order.rows(block)
-        return self.rows.read(start, stop, memory[0], self.augment), kept[visit], self.first[block] + visit
+        return self.rows.read(start, stop, memory[0], self.augment), training[visit], self.first[block] + visit
 
 
 Reader: TypeAlias = MemoryReader | StreamReader
 
 
-def touched(order: BlockOrder, shares: Iterable[BatchShare]) -> Iterator[int]:
-    """The blocks that these shares need, one after the other."""
+def blocks_of_shares(order: BlockOrder, shares: Iterable[BatchShare]) -> Iterator[int]:
+    """Yield the blocks that these shares need, in order."""
     current: int | None = None
     for first, last, _, _ in shares:
         for block, _, _ in order.pieces(first, last):

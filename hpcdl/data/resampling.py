@@ -1,14 +1,13 @@
-"""Other rows and other features of data that are open: those that a member of an ensemble is trained on.
+"""Resampling for ensembles: the rows (bootstrap) and the features (random subspace) that a member is trained on.
 
-    rows        n drawn with replacement from the n training examples, by equal weights (the bootstrap of bagging) or
-                by those of boosting; about 1/e of them are left out
-    features    a random fraction of them; the others are 0 in all rows, as if they had no deviation that counts
-                (random subspaces)
+    rows        n drawn with replacement from the n training examples, with equal weights (the bootstrap of bagging) or
+                those of boosting; about 1/e of the examples are left out
+    features    a random fraction of them; the others are 0 in all rows
 
 (Breiman, "Bagging predictors", Machine Learning 1996; Ho, "The random subspace method for constructing decision
-forests", IEEE PAMI 1998.) What is drawn follows from (seed, member) alone. Rows are numbers into those that lie in
-memory, once for all ranks of a node: nothing is copied. The features that are left out become part of what rows are
-standardized by, so that checkpoints keep them, and whoever predicts leaves them out, too.
+forests", IEEE PAMI 1998.) The draws depend on (seed, member) alone. Drawn rows are numbers into the rows in memory:
+nothing is copied. Features that are left out get the deviation LEFT_OUT in the statistics that standardize rows, so
+that checkpoints keep them and predictions leave them out, too.
 """
 
 import math
@@ -25,9 +24,9 @@ from hpcdl.random import Random
 
 
 class Draw(NamedTuple):
-    """What member number `member` is trained on. rows: whether they are drawn; weights: by which, None: equal ones.
+    """The resampling of an ensemble's member.
 
-    features: the fraction that it sees.
+    rows: True to draw rows; weights: of the rows, None: equal; features: the fraction that the member sees.
     """
 
     seed: int
@@ -37,7 +36,7 @@ class Draw(NamedTuple):
     features: float = 1.0
 
     def examples(self, count: int) -> np.ndarray:
-        """Sorted numbers of the training examples, `count` of `count`; one may be there several times, or not."""
+        """Return `count` sorted example numbers drawn from `count` examples, some repeated, some left out."""
         if not self.rows:
             return np.arange(count)
         random = Random(self.seed)("bootstrap", self.member)
@@ -46,12 +45,12 @@ class Draw(NamedTuple):
         return np.sort(random.choice(count, count, p=self.weights))
 
     def left_out(self, width: int) -> np.ndarray:
-        """Sorted numbers of the features that it does not see, of so many; it sees one at least."""
-        kept = max(1, round(self.features * width))
-        return np.sort(Random(self.seed)("subspace", self.member).permutation(width)[kept:])
+        """Return the sorted numbers of the features, of `width`, that the member does not see; it sees one at least."""
+        seen = max(1, round(self.features * width))
+        return np.sort(Random(self.seed)("subspace", self.member).permutation(width)[seen:])
 
     def apply(self, data: Data) -> None:
-        """Let the data be so. UsageError where their rows do not all lie in memory, or zeros mean something else."""
+        """Resample the data in place. UsageError if rows are not all in memory, or no feature can be set to 0."""
         if self.rows:
             draw_rows(data, self)
         if self.features < 1:
@@ -59,7 +58,7 @@ class Draw(NamedTuple):
 
 
 def draw_rows(data: Data, draw: Draw) -> None:
-    """Let the training examples be those that are drawn."""
+    """Replace the training examples by the drawn ones."""
     reader = getattr(data, "_reader", None)
     if not isinstance(reader, MemoryReader) or reader.local:
         raise UsageError("rows are drawn again (bagging, boosting) with --placement shared only, without data servers")
@@ -73,19 +72,19 @@ def draw_rows(data: Data, draw: Draw) -> None:
 
 
 def leave_out(data: Data, features: np.ndarray) -> None:
-    """Let these features be 0 in all rows."""
+    """Set these features to 0 in all rows."""
     if getattr(data, "_reader", None) is None:
         raise UsageError("a subspace of the features needs its rows without data servers")
     if data.sparse or data.vocabulary is not None:
         what = "sparse rows, which are not standardized" if data.sparse else "tokens of a text"
         raise UsageError(f"a subspace of the features needs dense rows of numbers, not {what}")
     width = math.prod(data.features)
-    found = {"mean": np.zeros(width), "deviation": np.ones(width)} | {
+    statistics = {"mean": np.zeros(width), "deviation": np.ones(width)} | {
         name: each.copy() for name, each in data.statistics.items()
     }
-    found["mean"][features], found["deviation"][features] = 0.0, LEFT_OUT
-    standard = Standard(found, data.dtype)
+    statistics["mean"][features], statistics["deviation"][features] = 0.0, LEFT_OUT
+    standard = Standard(statistics, data.dtype)
     for split in (data.train, data.test, data.validation):
         if split is not None:
             split.source.standard = standard
-    data.statistics = found
+    data.statistics = statistics

@@ -1,12 +1,12 @@
-"""Rows that stay in memory for all trainings of a job: one copy on each node, whoever opens them, and how often.
+"""A cache of rows for all training runs of a job: one copy in the memory of each node.
 
-    job        open_data(name, comm=world, keep=True)     the rows lie in the memory of each node, until `let_go`
-    training   open_data(name, comm=its ranks, ...)       takes these rows, and has numbers of its own for what it holds
-                                                          out, standardizes, cuts into parts and puts into order
+    job        open_data(name, comm=world, keep=True)     the rows stay in each node's memory until `clear`
+    training   open_data(name, comm=its ranks, ...)       uses these rows; held-out rows, statistics, partition and
+                                                          order are its own
 
-A file is known by its path, inode, size and time of change, the type of the model, and what missing numbers become
-(fills.py), where that is not what the file says. What is drawn or measured from the same rows with the same options is
-remembered, too.
+The key of a file is its path, inode, size and modification time, the model's type, and the fills of missing numbers
+(fills.py) that replace the file's own. Results drawn or measured from the same rows with the same options are cached,
+too.
 """
 
 import os
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from hpcdl.data.placement import Arena, Comm
 
 T = TypeVar("T")
-MOST = 64  # things that are remembered of a file
+MOST_RESULTS = 64  # cached per file
 
 
 class CachedRows:
-    """The arrays of a file's rows, as `placement.specs` has them for train, then for test."""
+    """The cached arrays of a file: those of `placement.array_specs` for train, then for test."""
 
     def __init__(self, arena: "Arena"):
         self.arena, self.arrays = arena, arena.arrays
-        self.remembered: dict[Any, Any] = {}
+        self.results: dict[Any, Any] = {}
 
     def remember(self, key: Any, compute: Callable[[], T]) -> T:
-        """What `compute` has returned for this key on this rank, or returns now."""
-        if key not in self.remembered:
-            while len(self.remembered) >= MOST:
-                del self.remembered[next(iter(self.remembered))]
-            self.remembered[key] = compute()
-        found: T = self.remembered[key]
-        return found
+        """Return the cached result of `compute` for this key on this rank, computing it the first time."""
+        if key not in self.results:
+            while len(self.results) >= MOST_RESULTS:
+                del self.results[next(iter(self.results))]
+            self.results[key] = compute()
+        result: T = self.results[key]
+        return result
 
 
-everything: dict[tuple | None, CachedRows] = {}
+cached: dict[tuple | None, CachedRows] = {}
 
 
 def key_of(path: str, dtype: np.dtype, fills: tuple[float, ...] = ()) -> tuple | None:
-    """By what the rows of a file are known to be the same still; None where it cannot be told."""
+    """Return the cache key of a file; None if the file cannot be examined."""
     try:
         now = os.stat(path)
     except OSError:
@@ -52,29 +52,28 @@ def key_of(path: str, dtype: np.dtype, fills: tuple[float, ...] = ()) -> tuple |
 
 
 def keep(path: str, dtype: np.dtype, arena: "Arena", fills: tuple[float, ...] = ()) -> CachedRows:
-    """Let the arena, which is filled, stay, on all ranks that call this; collective over those that have made it."""
+    """Cache a filled arena; collective over the ranks that have made it."""
     key = key_of(path, dtype, fills) or (path, dtype.name, fills)
-    before = everything.pop(key, None)
+    before = cached.pop(key, None)
     if before is not None:
         before.arena.close()
-    everything[key] = CachedRows(arena)
-    return everything[key]
+    cached[key] = CachedRows(arena)
+    return cached[key]
 
 
 def find(path: str, dtype: np.dtype, comm: "Comm", fills: tuple[float, ...] = ()) -> CachedRows | None:
-    """What is kept of this file, where all ranks of `comm` have it; collective over them."""
-    if not everything and (comm is None or comm.size == 1):
+    """Return the cached rows of a file if all ranks of `comm` have them, else None; collective."""
+    if not cached and (comm is None or comm.size == 1):
         return None
-    found = everything.get(
-        key_of(path, dtype, fills)
-    )  # ranks that were started anew (hpcdl/recovery/respawn.py) have nothing
-    if comm is not None and not all(comm.allgather(found is not None)):
+    # Respawned ranks (hpcdl/recovery/respawn.py) have an empty cache.
+    rows = cached.get(key_of(path, dtype, fills))
+    if comm is not None and not all(comm.allgather(rows is not None)):
         return None
-    return found
+    return rows
 
 
-def let_go() -> None:
-    """Nothing is kept any more; collective over the ranks that have kept it, which keep nothing else."""
-    for each in everything.values():
+def clear() -> None:
+    """Empty the cache; collective over the ranks that have filled it."""
+    for each in cached.values():
         each.arena.close()
-    everything.clear()
+    cached.clear()

@@ -1,18 +1,18 @@
-"""Who sees which example when: pure functions, so that the order can be printed and tested without MPI.
+"""The order of examples in an epoch and each rank's share of its batches: pure functions, testable without MPI.
 
-An epoch visits every training example once, in steps = ceil(examples / batch_size) batches. Every rank is told its own
-share of each batch: a slice of the epoch's order, and where in the whole batch that slice lies.
+An epoch visits every training example once, in steps = ceil(examples / batch_size) batches. A rank's share of a batch
+is a slice of the epoch's order, and the offset of that slice in the whole batch.
 
-    order   which rows                             who uses it
+    order   rows                                   used by
     global  one permutation of all examples;       one permutation, whatever the number of ranks
             batch b is order[b*B : (b+1)*B], a
             rank takes a chunk of the batch
     local   a permutation of the rank's own rows,  rows that belong to ranks (`--partition`, placement partitioned)
             cut over the steps of the epoch
-    block   blocks in random order, rows of a      placement streamed; again whatever the number of ranks
+    block   blocks in random order, rows of a      placement streamed, whatever the number of ranks
             block in random order
 
-Everything is keyed by (seed, purpose, epoch, ...), so an epoch can start at any step and needs no saved state.
+Random streams are keyed by (seed, purpose, epoch, ...), so an epoch can start at any step without saved state.
 """
 
 from collections.abc import Iterator
@@ -35,10 +35,10 @@ class BatchShare(NamedTuple):
     total: int
 
 
-def named(placement: str, partition: str, classes: int, block: int = 0) -> str:
-    """Which of the orders the rows of an epoch are visited in, as a text: two that are equal are the same order.
+def order_name(placement: str, partition: str, classes: int, block: int = 0) -> str:
+    """Return a text that identifies the order of an epoch: equal texts mean equal orders.
 
-    `{ranks}` in it stands for the number of ranks that share the rows, where the order depends on it. block: rows.
+    `{ranks}` in it stands for the number of ranks that share the rows, if the order depends on it. block: rows of one.
     """
     if placement == "streamed":
         return f"all rows by blocks of {block}"
@@ -49,17 +49,17 @@ def named(placement: str, partition: str, classes: int, block: int = 0) -> str:
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:
-    """The number of batches of an epoch, ceil(examples / batch_size); the last batch may be smaller."""
+    """Return the number of batches of an epoch, ceil(examples / batch_size); the last batch may be smaller."""
     return -(-examples // batch_size)
 
 
 def global_order(seed: int, examples: int, epoch: int) -> np.ndarray:
-    """The permutation (examples,) in which an epoch visits all examples."""
+    """Return the permutation (examples,) in which an epoch visits all examples."""
     return permutation(Random(seed)("order", epoch), examples)
 
 
 def global_share(examples: int, batch_size: int, step: int, rank: int, size: int) -> BatchShare:
-    """A rank's chunk of batch `step` of the global (or block) order; it may be empty."""
+    """Return a rank's chunk of batch `step` of the global (or block) order; it may be empty."""
     first = step * batch_size
     total = min(batch_size, examples - first)
     mine = chunk(total, size, rank)
@@ -67,16 +67,17 @@ def global_share(examples: int, batch_size: int, step: int, rank: int, size: int
 
 
 def local_order(seed: int, examples: int, epoch: int, rank: int) -> np.ndarray:
-    """The permutation (examples,) in which a rank visits its own rows."""
+    """Return the permutation (examples,) in which a rank visits its own rows."""
     return permutation(Random(seed)("local order", epoch, rank), examples)
 
 
 def local_share(before: int, through: int, examples: int, steps: int, step: int) -> BatchShare:
-    """A rank's part of its own order at `step`; the ranks before it hold `before` rows, with it they hold `through`.
+    """Return a rank's part of its own order at `step`.
 
-    Each rank's n_r rows are dealt evenly over the steps, and so that the batch sizes differ by 1 at most: with P_r the
-    rows of the ranks before r, rank r takes |chunk(P_(r+1), S, s)| - |chunk(P_r, S, s)| rows at step s of S. (If every
-    rank took chunk(n_r, S, s), the longer chunks would all meet in the first steps and the last could be empty.)
+    before, through: rows of the ranks before it, without and with its own. The n_r rows of each rank are spread evenly
+    over the S steps, so that batch sizes differ by 1 at most: with P_r rows of the ranks before r, rank r takes
+    |chunk(P_(r+1), S, s)| - |chunk(P_r, S, s)| rows at step s. (If every rank took chunk(n_r, S, s), the longer chunks
+    would all meet in the first steps, and the last step could be empty.)
     """
     lower, upper = chunk(before, steps, step), chunk(through, steps, step)
     whole = chunk(examples, steps, step)
@@ -94,11 +95,11 @@ class BlockOrder:
         self.ends = np.cumsum(counts[self.blocks])
 
     def rows(self, block: int) -> np.ndarray:
-        """The permutation (counts[block],) in which the rows of this block are visited."""
+        """Return the permutation (counts[block],) in which the rows of this block are visited."""
         return permutation(self.random("block", self.epoch, block), int(self.counts[block]))
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """What order[start:stop] is made of: (block, first, last) stands for rows(block)[first:last]."""
+        """Yield the pieces (block, first, last) of order[start:stop]; each stands for rows(block)[first:last]."""
         at = int(np.searchsorted(self.ends, start, side="right"))
         while start < stop:
             block, end = int(self.blocks[at]), int(self.ends[at])

@@ -1,23 +1,23 @@
-"""Features of very different scale, which one learning rate cannot fit: said before a run begins, not when it is over.
+"""The warning about features of very different scales, which no single learning rate fits, before a run begins.
 
-Gradient descent is stable for rates below 2 / L, and L grows with the square of the largest feature; the smallest one
-then hardly moves. Measured is the root mean square of each feature over some of the training rows, as the model sees
-them, and the deviation of those that change.
+Gradient descent is stable for rates below 2 / L, and L grows with the square of the largest feature; the weight of the
+smallest one then hardly moves. The scales are the root mean square and the deviation of each feature over some of the
+training rows, as the model sees them.
 """
 
 from typing import Any
 
 import numpy as np
 
-ROWS = 4096  # that are looked at
-RATIO = 100.0  # of the largest root mean square to the smallest deviation, from which on it is said
-LARGE = 3.0  # no model minds features below: such as the pixels of an edge, which hardly ever change
+ROWS = 4096  # examined
+RATIO = 100.0  # of the largest root mean square to the smallest deviation, from which on to warn
+LARGE = 3.0  # root mean square; smaller features never warn (edge pixels hardly vary)
 
 
-def scales(data: Any) -> tuple[float, float, float] | None:
-    """Smallest deviation and largest root mean square of the features, and of the values to predict (0: of classes).
+def feature_scales(data: Any) -> tuple[float, float, float] | None:
+    """Return the smallest deviation and largest root mean square of the features, and the latter of the targets.
 
-    None where nothing is to be said: of images and tokens, and where rows are standardized.
+    0 for class labels. None for data without a warning: images, tokens, sparse or standardized rows.
     """
     if data.sparse or len(data.features) != 1 or data.vocabulary is not None or data.statistics:
         return None
@@ -28,11 +28,11 @@ def scales(data: Any) -> tuple[float, float, float] | None:
     return (float(moving.min()) if len(moving) else 1.0), float(square.max()), target
 
 
-def unlike(found: tuple[float, float, float] | None) -> str | None:
-    """What is to be said of such scales, if anything."""
-    if found is None:
+def scale_warning(scales: tuple[float, float, float] | None) -> str | None:
+    """Return the warning about these scales, if any."""
+    if scales is None:
         return None
-    low, high, target = found
-    said = [f"the features have scales from {low:.2g} to {high:.2g}"] * (high >= max(LARGE, RATIO * min(low, 1.0)))
-    said += [f"the values to predict are of the size {target:.2g}"] * (target >= RATIO)
-    return f"{' and '.join(said)}: --standardize gives them one" if said else None
+    low, high, target = scales
+    warnings = [f"the features have scales from {low:.2g} to {high:.2g}"] * (high >= max(LARGE, RATIO * min(low, 1.0)))
+    warnings += [f"the values to predict are of the size {target:.2g}"] * (target >= RATIO)
+    return f"{' and '.join(warnings)}: --standardize gives them one" if warnings else None

@@ -1,13 +1,13 @@
-"""Standardize: each feature is shifted and scaled so that over the training rows its mean is 0 and its deviation 1.
+"""Standardization: shift and scale each feature to mean 0 and standard deviation 1 over the training rows.
 
     x <- (x - mean) / deviation            x = scale * raw, mean and deviation (features,)
     mean = 1/n sum of x_i                  deviation = sqrt(1/n sum of (x_i - mean)^2)
 
-over the n rows that train (not those held out for validation). A feature that never changes has deviation 1. Test and
-validation rows are changed by the same numbers. So are the values to predict of a regression, a body's mass in grams,
-say, for they are too far from where a model begins for any rate that its features allow. All are computed in float64
-and in one pass, part by part: with the counts m and n, the means a and b and the sums of squared deviations s and t of
-two parts, those of both are
+over the n training rows (without those held out for validation). A constant feature has deviation 1. Test and
+validation rows are transformed by the same numbers. The targets of a regression (a body's mass in grams, say) are
+standardized, too: a model starts too far from them for any learning rate that its features allow. All are computed in
+float64 in one pass, part by part: two parts with counts m and n, means a and b, sums of squared deviations s and t have
+together
 
     m + n        a + (b - a) n / (m + n)        s + t + (b - a)^2 m n / (m + n)
 
@@ -22,14 +22,14 @@ from hpcdl.data.fills import Refill
 from hpcdl.data.format import Info, check_x, dataset, open_file, slabs, slabs_of
 from hpcdl.kernels.gather import standardize
 
-TARGET = ("target_mean", "target_deviation")  # names of the statistics of values to predict
-LEFT_OUT = float(np.finfo(np.float64).max)  # the deviation of a feature that is to be 0 in all rows (resampling.py)
+TARGET = ("target_mean", "target_deviation")  # names of the statistics of targets
+LEFT_OUT = float(np.finfo(np.float64).max)  # the deviation of a feature that is set to 0 in all rows (resampling.py)
 
 
 class Standard:
-    """The mean and the deviation (features,) of training rows, and how they change a batch of type dtype.
+    """The standardization of batches of type dtype by the statistics of the training rows.
 
-    statistics: `mean`, `deviation` and, where the values to predict are standardized, too, those of TARGET (outputs,).
+    statistics: `mean`, `deviation` (features,) and, if targets are standardized, those of TARGET (outputs,); float64.
     """
 
     def __init__(self, statistics: dict[str, np.ndarray], dtype: np.dtype):
@@ -39,7 +39,7 @@ class Standard:
         self.target = tuple(statistics[name] for name in TARGET) if TARGET[0] in statistics else None
 
     def apply_target(self, y: np.ndarray) -> None:
-        """y (rows,) or (rows, outputs) <- (y - mean) / deviation, where the values to predict are standardized."""
+        """y (rows,) or (rows, outputs) <- (y - mean) / deviation, if targets are standardized."""
         if self.target is not None:
             mean, deviation = self.target if y.ndim == 2 else (each[0] for each in self.target)
             y[...] = (y - mean) / deviation
@@ -49,8 +49,8 @@ class Standard:
         standardize(x, self.mean, self.factor)
 
 
-def measure(parts: Iterable[np.ndarray], scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of scale * x, in float64, over all rows of these parts (rows, features)."""
+def mean_and_deviation(parts: Iterable[np.ndarray], scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and deviation (features,) of scale * x, in float64, over the rows of all parts (rows, features)."""
     count, mean, squares, low, high = 0, 0.0, 0.0, np.inf, -np.inf
     for part in parts:
         for piece in slabs(len(part), 8 * part.shape[1]):
@@ -63,13 +63,13 @@ def measure(parts: Iterable[np.ndarray], scale: float) -> tuple[np.ndarray, np.n
             mean = mean + apart * (len(x) / count)
             squares = squares + np.square(x, out=x).sum(axis=0) + np.square(apart) * (before * len(x) / count)
     deviation = abs(scale) * np.sqrt(squares / count)
-    # By its rounding errors a feature that never changes would become noise, and its tiny deviation infinite factors.
+    # Rounding errors would turn a constant feature into noise, and its tiny deviation into an infinite factor.
     still = (low == high) | (deviation < np.finfo(np.float32).tiny)
     return scale * np.where(low == high, low, mean), np.where(still, 1.0, deviation)
 
 
 def file_slabs(info: Info) -> Iterator[tuple[slice, np.ndarray]]:
-    """train/x of a data file, slab by slab: (which rows, their features); UsageError for a NaN."""
+    """Yield train/x of a data file slab by slab: (slice of rows, their features); UsageError for a NaN."""
     with open_file(info.path) as file:
         source, refill = dataset(file, "train/x"), Refill(file, info, "train")
         for slab in slabs_of(source):
@@ -82,23 +82,23 @@ def file_slabs(info: Info) -> Iterator[tuple[slice, np.ndarray]]:
 
 
 def array_slabs(x: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """The rows of an array in the same form."""
+    """Return the slabs of an array in the form of `file_slabs`."""
     return ((slab, x[slab]) for slab in slabs(len(x), x.nbytes // len(x)))
 
 
-def without(parts: Iterable[tuple[slice, np.ndarray]], held_out: np.ndarray) -> Iterator[np.ndarray]:
-    """These rows less those that are held out (sorted numbers)."""
+def without_rows(parts: Iterable[tuple[slice, np.ndarray]], held_out: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the slabs' features without the rows that are held out (sorted numbers)."""
     for slab, x in parts:
         first, last = np.searchsorted(held_out, (slab.start, slab.stop))
         yield np.delete(x, held_out[first:last] - slab.start, axis=0)
 
 
-def measured(
+def training_statistics(
     parts: Iterable[np.ndarray], scale: float, y: np.ndarray | None, held_out: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The statistics of rows less those that are held out. y: values to predict, of all rows; None: of classes."""
-    found = dict(zip(("mean", "deviation"), measure(parts, scale), strict=True))
+    """Return the statistics of training rows. parts: without the rows held out; y: targets of all rows, or None."""
+    statistics = dict(zip(("mean", "deviation"), mean_and_deviation(parts, scale), strict=True))
     if y is None:
-        return found
-    target = measure([np.delete(y.reshape(len(y), -1), held_out, axis=0)], 1.0)
-    return found | dict(zip(TARGET, target, strict=True))
+        return statistics
+    target = mean_and_deviation([np.delete(y.reshape(len(y), -1), held_out, axis=0)], 1.0)
+    return statistics | dict(zip(TARGET, target, strict=True))

@@ -27,7 +27,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.inbox import Inbox, fill
 from hpcdl.comm.requests import Request
 from hpcdl.data import Data
-from hpcdl.data.cursor import following
+from hpcdl.data.cursor import next_position
 from hpcdl.data_server.data_messages import (
     ANSWER,
     BATCH,
@@ -98,7 +98,7 @@ def describe(data: Data) -> np.ndarray:
         "statistics": {name: vector.tolist() for name, vector in data.statistics.items()},
         "outputs": data.outputs,
         "sparse": data.sparse,
-        "meaning": data.meaning.describe(),
+        "meaning": data.schema.describe(),
         "source": data.source,
         "scales": data.scales,
     }
@@ -114,7 +114,7 @@ class BatchServer:
             data.train.source.width, data.dtype, data.train.source.y_kind, data.outputs, data.sparse
         )
         self.lines: dict[tuple[int, int, int, int], ClientBatches] = {}  # by (client, batch size, rank, size)
-        self.longest: dict[int, int] = {}  # elements that so many rows have at most, where they are sparse
+        self.most_elements: dict[int, int] = {}  # elements that so many rows have at most, where they are sparse
         self.sent: dict[int, Request] = {}  # the last answer by client, on its way
         self.replies: dict[int, Callable[..., np.ndarray]] = {
             MOST_ROWS: self._most_rows,
@@ -163,9 +163,9 @@ class BatchServer:
         rows = self.data.most_rows(batch_size, (rank, size))
         if not self.data.sparse:
             return number(rows)
-        if rows not in self.longest:
-            self.longest[rows] = self.data.train.source.longest(rows)
-        return number(rows, self.longest[rows])
+        if rows not in self.most_elements:
+            self.most_elements[rows] = self.data.train.source.most_elements(rows)
+        return number(rows, self.most_elements[rows])
 
     def _digest(self, client: int, *_: int) -> np.ndarray:
         return words_of(self.data.digest)
@@ -249,7 +249,7 @@ class ClientBatches:
         if self.expected is not None:
             self.row = self.row + 1 if self.expected == (epoch, step) else 0
         message = self.made if self.guess == (epoch, step) and self.made is not None else self._take(epoch, step, ahead)
-        self.expected = following(epoch, step, self.steps)
+        self.expected = next_position(epoch, step, self.steps)
         self.guess, self.made = self.expected if ahead and self.row >= TRUSTED else None, None
         return message
 

@@ -18,8 +18,8 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.requests import Request
 from hpcdl.data import Batch, Data
 from hpcdl.data.batch import DeviceBuffers
-from hpcdl.data.cursor import following
-from hpcdl.data.schema import Meaning
+from hpcdl.data.cursor import next_position
+from hpcdl.data.schema import Schema
 from hpcdl.data_server.data_messages import (
     ANSWER,
     BATCH,
@@ -65,7 +65,7 @@ class RemoteData(Data):
         self.order, self._digest = about["order"], None
         self.dtype, self.device = np.dtype(about["dtype"]), CPU
         self.outputs, self.source, self.sparse = tuple(about["outputs"]), about["source"], about["sparse"]
-        self.meaning, self._scales = Meaning.read(about["meaning"], "a data server"), about["scales"]
+        self.schema, self._scales = Schema.read(about["meaning"], "a data server"), about["scales"]
         self.form = BatchFormat(int(np.prod(self.features)), self.dtype, about["y_dtype"], self.outputs, self.sparse)
         self.statistics = {name: np.array(vector) for name, vector in about["statistics"].items()}
         splits = {name: RemoteSplit(self, k, about["examples"].get(name)) for k, name in enumerate(SPLITS)}
@@ -225,7 +225,7 @@ class RemoteCursor:
         _, total, _, _, sign = map(int, answer.header[: SIGNAL + 1])
         self.data.heed(sign)
         if self.ahead:
-            self._ask(*following(epoch, step, self.steps))
+            self._ask(*next_position(epoch, step, self.steps))
         return self.buffers.hand_out(Batch(answer.x, answer.y, total, epoch, step, answer.index))
 
     def _ask(self, epoch: int, step: int) -> None:

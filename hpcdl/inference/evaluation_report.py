@@ -34,12 +34,12 @@ def report(
     }
     if trained.classes:
         found.pop("accuracy")
-        names = trained.meaning.names(trained.classes)
+        names = trained.schema.names(trained.classes)
         named["calibration_error"] = found.pop("expected_calibration_error")
         rows, precision, recall = (found.pop(key) for key in ("rows_per_class", "precision", "recall"))
         columns = zip(names, rows, precision, recall, strict=True)
         keys = ("name", "rows", "precision", "recall")
-        about["text"] = trained.meaning.vocabulary is not None
+        about["text"] = trained.schema.vocabulary is not None
         return about | {"classes": [dict(zip(keys, each, strict=True)) for each in columns]} | found
     names = trained.output_names
     keys = ("name", "rmse", "mae", "r2")

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, START
-from hpcdl.data.arrays import called, from_called
+from hpcdl.data.arrays import call_data_function, from_returned
 from hpcdl.data.dataset import Split
-from hpcdl.data.fills import filled_as
-from hpcdl.data.format import KNOWN, SLAB_BYTES, check_x, check_y, find, most_of, read_info, shown
+from hpcdl.data.fills import with_model_fills
+from hpcdl.data.format import KNOWN, SLAB_BYTES, check_x, check_y, find_data_file, largest_input, read_info, shown
 from hpcdl.data.formats.libsvm import LibsvmParser, Text
 from hpcdl.data.formats.libsvm import blocks as texts
 from hpcdl.data.formats.prepare_idx import idx_header, idx_slabs
@@ -37,7 +37,7 @@ from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
 from hpcdl.data.formats.table_rows import TableRows
 from hpcdl.data.formats.table_source import is_number, open_table
 from hpcdl.data.placement import FileRows, MemoryRows, memory_type
-from hpcdl.data.schema import Meaning
+from hpcdl.data.schema import Schema
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.inference.trained_model import Trained
 from hpcdl.kernels import libsvm
@@ -97,28 +97,28 @@ def new_rows(
     if source in KNOWN:
         return of_file(source, trained, group, ranks)
     if is_own(source) and not os.path.exists(source):
-        returned = called(source, trained.about["seed"])
+        returned = call_data_function(source, trained.about["seed"])
         if "x" in returned and "y" not in returned and not group:
             x = returned["x"]
             sparse = isinstance(x, CSR) or hasattr(x, "tocsr")
             return of_array(sparse_rows(x) if sparse else np.asarray(x), source, trained, ranks)
-        data = from_called(source, returned, dtype=trained.dtype, standardize=trained.of_features or False)
+        data = from_returned(source, returned, dtype=trained.dtype, standardize=trained.of_features or False)
         split: Any = {"": data.test or data.train, "test": data.test, "train": data.train}.get(group)
         if split is None:
             raise UsageError(f"{source} has no {group} rows")
-        return of_split(split, data.features, data.classes, data.outputs, data.meaning, source, trained, ranks=ranks)
+        return of_split(split, data.features, data.classes, data.outputs, data.schema, source, trained, ranks=ranks)
     start = beginning(source)
     if start.startswith(b"\x89HDF"):
         return of_file(source, trained, group, ranks)
     if group:
         hint = "prepare-data makes one, of a table by --like the training data; hpcdl predict takes this as it is"
         raise UsageError(f"{source} is no data file (HDF5) with a part {group}: {hint}")
-    if trained.meaning.vocabulary is not None:
+    if trained.schema.vocabulary is not None:
         raise UsageError(f"{source}: the model was trained on a text; make a data file of it by prepare-data text")
     if start.startswith(b"PK"):
         return of_npz(source, trained, ranks)
     other = source.lower().endswith((".csv", ".tsv")) or start.startswith(OTHERS)
-    if looks_like(source) or (trained.meaning.base is not None and not other):
+    if looks_like(source) or (trained.schema.base is not None and not other):
         return of_libsvm(source, trained)
     if start.startswith((b"\0\0", b"\x1f\x8b")):
         return of_idx(source, trained)
@@ -138,19 +138,19 @@ def beginning(source: str) -> bytes:
 
 def of_file(source: str, trained: Trained, group: str = "", ranks: int = 1) -> NewRows:
     """The rows of a group of a data file; by default of `rows`, else of `test`, else of `train`."""
-    info = read_info(find(source))
+    info = read_info(find_data_file(source))
     group = group or next(each for each in ("rows", "test", "train") if info.rows[each])
     if not info.rows[group]:
         raise UsageError(
             f"{info.path} has no group {group}; it has {' and '.join(g for g, n in info.rows.items() if n)}"
         )
-    info = filled_as(info, trained.meaning.recipe)
+    info = with_model_fills(info, trained.schema.recipe)
     rows = FileRows(info, group, trained.dtype, trained.standard())
-    if info.scale != trained.meaning.scale and trained.meaning.recipe is not None:
-        rows.scale = trained.meaning.scale
+    if info.scale != trained.schema.scale and trained.schema.recipe is not None:
+        rows.scale = trained.schema.scale
     split = Split(rows, None, trained.dtype)
     labelled = group != "rows"
-    about = info.features, info.classes, info.outputs, info.meaning, info.name
+    about = info.features, info.classes, info.outputs, info.schema, info.name
     return of_split(split, *about, trained, labelled, ranks)
 
 
@@ -159,7 +159,7 @@ def of_split(
     features: tuple[int, ...],
     classes: int,
     outputs: tuple[int, ...],
-    meaning: Meaning,
+    schema: Schema,
     name: str,
     trained: Trained,
     labelled: bool = True,
@@ -167,7 +167,7 @@ def of_split(
 ) -> NewRows:
     """The rows of a part of a data set, whose classes may have other numbers than the model's."""
     trained.check_rows(features, name)
-    trained.meaning.refuse_other_words(meaning, name)
+    trained.schema.refuse_other_columns(schema, name)
     numbers = None
     if labelled:
         if bool(classes) != bool(trained.classes) or outputs != trained.outputs:
@@ -177,7 +177,7 @@ def of_split(
             ]
             raise UsageError(f"{name} has {kinds[0]}; the model was trained on {kinds[1]}")
         if classes:
-            numbers = trained.meaning.numbers_of(meaning, trained.classes, classes, name)
+            numbers = trained.schema.class_numbers(schema, trained.classes, classes, name)
     columns, row = getattr(split.source, "columns", {}), 0.0
     if getattr(split.source, "sparse", False):
         if trained.standard() is not None:
@@ -209,7 +209,7 @@ def named(each: Any) -> str:
 
 def of_table(source: str, trained: Trained, delimiter: str = "") -> NewRows:
     """The rows of a table, by the recipe of the training data."""
-    found = trained.meaning.recipe
+    found = trained.schema.recipe
     where = f"{trained.name}: the recipe of its data"
     recipe = plain_recipe(source, trained, delimiter) if found is None else Recipe.read(found, where)
     recipe = dataclasses.replace(recipe, delimiter=delimiter) if delimiter else recipe
@@ -303,7 +303,7 @@ def of_idx(source: str, trained: Trained) -> NewRows:
 
 def of_libsvm(source: str, trained: Trained) -> NewRows:
     """The rows of libsvm's text; their labels, which may stand for nothing, are not looked at."""
-    base, width = trained.meaning.base, math.prod(trained.features)
+    base, width = trained.schema.base, math.prod(trained.features)
     if base is None:
         hint = "make a data file of it by prepare-data libsvm with --zero-based and --features"
         raise UsageError(f"{source}: the training data do not say whether indices count from 0 or from 1; {hint}")
@@ -336,8 +336,8 @@ def seen(x: Any, trained: Trained, where: str, numbers: np.ndarray) -> Any:
         return seen_sparse(x, trained, where, numbers, kind)
     with np.errstate(over="ignore"):
         raw = np.require(x.reshape(len(x), -1), kind, ["C", "A"])
-    check_x(raw, where, numbers, most=most_of(trained.meaning.scale, trained.dtype))
-    rows = MemoryRows(raw, np.zeros(len(raw), np.int64), trained.meaning.scale, trained.dtype, None, trained.standard())
+    check_x(raw, where, numbers, most=largest_input(trained.schema.scale, trained.dtype))
+    rows = MemoryRows(raw, np.zeros(len(raw), np.int64), trained.schema.scale, trained.dtype, None, trained.standard())
     into = np.empty(raw.shape, trained.dtype)
     rows.gather(np.arange(len(raw)), into, np.empty(len(raw), np.int64))
     return into
@@ -349,9 +349,9 @@ def seen_sparse(x: CSR, trained: Trained, where: str, numbers: np.ndarray, kind:
         raise UsageError(f"{where} has sparse rows, but the model was trained on standardized ones: give dense ones")
     with np.errstate(over="ignore"):
         raw = CSR(np.require(x.data, kind, ["C", "A"]), x.indices, x.indptr, x.shape)
-    most = most_of(trained.meaning.scale, trained.dtype)
+    most = largest_input(trained.schema.scale, trained.dtype)
     check_elements(raw.data[: raw.nnz], raw.indptr, where, int(numbers[0]) if len(numbers) else 0, most)
-    rows = MemoryRows(raw, np.zeros(len(raw), np.int64), trained.meaning.scale, trained.dtype)
+    rows = MemoryRows(raw, np.zeros(len(raw), np.int64), trained.schema.scale, trained.dtype)
     into = CSR.empty(*raw.shape, trained.dtype, raw.nnz)
     rows.gather(np.arange(len(raw)), into, np.empty(len(raw), np.int64))
     return into

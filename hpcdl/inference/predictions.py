@@ -43,7 +43,7 @@ class PredictionFormat:
 
     def __init__(self, trained: Trained, rows: NewRows, every: bool):
         self.trained, self.rows, self.every = trained, rows, every
-        self.names = np.array(trained.meaning.names(trained.classes), object)
+        self.names = np.array(trained.schema.names(trained.classes), object)
         self.outputs = trained.output_names
 
     def header(self) -> list[str]:

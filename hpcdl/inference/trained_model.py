@@ -14,9 +14,9 @@ import numpy as np
 
 from hpcdl.checkpoint.buffers import PREFIX, load
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
-from hpcdl.data.format import find, read_info
+from hpcdl.data.format import find_data_file, read_info
 from hpcdl.data.formats.vocabulary import Vocabulary
-from hpcdl.data.schema import Meaning
+from hpcdl.data.schema import Schema
 from hpcdl.data.standard import TARGET, Standard
 from hpcdl.errors import UsageError
 from hpcdl.models import for_data
@@ -65,23 +65,23 @@ class Trained:
             raise UsageError(
                 f"{run}: what its values were standardized by is not a mean and a deviation of each output"
             )
-        self.meaning = self._meaning()
+        self.schema = self._meaning()
 
-    def _meaning(self) -> Meaning:
+    def _meaning(self) -> Schema:
         if "meaning" in self.about:
-            meaning = Meaning.read(self.about["meaning"], f"{self.name}: its attribute meaning")
-            if meaning.labels is not None and len(meaning.labels) != self.classes:
-                raise UsageError(f"{self.name}: its attribute meaning names {len(meaning.labels)} classes")
-            return meaning
+            schema = Schema.read(self.about["meaning"], f"{self.name}: its attribute meaning")
+            if schema.labels is not None and len(schema.labels) != self.classes:
+                raise UsageError(f"{self.name}: its attribute meaning names {len(schema.labels)} classes")
+            return schema
         try:  # an older version's, which trusted that the data would stay
-            return read_info(find(self.about["source"])).meaning
+            return read_info(find_data_file(self.about["source"])).schema
         except UsageError:
-            return Meaning()
+            return Schema()
 
     @property
     def vocabulary(self) -> Vocabulary | None:
         """Of a text; None for other data."""
-        return self.meaning.vocabulary
+        return self.schema.vocabulary
 
     @property
     def source(self) -> str:
@@ -129,7 +129,7 @@ class Trained:
     def output_names(self) -> list[str]:
         """The names of the values that are predicted, several by their numbers where they have none; one by nothing."""
         count = math.prod(self.outputs)
-        named = self.meaning.outputs if len(self.meaning.outputs) == count else []
+        named = self.schema.outputs if len(self.schema.outputs) == count else []
         return named or ([""] if count == 1 else [str(number) for number in range(count)])
 
     def values(self, outputs: np.ndarray) -> np.ndarray:

@@ -36,8 +36,8 @@ from hpcdl.comm import Communicator, refuse_together  # noqa: E402
 from hpcdl.comm.allreduce import algorithm  # noqa: E402
 from hpcdl.comm.node_memory import ranks_of_node  # noqa: E402
 from hpcdl.data import Data, open_data  # noqa: E402
-from hpcdl.data.sampler import named  # noqa: E402
-from hpcdl.data.scale_warning import unlike  # noqa: E402
+from hpcdl.data.sampler import order_name  # noqa: E402
+from hpcdl.data.scale_warning import scale_warning  # noqa: E402
 from hpcdl.data_server.batch_server import introduce, serve  # noqa: E402
 from hpcdl.data_server.remote_data import RemoteData  # noqa: E402
 from hpcdl.errors import AgreedError, TrainingError, UsageError  # noqa: E402
@@ -146,7 +146,7 @@ class Training:
             with refuse_together(world):
                 options.prepare(data, options, len(roles.workers))
         run = Run(comm, options, everyone, len(roles.workers))
-        if world.rank == roles.workers[0] and (coming := unlike(data.scales)):
+        if world.rank == roles.workers[0] and (coming := scale_warning(data.scales)):
             log.warning("%s", coming)
         with refuse_together(world):
             model = for_data(options.model, data, options.dtype, device, options.loss)
@@ -202,7 +202,7 @@ def open_for(role: str, roles: Roles, options: Options, everyone: Communicator) 
     part.Free()
     if role == "parameter server":  # a run asks its rank 0 in which order the workers see the rows
         block = getattr(data.train.source, "block", 1)
-        data.order = named(options.placement, options.partition, data.classes, block)
+        data.order = order_name(options.placement, options.partition, data.classes, block)
     if role == "data server":
         introduce(everyone, data, roles.clients(everyone.rank))
     return RemoteData(everyone, roles.data_server(everyone.rank)) if remote else data

@@ -23,7 +23,7 @@ import numpy as np
 from hpcdl.chunks import chunk, chunks
 from hpcdl.csr import CSR
 from hpcdl.data import Data
-from hpcdl.data.placement import MemoryRows, locked
+from hpcdl.data.placement import MemoryRows, read_only_view
 from hpcdl.errors import UsageError
 from hpcdl.kernels import hogwild as kernels
 from hpcdl.kernels import hogwild_locks as locks
@@ -99,7 +99,7 @@ class ThreadTeam:
             (before, (*own, *after, apart, words, self.stop, how, self.numbers, *scratch(rows, form, w, batch), counts))
             for (own, apart), how, counts in zip(self.vectors, self.how, self.counts, strict=True)
         ]
-        nothing = locked(np.empty(0, np.int64))
+        nothing = read_only_view(np.empty(0, np.int64))
         before, after = self.arguments[0]
         self.loop = prepare(kernels.ROUNDS["sparse" if rows.sparse else "dense"], *before, nothing, *after)
         self.pool = ThreadPoolExecutor(threads, "hogwild")
@@ -118,7 +118,7 @@ class ThreadTeam:
         None where it is interruptible and a signal came: then the round is not whole.
         """
         self.numbers[locks.RATE] = rate
-        source, parts = locked(source), chunks(len(source), self.threads)
+        source, parts = read_only_view(source), chunks(len(source), self.threads)
         turns = self.turns or -(-len(source[chunk(len(source), self.threads, 0)]) // self.batch)
         for how in self.how:
             how[locks.TURNS] = turns
@@ -199,12 +199,12 @@ def words_for(threads: int) -> np.ndarray:
 def answers(rows: MemoryRows, form: LinearForm, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Labels (rows,) and values to predict (rows, outputs), one of which is empty."""
     if rows.y_kind == np.int64:
-        return locked(rows.y), locked(np.empty((0, form.outputs), dtype))
+        return read_only_view(rows.y), read_only_view(np.empty((0, form.outputs), dtype))
     y = rows.y
     if rows.standard is not None:
         y = y.copy()
         rows.standard.apply_target(y)
-    return locked(np.empty(0, np.int64)), locked(np.ascontiguousarray(y.reshape(len(y), -1), dtype))
+    return read_only_view(np.empty(0, np.int64)), read_only_view(np.ascontiguousarray(y.reshape(len(y), -1), dtype))
 
 
 def scaled(rows: MemoryRows, dtype: np.dtype) -> CSR:
@@ -212,7 +212,7 @@ def scaled(rows: MemoryRows, dtype: np.dtype) -> CSR:
     x: CSR = rows.x
     if x.dtype == dtype and rows.scale == 1:
         return x
-    return CSR(locked(x.data.astype(dtype) * dtype.type(rows.scale)), x.indices, x.indptr, x.shape)
+    return CSR(read_only_view(x.data.astype(dtype) * dtype.type(rows.scale)), x.indices, x.indptr, x.shape)
 
 
 def scratch(rows: MemoryRows, form: LinearForm, w: np.ndarray, batch: int) -> list[np.ndarray]:

@@ -73,7 +73,7 @@ def shape_of(options: Options, model: str) -> Shape:
     item = getattr(source, "kind", np.dtype(options.dtype if options.dtype != HALF else "float32")).itemsize
     row = width * item
     if data.sparse:  # on the mean: the elements, and their columns
-        row = 8 + math.ceil(source.longest(len(source)) * (item + 4) / max(1, len(source)))
+        row = 8 + math.ceil(source.most_elements(len(source)) * (item + 4) / max(1, len(source)))
     made = Shape(
         data.name,
         data.features,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcdl.chunks import chunks
-from hpcdl.data.schema import Meaning
+from hpcdl.data.schema import Schema
 from hpcdl.kernels.device import Array, Device
 from hpcdl.rl.q_network import QNetwork
 
@@ -55,7 +55,7 @@ class EnvironmentTask:
         self.name = self.source = name
         self.make, self.episodes = make, episodes
         self.features, self.classes = tuple(environments.shape), int(environments.actions)
-        self.meaning, self.statistics = Meaning(), {}  # type: Meaning, dict[str, np.ndarray]
+        self.schema, self.statistics = Schema(), {}  # type: Schema, dict[str, np.ndarray]
         self.train = NoRows(self.features)
         self.environment = {
             "name": name,

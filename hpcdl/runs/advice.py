@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hpcdl.data.scale_warning import unlike
+from hpcdl.data.scale_warning import scale_warning
 from hpcdl.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def advice(run: "Run") -> str:
     """What may help: first what the data suggest, then what the options do."""
-    return "; ".join(filter(None, (unlike(run.data.scales), run.options.advice)))
+    return "; ".join(filter(None, (scale_warning(run.data.scales), run.options.advice)))
 
 
 def not_finite(run: "Run", step: int, rank: int) -> TrainingError:

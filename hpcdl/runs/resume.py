@@ -12,7 +12,7 @@ from hpcdl.checkpoint.rollback import before, folder_of, is_last, later_than, se
 from hpcdl.checkpoint.state import everywhere
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.progress import activity
-from hpcdl.data.schema import Meaning, few
+from hpcdl.data.schema import Schema, name_list
 from hpcdl.errors import AgreedError, UsageError, blamed_on
 from hpcdl.formatting import counted
 from hpcdl.models import name_of
@@ -37,7 +37,7 @@ def position(run: "Run") -> dict:
         "loss": run.options.loss,
         **computing(run.model),
         "source": run.data.source,
-        "meaning": run.data.meaning.describe(),
+        "meaning": run.data.schema.describe(),
         "launched_in": os.getcwd(),
         "layout": run.model.layout.describe(),
         "data": {
@@ -142,11 +142,11 @@ def refuse_other_names(mine: dict, theirs: dict, refusal: str) -> None:
     """Raise UsageError where numbers stand for other classes or columns than in the run that is gone on with."""
     if "meaning" not in theirs:  # an older version's
         return
-    before, now = (Meaning.read(each["meaning"], f"{refusal} data") for each in (theirs, mine))
+    before, now = (Schema.read(each["meaning"], f"{refusal} data") for each in (theirs, mine))
     if before.labels != now.labels:
-        names = [few(each.labels) if each.labels else "numbers" for each in (before, now)]
+        names = [name_list(each.labels) if each.labels else "numbers" for each in (before, now)]
         raise UsageError(f"{refusal} classes are {names[0]}, not {names[1]}")
-    before.refuse_other_words(now, mine["data"]["name"])
+    before.refuse_other_columns(now, mine["data"]["name"])
 
 
 def go_on_from(run: "Run", attributes: dict) -> None:

@@ -153,7 +153,7 @@ class Ensemble:
         if hasattr(model, "generate"):
             raise UsageError(f"{trained.name} writes text, of which a mean over members is not at hand")
         alike = [
-            (each.features, each.classes, each.outputs, each.meaning.labels, each.meaning.outputs)
+            (each.features, each.classes, each.outputs, each.schema.labels, each.schema.outputs)
             for each in (self.about, trained)
         ]
         if alike[0] != alike[1]:
@@ -308,7 +308,7 @@ class Ensemble:
 
 def seen_as(trained: Trained) -> tuple:
     """What tells members apart that see other numbers in the same rows."""
-    recipe = json.dumps(trained.meaning.recipe)  # its fills may be those of other rows
+    recipe = json.dumps(trained.schema.recipe)  # its fills may be those of other rows
     return str(trained.dtype), recipe, *((name, each.tobytes()) for name, each in sorted(trained.statistics.items()))
 
 

@@ -24,7 +24,7 @@ from mpi4py import MPI
 from hpcdl.checkpoint.export import write_json
 from hpcdl.comm import refuse_together
 from hpcdl.data.data_options import DataOptions, held_out_rows
-from hpcdl.data.format import find, read_info
+from hpcdl.data.format import find_data_file, read_info
 from hpcdl.data.resampling import Draw
 from hpcdl.errors import AgreedError, UsageError, blamed_on, line
 from hpcdl.files import atomic_write
@@ -118,7 +118,7 @@ def searched(folder: str, best: int, trust: tuple[str, ...] = ()) -> tuple[str, 
 def of_values(data: str) -> bool:
     """Whether a data set has values to predict; of one's own, that shows when it is there."""
     with contextlib.suppress(UsageError):
-        return not read_info(find(data)).classes
+        return not read_info(find_data_file(data)).classes
     return False
 
 

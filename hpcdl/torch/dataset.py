@@ -31,8 +31,8 @@ from hpcdl.data.data_options import DataOptions, held_out_rows, model_type
 from hpcdl.data.dataset import Data, Split
 from hpcdl.data.digest import Digest
 from hpcdl.data.readers import MemoryReader
-from hpcdl.data.sampler import named
-from hpcdl.data.schema import Meaning
+from hpcdl.data.sampler import order_name
+from hpcdl.data.schema import Schema
 from hpcdl.data.standard import Standard
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.plugins import blamed_on_own
@@ -247,7 +247,7 @@ def from_dataset(
     for rows in (train, tested):
         if rows is not None:
             rows.check(*rows.examples.rows(np.arange(1), -1))
-            rows.standard = options.standard(dict, Meaning())
+            rows.standard = options.standard(dict, Schema())
     numbers = np.delete(np.arange(len(train)), held_out) if len(held_out) else None
     source: Any = train
     found = DatasetData(
@@ -260,8 +260,8 @@ def from_dataset(
         reader=MemoryReader(source, numbers, classes, options.seed, options.partition),
         threaded=workers > 0,  # else the thread would draw from the generators that a module draws from
         resources=[each for each in (train, tested) if each is not None],
-        meaning=Meaning(labels=labels_of(dataset, classes)),
-        order=named("shared", options.partition, classes),
+        schema=Schema(labels=labels_of(dataset, classes)),
+        order=order_name("shared", options.partition, classes),
         digest=partial(digest_of, features, classes, train, tested),
     )
     found.reopened = partial(from_dataset, dataset, test, collate_fn, workers, classes, name=name)

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcdl.data.digest import computed, of_file
+from hpcdl.data.digest import compute_digest, file_digest
 from hpcdl.data.format import read_info
 from hpcdl.scripts import prepare_data
 
@@ -81,7 +81,7 @@ def prepare(tmp_path, capsys):
         assert run.said.count("\n") == 1
         file = h5py.File(tmp_path / out, "r", locking=False)
         digest, info = file.attrs["digest"].split()[0], read_info(tmp_path / out)
-        assert digest == of_file(info) == computed(info)  # as it was made while the file was written
+        assert digest == file_digest(info) == compute_digest(info)  # as it was made while the file was written
         return file
 
     return run

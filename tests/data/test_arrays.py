@@ -13,7 +13,7 @@ X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2])
 
 def test_labels_name_the_classes():
     data = from_arrays(X, Y, labels=["ant", "bee", "cat", "dog"])
-    assert data.classes == 4 and data.meaning.names(4) == ["ant", "bee", "cat", "dog"] and data.source == ""
+    assert data.classes == 4 and data.schema.names(4) == ["ant", "bee", "cat", "dog"] and data.source == ""
     for labels in (["a", "b"], ["a", "a", "b"]):
         with pytest.raises(UsageError):
             from_arrays(X, Y, labels=labels)
@@ -65,7 +65,7 @@ def test_a_function_of_ones_own(mine):
     raw = np.random.default_rng(5).standard_normal((9, 2))  # the run's seed, for it takes one
     np.testing.assert_allclose(data.train.rows(0, 9)[0], (raw - raw.mean(axis=0)) / raw.std(axis=0), rtol=1e-5)
     assert open_data(f"{mine}:four").test.examples == 4
-    assert open_data(f"{mine}:named").meaning.labels == ("a", "b", "c")
+    assert open_data(f"{mine}:named").schema.labels == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(

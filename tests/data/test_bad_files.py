@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hpcdl.data import from_arrays, open_data
-from hpcdl.data.format import find
+from hpcdl.data.format import find_data_file
 from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_idx import prepare_idx
 from hpcdl.data.formats.prepare_npz import prepare_npz
@@ -227,7 +227,7 @@ def test_values_that_are_finite_in_the_file_and_not_in_the_model(tmp_path, image
     "name", ["x" * 5000, "x" * 5000 + ".h5", "a\0b.h5", "/a\0b", "x/" * 3000, "café\ud800.h5", "\n.h5"]
 )
 def test_paths_that_cannot_be(name):
-    refused(find, name)
+    refused(find_data_file, name)
 
 
 # --- sources

@@ -12,26 +12,26 @@ import pytest
 from hpcdl.data import digest as data_digest
 from hpcdl.data import format as data_format
 from hpcdl.data import from_arrays, open_data
-from hpcdl.data.digest import computed, of_file, settle
+from hpcdl.data.digest import compute_digest, file_digest, set_digest_time
 from hpcdl.data.format import new_file, read_info
 
 
 def of(path):
-    return computed(read_info(path))
+    return compute_digest(read_info(path))
 
 
 @pytest.fixture
 def passes(monkeypatch):
     """How many passes over a file were made."""
     made = []
-    monkeypatch.setattr(data_digest, "computed", lambda info: made.append(info.path) or computed(info))
+    monkeypatch.setattr(data_digest, "compute_digest", lambda info: made.append(info.path) or compute_digest(info))
     return made
 
 
 @pytest.fixture
 def old(monkeypatch):
     """What has just been written counts as written long ago."""
-    monkeypatch.setattr(data_digest, "SETTLED", -1.0)
+    monkeypatch.setattr(data_digest, "SETTLE_SECONDS", -1.0)
 
 
 def test_what_the_model_sees_counts_and_nothing_else(tmp_path, images, write):
@@ -81,10 +81,10 @@ def test_all_ways_to_open_give_the_same(file, images):
 
 
 def test_it_is_computed_once_for_a_file_that_says_nothing(file, passes, old):
-    assert of_file(read_info(file)) == of_file(read_info(file)) == of(file) and len(passes) == 1
+    assert file_digest(read_info(file)) == file_digest(read_info(file)) == of(file) and len(passes) == 1
     link = file.with_name("link.h5")
     link.symlink_to(file)
-    assert of_file(read_info(link)) == of(file) and len(passes) == 1
+    assert file_digest(read_info(link)) == of(file) and len(passes) == 1
 
 
 def change(path, name="train/x"):
@@ -93,32 +93,32 @@ def change(path, name="train/x"):
 
 
 def test_what_is_changed_in_place_is_seen(file, passes, old):
-    before, times = of_file(read_info(file)), os.stat(file)
+    before, times = file_digest(read_info(file)), os.stat(file)
     for name in ("train/x", "test/y"):
         change(file, name)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # as who hides it: size and time are as they were
-        after = of_file(read_info(file))
+        after = file_digest(read_info(file))
         assert after == of(file) != before
         before = after
 
 
 def test_what_has_just_changed_is_not_kept(file, passes):
     """Another change in the same moment might not be told from it."""
-    assert of_file(read_info(file)) == of_file(read_info(file)) and len(passes) == 2
+    assert file_digest(read_info(file)) == file_digest(read_info(file)) and len(passes) == 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"file": 1, "digest": 2}', "null", "\x00"])
 def test_a_cache_that_is_damaged(file, passes, old, content):
-    known = of_file(read_info(file))
-    where, _ = data_digest._entry(str(file), os.stat(file))
+    known = file_digest(read_info(file))
+    where, _ = data_digest._cache_entry(str(file), os.stat(file))
     assert json.loads(where.read_text())["digest"] == known
     where.write_text(content)
-    assert of_file(read_info(file)) == known and len(passes) == 2
+    assert file_digest(read_info(file)) == known and len(passes) == 2
 
 
 def test_a_cache_that_cannot_be_written(file, monkeypatch, old):
     monkeypatch.setenv("HPCDL_CACHE", str(file / "below a file"))
-    assert of_file(read_info(file)) == of(file)
+    assert file_digest(read_info(file)) == of(file)
 
 
 @pytest.fixture
@@ -128,25 +128,25 @@ def said(tmp_path, images):
     with new_file(path) as file:
         for name, array in zip(("train/x", "train/y", "test/x", "test/y"), images(), strict=True):
             file[name] = array
-        seconds = data_digest.write(file, "0" * 32)
-    settle(path, seconds)
+        seconds = data_digest.write_digest(file, "0" * 32)
+    set_digest_time(path, seconds)
     assert 2 <= time.time() - seconds < 100
     return path
 
 
 def test_a_file_is_believed_as_long_as_nobody_changes_it(said, passes, tmp_path):
-    assert of_file(read_info(said)) == "0" * 32 and not passes
-    assert of_file(read_info(shutil.copy2(said, tmp_path / "with its time.h5"))) == "0" * 32 and not passes
-    assert of_file(read_info(shutil.copy(said, tmp_path / "with another.h5"))) == of(said) and len(passes) == 1
+    assert file_digest(read_info(said)) == "0" * 32 and not passes
+    assert file_digest(read_info(shutil.copy2(said, tmp_path / "with its time.h5"))) == "0" * 32 and not passes
+    assert file_digest(read_info(shutil.copy(said, tmp_path / "with another.h5"))) == of(said) and len(passes) == 1
     change(said)
-    assert of_file(read_info(said)) == of(said) and len(passes) == 2
+    assert file_digest(read_info(said)) == of(said) and len(passes) == 2
 
 
 @pytest.mark.parametrize("value", [3, "0" * 32, "0" * 32 + " x", "g" * 32 + " 1", np.arange(3), h5py.Empty("f")])
 def test_a_digest_that_is_none(said, value):
     with h5py.File(said, "a") as file:
         file.attrs["digest"] = value
-    assert of_file(read_info(said)) == of(said)
+    assert file_digest(read_info(said)) == of(said)
 
 
 def test_the_sum_of_a_known_set():

@@ -9,7 +9,7 @@ from tables import write_csv
 
 from hpcdl.data import fills, open_data, row_cache
 from hpcdl.data import format as data_format
-from hpcdl.data.fills import filled_as
+from hpcdl.data.fills import with_model_fills
 from hpcdl.data.format import read_info
 from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_table import prepare_table
@@ -85,7 +85,7 @@ def test_by_the_rows_that_train(table, world, place, way, monkeypatch):
     want, fill = filled(x, train, way)
     assert (fill < 200).all() and (np.array(fills_in(json.loads(attributes(path)["table"]))) > fill + 1).all()
     data = open_data(path, comm=world, placement=place, dtype="float64", **VALIDATION)
-    np.testing.assert_allclose(fills_in(data.meaning.recipe), fill, rtol=1e-13)
+    np.testing.assert_allclose(fills_in(data.schema.recipe), fill, rtol=1e-13)
     for split in (data.train, data.validation, data.test):
         found, _ = split.rows(0, split.examples)
         np.testing.assert_allclose(found, want[found[:, 0].astype(int)], rtol=1e-13)
@@ -122,7 +122,7 @@ def stays(path, **options):
         x = file["train/x"][()]
         found, _ = data.train.rows(0, data.train.examples)
         np.testing.assert_array_equal(found, x[np.isin(x[:, 0], found[:, 0])])
-        assert data.meaning.recipe == json.loads(file.attrs["table"])
+        assert data.schema.recipe == json.loads(file.attrs["table"])
     return data.digest
 
 
@@ -131,7 +131,7 @@ def test_what_stays_as_the_file_has_it(tmp_path, alone):
     path, x, _ = made(tmp_path, "mean")
     digest, one = stays(path), open_data(path, **VALIDATION)
     assert one.digest == digest == attributes(path)["digest"].split()[0]
-    assert one.meaning.recipe != json.loads(attributes(path)["table"])
+    assert one.schema.recipe != json.loads(attributes(path)["table"])
     stays(prepared(tmp_path, x[::-1], None, "b", like=path), **VALIDATION)
     with h5py.File(path, "a") as file:
         del file["test/filled"]
@@ -150,17 +150,17 @@ def test_rows_that_a_job_keeps(tmp_path, alone):
         np.testing.assert_array_equal(found, want[found[:, 0].astype(int)])
     shares = [np.shares_memory(others[1].train.source.x, each.train.source.x) for each in (before, others[0])]
     assert shares == [False, True]
-    row_cache.let_go()
+    row_cache.clear()
 
 
 def test_by_the_recipe_of_a_model(tmp_path, alone):
     path, *_ = made(tmp_path, "mean")
-    info, model = read_info(path), open_data(path, **VALIDATION).meaning.recipe
-    assert filled_as(info, model).meaning.recipe == model and filled_as(info, model).fills
-    for recipe in (None, info.meaning.recipe, model | {"columns": model["columns"][1:]}):
-        assert filled_as(info, recipe) is info
+    info, model = read_info(path), open_data(path, **VALIDATION).schema.recipe
+    assert with_model_fills(info, model).schema.recipe == model and with_model_fills(info, model).fills
+    for recipe in (None, info.schema.recipe, model | {"columns": model["columns"][1:]}):
+        assert with_model_fills(info, recipe) is info
     refusing = [column | {"fill": None} for column in model["columns"]]
-    assert filled_as(info, model | {"columns": refusing, "missing": "refuse"}) is info
+    assert with_model_fills(info, model | {"columns": refusing, "missing": "refuse"}) is info
 
 
 def test_a_column_of_which_nothing_is_left_and_marks_that_are_none(tmp_path, alone):

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.data import open_data
-from hpcdl.data.digest import computed, of_file
+from hpcdl.data.digest import compute_digest, file_digest
 from hpcdl.data.format import read_info
 from hpcdl.data.formats.prepare import Output
 from hpcdl.data.formats.prepare_idx import prepare_idx
@@ -259,7 +259,7 @@ def prepared(folder, source, prepare, settings, *kept):
             several = any(file[group]["y"].ndim > 1 for group in info.kinds if group != "rows")
             if "table" in file.attrs:
                 again(source, file, recipe_of(out))
-        assert read_info(out).rows and computed(info) == of_file(info)
+        assert read_info(out).rows and compute_digest(info) == file_digest(info)
         # Numbers beyond float32's range are right in a file, and learned from in float64 alone.
         assert several or len(info.kinds) < 2 or check(out, {}) or check(out, {"dtype": "float64"})
         out.unlink()

@@ -76,7 +76,7 @@ def test_train_and_test_from_files_of_their_own(prepare, written, tmp_path, bloc
         np.testing.assert_array_equal(found[0], rows)  # as they come, and as wide as the test part needs
         np.testing.assert_array_equal(found[1], labels)
     info = read_info(tmp_path / "out.h5")
-    assert info.meaning.base == base and info.scale == 1 and info.meaning.labels is None and info.classes == 3
+    assert info.schema.base == base and info.scale == 1 and info.schema.labels is None and info.classes == 3
     assert f"indices from {base}" in prepare.said and "60 training and 16 test rows of 23 float64" in prepare.said
 
 
@@ -87,7 +87,7 @@ def test_a_split_by_class(prepare, written, tmp_path, block):
     prepare("libsvm", source, "--test-fraction", 0.25, "--seed", 4).close()
     (a, b), (c, d) = (dense(tmp_path / "out.h5", group) for group in ("train", "test"))
     assert (len(a), len(c), np.sum(b), np.sum(d)) == (45, 15, 15, 5)
-    assert read_info(tmp_path / "out.h5").meaning.labels == ("-1", "1") and "classes -1, 1" in prepare.said
+    assert read_info(tmp_path / "out.h5").schema.labels == ("-1", "1") and "classes -1, 1" in prepare.said
     both = np.concatenate([a, c])
     np.testing.assert_array_equal(both[np.lexsort(both.T)], x[np.lexsort(x.T)])
     assert not np.array_equal(a[:, 0], np.sort(a[:, 0]))  # shuffled
@@ -115,7 +115,7 @@ def test_labels(prepare, written, tmp_path, labels, options, classes, names):
     source = written("".join(f"{label} {k + 1}:1\n" for k, label in enumerate(labels.split())))
     prepare("libsvm", source, "--test-fraction", 0, *options).close()
     info = read_info(tmp_path / "out.h5")
-    assert (info.classes, info.meaning.labels) == (classes, names)
+    assert (info.classes, info.schema.labels) == (classes, names)
     x, y = dense(tmp_path / "out.h5", "train")
     values = [float(label) for label in labels.split()]
     for row, found in zip(x, y, strict=True):
@@ -138,7 +138,7 @@ def test_labels(prepare, written, tmp_path, labels, options, classes, names):
 def test_base_and_width(prepare, written, tmp_path, text, options, base, width):
     prepare("libsvm", written(text), "--test-fraction", 0, *options).close()
     info = read_info(tmp_path / "out.h5")
-    assert (info.meaning.base, info.features) == (base, (width,))
+    assert (info.schema.base, info.features) == (base, (width,))
     with h5py.File(tmp_path / "out.h5", "r", locking=False) as file:
         assert file["train/x/indices"][...].min() == (0 if base or "0:4" in text else 1)
         assert file["train/x/indices"].dtype == np.int32 and file["train/x/indptr"].dtype == np.int64

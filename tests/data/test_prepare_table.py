@@ -151,7 +151,7 @@ def test_several_values_to_predict(tmp_path, prepare, kind):
         assert file.attrs["classes"] == 0 and file["train/y"].shape == (24, 2)
     assert recipe_of(tmp_path / "out.h5").label == ("age", "height") and "values to predict" in prepare.said
     data = open_data(str(tmp_path / "out.h5"), standardize="auto")
-    assert data.outputs == (2,) and data.meaning.outputs == ["age", "height"] and "target_mean" in data.statistics
+    assert data.outputs == (2,) and data.schema.outputs == ["age", "height"] and "target_mean" in data.statistics
     data.close()
     assert "column 'kind' has texts" in prepare("table", path, "--label", "age,kind", "--drop", "name", "--force")
     (tmp_path / "new").mkdir()

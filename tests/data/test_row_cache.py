@@ -22,7 +22,7 @@ def made(monkeypatch):
 
     monkeypatch.setattr(opening, "Arena", Counted)
     yield found
-    row_cache.let_go()
+    row_cache.clear()
 
 
 def seen(data, comm):
@@ -106,6 +106,6 @@ def test_other_placements_and_types_are_opened_as_ever(file, made):
     for options in ({"placement": "partitioned"}, {"placement": "streamed"}, {"dtype": "float64"}):
         open_data(file, **options).close()
     assert len(made) == before + 2  # a file has none
-    row_cache.let_go()
+    row_cache.clear()
     open_data(file).close()
     assert len(made) == before + 3

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpcdl.data import from_arrays, open_data
-from hpcdl.data.scale_warning import scales, unlike
+from hpcdl.data.scale_warning import feature_scales, scale_warning
 
 
 def data(*columns, **how):
@@ -14,7 +14,7 @@ def data(*columns, **how):
 
 
 def test_what_is_measured():
-    low, high, _ = scales(data((0, 0.01), (3, 4), (7, 0)))
+    low, high, _ = feature_scales(data((0, 0.01), (3, 4), (7, 0)))
     assert low == pytest.approx(0.01, rel=0.1) and high == pytest.approx(7, rel=0.01)  # a constant has a size, too
 
 
@@ -29,17 +29,17 @@ def test_what_is_measured():
     ],
 )
 def test_what_is_said(columns, said):
-    found = unlike(data(*columns).scales)
+    found = scale_warning(data(*columns).scales)
     assert found is None if said is None else __import__("re").search(said, found)
 
 
 def test_values_that_are_too_large():
     x = np.random.default_rng(0).standard_normal((50, 2))
     data = from_arrays(x, 4200 + 800 * x[:, 0])
-    assert unlike(data.scales) == "the values to predict are of the size 4.3e+03: --standardize gives them one"
-    assert unlike(from_arrays(x, 3 * x[:, 0]).scales) is None
+    assert scale_warning(data.scales) == "the values to predict are of the size 4.3e+03: --standardize gives them one"
+    assert scale_warning(from_arrays(x, 3 * x[:, 0]).scales) is None
 
 
 def test_of_what_nothing_is_said():
-    assert unlike(data((0, 0.01), (0, 1000), standardize=True).scales) is None
-    assert open_data("digits").scales is None and open_data("text").scales is None and unlike(None) is None
+    assert scale_warning(data((0, 0.01), (0, 1000), standardize=True).scales) is None
+    assert open_data("digits").scales is None and open_data("text").scales is None and scale_warning(None) is None

@@ -9,68 +9,68 @@ import pytest
 from hpcdl.data import open_data
 from hpcdl.data.format import read_info
 from hpcdl.data.formats.vocabulary import Vocabulary
-from hpcdl.data.schema import Meaning
+from hpcdl.data.schema import Schema
 from hpcdl.errors import UsageError
 
 COLUMN = {"name": "age", "number": 0, "values": None, "fill": 3.5}
 
 
 @pytest.mark.parametrize(
-    "meaning",
+    "schema",
     [
-        Meaning(),
-        Meaning(0.25, ("cat", "dog")),
-        Meaning(vocabulary=Vocabulary("bytes")),
-        Meaning(vocabulary=Vocabulary(["a", "é"]), recipe={"columns": [COLUMN]}),
+        Schema(),
+        Schema(0.25, ("cat", "dog")),
+        Schema(vocabulary=Vocabulary("bytes")),
+        Schema(vocabulary=Vocabulary(["a", "é"]), recipe={"columns": [COLUMN]}),
     ],
 )
-def test_through_json(meaning):
-    again = Meaning.read(json.loads(json.dumps(meaning.describe())), "x")
-    assert again.describe() == meaning.describe()
+def test_through_json(schema):
+    again = Schema.read(json.loads(json.dumps(schema.describe())), "x")
+    assert again.describe() == schema.describe()
 
 
 @pytest.mark.parametrize(
     "found", [None, [], {}, {"scale": 1}, {"scale": 0}, {"labels": [1]}, {"recipe": 3}, {"scale": "1"}]
 )
 def test_anything_else_is_refused(found):
-    whole = Meaning().describe() | found if isinstance(found, dict) and found not in ({}, {"scale": 1}) else found
+    whole = Schema().describe() | found if isinstance(found, dict) and found not in ({}, {"scale": 1}) else found
     with pytest.raises(UsageError, match=r"a\.h5 should say"):
-        Meaning.read(whole, "a.h5")
+        Schema.read(whole, "a.h5")
 
 
 def test_names():
-    assert Meaning().names(3) == ["0", "1", "2"] and Meaning(labels=("a", "b")).names(2) == ["a", "b"]
-    assert Meaning(vocabulary=Vocabulary(["x", "y"])).names(2) == ["x", "y"]
+    assert Schema().names(3) == ["0", "1", "2"] and Schema(labels=("a", "b")).names(2) == ["a", "b"]
+    assert Schema(vocabulary=Vocabulary(["x", "y"])).names(2) == ["x", "y"]
 
 
 def test_classes_are_matched_by_name():
-    mine = Meaning(labels=("ant", "bee", "cat"))
-    assert mine.numbers_of(mine, 3, 3, "x") is None
-    assert mine.numbers_of(Meaning(labels=("cat", "ant")), 3, 2, "x").tolist() == [2, 0]
+    mine = Schema(labels=("ant", "bee", "cat"))
+    assert mine.class_numbers(mine, 3, 3, "x") is None
+    assert mine.class_numbers(Schema(labels=("cat", "ant")), 3, 2, "x").tolist() == [2, 0]
     with pytest.raises(
         UsageError, match="x has the class 'zebra', which the model does not know; it knows 'ant', 'bee'"
     ):
-        mine.numbers_of(Meaning(labels=("ant", "bee", "zebra")), 3, 3, "x")
-    assert Meaning().numbers_of(Meaning(labels=("3", "5")), 10, 2, "x").tolist() == [3, 5]
-    assert Meaning().numbers_of(Meaning(), 10, 4, "x") is None
+        mine.class_numbers(Schema(labels=("ant", "bee", "zebra")), 3, 3, "x")
+    assert Schema().class_numbers(Schema(labels=("3", "5")), 10, 2, "x").tolist() == [3, 5]
+    assert Schema().class_numbers(Schema(), 10, 4, "x") is None
     with pytest.raises(UsageError, match="and 3 more"):
-        mine.numbers_of(Meaning(), 3, 8, "x")
+        mine.class_numbers(Schema(), 3, 8, "x")
 
 
 def test_other_words_and_other_columns_are_refused():
-    text, other = Meaning(vocabulary=Vocabulary(["a", "b"])), Meaning(vocabulary=Vocabulary(["a", "c"]))
-    text.refuse_other_words(text, "x")
+    text, other = Schema(vocabulary=Vocabulary(["a", "b"])), Schema(vocabulary=Vocabulary(["a", "c"]))
+    text.refuse_other_columns(text, "x")
     with pytest.raises(UsageError, match="x has a vocabulary of 2 tokens, and the model was trained on another one"):
-        text.refuse_other_words(other, "x")
+        text.refuse_other_columns(other, "x")
     with pytest.raises(UsageError, match="x has no vocabulary"):
-        text.refuse_other_words(Meaning(), "x")
-    table = Meaning(recipe={"columns": [COLUMN]})
-    table.refuse_other_words(table, "x")
-    table.refuse_other_words(Meaning(), "x")  # which says nothing of columns
+        text.refuse_other_columns(Schema(), "x")
+    table = Schema(recipe={"columns": [COLUMN]})
+    table.refuse_other_columns(table, "x")
+    table.refuse_other_columns(Schema(), "x")  # which says nothing of columns
     with pytest.raises(
         UsageError, match=r"'age' \(a number, filled with 2\) instead of 'age' \(a number, filled with 3.5\)"
     ):
-        table.refuse_other_words(Meaning(recipe={"columns": [COLUMN | {"fill": 2.0}]}), "x")
+        table.refuse_other_columns(Schema(recipe={"columns": [COLUMN | {"fill": 2.0}]}), "x")
 
 
 def write(path, **attributes):
@@ -87,8 +87,8 @@ def test_a_file_says_it(tmp_path):
         tmp_path / "a.h5", labels=["cat", "dog"], scale=0.5, table=json.dumps({"columns": [COLUMN], "label": ["y"]})
     )
     data = open_data(str(path))
-    assert data.meaning.labels == ("cat", "dog") and data.meaning.scale == 0.5 and data.meaning.outputs == ["y"]
-    assert data.meaning.recipe["columns"] == [COLUMN] and data.source == str(path)
+    assert data.schema.labels == ("cat", "dog") and data.schema.scale == 0.5 and data.schema.outputs == ["y"]
+    assert data.schema.recipe["columns"] == [COLUMN] and data.source == str(path)
     data.close()
     assert open_data("digits").source == "digits"
 

@@ -7,7 +7,7 @@ import pytest
 from hpcdl.data import format as data_format
 from hpcdl.data import from_arrays, open_data, opening
 from hpcdl.data.augment import make_augment
-from hpcdl.data.standard import TARGET, measure
+from hpcdl.data.standard import TARGET, mean_and_deviation
 from hpcdl.errors import UsageError
 
 PLACEMENTS = ("shared", "partitioned", "streamed")
@@ -87,7 +87,7 @@ def test_part_by_part_and_far_from_zero(monkeypatch, slab):
     random = np.random.default_rng(0)
     x = 1e8 + random.standard_normal((1000, 3)) * [1, 1e-3, 100]
     parts = np.split(x, [1, 400, 400, 990])
-    mean, deviation = measure(parts, -2.0)
+    mean, deviation = mean_and_deviation(parts, -2.0)
     np.testing.assert_allclose(mean, -2 * x.mean(axis=0), rtol=1e-14)
     np.testing.assert_allclose(deviation, 2 * (x - x.mean(axis=0)).std(axis=0), rtol=1e-4)  # the sum of squares, 1e-16
 

@@ -9,7 +9,7 @@ import pytest
 from hpcdl.csr import CSR
 from hpcdl.data import open_data, synthetic
 from hpcdl.data.format import read_info
-from hpcdl.data.synthetic import SPECS, Synthetic, drawn_data
+from hpcdl.data.synthetic import SPECS, Synthetic, draw_data
 from hpcdl.errors import UsageError
 
 
@@ -26,7 +26,7 @@ def test_the_same_bits_for_the_same_spec(prepare, tmp_path, monkeypatch):
     prepare("synthetic", "small:rows=350,test=120,seed=6", out="other.h5").close()
     info = read_info(tmp_path / "out.h5")
     assert info.rows == {"train": 350, "test": 120, "rows": 0} and info.features == (400,) and info.classes == 2
-    assert "drawn as small: 12 of 400 words a row, 2 classes, seed 6" in prepare.said and info.meaning.base == 1
+    assert "drawn as small: 12 of 400 words a row, 2 classes, seed 6" in prepare.said and info.schema.base == 1
     assert read_info(tmp_path / "less.h5").rows["test"] == 0
     for group in ("train", "test"):
         one, two, other = (arrays(tmp_path / f"{name}.h5", group) for name in ("out", "again", "other"))
@@ -42,7 +42,7 @@ def test_the_shape_of_documents():
     """Norms, the number of words, and how often each occurs, are as the formulas say."""
     made = Synthetic(**SPECS["rcv1"] | {"rows": 3000, "features": 20000})
     labels = []
-    parts = list(made.drawn("train", 3000, labels))
+    parts = list(made.blocks("train", 3000, labels))
     whole = CSR.joined(parts)
     data, columns = whole.data, whole.indices
     lengths = np.diff(whole.indptr)
@@ -89,15 +89,15 @@ def test_the_same_rows_in_memory_as_in_a_file(classes, prepare, tmp_path, monkey
     monkeypatch.setattr(synthetic, "BLOCK", 100)
     spec = f"small:rows=350,test=120,seed=5,classes={classes}"
     prepare("synthetic", spec).close()
-    data, file = drawn_data(spec, dtype="float64"), open_data(tmp_path / "out.h5", dtype="float64")
+    data, file = draw_data(spec, dtype="float64"), open_data(tmp_path / "out.h5", dtype="float64")
     assert data.name == spec and data.dtype == file.dtype == np.float64 and data.classes == file.classes == classes
     for part, kept, rows in [(data.train, file.train, 350), (data.test, file.test, 120)]:
         assert part.examples == kept.examples == rows
         (x, y), (x_kept, y_kept) = part.rows(0, rows), kept.rows(0, rows)
         assert np.array_equal(x.dense(), x_kept.dense()) and np.array_equal(y, y_kept)
-    assert drawn_data("small:rows=9,test=0").test is None
+    assert draw_data("small:rows=9,test=0").test is None
     with pytest.raises(UsageError, match="drawn in memory, needs"):
-        drawn_data("rcv1:rows=1000000000000")
+        draw_data("rcv1:rows=1000000000000")
 
 
 @pytest.mark.parametrize(
@@ -122,4 +122,4 @@ def test_bad_specs(prepare, tmp_path, spec, words):
     assert words in prepare("synthetic", spec)
     assert not list(tmp_path.iterdir())
     with pytest.raises(UsageError, match=re.escape(words)):
-        drawn_data(spec)
+        draw_data(spec)

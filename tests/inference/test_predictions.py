@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from hpcdl.data.schema import Meaning
+from hpcdl.data.schema import Schema
 from hpcdl.errors import AgreedError, UsageError
 from hpcdl.inference import predictions
 from hpcdl.inference.prediction_input import Block, NewRows
@@ -19,7 +19,7 @@ def model(predict, classes, labels=None, outputs=(), recipe=None):
     """A checkpoint that was read, and its model in one."""
     made = Trained.__new__(Trained)
     made.about, made.parameters, made.statistics, made.dtype = {"model": "of a test"}, None, {}, np.dtype("f4")
-    made.classes, made.outputs, made.meaning = classes, outputs, Meaning(labels=labels, recipe=recipe)
+    made.classes, made.outputs, made.schema = classes, outputs, Schema(labels=labels, recipe=recipe)
     made.predict = lambda w, x: predict(x)
     return made
 

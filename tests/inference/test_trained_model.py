@@ -34,7 +34,7 @@ def changed(run, tmp_path):
 def test_what_it_knows(run):
     trained, data = Trained(str(run)), open_data("digits", standardize=True)
     assert (trained.features, trained.classes, trained.outputs) == ((8, 8), 10, ())
-    assert trained.meaning.describe() == data.meaning.describe()
+    assert trained.schema.describe() == data.schema.describe()
     x = data.test.rows(0, 5)[0]
     raw = open_data("digits").test.rows(0, 5)[0]
     trained.standard().apply(raw)
@@ -47,9 +47,9 @@ def test_of_an_older_version_the_data_say_it(changed, run):
     found = Checkpoint.read(run)
     attributes = {name: value for name, value in found.attributes.items() if name not in ("meaning", "loss")}
     Checkpoint(found.vectors, attributes).write(run / "old.h5")
-    assert Trained(str(run / "old.h5")).meaning.describe() == open_data("digits").meaning.describe()
+    assert Trained(str(run / "old.h5")).schema.describe() == open_data("digits").schema.describe()
     assert (
-        Trained(changed({"meaning": {"scale": 1, "labels": None, "vocabulary": None, "recipe": None}})).meaning.scale
+        Trained(changed({"meaning": {"scale": 1, "labels": None, "vocabulary": None, "recipe": None}})).schema.scale
         == 1
     )
 

@@ -59,7 +59,7 @@ def test_it_is_as_the_same_arrays_are():
     still = Images(moved=False)
     data, arrays = from_dataset(still, still), from_arrays(still.x.numpy(), np.array(still.targets), seed=0)
     assert (data.features, data.classes, data.outputs, data.examples) == ((2, 3), 3, (), ROWS)
-    assert data.meaning.labels == Images.classes and data.test.examples == ROWS
+    assert data.schema.labels == Images.classes and data.test.examples == ROWS
     assert alike(batches(data, 1), batches(arrays, 1))
     assert np.array_equal(data.test.rows(2, 4)[0], still.x[2:4].view(2, 6))
     assert data.steps_per_epoch(7) == 5 and data.scales is None
@@ -115,7 +115,7 @@ def test_labels_are_known_from_targets_also_of_a_part_and_of_tensors():
     data = from_dataset(part, validation=0.25, partition="by-label")
     assert (data.examples, data.validation.examples, data.classes) == (15, 5, 3)
     assert np.bincount(data.validation.rows(0, 5)[1], minlength=3).max() == 2
-    assert data.meaning.labels == Images.classes
+    assert data.schema.labels == Images.classes
     tensors = TensorDataset(torch.ones(8, 2), torch.arange(8) % 4)
     assert from_dataset(tensors, partition="by-label").classes == 4
     mine = [batch.y.tolist() for batch in from_dataset(tensors, partition="by-label").batches(0, 4, (0, 2))]

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.checkpoint.export import export
 from hpcdl.comm.trace import Timeline
-from hpcdl.data.schema import Meaning
+from hpcdl.data.schema import Schema
 from hpcdl.errors import LoneError, TrainingError, UsageError
 from hpcdl.inference.prediction_input import Block, NewRows
 from hpcdl.inference.predictions import predict_all
@@ -24,7 +24,7 @@ from hpcdl.inference.trained_model import Trained
 from hpcdl.runs.folder import Folder
 
 THREE = Trained.__new__(Trained)  # a checkpoint of a model of three classes, and the model in one
-THREE.meaning, THREE.classes, THREE.outputs, THREE.dtype = Meaning(), 3, (), np.dtype("f4")
+THREE.schema, THREE.classes, THREE.outputs, THREE.dtype = Schema(), 3, (), np.dtype("f4")
 THREE.parameters, THREE.statistics, THREE.about = None, {}, {"model": "of a test"}
 THREE.predict = lambda w, x: np.ones((len(x), 3))
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.data import open_data
-from hpcdl.data.schema import Meaning
+from hpcdl.data.schema import Schema
 from hpcdl.models import make_model
 from hpcdl.random import Random
 from hpcdl.scripts import evaluate
@@ -121,15 +121,15 @@ def test_sample(run_on, tmp_path, refused):
         file.attrs["classes"] = data.classes
     refusal = refused(tmp_path / "t", "--data", tmp_path / "mute.h5")
     assert "mute has no vocabulary, and the model was trained on another one, of 105" in refusal
-    without = Checkpoint(found.vectors, found.attributes | {"meaning": Meaning().describe()})
+    without = Checkpoint(found.vectors, found.attributes | {"meaning": Schema().describe()})
     without.write(tmp_path / "wordless.h5")
     assert "takes quantities" not in refused(tmp_path / "wordless.h5", "--sample", 5)
     other = make_model("softmax", data.features, data.classes)
-    found.attributes |= {"model": "softmax", "layout": other.layout.describe(), "meaning": Meaning().describe()}
+    found.attributes |= {"model": "softmax", "layout": other.layout.describe(), "meaning": Schema().describe()}
     found.vectors = dict(found.vectors) | {"parameters": np.zeros(other.size, "float32")}
     found.write(tmp_path / "softmax.h5")
     assert "needs a model that writes text, gpt" in refused(tmp_path / "softmax.h5", "--sample", 5)
-    found.attributes |= {"model": spec, "layout": model.layout.describe(), "meaning": data.meaning.describe()}
+    found.attributes |= {"model": spec, "layout": model.layout.describe(), "meaning": data.schema.describe()}
     found.vectors = dict(found.vectors) | {"parameters": np.full(model.size, np.nan, "float32")}
     found.write(tmp_path / "nan.h5")
     done = run_on(2, program, "nan.h5", "--sample", 5)

@@ -96,7 +96,7 @@ def judged(world, mpi_tmp_path):
         finally:
             for each in data.values():
                 each.close()
-            row_cache.let_go()
+            row_cache.clear()
             world.Barrier()
 
     return run
@@ -123,7 +123,7 @@ def test_data_of_each_type_are_looked_at_once(world, mpi_tmp_path):
     assert set(data) == {of_data(each.options) for each in tried} and len(data) == 3
     for each in data.values():
         each.close()
-    row_cache.let_go()
+    row_cache.clear()
 
 
 def test_a_fault_that_touches_the_folder_of_a_trial_is_not_refused():

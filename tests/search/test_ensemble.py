@@ -10,7 +10,7 @@ from few import write_few
 
 from hpcdl.comm import Communicator
 from hpcdl.data import open_data
-from hpcdl.data.schema import Meaning
+from hpcdl.data.schema import Schema
 from hpcdl.errors import UsageError
 from hpcdl.models import for_data
 from hpcdl.optim import make_optimizer, make_schedule
@@ -89,8 +89,8 @@ def test_the_mean_and_the_spread(world, folder):
 
 def test_members_of_other_types_statistics_or_fills_see_other_rows():
     def seen(dtype="float32", mean=0.0, fill=1.0):
-        meaning = Meaning(recipe={"columns": [{"fill": fill}]})
-        return seen_as(SimpleNamespace(dtype=dtype, statistics={"mean": np.array([mean])}, meaning=meaning))
+        schema = Schema(recipe={"columns": [{"fill": fill}]})
+        return seen_as(SimpleNamespace(dtype=dtype, statistics={"mean": np.array([mean])}, schema=schema))
 
     assert seen() == seen()
     assert len({seen(), seen(dtype="float64"), seen(mean=2.0), seen(fill=2.0)}) == 4

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hpcdl.csr import CSR
-from hpcdl.data.digest import Digest, settle, write
+from hpcdl.data.digest import Digest, set_digest_time, write_digest
 from hpcdl.data.fills import FILLED
 from hpcdl.data.format import (
     NOTES,
@@ -138,8 +138,8 @@ class Output:
             if self.origin:
                 file.attrs["source"] = self.origin
             features = next(iter(groups.values()))[0][1:]
-            seconds = write(file, digest.finish(features, classes, scale, vocabulary))
-        settle(self.path, seconds)
+            seconds = write_digest(file, digest.finish(features, classes, scale, vocabulary))
+        set_digest_time(self.path, seconds)
         return read_info(self.path)
 
     def _write_y(self, file: NewFile, digest: Digest, group: str, y: np.ndarray, classes: int) -> None:

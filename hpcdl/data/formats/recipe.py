@@ -11,7 +11,7 @@ import dataclasses
 import math
 from typing import Any
 
-from hpcdl.data.format import TABLE, FilePath, Info, find, read_info, shown
+from hpcdl.data.format import TABLE, FilePath, Info, find_data_file, read_info, shown
 from hpcdl.errors import UsageError
 
 MISSING = ("refuse", "drop", "mean", "median")  # what can be done with values that are missing
@@ -100,10 +100,10 @@ def recipe_in(info: Info) -> Recipe | None:
 
     UsageError if its recipe is malformed, or for another number of features.
     """
-    if info.meaning.recipe is None:
+    if info.schema.recipe is None:
         return None
     where = f"{info.path}: the attribute {TABLE}"
-    recipe = Recipe.read(info.meaning.recipe, where)
+    recipe = Recipe.read(info.schema.recipe, where)
     if info.features != (len(recipe.features),):
         said = f"{len(recipe.features)} features, but the rows of the file have shape {info.features}"
         raise UsageError(f"{where} has {said}")
@@ -112,7 +112,7 @@ def recipe_in(info: Info) -> Recipe | None:
 
 def recipe_of(name_or_path: FilePath) -> Recipe | None:
     """The same, of a known data set or a path; UsageError, too, if it is no data file."""
-    return recipe_in(read_info(find(str(name_or_path))))
+    return recipe_in(read_info(find_data_file(str(name_or_path))))
 
 
 def _column(found: Any) -> Column:

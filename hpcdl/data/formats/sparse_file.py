@@ -18,7 +18,7 @@ import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
 from hpcdl.data import format as data_format
-from hpcdl.data.format import check_x, dataset, linked, shown
+from hpcdl.data.format import check_x, dataset, follow_links, shown
 from hpcdl.errors import UsageError
 
 PARTS = ("data", "indices", "indptr")
@@ -48,7 +48,7 @@ class SparseSet:
         for part, found in zip(PARTS, (self.data, self.indices, self.indptr), strict=True):
             if len(found) and not found.id.get_storage_size():  # a shape costs nothing: it may say anything
                 raise UsageError(f"{self.where}/{part} has shape {found.shape}, but nothing was ever written into it")
-        features = linked(file, name).attrs.get("features")
+        features = follow_links(file, name).attrs.get("features")
         if not isinstance(features, (int, np.integer)) or not 1 <= features <= MOST_FEATURES:
             said = "is missing" if features is None else f"is {shown(features)}"
             raise UsageError(f"{self.where}: its attribute features {said}; it is the number of columns, 1 to 2^31 - 1")
@@ -116,7 +116,7 @@ class SparseSet:
             found.append(lengths)
         return np.concatenate([np.empty(0, START), *found])
 
-    def longest(self, rows: int) -> int:
+    def most_elements(self, rows: int) -> int:
         """No so many rows have more elements, all together."""
         found = np.empty(0, START)
         for _, starts in self.spans():
@@ -147,7 +147,7 @@ class SparseSet:
 
 def rows_in(file: h5py.File, name: str) -> Any:
     """The rows of this name, as "train/x": a data set of HDF5, or a SparseSet."""
-    return SparseSet(file, name) if isinstance(linked(file, name), h5py.Group) else dataset(file, name)
+    return SparseSet(file, name) if isinstance(follow_links(file, name), h5py.Group) else dataset(file, name)
 
 
 def largest_of(lengths: np.ndarray, count: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hpcdl.data.fills import means, medians
-from hpcdl.data.format import FilePath, Info, find, read_info, short, slabs
+from hpcdl.data.format import FilePath, Info, find_data_file, read_info, short, slabs
 from hpcdl.data.formats.prepare import class_numbers, pixels
 from hpcdl.data.formats.recipe import Column, Recipe, recipe_in
 from hpcdl.data.formats.table_names import check_names, column_of, columns_of, has_header
@@ -222,7 +222,7 @@ class Again(TableJob):
     ):
         """like: the data file, which `known_of` has read."""
         super().__init__(source)
-        names = info.meaning.labels
+        names = info.schema.labels
         self.like, self.info, self.names = like, info, None if names is None else list(names)
         if header is not None:
             known = dataclasses.replace(known, header=header)
@@ -304,7 +304,7 @@ class Again(TableJob):
 
 def known_of(like: FilePath) -> tuple[Recipe, Info]:
     """What a data file says of the table that it was made from, and of itself."""
-    info = read_info(find(str(like)))
+    info = read_info(find_data_file(str(like)))
     recipe = recipe_in(info)
     if recipe is None:
         raise UsageError(f"--like {like}: it was not made from a table; prepare-data csv and table make such files")
