@@ -221,9 +221,9 @@ def _check_group(path: FilePath, file: h5py.File, group: str) -> tuple[Any, h5py
 
     Sparse x is a SparseSet (hpcdl/data/formats/sparse_file.py), which has checked itself.
     """
-    from hpcdl.data.formats.sparse_file import rows_in  # not above: it imports this module
+    from hpcdl.data.formats.sparse_file import open_rows  # not above: it imports this module
 
-    x = rows_in(file, f"{group}/x")
+    x = open_rows(file, f"{group}/x")
     y = None if group == "rows" else dataset(file, f"{group}/y")
     both = [(x, "x")] * isinstance(x, h5py.Dataset) + ([] if y is None else [(y, "y")])
     for each, name in both:

@@ -23,7 +23,7 @@ from hpcdl.data.augment import Augment, Moves
 from hpcdl.data.digest import file_signature
 from hpcdl.data.fills import Refill
 from hpcdl.data.format import NOTES, Info, check_memory, check_x, check_y, dataset, largest_input, open_file, slabs_of
-from hpcdl.data.formats.sparse_file import largest_of, read_sparse, rows_in
+from hpcdl.data.formats.sparse_file import largest_lengths, open_rows, read_sparse
 from hpcdl.data.standard import Standard
 from hpcdl.errors import UsageError, blamed_on
 from hpcdl.kernels.gather import gather, gather_images
@@ -89,7 +89,7 @@ class MemoryRows:
 
     def most_elements(self, rows: int) -> int:
         """Return the most elements that any `rows` rows have together; sparse rows only."""
-        return int(largest_of(np.diff(self.x.indptr), rows).sum())
+        return int(largest_lengths(np.diff(self.x.indptr), rows).sum())
 
     def close(self) -> None:
         """Drop the arrays: later uses raise an error instead of reading freed memory."""
@@ -111,7 +111,7 @@ class FileRows:
     def __init__(self, info: Info, group: str, dtype: np.dtype, standard: Standard | None = None):
         self.open = contextlib.ExitStack()
         file = self.open.enter_context(open_file(info.path))
-        self.x, self.refill = rows_in(file, f"{group}/x"), Refill(file, info, group)
+        self.x, self.refill = open_rows(file, f"{group}/x"), Refill(file, info, group)
         self.y = None if group == "rows" else dataset(file, f"{group}/y")
         self.columns = row_notes(file, group, len(self.x))
         self.where, self.scale, self.dtype = f"{info.path}: {group}/x", info.scale, dtype
@@ -191,7 +191,7 @@ def read_x(info: Info, group: str, x: Any, dtype: np.dtype, rows: np.ndarray | N
     most = largest_input(info.scale, dtype)
     with open_file(info.path) as file:
         if info.sparse:
-            read_sparse(rows_in(file, f"{group}/x"), x, rows, most)
+            read_sparse(open_rows(file, f"{group}/x"), x, rows, most)
             return
         source, refill = dataset(file, f"{group}/x"), Refill(file, info, group)
         slab_x = None
@@ -272,7 +272,7 @@ def elements_of_rows(info: Info, group: str, rows: np.ndarray) -> int:
     if not info.sparse:
         return 0
     with open_file(info.path) as file:
-        return int(rows_in(file, f"{group}/x").lengths(rows).sum())
+        return int(open_rows(file, f"{group}/x").lengths(rows).sum())
 
 
 def array_specs(

@@ -55,7 +55,7 @@ def prepare_synthetic(spec: str, output: Output) -> Info:
                 {},
             )
     task = counted(generator.classes, "class") if generator.classes else "values to predict"
-    output.said.append(
+    output.summary.append(
         f"drawn as {name}: {generator.nonzeros:g} of {generator.features} words a row, {task}, seed {generator.seed}"
     )
     return output.write(groups, VALUE, 1.0, None, generator.classes, base=1, sparse=True)

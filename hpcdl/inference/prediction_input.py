@@ -27,11 +27,11 @@ from hpcdl.data.arrays import call_data_function, from_returned
 from hpcdl.data.dataset import Split
 from hpcdl.data.fills import with_model_fills
 from hpcdl.data.format import KNOWN, SLAB_BYTES, check_x, check_y, find_data_file, largest_input, read_info, shown
-from hpcdl.data.formats.libsvm import LibsvmParser, Text
+from hpcdl.data.formats.libsvm import LibsvmParser, TextBlock
 from hpcdl.data.formats.libsvm import blocks as texts
 from hpcdl.data.formats.prepare_idx import idx_header, idx_slabs
 from hpcdl.data.formats.prepare_libsvm import looks_like
-from hpcdl.data.formats.prepare_npz import SPARSE, load_npz, sparse_of
+from hpcdl.data.formats.prepare_npz import SPARSE, load_npz, sparse_matrix
 from hpcdl.data.formats.recipe import Column, Recipe
 from hpcdl.data.formats.sparse_file import check_elements, sparse_rows
 from hpcdl.data.formats.table_rows import TableRows
@@ -247,7 +247,7 @@ def of_npz(source: str, trained: Trained, ranks: int) -> NewRows:
     """The rows of an npz archive."""
     arrays = load_npz(source)
     if set(arrays) >= SPARSE:
-        return of_array(sparse_of(source, arrays), source, trained, ranks)
+        return of_array(sparse_matrix(source, arrays), source, trained, ranks)
     name = next((each for each in ("x", "x_test", "x_train") if each in arrays), None)
     if name is None:
         others = ", ".join(sorted(map(shown, arrays))) or "none"
@@ -308,7 +308,7 @@ def of_libsvm(source: str, trained: Trained) -> NewRows:
         hint = "make a data file of it by prepare-data libsvm with --zero-based and --features"
         raise UsageError(f"{source}: the training data do not say whether indices count from 0 or from 1; {hint}")
 
-    def load(text: Text, first: int) -> Block:
+    def load(text: TextBlock, first: int) -> Block:
         rows, _ = LibsvmParser(base, width, f"{trained.name} was trained on").rows(text)
         numbers = np.arange(first, first + len(rows))
         columns = rows.indices - COLUMN.type(base)

@@ -123,13 +123,13 @@ class CSVPredictions:
     """A csv, into a file or a stream: blocks become lines on their ranks, which rank 0 writes."""
 
     def __init__(self, form: PredictionFormat, into: Any):
-        self.form, self.into, self.read = form, into, True
+        self.format, self.into, self.read = form, into, True
         if into is not None:
             self.write(lines_of([form.header()]))
 
     def pack(self, block: Block, outputs: Any) -> bytes:
         """A block as it travels."""
-        return self.form.lines(block, outputs)
+        return self.format.lines(block, outputs)
 
     def write(self, packed: bytes) -> None:
         """The next block, on rank 0. Who reads a stream may have enough (head): then nothing more is written."""
@@ -149,13 +149,13 @@ class Arrays:
     read = True
 
     def __init__(self, form: PredictionFormat, path: Path):
-        self.form, self.path = form, path
+        self.format, self.path = form, path
         self.parts: list[dict[str, np.ndarray]] = []
 
     def pack(self, block: Block, outputs: Any) -> bytes:
         """A block as it travels."""
         into = io.BytesIO()
-        np.savez(into, **self.form.arrays(block, outputs))  # type: ignore[arg-type]
+        np.savez(into, **self.format.arrays(block, outputs))  # type: ignore[arg-type]
         return into.getvalue()
 
     def write(self, packed: bytes) -> None:
@@ -168,7 +168,7 @@ class Arrays:
         first, *_ = self.parts or [{}]
         joined: dict[str, Any] = {name: np.concatenate([part[name] for part in self.parts]) for name in first}
         with written(self.path) as file:
-            np.savez(file, **joined, classes=self.form.names.astype(str))
+            np.savez(file, **joined, classes=self.format.names.astype(str))
 
 
 @contextlib.contextmanager

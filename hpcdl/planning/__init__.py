@@ -1,1 +1,1 @@
-"""What a training will cost before it runs: memory, and the limits of parallelism."""
+"""Forecasts of a training run before it starts: memory, time, and the limits of parallelism."""

@@ -1,10 +1,10 @@
-"""Which strategy and which grid trains fastest: all that fit into a rank's memory, by foretold examples a second.
+"""The fastest strategy and grid among those that fit into a rank's memory, by predicted examples per second.
 
     the steps of one rank alone     all-reduce, with and without overlap; ZeRO's stages; servers in rounds; pipelines,
                                     tensor parallelism and grids of both (fitting.py)
     other steps                     16-bit gradients; local SGD; gossip; asynchronous servers
 
-Other steps may need more of them to the same loss, which no forecast of time knows: `compare` finds that out.
+Strategies of other steps may need more of them for the same loss. Forecasts of time do not show that; `compare` does.
 """
 
 from collections.abc import Callable
@@ -35,12 +35,12 @@ OTHER = (
     "train-gossip --topology ring",
     "train-parameter-server --consistency async",
 )
-GRIDS = 16  # that are foretold, of those that fit, the first by their own order
+GRIDS = 16  # most grids with a forecast, the first in the order of fitting.py
 SHOWN = 16
 
 
 class Candidate(NamedTuple):
-    """A line that fits: bytes of its largest rank, and whether it takes the steps that one rank alone would take."""
+    """A command line that fits. bytes: of its largest rank; same_steps: True if it takes the steps of a single rank."""
 
     bytes: float
     same: bool
@@ -48,7 +48,7 @@ class Candidate(NamedTuple):
 
 
 def lines(ranks: int) -> list[tuple[str, bool]]:
-    """Programs with their own options on so many ranks, and whether their steps are those of one rank alone."""
+    """Return programs with their own options, and True for each whose steps are those of a single rank."""
     if ranks == 1:
         return [("train-sequential", True)]
     return [(text, True) for text in SAME] + [(text, False) for text in OTHER]
@@ -57,9 +57,9 @@ def lines(ranks: int) -> list[tuple[str, bool]]:
 def candidates(
     model: str, ranks: int, room: float, machine: Machine, read: Callable[[str, int], Workload]
 ) -> tuple[list[Candidate], list[str]]:
-    """All that fit into `room` bytes a rank, fastest first, and why others cannot be.
+    """Return the lines that fit into `room` bytes per rank, fastest first, and the reasons against the others.
 
-    model: the options that all lines have in common. UsageError where even the model cannot be made.
+    model: the options that all lines share. UsageError if the model cannot be made.
     """
     found, refused = [], []
     asked = [(f"{text} {model}", same) for text, same in lines(ranks)]
@@ -79,13 +79,13 @@ def candidates(
 
 
 def grids(model: str, ranks: int, room: float, read: Callable[[str, int], Workload]) -> list[str]:
-    """Lines of the grids that fit and cut the model."""
+    """Return the lines of grids that fit and cut the model."""
     if ranks == 1:
         return []
     try:
         case = read(f"train-grid {model} --grid data={ranks} --microbatches 1", ranks)
         fitting, _ = fits(case, int(min(room, 1 << 62)))
-    except UsageError:  # the model is none of layers: all lines say so
+    except UsageError:  # the model has no layers: every line reports it
         return []
     cut = [fit for fit in fitting if fit.shape[0] < ranks]
     return [f"train-grid {model} {fit.options}" for fit in cut[:GRIDS]]
@@ -94,9 +94,9 @@ def grids(model: str, ranks: int, room: float, read: Callable[[str, int], Worklo
 def report(
     found: list[Candidate], refused: list[str], ranks: int, model: str, measured: list[float] | None = None
 ) -> list[str]:
-    """The table, and the command of the first. measured: seconds of a step of the first ones, beside the forecast.
+    """Return the table, and the command of the first line. measured: seconds per step of the first lines.
 
-    model: the options that all lines have, which the table leaves out.
+    model: the options that all lines share, which the table leaves out.
     """
     if not found:
         why = f": {refused[0]}" if refused else ""

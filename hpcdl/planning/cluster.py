@@ -1,4 +1,4 @@
-"""A cluster in a few numbers: what a message costs within a node and between two, and what adding costs.
+"""The cost model of a cluster: messages within a node and between nodes, and the addition of vectors.
 
     message of n bytes    its sender's port is busy n / B, it arrives L + n / B after its start, and the receiver's port
                           is busy n / B up to then; ports are full duplex
@@ -34,8 +34,8 @@ from hpcdl.errors import UsageError, blamed_on, nearest
 class Cluster:
     """latency, bandwidth: between nodes, and with node_ within one. adding: bytes added a second. All positive.
 
-    nodes_per_switch: 0: one switch for all. oversubscription: by how much its nodes' ports together are wider than its
-    own. Raises UsageError.
+    nodes_per_switch: 0: one switch for all. oversubscription: bandwidth of its nodes' ports together by that of its own
+    port. Raises UsageError.
     """
 
     ranks_per_node: int = 1
@@ -58,7 +58,7 @@ class Cluster:
 
     @classmethod
     def read(cls, path: str) -> "Cluster":
-        """From a YAML file; what it does not say is as above. Raises UsageError."""
+        """Return the cluster of a YAML file; missing fields have the defaults. Raises UsageError."""
         with blamed_on(f"--cluster {path} cannot be read"):
             found = yaml.safe_load(Path(path).read_text())
         if not isinstance(found, dict):
@@ -75,22 +75,22 @@ class Cluster:
         return cls(**values)
 
     def node(self, rank: int) -> int:
-        """Where a rank is: they fill node after node."""
+        """Return the node of a rank; ranks fill node after node."""
         return rank // self.ranks_per_node
 
     def nodes(self, ranks: int) -> int:
-        """How many nodes so many ranks take."""
+        """Return the number of nodes of `ranks` ranks."""
         return -(-ranks // self.ranks_per_node)
 
     def switch(self, rank: int) -> int:
-        """At which switch a rank's node is."""
+        """Return the switch of a rank's node."""
         return self.node(rank) // self.nodes_per_switch if self.nodes_per_switch else 0
 
     @property
     def switch_bandwidth(self) -> float:
-        """Of a switch's port to the others."""
+        """Bandwidth of a switch's port to the other switches."""
         return self.nodes_per_switch * self.bandwidth / self.oversubscription
 
     def add(self, bytes: float) -> float:
-        """Seconds to add so many."""
+        """Return the seconds to add `bytes` bytes."""
         return bytes / self.adding

@@ -1,4 +1,4 @@
-"""What an all-reduce of K bytes takes on N ranks that begin together, by its steps; L, B, a: cluster.py.
+"""Seconds of an all-reduce of K bytes on N ranks that begin together, by its steps; L, B, a: cluster.py.
 
     naive           2 L + N K/B + (N-1) K/a, or 2 L + 2 (N-1) K/B + K/a      whichever is more: to add or to receive
     tree            ceil(log2 N) (2 (L + K/B) + K/a)                         N a power of two; else that at most
@@ -7,10 +7,10 @@
                                                                              2 (L + K/B) + K/a for those beyond
     hierarchical    within a node, in its memory, and the ring or recursive of the nodes
 
-Ranks of one node share its port: between nodes a recursive exchange sends up to ranks_per_node times as much through
-it, and between switches all of a switch's through theirs; a ring's neighbours are on the same node but for two. Where
-that matters, and where segments hide the adding, simulated_comm.py tells; these are its limits without noise, and are
-tested against it. (Thakur, Rabenseifner and Gropp, 2005)
+Ranks of one node share its port: a recursive exchange between nodes sends up to ranks_per_node times as much through
+it, and one between switches all of a switch's through its port; in a ring only two neighbours per node are on another
+one. simulated_comm.py simulates that, and segments that hide the adding; the formulas are its limits without noise, and
+are tested against it. (Thakur, Rabenseifner and Gropp, 2005)
 """
 
 import math
@@ -22,7 +22,7 @@ ALGORITHMS = ("naive", "tree", "ring", "recursive", "hierarchical")
 
 
 def seconds(algorithm: str, cluster: Cluster, ranks: int, bytes: float) -> float:
-    """Of an all-reduce of so many bytes. Raises UsageError where the algorithm is none of these."""
+    """Return the seconds of an all-reduce of `bytes` bytes. Raises UsageError for an unknown algorithm."""
     if algorithm not in ALGORITHMS:
         raise unknown("all-reduce algorithm", algorithm, ALGORITHMS)
     if ranks == 1:
@@ -51,13 +51,13 @@ def seconds(algorithm: str, cluster: Cluster, ranks: int, bytes: float) -> float
         far = cluster.nodes_per_switch and distance >= cluster.nodes_per_switch * cluster.ranks_per_node
         wide = cluster.node_bandwidth if near else bandwidth / sharing / (cluster.oversubscription if far else 1)
         found += 2 * (link + part / wide) + cluster.add(part)
-    if power != ranks:  # those beyond hand their vectors to others first, and get the sum at last
+    if power != ranks:  # the excess ranks first send their vectors to others, and receive the sum at the end
         found += 2 * (latency + bytes / bandwidth) + add
     return found
 
 
 def tree(cluster: Cluster, ranks: int, bytes: float) -> float:
-    """Up and down a binomial tree; the partners of the first steps are on the same node."""
+    """Return the seconds up and down a binomial tree; the partners of the first steps are on the same node."""
     found, distance = 0.0, 1
     while distance < ranks:
         near = distance < cluster.ranks_per_node
@@ -69,7 +69,7 @@ def tree(cluster: Cluster, ranks: int, bytes: float) -> float:
 
 
 def hierarchical(cluster: Cluster, ranks: int, bytes: float) -> float:
-    """All of a node add in its memory, one rank of each node exchanges, and all copy."""
+    """Return the seconds if a node's ranks add in its memory, one rank per node exchanges, and all copy."""
     nodes, within = cluster.nodes(ranks), min(ranks, cluster.ranks_per_node)
     inside = (
         (within - 1) * bytes / within / cluster.node_bandwidth + bytes / cluster.node_bandwidth + cluster.add(bytes)

@@ -1,12 +1,12 @@
-"""What a rank's computing takes: gradients by rows, layer by layer, updates and the drawing of batches.
+"""Computing time of a rank: gradients by rows and layer, updates, and the drawing of batches.
 
-    measured      seconds by rows, straight between those that were measured (machine_sheet.py); on another number of
-                  ranks the same, times the cores' sharing
+    measured      seconds by rows, linear between measurements (machine_sheet.py); on another number of ranks the same,
+                  times the cores' sharing
     else          max(flops / F, bytes / M) of each operation of each layer (models/work.py); an update moves its
                   vectors once, a batch its rows twice
 
-A rank is taken to compute on one core. Where ranks outnumber a node's cores, computing takes ranks / cores times as
-long; not what --pretend-compute sleeps.
+A rank computes on one core. Where ranks outnumber a node's cores, computing takes ranks / cores times as long; the
+sleep of --pretend-compute does not.
 """
 
 import math
@@ -22,7 +22,7 @@ Seconds = tuple[float, float]  # forward, backward
 
 
 class ComputeTime:
-    """Of one case on a machine. exact: whether it was measured, on just as many ranks."""
+    """Computing times of a workload on a machine. exact: True if measured on the same number of ranks."""
 
     def __init__(self, case: Workload, machine: Machine):
         self.case, self.machine = case, machine
@@ -32,7 +32,7 @@ class ComputeTime:
         self.slow = slowest(options.straggler, case.roles.workers)
 
     def _measured(self) -> tuple[MeasuredModel | None, float, bool]:
-        """The measurement of the number of ranks that is nearest, how much slower it is here, and if it is the same."""
+        """Return the measurement on the nearest number of ranks, the slowdown from it, and True if it is equal."""
         case, sharing = self.case, self.machine.sharing(self.case.ranks)
         same = [(section, each) for section in self.machine.measured for each in section.models if self._is(each)]
         if not same:
@@ -49,7 +49,7 @@ class ComputeTime:
     # -- seconds -----------------------------------------------------------------------------------------------------
 
     def layers(self, rows: float) -> list[Seconds]:
-        """Forward and backward of each layer, of so many rows. UsageError where they are not known."""
+        """Return the seconds (forward, backward) of each layer. UsageError where they are not known."""
         found = self.found
         if found is None:
             return [self._theory(layer, rows) for layer in self._layers()]
@@ -70,7 +70,7 @@ class ComputeTime:
         return list(layers)
 
     def _theory(self, layer: Any, rows: float) -> Seconds:
-        """By the operations' flops and bytes; of a part of a row as of a row in proportion."""
+        """Return a layer's seconds by its operations' flops and bytes; rows < 1: a fraction of one row's."""
         n, item = max(1, math.ceil(rows)), self.case.dtype.itemsize
         machine, share = self.machine, min(1.0, rows) if rows < 1 else rows / n
         times = [
@@ -80,7 +80,7 @@ class ComputeTime:
         return self.factor * share * times[0], self.factor * share * times[1]
 
     def gradient(self, rows: float) -> Seconds:
-        """Forward and backward of all layers, at least what is pretended, longer where a rank straggles."""
+        """Return the seconds (forward, backward) of a gradient, with pretended computing and stragglers."""
         forward, backward = self._whole(rows)
         whole = forward + backward
         if self.least > whole:
@@ -101,12 +101,15 @@ class ComputeTime:
         return share * whole, (1 - share) * whole
 
     def stretched(self, fraction: float, seconds: float) -> float:
-        """What a part of a gradient takes that would by itself take so many seconds (faults/straggler.py)."""
+        """Return the seconds of a fraction of a gradient with pretended computing and stragglers (faults/straggler.py).
+
+        seconds: of the computing itself.
+        """
         least = self.least * fraction
         return self.slow * max(seconds, least) + (self.machine.late if least > seconds else 0.0)
 
     def accumulated(self, rows: float) -> Seconds:
-        """A gradient in --accumulate parts."""
+        """Return the seconds (forward, backward) of a gradient in --accumulate parts."""
         parts = max(1, min(self.case.options.accumulate, round(rows) or 1))
         if self.least:  # pretended once a part, as each is a gradient
             forward, backward = self.gradient(rows / parts)
@@ -114,21 +117,21 @@ class ComputeTime:
         return tuple(parts * each for each in self.gradient(rows / parts))  # type: ignore[return-value]
 
     def update(self, share: float = 1.0) -> float:
-        """Of this share of the parameters, and zeros for the gradient."""
+        """Return the seconds to update this share of the parameters, and to zero the gradient."""
         if self.found is not None:
             return self.factor * self.found.update * share
         vectors = 3 + 1 + 2 * len(self.case.vectors)  # w twice, g; zeros; each vector of the state twice
         return self.factor * share * vectors * self.case.length * self.case.dtype.itemsize / self.machine.memory
 
     def draw(self, rows: float) -> float:
-        """A batch of so many rows."""
+        """Return the seconds to draw a batch."""
         if self.found is not None:
             return self.factor * between({n: of.draw for n, of in self.found.rows.items()}, rows)
         return self.factor * 2 * rows * self.case.data.row / self.machine.memory
 
 
 def slowest(straggler: str, workers: range) -> float:
-    """The factor by which the slowest of the workers is slower, in the mean of the steps."""
+    """Return the slowdown of the slowest worker, averaged over the steps."""
     if not straggler:
         return 1.0
     factors = [parse(straggler, rank, workers) for rank in workers]

@@ -1,4 +1,4 @@
-"""Models whose memory is asked for most, by name: how they are built, and what their state takes.
+"""Well-known models by name: their layers, and the memory of their training state.
 
     model         layers  width   heads  vocabulary  context    a lecture's slide, 16 bytes a parameter
     bert-large        24   1024      16       30522      512       0.32 x 10^9 parameters       5.12 GB
@@ -28,7 +28,7 @@ ADAM_BYTES = 16  # of a parameter: itself, its gradient, two moments; in 16 bit 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A model by its numbers. nominal: the parameters that a slide tells, in 10^9; slide: its GB of state."""
+    """A model by its numbers. nominal: parameters on a lecture's slide, in 10^9; slide: its GB of state."""
 
     layers: int
     width: int
@@ -41,26 +41,26 @@ class Configuration:
 
     @property
     def spec(self) -> str:
-        """The same for --model; of an encoder, without what it has beyond a gpt."""
+        """The model for --model; of an encoder, without its parameters beyond a gpt."""
         return f"gpt:layers={self.layers},width={self.width},heads={self.heads},context={self.context}"
 
     @property
     def beyond(self) -> int:
-        """Parameters of an encoder that a gpt of these numbers has not: of two segments, and of the pooler."""
+        """Parameters of an encoder beyond a gpt of these numbers: segment embedding and pooler."""
         return 2 * self.width + self.width**2 + self.width if self.encoder else 0
 
     def model(self) -> Any:
-        """The gpt, without memory."""
+        """Return the gpt on arrays without memory."""
         return make_model(self.spec, (self.context,), self.vocabulary, device=OUTLINES, text=True)
 
     def by_layer(self) -> list[tuple[str, int]]:
-        """(layer, its parameters), in the layout's order; tied ones count where they lie."""
+        """Return (layer, its parameters) in the layout's order; tied ones count where they lie."""
         found = [(name, own.stop - own.start) for name, own in self.model().layout.layer_slices]
         return [*found, ("segments and pooler", self.beyond)] if self.beyond else found
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """The number of parameters."""
         return sum(count for _, count in self.by_layer())
 
 

@@ -1,18 +1,18 @@
-"""A step of a model that is cut: pipelines, tensor parallelism, ZeRO's stages, and grids of them.
+"""Seconds of a step of a partitioned model: pipelines, tensor parallelism, ZeRO's stages, and grids of them.
 
-    what is sent     each rank's step is gone through without partners (dry_run.py), and every message noted: its
-                     operation, and how long it is; along the data axis what a step ends with stands apart
-    tensor t         each layer takes a + b rows / t, where whole it takes a + b rows
-    pipeline p, m    the schedule's own actions (pipeline_time.py) on stages of unlike layers: with a message between
-                     two of them; and no less than all stages' computing by the cores that they have
+    messages         a dry run of each rank's step (dry_run.py) records every message: operation and bytes; the last
+                     messages of a step along the data axis are apart
+    tensor t         each layer takes a + b rows / t; undivided it takes a + b rows
+    pipeline p, m    the schedule's own actions (pipeline_time.py) on the actual stages, with a message between two of
+                     them; at least all stages' computing by the cores that they have
 
         equal stages, no messages     step (m + p - 1) / m of a stage's computing; bubble (p-1) / (m+p-1) of the step
         pipedream                     the slowest stage's forward, backward and update: the pipeline fills but once
 
     data d           stage 0: an all-reduce; 1: reduce-scatter, all-gather; 2 and 3: layer by layer, in the actions
 
-Messages of layers that are gathered while others are computed count whole: few networks move while nobody calls MPI.
-Those of stage 1 are all under way at once, and so are their latencies.
+Messages that gather layers while others compute count in full: few networks progress outside of MPI calls. Those of
+stage 1 are all in flight at once, so their latencies overlap.
 """
 
 import math
@@ -34,7 +34,7 @@ from hpcdl.strategies.pipeline_schedules import actions_of
 
 
 class Noting(Peer):
-    """A peer that notes what it is sent: (operation, bytes)."""
+    """A peer that records the messages to it: (operation, bytes)."""
 
     def __init__(self, rank: int, size: int, device: Any):
         super().__init__(rank, size, device)
@@ -76,7 +76,7 @@ class Noting(Peer):
 
 
 def messages(case: Workload, rank: int, cut: Cut) -> dict[str, list[tuple[str, int]]]:
-    """What a rank sends in a step, by the axis of the grid."""
+    """Return the messages (operation, bytes) of a rank's step, by the axis of the grid."""
     axes: dict[str, Noting] = {}
 
     def made(axis: str, *who: Any) -> Noting:
@@ -88,12 +88,12 @@ def messages(case: Workload, rank: int, cut: Cut) -> dict[str, list[tuple[str, i
 
 
 def seconds(group: RankGroup, said: list[tuple[str, int]]) -> float:
-    """Of messages one after another."""
+    """Return the seconds of messages one after another."""
     return sum(getattr(group, operation)(bytes) for operation, bytes in said)
 
 
 def together(group: RankGroup, said: list[tuple[str, int]]) -> float:
-    """Of collectives that are all under way at once: their latencies pass at the same time."""
+    """Return the seconds of collectives that are all in flight at once: their latencies overlap."""
     counts = Counter(operation for operation, _ in said)
     spared = sum((count - 1) * (group.size - 1) * group.latency for count in counts.values())
     longest = max((getattr(group, operation)(bytes) for operation, bytes in said), default=0.0)
@@ -101,7 +101,7 @@ def together(group: RankGroup, said: list[tuple[str, int]]) -> float:
 
 
 def cut_parts(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
-    """Of a step of a program that cuts the model."""
+    """Return the parts of a step of a program that cuts the model. start: seconds beyond the other parts."""
     cut = cut_of(case)
     copies, stages, parts = cut.shape
     how = case.ranks, case.options.allreduce
@@ -119,18 +119,18 @@ def cut_parts(case: Workload, machine: Machine, computing: ComputeTime, start: f
 
 
 def updated(cut: Cut) -> float:
-    """The share of the parameters that a rank updates."""
+    """Return the share of the parameters that a rank updates."""
     copies, stages, parts = cut.shape
     return 1 / (stages * parts * (copies if cut.zero else 1))
 
 
 def clipping(case: Workload, machine: Machine) -> float:
-    """The norm of the whole gradient is a number that all ranks sum."""
+    """Return the seconds to sum the norm of the gradient over all ranks."""
     return RankGroup(machine, case.size, 1, case.ranks).all_reduce(8, "tree") if case.options.clip_norm else 0.0
 
 
 def within(computing: ComputeTime, rows: float, parts: int) -> Seconds:
-    """Of all layers, each cut into so many parts; in --accumulate parts of the rows."""
+    """Return the seconds (forward, backward) of all layers, each cut into `parts`, in --accumulate parts."""
     if parts == 1:
         return computing.accumulated(rows)
     pieces = max(1, min(computing.case.options.accumulate, round(rows)))
@@ -143,7 +143,7 @@ def within(computing: ComputeTime, rows: float, parts: int) -> Seconds:
 def pipelined(
     case: Workload, machine: Machine, computing: ComputeTime, start: float, cut: Cut, data: RankGroup, tensor: RankGroup
 ) -> Parts:
-    """Of a pipeline, whose stages may be cut by tensors and copied along data."""
+    """Return the parts of a pipeline's step; its stages may be cut along tensor and replicated along data."""
     copies, stages, parts = cut.shape
     many, once = max(1, cut.microbatches), cut.schedule in ("one batch", "pipedream")
     pieces = max(1, case.options.accumulate) if cut.schedule == "one batch" else 1
@@ -188,7 +188,7 @@ def pipelined(
 
 
 def of_stages(case: Workload, computing: ComputeTime, cut: Cut, rows: float) -> tuple[np.ndarray, np.ndarray]:
-    """Forward and backward of a micro-batch through each chunk of each stage: (chunks * stages) seconds."""
+    """Return the seconds of a micro-batch, forward and backward, by chunk and stage: two arrays (chunks * stages,)."""
     _, stages, parts = cut.shape
     each = computing.layers(rows / parts)
     costs = None
@@ -207,7 +207,7 @@ def of_stages(case: Workload, computing: ComputeTime, cut: Cut, rows: float) -> 
 
 
 def tied(case: Workload, machine: Machine, cut: Cut) -> float:
-    """The gradients of weights that the first and the last stage use are summed."""
+    """Return the seconds to sum the gradients of weights that the first and the last stage share."""
     _, stages, parts = cut.shape
     if stages == 1 or not any(layer.tied for layer in case.model.layers):
         return 0.0

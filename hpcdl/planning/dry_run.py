@@ -1,10 +1,9 @@
-"""A step of a model that is cut, gone through by one rank without memory and without partners: what it would hold.
+"""A dry run of one rank's step of a partitioned model, without memory and partners, to find what the rank holds.
 
-The parts, the shards, the gathered layers and the stage of the pipeline are those that train; a `Peer` stands for the
-ranks beside this one, whose messages arrive at once. Arrays are outlines (meta_arrays.py), so that no model is too
-large.
+Parts, shards, gathered layers and pipeline stages are the code that trains; a `Peer` stands for the other ranks, whose
+messages arrive at once. Arrays have no memory (meta_arrays.py), so that no model is too large.
 
-    who shares      data d         pipeline p          tensor t
+    ranks along                                          data d  pipeline p  tensor t
     train-model-parallel, train-pipeline                 1     all     1
     train-tensor-parallel                                1     1       all
     train-fully-sharded                                  all   1       1        stages 1, 2, 3 of ZeRO
@@ -32,90 +31,90 @@ from hpcdl.planning.workload import Workload
 from hpcdl.strategies.pipeline_schedules import actions_of
 
 CUT = "train-model-parallel", "train-pipeline", "train-tensor-parallel", "train-fully-sharded", "train-grid"
-ROUNDS = 3  # micro-batches for each stage after which PipeDream holds all that it ever does
+ROUNDS = 3  # micro-batches per stage after which PipeDream holds its maximum
 
 
 class CompletedRequest:
     """The request of a message that has arrived."""
 
     def wait(self, doze: bool = False) -> None:
-        """It is over."""
+        """Return at once."""
 
     def test(self) -> bool:
-        """It is over."""
+        """Return True."""
         return True
 
 
 class SendRequest:
-    """The request of a push: what is sent stays until the partner has come to take it.
+    """The request of a push, whose buffer stays in use until the partner has received it.
 
-    It has left when its answer is there (`wait`), or, where none is waited for, when this rank has done something else.
+    answered: the partner replies, and the push is complete at `wait`; else at the second `test`.
     """
 
     def __init__(self, answered: bool):
         self.left, self.answered = False, answered
 
     def wait(self, doze: bool = False) -> None:
-        """The answer is there."""
+        """Mark the push as complete."""
         self.left = True
 
     def test(self) -> bool:
-        """Whether it has left; the first time it has not."""
+        """True if the push is complete; the first test of an unanswered push is False."""
         left, self.left = self.left, self.left or not self.answered
         return left
 
 
 class Peer:
-    """The communicator of a rank whose partners answer at once; device: where vectors lie that it makes."""
+    """A communicator whose partners answer at once; device: of the vectors that it makes."""
 
     def __init__(self, rank: int, size: int, device: Any):
         self.rank, self.size, self.device = rank, size, device
 
     def empty(self, n: int, dtype: Any) -> Any:
-        """A vector."""
+        """Return a vector of n elements."""
         return self.device.empty(n, dtype)
 
     def all_reduce(self, *_: Any) -> None:
-        """It is summed, or here, already."""
+        """Do nothing: the result counts as present."""
 
     all_gather = wait = all_reduce
 
     def reduce_scatter(self, array: Any) -> Any:
-        """This rank's part."""
+        """Return this rank's part."""
         flat = array.reshape(-1)
         return flat[chunk(flat.size, self.size, self.rank)]
 
     def ipush(self, array: Any, to: int, tag: int = 0) -> SendRequest:
-        """Activations (hpcdl/parallel/stage.py) are answered by the gradient by them."""
+        """Return the request of a push; activations (hpcdl/parallel/stage.py) are answered by their gradient."""
         return SendRequest(answered=tag % len(KINDS) == KINDS.index("F"))
 
     def iall_gather(self, *_: Any) -> CompletedRequest:
-        """It is there."""
+        """Return a completed request."""
         return CompletedRequest()
 
     ibroadcast = ireduce_scatter = ireduce = iall_gather
 
 
 class OptimizerOutline:
-    """An optimizer of vectors by these names, that never steps (hpcdl/optim/optimizer.py)."""
+    """An optimizer with state vectors of these names that never steps (hpcdl/optim/optimizer.py)."""
 
     def __init__(self, names: tuple[str, ...], device: Any, dtype: Any):
         self.names, self.device, self.dtype = names, device, dtype
         self.state: dict[str, Any] = {}
 
     def of_size(self, size: int) -> "OptimizerOutline":
-        """With vectors of so many elements."""
+        """Return a copy with vectors of `size` elements."""
         other = copy.copy(self)
         other.state = {name: self.device.zeros(size, self.dtype) for name in self.names}
         return other
 
     def over(self, part: slice) -> "OptimizerOutline":
-        """It would be that of a slice."""
+        """Return the optimizer of a slice: itself."""
         return self
 
 
 class Rehearsed(Stage):
-    """A stage of a pipeline whose computing takes no time."""
+    """A pipeline stage whose computing takes no time."""
 
     @contextlib.contextmanager
     def _computing(self, action: Action, fraction: float) -> Iterator[None]:
@@ -123,9 +122,9 @@ class Rehearsed(Stage):
 
 
 class Cut(NamedTuple):
-    """How a program cuts a model: ranks along data, pipeline and tensor, the stage of ZeRO, and of a pipeline its step.
+    """The partition of a model by a program: ranks along data, pipeline and tensor, ZeRO's stage, pipeline schedule.
 
-    tensor: whether ranks share layers, be it only one. microbatches: 0 where a step is one batch.
+    tensor: True if the program cuts layers, be it into one part. microbatches: 0 where a step is one batch.
     """
 
     shape: tuple[int, int, int]
@@ -140,7 +139,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(case: Workload) -> Cut:
-    """How this program cuts the model."""
+    """Return the partition of the model by the workload's program."""
     options, size = case.options, case.size
     if case.program == "train-fully-sharded":
         return Cut((size, 1, 1), options.stage, options.gather == "broadcast")
@@ -163,10 +162,10 @@ def rehearse(
     share: int | None = None,
     peers: Callable[..., Peer] | None = None,
 ) -> tuple[Memory, int]:
-    """What this rank holds at most in a step, by kind, and how many parameters it updates.
+    """Run a rank's step; return its peak memory by kind, and the number of parameters that it updates.
 
-    cut: by itself, that of the program. share: the rows of its step, by itself those that it has of a batch. peers:
-    makes who stands for the others along an axis of the grid, peers(axis, rank, size, device), to note what is sent.
+    cut: default: that of the program. share: rows of the step; default: the rank's share of a batch. peers: makes the
+    peer of an axis of the grid, peers(axis, rank, size, device), to record messages.
     """
     made = peers or (lambda axis, *who: Peer(*who))
     cut, memory, device = cut or cut_of(case), Memory(), case.device
@@ -197,7 +196,7 @@ def rehearse(
             actions = actions_of(cut.schedule, stages, p, cut.microbatches, cut.chunks)
             stage.run(actions, rows.split(cut.microbatches))
     weights.finish()
-    if peers is not None and cut.schedule != "pipedream":  # what a step ends with
+    if peers is not None and cut.schedule != "pipedream":  # the end of a step
         shards.reduce_scatter()
         shards.all_gather()
     part.pool.memory = None
@@ -205,7 +204,7 @@ def rehearse(
 
 
 def pipedream(case: Workload, stage: Stage, shards: Shards, p: int, stages: int) -> None:
-    """As many of its steps as fill the pipeline, on stage p: each is a batch of its own (hpcdl/parallel/stash.py)."""
+    """Run the steps that fill the pipeline on stage p; each is a batch of its own (hpcdl/parallel/stash.py)."""
     stash = Stash(stage, shards, versions=stages - 1 - p)
     steps = min(ROUNDS * stages, case.plan[2])
     for kind, k, _ in actions_of("pipedream", stages, p, steps):

@@ -1,7 +1,7 @@
-"""Failures and checkpoints: how often to save on N nodes, of which each fails once in so many hours.
+"""The optimal checkpoint interval on N nodes with a mean time between failures of m hours each.
 
     M = m / N                                       mean time between failures of the job
-    a segment: work t, then a checkpoint C          succeeds with e^-(t + C) / M; after a failure R to begin it again
+    a segment: work t, then a checkpoint C          succeeds with e^-(t + C) / M; a failure costs a restart R
     expected time of work W                         W / t M e^(R/M) (e^((t + C)/M) - 1)
     Young's interval                                sqrt(2 C M)
     Daly's                                          sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C, or M where C > 2 M
@@ -21,12 +21,12 @@ SHORT = 1e-12
 
 
 def young(between: float, checkpoint: float) -> float:
-    """The interval, in the unit of M and C, that Young's first order gives."""
+    """Return Young's first-order interval, in the unit of M and C."""
     return math.sqrt(2 * checkpoint * between)
 
 
 def daly(between: float, checkpoint: float) -> float:
-    """The interval that Daly's higher order gives."""
+    """Return Daly's higher-order interval."""
     if checkpoint >= 2 * between:
         return between
     ratio = checkpoint / (2 * between)
@@ -34,7 +34,7 @@ def daly(between: float, checkpoint: float) -> float:
 
 
 def slowdown(interval: float, between: float, checkpoint: float, restart: float) -> float:
-    """The expected time for a unit of work; infinite where there is no end to be seen."""
+    """Return the expected time per unit of work; infinite on overflow."""
     try:
         return between * math.exp(restart / between) * math.expm1((interval + checkpoint) / between) / interval
     except OverflowError:
@@ -42,7 +42,7 @@ def slowdown(interval: float, between: float, checkpoint: float, restart: float)
 
 
 def best(between: float, checkpoint: float, restart: float) -> float:
-    """The interval with the least expected time: the zero of its derivative, e^(-(t + C)/M) = 1 - t/M."""
+    """Return the interval with the least expected time: the zero of its derivative, e^(-(t + C)/M) = 1 - t/M."""
     low, high = 0.0, between
     while high - low > SHORT * between:
         middle = (low + high) / 2
@@ -56,7 +56,7 @@ def best(between: float, checkpoint: float, restart: float) -> float:
 def simulated(
     work: float, interval: float, between: float, checkpoint: float, restart: float, runs: int, random: Random
 ) -> np.ndarray:
-    """How long each of so many runs takes, failures drawn one by one, (runs,)."""
+    """Return the simulated time (runs,) of each run, with failures drawn one by one."""
     segments = max(1, round(work / interval))
     found = np.zeros(runs)
     for segment in range(segments):

@@ -1,14 +1,14 @@
-"""Grids of ranks on which a training fits: data, pipeline and tensor, ZeRO's stage, micro-batches, recomputation.
+"""Grids of ranks on which a training fits into memory, with ZeRO's stage, micro-batches and recomputation.
 
-    for each (d, p, t) with d p t = ranks, for which the layers can be cut so
-        for stages 0 to 3 of ZeRO, where d > 1        what stays: parameters, gradients, optimizer
-        for m = 1, 2, 4, ... micro-batches, and all   what comes and goes: activations, with and without recomputation
-            fits, where the largest rank's sum is no more than the room
+    for each (d, p, t) with d p t = ranks that can cut the layers
+        for stages 0 to 3 of ZeRO, where d > 1        permanent memory: parameters, gradients, optimizer
+        for m = 1, 2, 4, ... micro-batches, and all   temporary memory: activations, with and without recomputation
+            the grid fits if the sum of the largest rank is at most the room
 
-Best first: without recomputation before with it (a third more computing), then the smallest idle share of the pipeline,
+Best first: without recomputation (which costs a third more computing), then the smallest idle share of the pipeline,
 (p-1)/(m+p-1), then the fewest parts of a layer (their messages are the most frequent), the lowest stage of ZeRO, the
-fewest stages, the fewest micro-batches. The schedule is 1F1B, of which a stage never has more than p micro-batches in
-flight, so that p + 2 show what it holds. Of the ranks, those of the first copy, first and last stage, hold most.
+fewest stages, the fewest micro-batches. The schedule is 1F1B: a stage has at most p micro-batches in flight, so p + 2
+micro-batches show its maximum. The ranks of the first replica's first and last stage hold most.
 """
 
 import math
@@ -31,7 +31,7 @@ LARGEST = 4096  # ranks
 
 
 class Fit(NamedTuple):
-    """A grid that fits; bytes: of the rank that holds most, `of` which it is the number."""
+    """A grid that fits; bytes: of `rank`, which holds most."""
 
     shape: tuple[int, int, int]
     stage: int
@@ -47,20 +47,20 @@ class Fit(NamedTuple):
 
     @property
     def order(self) -> tuple:
-        """Best first."""
+        """Sort key, best first."""
         _, p, t = self.shape
         return self.recompute, self.idle, t, self.stage, p, self.microbatches
 
     @property
     def options(self) -> str:
-        """As train-grid takes them."""
+        """Options of train-grid."""
         grid = ",".join(f"{axis}={n}" for axis, n in zip(AXES, self.shape, strict=True))
         more = f" --stage {self.stage}" if self.stage else ""
         return f"--grid {grid}{more} --microbatches {self.microbatches}{' --recompute' * self.recompute}"
 
 
 def bytes_of(text: str) -> int:
-    """32GiB, 80GB, 1.5TiB, or a number of bytes. UsageError for another text."""
+    """Parse 32GiB, 80GB, 1.5TiB, or a number of bytes. UsageError for another text."""
     found = SIZE.fullmatch(text.strip())
     if not found or found[2] not in UNITS or not float(found[1]):
         raise UsageError(f"--fit {text}: write a number of bytes, as 32GiB, 80GB or 500MiB")
@@ -68,7 +68,7 @@ def bytes_of(text: str) -> int:
 
 
 def shapes(ranks: int) -> Iterator[tuple[int, int, int]]:
-    """All (data, pipeline, tensor) whose product is this."""
+    """Yield all (data, pipeline, tensor) whose product is `ranks`."""
     for t in range(1, ranks + 1):
         if ranks % t == 0:
             for p in range(1, ranks // t + 1):
@@ -77,12 +77,12 @@ def shapes(ranks: int) -> Iterator[tuple[int, int, int]]:
 
 
 def cuts(rows: int) -> list[int]:
-    """Numbers of micro-batches of so many rows: powers of two, and one for each row."""
+    """Return numbers of micro-batches of `rows` rows: powers of two, and one per row."""
     return sorted({1 << k for k in range(rows.bit_length()) if 1 << k <= rows} | {rows})
 
 
 def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list[str]]:
-    """What fits, best first, and what does not divide: lines that say why. half: 16 bit with master weights."""
+    """Return the grids that fit, best first, and the reasons against the others. half: 16 bit with master weights."""
     if case.ranks > LARGEST:
         raise UsageError(f"--ranks {case.ranks}: grids of more than {LARGEST:,} ranks are not gone through")
     found, refused = [], []
@@ -97,7 +97,7 @@ def fits(case: Workload, room: int, half: bool = False) -> tuple[list[Fit], list
 
 
 def on_grid(case: Workload, shape: tuple[int, int, int], room: float, half: bool) -> Iterator[Fit]:
-    """What fits on a grid of this shape."""
+    """Yield what fits on a grid of this shape."""
     copies, stages, parts = shape
     share, ends = case.share(0, copies), sorted({0, (stages - 1) * parts})  # ranks of the first and the last stage
     item = case.dtype.itemsize
@@ -130,13 +130,13 @@ PIPED = Cut((1, 1, 1), schedule="1f1b", microbatches=1, tensor=True)
 
 
 def held(case: Workload, rank: int, cut: Cut, half: bool) -> float:
-    """Bytes of parameters, gradients and optimizer of a rank; layers are gathered as in a step of one row."""
+    """Return the bytes of a rank's parameters, gradients and optimizer, with layers gathered for a step of one row."""
     memory, updated = rehearse(case, rank, cut, 1)
     return state_of(memory, updated, case.dtype.itemsize, half)
 
 
 def state_of(memory: Memory, updated: int, item: int, half: bool) -> float:
-    """The first three kinds together."""
+    """Return the bytes of parameters, gradients and optimizer. half: in 16 bit with master weights."""
     parameters, gradients, optimizer = (memory.peak[kind] for kind in KINDS[:3])
     if not half:
         return float(parameters + gradients + optimizer)

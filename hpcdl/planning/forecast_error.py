@@ -1,9 +1,9 @@
-"""How far forecasts of time are off: a matrix of lines, each foretold, then run for some steps.
+"""Errors of forecasts of time, over a matrix of command lines that are forecast and then run for some steps.
 
-    error = foretold / measured - 1        of a step's seconds; the median and the 90th percentile of its size count
+    error = forecast / measured - 1        of the seconds per step; reported: median and 90th percentile of |error|
 
-Lines of as many ranks are run in one start, in turns, so that what disturbs the machine disturbs all of them; the
-median of a line's turns counts. Where ranks outnumber cores, the lines pretend to compute.
+Lines with the same number of ranks run in one job, in turns, so that disturbances of the machine affect all of them;
+the median of a line's turns counts. Where ranks outnumber cores, the lines pretend to compute.
 """
 
 import statistics
@@ -71,7 +71,7 @@ MATRIX = [  # ranks, line
 
 
 class Checked(NamedTuple):
-    """A forecast and seconds of a step as measured, one for each turn; or why it could not be run."""
+    """A forecast with measured seconds per step, one for each turn; failed: why the line could not run, or empty."""
 
     told: Forecast
     taken: list[float]
@@ -79,17 +79,17 @@ class Checked(NamedTuple):
 
     @property
     def measured(self) -> float:
-        """The median."""
+        """Median seconds per step."""
         return statistics.median(self.taken)
 
     @property
     def error(self) -> float:
-        """Relative."""
+        """Relative error of the forecast."""
         return self.told.parts.seconds / self.measured - 1
 
 
 def read_matrix(path: str) -> list[tuple[int, str]]:
-    """Ranks and lines of a YAML file, a list as - "-n 2: train-allreduce". UsageError where it is none."""
+    """Return (ranks, line) of a YAML file's list as - "-n 2: train-allreduce". UsageError for another file."""
     with blamed_on(f"{path} cannot be read"):
         text = Path(path).read_text()
     try:
@@ -102,7 +102,7 @@ def read_matrix(path: str) -> list[tuple[int, str]]:
 
 
 def placed(text: str, ranks: int = 0) -> tuple[int, str]:
-    """The ranks and the line of `-n 2: train-allreduce`. UsageError where it does not say how many, nor `ranks`."""
+    """Split `-n 2: train-allreduce` into ranks and line. UsageError if neither the text nor `ranks` gives the ranks."""
     from hpcdl.launch.command_lines import PLACED
 
     found = PLACED.fullmatch(text)
@@ -114,12 +114,12 @@ def placed(text: str, ranks: int = 0) -> tuple[int, str]:
 
 
 def steps_of(told: Forecast, seconds: float) -> int:
-    """How many steps take about so long."""
+    """Return the number of steps that take about `seconds`."""
     return int(min(MOST, max(FEWEST, seconds / max(told.parts.seconds, 1e-9))))
 
 
 def tried(found: Sequence[Forecast], repeat: int, seconds: float, start: Start | None, say: Callable) -> list[Checked]:
-    """Run each for about so many seconds, so often. LoneError where ranks cannot be started."""
+    """Run each forecast line `repeat` times for about `seconds`. LoneError if ranks cannot be started."""
     answers: dict[int, Checked] = {}
     for ranks in sorted({each.ranks for each in found}):
         own = [i for i, each in enumerate(found) if each.ranks == ranks]
@@ -134,7 +134,7 @@ def tried(found: Sequence[Forecast], repeat: int, seconds: float, start: Start |
 def foretold(
     lines: Sequence[tuple[int, str]], machine: Machine, read: Callable[[str, int], Workload]
 ) -> list[Forecast]:
-    """A forecast of each line. UsageError, which names the line."""
+    """Return a forecast of each line. A UsageError names the line."""
     found = []
     for ranks, text in lines:
         try:
@@ -145,7 +145,7 @@ def foretold(
 
 
 def report(found: list[Checked]) -> list[str]:
-    """The table, and how large errors are."""
+    """Return the table of forecasts, and a summary of the errors."""
     rows = [["ranks", "line", "foretold", "measured", "error"]]
     for each in found:
         cells = ["", each.failed] if each.failed else [shown(each.measured), f"{100 * each.error:+.0f} %"]

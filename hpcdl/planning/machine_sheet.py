@@ -1,18 +1,18 @@
-"""A machine in a few numbers, from a site's data sheet or measured, as a YAML file: of these a step's time is foretold.
+"""The data sheet of a machine, a YAML file written by hand or measured, from which the time of a step is predicted.
 
     # site.yaml: seconds, bytes per second, operations per second
     cores: 64                   of a node; a rank computes on one of them
-    ranks_per_node: 64          they fill node after node; by itself as many as cores
+    ranks_per_node: 64          ranks fill node after node; default: cores
     latency: 2e-6               between nodes, as of cluster.py, which says what else there may be
     bandwidth: 12.5e9
     flops: 5e10                 floating-point operations that a rank reaches
     memory: 1e10                bytes a second that a rank moves where it computes little, as in updates
-    start: 1e-4                 seconds of a step beyond its parts: bookkeeping, a batch is drawn
-    late: 6e-5                  by how much a rank wakes late that sleeps (--pretend-compute)
-    progress: 1                 share of a message's time that passes while its rank computes: 1 where the network does
-                                it by itself, 0 where a core has to
+    start: 1e-4                 seconds of a step beyond its parts: bookkeeping, drawing a batch
+    late: 6e-5                  seconds by which a sleeping rank (--pretend-compute) wakes late
+    progress: 1                 share of a message's time that overlaps with computing: 1 if the network progresses by
+                                itself, 0 if a core has to
 
-    measured:                   what so many ranks on so many nodes have measured together (measuring.py)
+    measured:                   measurements by number of ranks and nodes (measuring.py)
     - ranks: 2
       nodes: 1
       collectives:              by the name of the operation: bytes and seconds
@@ -23,7 +23,7 @@
       - {model: 'mlp:256', data: digits, dtype: float32, optimizer: momentum, parameters: 19210, update: 1.1e-5,
          rows: {16: {draw: 9e-6, gradient: 2.1e-4, layers: [[3e-5, 9e-5], [1e-5, 2e-5], [1e-5, 0]]}}}
 
-What was measured stands above what is computed from the numbers. Whoever writes such a file by hand leaves it out.
+Measurements have priority over values computed from the numbers. A file written by hand leaves `measured` out.
 (Hockney, 1994, for latency and bandwidth; Williams, Waterman and Patterson, "Roofline", CACM 2009, for flops, memory)
 """
 
@@ -41,12 +41,12 @@ from hpcdl.planning.cluster import Cluster
 
 NEEDED = "cores", "latency", "bandwidth", "flops", "memory", "start"
 LINKS = tuple(field.name for field in dataclasses.fields(Cluster))
-LARGEST = 10_000_000  # bytes of such a file
+LARGEST = 10_000_000  # bytes of a file
 Curve = dict[int, float]  # seconds by bytes or rows
 
 
 class RowTimes(NamedTuple):
-    """What a gradient of so many rows takes: the batch drawn, all of it, and (forward, backward) of each layer."""
+    """Seconds of a gradient of some rows: drawing the batch, the gradient, and (forward, backward) of each layer."""
 
     draw: float
     gradient: float
@@ -54,7 +54,7 @@ class RowTimes(NamedTuple):
 
 
 class MeasuredModel(NamedTuple):
-    """A model as it was measured: seconds of an update of all its parameters, and of gradients by rows."""
+    """Measurements of a model: seconds of an update of all its parameters, and of gradients by rows."""
 
     model: str
     data: str
@@ -66,7 +66,7 @@ class MeasuredModel(NamedTuple):
 
 
 class Section(NamedTuple):
-    """What so many ranks on so many nodes have measured together, all at work at once."""
+    """Measurements of `ranks` ranks on `nodes` nodes, all at work at once."""
 
     ranks: int
     nodes: int
@@ -76,13 +76,13 @@ class Section(NamedTuple):
 
     @property
     def per_node(self) -> int:
-        """Ranks of a node, the fullest."""
+        """Ranks of the fullest node."""
         return -(-self.ranks // self.nodes)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine. cores, links (cluster.py), ...: as above. Raises UsageError for what no machine has."""
+    """A machine. cores, links (cluster.py), ...: as above. Raises UsageError for impossible numbers."""
 
     cores: int
     links: Cluster
@@ -103,14 +103,14 @@ class Machine:
         if self.progress > 1:
             raise UsageError(f"a machine's progress is a share, at most 1, not {self.progress}")
 
-    # -- what is asked of it -----------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------------------------
 
     def sharing(self, ranks: int) -> float:
-        """How many ranks of a job of so many share a core of their node; 1 where each has its own."""
+        """Return how many of a job's ranks share a core of their node; 1 if each has its own."""
         return max(1.0, min(ranks, self.links.ranks_per_node) / self.cores)
 
     def section(self, ranks: int) -> Section | None:
-        """What just so many ranks have measured, on as many nodes as they now have; None where none have."""
+        """Return the measurements of exactly `ranks` ranks on as many nodes as they take now, or None."""
         nodes = self.links.nodes(ranks)
         return next((each for each in self.measured if (each.ranks, each.nodes) == (ranks, nodes)), None)
 
@@ -118,7 +118,7 @@ class Machine:
 
     @classmethod
     def read(cls, path: str) -> "Machine":
-        """From a file. Raises UsageError, one line, where it cannot be read or a number is missing or impossible."""
+        """Return the machine of a file. UsageError if it cannot be read, or a number is missing or impossible."""
         told = f"--machine {path}"
         with blamed_on(f"{told} cannot be read"), open(path, "rb") as file:
             text = file.read(LARGEST + 1)
@@ -135,7 +135,7 @@ class Machine:
 
     @classmethod
     def of(cls, found: Any) -> "Machine":
-        """From what a file holds. Raises UsageError."""
+        """Return the machine of a file's content. Raises UsageError."""
         if not isinstance(found, dict):
             raise UsageError("it should hold lines as latency: 2e-6")
         own = [field.name for field in dataclasses.fields(cls) if field.name != "links"]
@@ -161,7 +161,7 @@ class Machine:
         return cls(links=Cluster(**links), measured=sections, **more)
 
     def write(self, path: str) -> None:
-        """Into a file, whole or not at all. Raises UsageError where it cannot be written."""
+        """Write the machine into a file, atomically. Raises UsageError where it cannot be written."""
         own = [field.name for field in dataclasses.fields(self) if field.name not in ("links", "measured")]
         told: dict[str, Any] = {name: short(getattr(self, name)) for name in own}
         told |= {name: short(value) for name, value in dataclasses.asdict(self.links).items() if value != math.inf}
@@ -172,12 +172,12 @@ class Machine:
 
 
 def short(value: float) -> float | int:
-    """With four digits, which is more than any measurement has."""
+    """Return the value with four digits, more than any measurement has."""
     return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
 def number(value: Any, name: str, least: float = 0.0) -> float:
-    """A number of a file, which YAML may take for a text, as 2e-6; UsageError where it is none, or too small."""
+    """Return a number of a file; YAML takes 2e-6 for a text. UsageError if it is none, or too small."""
     try:
         found = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError):
@@ -188,7 +188,7 @@ def number(value: Any, name: str, least: float = 0.0) -> float:
 
 
 def whole(value: Any, name: str, least: int = 1) -> int:
-    """A whole number of a file."""
+    """Return an integer of a file; UsageError if it is none, or too small."""
     found = number(value, name, least)
     if found != int(found):
         raise UsageError(f"{name} is a whole number, not {value!r}")
@@ -196,14 +196,14 @@ def whole(value: Any, name: str, least: int = 1) -> int:
 
 
 def listed(found: Any, name: str) -> list:
-    """A list of a file."""
+    """Return a list of a file; UsageError if it is none."""
     if not isinstance(found, list):
         raise UsageError(f"{name} is a list, not {found!r}")
     return found
 
 
 def entries(found: Any, name: str, wanted: tuple[str, ...] = ()) -> dict:
-    """A dictionary of a file, with these entries."""
+    """Return a dictionary of a file with the `wanted` entries; UsageError if it is none, or an entry is missing."""
     missing = [each for each in wanted if not isinstance(found, dict) or each not in found]
     if not isinstance(found, dict) or missing:
         lacks = f" lacks {', '.join(missing)}" if missing else " should be entries, as 4096: 1e-5"
@@ -212,7 +212,7 @@ def entries(found: Any, name: str, wanted: tuple[str, ...] = ()) -> dict:
 
 
 def section_of(found: Any) -> Section:
-    """From what a file holds."""
+    """Return the section of a file's content."""
     said = entries(found, "measured", ("ranks", "nodes"))
     collectives = {
         str(name): {whole(n, f"bytes of {name}", 0): number(s, name) for n, s in entries(curve, str(name)).items()}
@@ -226,7 +226,7 @@ def section_of(found: Any) -> Section:
 
 
 def model_of(found: Any) -> MeasuredModel:
-    """From what a file holds."""
+    """Return the measured model of a file's content."""
     names = "model", "data", "dtype", "optimizer"
     said = entries(found, "models", (*names, "parameters", "update", "rows"))
     told = str(said["model"])
@@ -246,7 +246,7 @@ def model_of(found: Any) -> MeasuredModel:
 
 
 def section_as_told(section: Section) -> dict[str, Any]:
-    """As a file holds it."""
+    """Return a section in the form of a file."""
     models = [
         each._asdict()
         | {
@@ -274,9 +274,9 @@ def section_as_told(section: Section) -> dict[str, Any]:
 
 
 def between(curve: Curve, at: float) -> float:
-    """Seconds at so many bytes or rows: straight between two measurements; beyond the last one as the last two go on.
+    """Return the seconds at `at` bytes or rows, linear between measurements.
 
-    Below the first as if it were the first; of one measurement alone, in proportion above it.
+    Constant below the first; beyond the last extrapolated from the last two; above a single one in proportion.
     """
     known = sorted(curve)
     if at <= known[0]:

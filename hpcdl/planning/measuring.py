@@ -1,12 +1,12 @@
-"""Measure a machine for forecasts of time (machine_sheet.py), on all ranks of a job together; collective.
+"""Measurements of a machine for forecasts of time (machine_sheet.py), on all ranks of a job together; collective.
 
     links          ping-pong of the first two ranks of a node, and of the first ranks of nodes (machine/network.py)
-    collectives    each operation at some lengths, again and again, through the communicator that trains
-    models         a batch drawn, a gradient, each layer's forward and backward, an update; all ranks at once
-    programs       a short training of a small model by each; what the forecast lacks of its step is its `start`
+    collectives    each operation at some lengths, repeatedly, through the communicator that trains
+    models         drawing a batch, a gradient, each layer's forward and backward, an update; all ranks at once
+    programs       a short training of a small model by each; the time missing in its forecast is its `start`
 
-A loop is timed whole and its mean counts, for ranks that share a core then wait for each other as they do when they
-train; of some loops the first quartile, as other load makes them longer, never shorter.
+The mean of a whole loop counts, for ranks that share a core then wait for each other as in training; of several loops
+the first quartile counts, for other load only makes them longer.
 """
 
 import functools
@@ -40,14 +40,14 @@ from hpcdl.runs.options import Options
 SIZES = [256, 4 << 10, 32 << 10, 256 << 10, 2 << 20]  # bytes
 MESSAGES = *COMPRESSED, ELSEWHERE, "reduce_scatter", "all_gather", "message", "exchange"
 OPERATIONS = *ALGORITHMS, *MESSAGES
-LOOPS, SECONDS, FEWEST = 5, 0.012, 2  # of a measurement: how many loops, of how long and how many turns at least
-DRAWN = 50  # batches, at most
-NAP = 0.004  # seconds, whose lateness is measured
-TRIAL = "mlp:256,128"  # on digits: how much passes beside computing
+LOOPS, SECONDS, FEWEST = 5, 0.012, 2  # of a measurement: loops, seconds of a loop, fewest turns of a loop
+DRAWN = 50  # most batches to draw
+NAP = 0.004  # seconds of the sleep whose lateness is measured
+TRIAL = "mlp:256,128"  # on digits, to measure `progress`
 
 
 class MachineMeasurement(NamedTuple):
-    """What the ranks of a job have measured, the same on all of them; what is None nobody could measure here."""
+    """The measurements of a job, equal on all ranks; None for what could not be measured."""
 
     section: Section
     cores: int
@@ -63,7 +63,7 @@ class MachineMeasurement(NamedTuple):
 def measure(
     comm: MPI.Intracomm, lines: list[tuple[Options, set[int]]], operations: Sequence[str]
 ) -> MachineMeasurement:
-    """Measure, for each model's options, gradients of these rows, and these collectives."""
+    """Measure the machine. lines: options of each model with the rows of its gradients; operations: collectives."""
     node = ranks_of_node(comm)
     leaders = comm.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
     nodes = comm.allreduce(int(node.rank == 0))
@@ -88,12 +88,12 @@ def measure(
 
 
 def node_size(comm: MPI.Intracomm, node: MPI.Intracomm) -> int:
-    """Of rank 0's node."""
+    """Return the size of rank 0's node."""
     return int(comm.bcast(node.size))
 
 
 def timed(comm: MPI.Intracomm, turn: Callable[[], Any], loops: int = LOOPS) -> float:
-    """Seconds of a turn, the slowest rank's: the first quartile of some loops' means; collective, and turns may be."""
+    """Return the seconds of a turn on the slowest rank: the first quartile of the loops' means. Collective."""
     turn()
     begun = time.perf_counter()
     turn()
@@ -113,7 +113,7 @@ def timed(comm: MPI.Intracomm, turn: Callable[[], Any], loops: int = LOOPS) -> f
 
 
 def measure_collectives(world: MPI.Intracomm, names: Sequence[str]) -> dict[str, Curve]:
-    """Seconds by bytes of each of these operations; collective."""
+    """Return the seconds by bytes of each of these operations. Collective."""
     found: dict[str, Curve] = {}
     if world.size == 1:
         return found
@@ -130,14 +130,14 @@ def measure_collectives(world: MPI.Intracomm, names: Sequence[str]) -> dict[str,
     for name in [each for each in names if each in MESSAGES]:
         with activity.inside(f"measure {name}"):
             found[name] = {size: timed(world, operation(comm, name, size)) for size in SIZES}
-            if name == "message":  # a turn is there and back
+            if name == "message":  # a turn is a round trip
                 found[name] = {size: seconds / 2 for size, seconds in found[name].items()}
     comm.free()
     return found
 
 
 def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
-    """One turn of a collective of so many bytes."""
+    """Return a function that runs a collective of `size` bytes once."""
     vector, other = np.zeros(size // 4, np.float32), np.zeros(size // 4, np.float32)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     if name in COMPRESSED:
@@ -149,7 +149,7 @@ def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
         return lambda: getattr(comm, name)(vector)
 
     def rally() -> None:
-        """Ranks in pairs."""
+        """Send back and forth between pairs of ranks."""
         partner = comm.rank ^ 1
         if partner >= comm.size:
             return
@@ -173,7 +173,7 @@ def operation(comm: Communicator, name: str, size: int) -> Callable[[], Any]:
 
 
 def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) -> MeasuredModel:
-    """Gradients by rows, an update; collective. Raises UsageError as a training does."""
+    """Measure a model's gradients by rows and an update. Collective. Raises UsageError like a training."""
     data: Any = open_data(
         options.data, comm=comm, dtype=options.dtype, seed=options.seed, validation=options.validation
     )
@@ -202,7 +202,7 @@ def measure_model(comm: MPI.Intracomm, options: Options, wanted: Iterable[int]) 
 
 
 def drawing(batches: Any) -> float:
-    """Seconds in which a batch is drawn, the first quartile of some."""
+    """Return the seconds to draw a batch, the first quartile of some."""
     taken = []
     for _ in range(DRAWN):
         begun = time.perf_counter()
@@ -210,11 +210,11 @@ def drawing(batches: Any) -> float:
             break
         taken.append(time.perf_counter() - begun)
     batches.close()
-    return float(np.quantile(taken[1:] or taken, 0.25))  # the first makes the order of the epoch
+    return float(np.quantile(taken[1:] or taken, 0.25))  # the first draws the order of the epoch
 
 
 def by_layer(comm: MPI.Intracomm, model: Layered, w: Any, batch: Any, whole: float) -> list[tuple[float, float]]:
-    """Forward and backward of each layer, in their proportions and together as long as a gradient; collective."""
+    """Return the seconds (forward, backward) of each layer, scaled to a gradient's seconds `whole`. Collective."""
     try:
         part = ModelPart(model)
     except UsageError:
@@ -244,16 +244,16 @@ def by_layer(comm: MPI.Intracomm, model: Layered, w: Any, batch: Any, whole: flo
 
 
 def measure_rates(comm: MPI.Intracomm) -> tuple[float, float, float]:
-    """Bytes added a second, flops of a matrix product and bytes moved a second by a rank; collective."""
+    """Return bytes added, flops of a matrix product, and bytes moved, per second and rank. Collective."""
     a, b = np.zeros(1 << 18, np.float32), np.zeros(1 << 18, np.float32)
     added = timed(comm, lambda: add_into(a, b))
-    m = np.ones((64, 64), np.float32)  # as small as layers' are here
+    m = np.ones((64, 64), np.float32)  # as small as those of layers here
     product = timed(comm, lambda: m @ m)
     return a.nbytes / added, 2 * 64**3 / product, 3 * a.nbytes / added
 
 
 def measure_late(comm: MPI.Intracomm) -> float:
-    """By how much ranks that sleep wake late, the last of them; collective."""
+    """Return the seconds by which the last of the sleeping ranks wakes late. Collective."""
     found = []
     for _ in range(20):
         comm.Barrier()
@@ -264,7 +264,7 @@ def measure_late(comm: MPI.Intracomm) -> float:
 
 
 def measure_progress(world: MPI.Intracomm) -> float | None:
-    """The share of buckets' all-reduces that passes beside computing; None on one rank; collective."""
+    """Return the share of buckets' all-reduces that overlaps with computing; None on one rank. Collective."""
     if world.size == 1:
         return None
     data: Any = open_data("digits", comm=world)

@@ -1,7 +1,7 @@
-"""Bytes of each rank of a training before it runs, by what they are for; and of one that has run, beside what it held.
+"""The forecast of each rank's memory by kind.
 
     parameters gradients optimizer activations    as hpcdl/memory.py counts them: peaks of a step
-    buffers        what an all-reduce or a compression receives in; None: a library's own, which nobody knows
+    buffers        receive buffers of an all-reduce or a compression; NaN: a library's own, which are unknown
     data           rows that the rank holds, or its part of what a node holds once, and the batches that it makes
     interpreter    Python, its libraries and MPI, as this process has them before any data
 
@@ -9,8 +9,8 @@
     16 bit, master weights     parameters, gradients, activations: 2 bytes an element; optimizer: 4 bytes an element,
                                and 4 more for each parameter that this rank updates
 
-What a model's layers and a cut model hold is found by going through a step on arrays without memory (dry_run.py,
-replicated_memory.py): chunks, shards and schedules are those that train.
+A dry run of a step on arrays without memory (dry_run.py, replicated_memory.py) finds what a model holds: chunks, shards
+and schedules are the code that trains.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from hpcdl.planning.workload import Workload
 
 MORE = "buffers", "data", "interpreter"
 MASTER = 4  # bytes of a master weight
-SCRATCH = 1 << 20  # of a rank, for vectors that do not lie in memory that a node shares
+SCRATCH = 1 << 20  # bytes of a rank, for vectors outside of the node's shared memory
 ALL_REDUCES = "train-allreduce", "train-svrg", "train-local-sgd", "train-sgld"
 
 
 class RankMemory(NamedTuple):
-    """What a rank holds: bytes by kind, of those of `MORE`, too; updated: the parameters that it updates."""
+    """The memory of a rank: bytes by kind, those of OTHER_KINDS included; updated: number of parameters it updates."""
 
     rank: int
     role: str
@@ -42,11 +42,11 @@ class RankMemory(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it; what nobody knows counts nothing."""
+        """Bytes of all kinds; an unknown kind (NaN) counts 0."""
         return sum(value for value in self.bytes.values() if not math.isnan(value))
 
     def half(self, itemsize: int) -> dict[str, float]:
-        """The same in 16 bit with master weights, where elements have `itemsize` bytes by themselves."""
+        """Return the bytes by kind in 16 bit with master weights. itemsize: bytes of an element now."""
         of = dict(self.bytes)
         for kind in ("parameters", "gradients", "activations", "buffers"):
             of[kind] *= 2 / itemsize
@@ -55,7 +55,7 @@ class RankMemory(NamedTuple):
 
 
 def forecast(case: Workload, only: list[int] | None = None) -> list[RankMemory]:
-    """What each rank of a training holds, or those with these numbers. UsageError for a program it knows nothing of."""
+    """Return the memory of each rank, or of those in `only`. UsageError for an unknown program."""
     if case.program not in (*CUT, *HOLDS):
         known = ", ".join(sorted((*CUT, *HOLDS)))
         raise UsageError(f"of {case.program} no memory is known; there are {known}")
@@ -71,7 +71,7 @@ def forecast(case: Workload, only: list[int] | None = None) -> list[RankMemory]:
 
 
 def of_rank(case: Workload, rank: int) -> tuple[Memory, int]:
-    """The four kinds of a rank among those that train, and the parameters that it updates."""
+    """Return the memory of a training rank, and the number of parameters that it updates."""
     if case.program in CUT:
         return rehearse(case, rank)
     memory = Memory()
@@ -80,7 +80,7 @@ def of_rank(case: Workload, rank: int) -> tuple[Memory, int]:
 
 
 def buffers(case: Workload, rank: int) -> float:
-    """What the all-reduce of a vector of all parameters receives in (hpcdl/comm/allreduce); elsewhere nothing is."""
+    """Return the bytes of receive buffers for an all-reduce of all parameters (hpcdl/comm/allreduce); 0 elsewhere."""
     options, size, item = case.options, case.size, case.dtype.itemsize
     if case.program not in ALL_REDUCES or size == 1:
         return 0.0
@@ -91,7 +91,7 @@ def buffers(case: Workload, rank: int) -> float:
 
 
 def scratch(algorithm: str, length: int, rank: int, size: int) -> float:
-    """Elements that a rank receives in, of a vector of so many; `auto` may take any: as ring; NaN: nobody knows."""
+    """Return the elements of a rank's receive buffer for a vector of `length`; auto: like ring; NaN: unknown."""
     power = 1 << (size.bit_length() - 1)
     return {
         "naive": float(length) if rank == 0 else 0.0,
@@ -106,7 +106,7 @@ def scratch(algorithm: str, length: int, rank: int, size: int) -> float:
 
 
 def data(case: Workload, rank: int, role: str) -> float:
-    """Rows of the training and test parts, and two batches; under placement shared, rank 0's are those of its node."""
+    """Return the bytes of rows and two batches; under placement shared rank 0 has all rows of its node."""
     shape, options = case.data, case.options
     row = shape.row + shape.target
     batch = 2 * case.share(0, len(case.roles.workers)) * (math.prod(shape.features) * case.dtype.itemsize + 8)
@@ -124,9 +124,9 @@ def data(case: Workload, rank: int, role: str) -> float:
 
 @functools.cache
 def resident() -> float:
-    """Bytes of this process when it is first asked: with numpy, Numba, HDF5 and MPI, and no data yet.
+    """Return the bytes of this process at the first call: numpy, Numba, HDF5 and MPI, without data.
 
-    Not its largest so far, in which Linux counts what the process that started it had.
+    Not its peak, in which Linux counts the memory of the process that started it.
     """
     with contextlib.suppress(OSError), open("/proc/self/statm") as file:
         return float(file.read().split()[1]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Forecasts of memory as tables: of named configurations, of each rank, beside what a run held, of grids that fit."""
+"""Tables of memory forecasts: named configurations, ranks, forecast and measurement of a run, grids that fit."""
 
 import itertools
 import math
@@ -21,14 +21,14 @@ from hpcdl.programs import of_strategy
 from hpcdl.runs.config_migration import config_of
 from hpcdl.runs.options import kinds_of, resumed
 
-SHOWN = 16  # ranks of a forecast, and grids, that are printed
+SHOWN = 16  # most printed ranks and grids
 
 
 # -- named configurations --------------------------------------------------------------------------------------------
 
 
 def configurations() -> list[str]:
-    """The seed's table: what is counted, and what a slide says, 16 bytes a parameter."""
+    """Return the table of configurations: parameters as counted and on a slide, at 16 bytes each."""
     rows = [["model", "layers", "width", "heads", "counted", "x 16 bytes", "slide's", "x 16 bytes", "slide's"]]
     for name, each in CONFIGURATIONS.items():
         count = each.parameters
@@ -41,7 +41,7 @@ def configurations() -> list[str]:
 
 
 def configuration(name: str) -> list[str]:
-    """A configuration layer by layer; blocks, which are alike, together. UsageError for an unknown one."""
+    """Return the table of a configuration's layers, equal blocks together. UsageError for an unknown one."""
     if name not in CONFIGURATIONS:
         raise UsageError(
             f"--model {name} is none of the named configurations ({', '.join(CONFIGURATIONS)}); for another model "
@@ -63,7 +63,7 @@ def configuration(name: str) -> list[str]:
 
 
 def numbers(ranks: Sequence[int]) -> str:
-    """0-2, 5"""
+    """Return ranks in the form "0-2, 5"."""
     found = []
     for _, run in itertools.groupby(enumerate(ranks), lambda each: each[1] - each[0]):
         own = [rank for _, rank in run]
@@ -72,7 +72,7 @@ def numbers(ranks: Sequence[int]) -> str:
 
 
 def alike(ranks: list[RankMemory]) -> list[tuple[list[int], RankMemory]]:
-    """Ranks that hold the same, with one of them."""
+    """Group ranks of equal memory: (ranks, one of them)."""
     found: dict[tuple, tuple[list[int], RankMemory]] = {}
     for rank in ranks:
         key = rank.role, *(size(value) for value in rank.bytes.values()), rank.updated
@@ -81,7 +81,7 @@ def alike(ranks: list[RankMemory]) -> list[tuple[list[int], RankMemory]]:
 
 
 def of_case(case: Workload) -> list[str]:
-    """What each rank of a training holds, ranks that hold the same in one line."""
+    """Return the table of a workload's memory, ranks of equal memory in one line."""
     few = case.ranks <= SHOWN * 4
     only = None if few else sorted({0, 1, case.ranks // 2, case.ranks - 2, case.ranks - 1})
     ranks, item = forecast(case, only), case.dtype.itemsize
@@ -100,7 +100,7 @@ def of_case(case: Workload) -> list[str]:
 
 
 def different(groups: list[tuple[list[int], RankMemory]]) -> str:
-    """Which ranks differ, and in what."""
+    """Return a sentence about the kinds of memory in which ranks differ."""
     if len(groups) == 1:
         return "all ranks hold the same"
     first = groups[0][1]
@@ -111,7 +111,7 @@ def different(groups: list[tuple[list[int], RankMemory]]) -> str:
 
 
 class Compared(NamedTuple):
-    """Of a rank and a kind: bytes as foretold and as held, and the error relative to what was held."""
+    """Forecast and measured bytes of a rank's kind of memory."""
 
     rank: int
     kind: str
@@ -120,16 +120,16 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Relative; of nothing held, 0 where nothing was foretold."""
+        """Relative error of the forecast; 0 if both are 0."""
         if not self.held:
             return 0.0 if not self.foretold else math.inf
         return self.foretold / self.held - 1
 
 
 def options_of(run: str, options_class: type, trust: Iterable[str] = ()) -> Any:
-    """The options of the run in a folder, which writes nothing now. Raises UsageError.
+    """Return the options of the run in a folder, without output. Raises UsageError.
 
-    trust: which names of code in them may be called, as of --trust.
+    trust: names of code in the options that may be called, as by --trust.
     """
     found = resumed(run, kinds_of(options_class)) | {"out": "none", "resume": ""}
     for name, value in found.items():
@@ -138,10 +138,10 @@ def options_of(run: str, options_class: type, trust: Iterable[str] = ()) -> Any:
 
 
 def compared(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Workload, list[Compared]]:
-    """A run's forecast, from its options, beside the `memory_bytes_per_rank` that it has measured.
+    """Compare the forecast of a run, from its options, with the `memory_bytes_per_rank` that it has measured.
 
-    trust: which names of code in its options may be called, as of --trust.
-    UsageError where the folder has no summary with these, or its program is none that a forecast knows.
+    trust: names of code in its options that may be called, as by --trust. UsageError if the folder has no summary with
+    measurements, or the program is unknown.
     """
     summary: dict[str, Any] = summary_of(folder)
     measured = summary.get("memory_bytes_per_rank")
@@ -163,7 +163,7 @@ def compared(folder: str | Path, trust: Iterable[str] = ()) -> tuple[Workload, l
 
 
 def of_run(folder: str | Path, trust: Iterable[str] = ()) -> list[str]:
-    """The same as a table."""
+    """Return the comparison of a run as a table."""
     case, found = compared(folder, trust)
     rows = [["rank", "kind", "foretold", "held", "error"]]
     rows += [[str(e.rank), e.kind, size(e.foretold), size(e.held), f"{100 * e.error:+.1f} %"] for e in found]
@@ -176,7 +176,7 @@ def of_run(folder: str | Path, trust: Iterable[str] = ()) -> list[str]:
 
 
 def of_fits(case: Workload, found: list[Fit], refused: list[str], room: int, half: bool) -> list[str]:
-    """The grids that fit, best first, and the command of the first."""
+    """Return the table of grids that fit, best first, and the command of the first."""
     how = "16 bit with master weights" if half else str(case.dtype)
     text = f"{case.spec}, {counted(case.length, 'parameter', ',')}, {how}, {case.options.optimizer}"
     lines = [f"{text}: {counted(len(found), 'grid')} of {case.ranks} ranks with {size(room)} each"]

@@ -1,4 +1,4 @@
-"""What messages between the ranks of a group take: as they were measured on as many ranks, else by the links.
+"""Seconds of messages within a group of ranks: as measured on as many ranks, else by the links.
 
     all-reduce          its algorithm's steps (collective_time.py); direct: (N-1) K/B + L + (N-1) K/a; shared: of one
                         node, as hierarchical; mpi and auto: the best that there is
@@ -9,7 +9,7 @@
     message             L + K/B
     exchange            of each rank with k others at once: L + k K/B + k K/a
 
-A group is that of every `stride`-th rank: a node holds as many fewer of it. Groups beside each other share the cores.
+A group takes every `stride`-th rank, so a node holds fewer of it. Groups side by side share the cores.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ ELSEWHERE = "elsewhere"  # auto, of vectors that no other rank can reach
 
 
 class RankGroup:
-    """So many ranks of a job of `job` ranks, each `stride` from the next; algorithm: of its all-reduces.
+    """`size` ranks of a job of `job` ranks, `stride` apart; algorithm: of its all-reduces.
 
-    shared: whether what it reduces lies where the others of a node reach it (`comm.empty`), as a gradient does.
+    shared: True if reduced vectors lie in the node's shared memory (`comm.empty`), as gradients do.
     """
 
     def __init__(
@@ -47,21 +47,21 @@ class RankGroup:
 
     @property
     def latency(self) -> float:
-        """Of the slowest of its links."""
+        """Latency of the slowest link."""
         return self.links.node_latency if self.inside else self.links.latency
 
     @property
     def bandwidth(self) -> float:
-        """Of the slowest of its links, of which the ranks of a node have an equal part."""
+        """Bandwidth of the slowest link, which the ranks of a node share equally."""
         return self.links.node_bandwidth if self.inside else self.links.bandwidth
 
     def known(self, name: str, bytes: float) -> float | None:
-        """As it was measured; None where it was not."""
+        """Return the seconds by measurements; None if there are none."""
         curve = self.section.collectives.get(name) if self.section is not None else None
         return None if curve is None else between(curve, bytes) * self.beside
 
     def all_reduce(self, bytes: float, algorithm: str = "") -> float:
-        """Seconds of an all-reduce of so many bytes. UsageError for an algorithm that nobody knows."""
+        """Return the seconds of an all-reduce of `bytes` bytes. UsageError for an unknown algorithm."""
         name = algorithm or self.algorithm
         if self.size == 1:
             return 0.0
@@ -82,7 +82,7 @@ class RankGroup:
         return collective_time.seconds(name, self.links, self.size, bytes)
 
     def compressed(self, bytes: float, kind: str) -> float:
-        """Of an all-reduce in 16 bits of a vector of so many bytes in float32."""
+        """Return the seconds of an all-reduce in 16 bits. bytes: of the vector in float32."""
         if self.size == 1:
             return 0.0
         found = self.known(kind, bytes)
@@ -92,33 +92,33 @@ class RankGroup:
         return 2 * (self.latency + part / self.bandwidth) + self.links.add(2 * part)
 
     def reduce_scatter(self, bytes: float) -> float:
-        """Of so many bytes, all ranks' chunks together."""
+        """Return the seconds of a reduce-scatter. bytes: of all ranks' chunks."""
         found = self.known("reduce_scatter", bytes)
         part = bytes / self.size
         step = self.latency + part / self.bandwidth + self.links.add(part)
         return (self.size - 1) * step if found is None or self.size == 1 else found
 
     def all_gather(self, bytes: float) -> float:
-        """Likewise."""
+        """Return the seconds of an all-gather. bytes: of all ranks' chunks."""
         found = self.known("all_gather", bytes)
         step = self.latency + bytes / self.size / self.bandwidth
         return (self.size - 1) * step if found is None or self.size == 1 else found
 
     def broadcast(self, bytes: float) -> float:
-        """From one to all."""
+        """Return the seconds of a broadcast."""
         return math.ceil(math.log2(self.size)) * (self.latency + bytes / self.bandwidth)
 
     def reduce(self, bytes: float) -> float:
-        """From all to one."""
+        """Return the seconds of a reduction to one rank."""
         return math.ceil(math.log2(self.size)) * (self.latency + bytes / self.bandwidth + self.links.add(bytes))
 
     def message(self, bytes: float) -> float:
-        """From a rank to another."""
+        """Return the seconds of a message between two ranks."""
         found = self.known("message", bytes) if self.size > 1 else 0.0
         return self.latency + bytes / self.bandwidth if found is None else found
 
     def exchange(self, bytes: float, partners: float) -> float:
-        """Of each rank with so many others at once, and what comes is added."""
+        """Return the seconds if each rank exchanges with `partners` ranks at once and adds what it receives."""
         if self.size == 1 or not partners:
             return 0.0
         found = self.known("exchange", bytes)

@@ -1,11 +1,11 @@
-"""Arrays that have a shape and a type and no memory: with them a model's own code says what it would hold.
+"""Meta arrays: shape and type without memory, on which a model's own code runs to count the memory it would take.
 
-    device    OUTLINES                where a model is made whose layers, pool and shards then work on outlines
-    array     Outline(shape, dtype)   what numpy's arrays are asked for here: views, products, sums, sizes
-    kernel    returns 0, (0, 0), ...  what is launched on an outline computes nothing (kernels/bind.py)
+    device    META                      of a model whose layers, pool and shards then work on meta arrays
+    array     MetaArray(shape, dtype)   the interface of numpy's arrays as used here: views, products, sums, sizes
+    kernel    returns 0, (0, 0), ...    a kernel launched on a meta array computes nothing (kernels/bind.py)
 
-A model of 10^11 parameters is so taken through a step in a second, and what it takes from its pool is counted as in a
-run: a forecast follows the code that trains, and not a copy of it.
+A model of 10^11 parameters takes a step in a second, and its pool counts as in a run: a forecast follows the code that
+trains, not a copy of it.
 """
 
 import itertools
@@ -19,20 +19,20 @@ from numpy.typing import DTypeLike
 
 
 class NoResult(float):
-    """What a kernel returns that computes nothing: 0, or where two numbers are expected two of them."""
+    """The result of a kernel on meta arrays: 0, or (0, 0) where two numbers are expected."""
 
     def __iter__(self) -> Iterator[float]:
         return iter((0.0, 0.0))
 
 
 class Outline:
-    """An array of this shape and type without elements; `base` is that of which it is a view, or itself."""
+    """An array without elements; `base` is the array that it is a view of, or itself."""
 
     __slots__ = ("base", "dtype", "shape")
 
     outlined = NoResult()
     __cuda_array_interface__ = None  # no compiled version for the processor fits (kernels/bind.py)
-    __array_ufunc__ = None  # numpy leaves operators with an outline on the right to it
+    __array_ufunc__ = None  # numpy then leaves operators to the right operand
     flags = SimpleNamespace(c_contiguous=True, carray=True)
 
     def __init__(self, shape: int | tuple[int, ...], dtype: DTypeLike):
@@ -94,7 +94,7 @@ class Outline:
         return self._view(*shape, *itertools.islice(self.shape, len(index), None))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Nothing is stored."""
+        """Do nothing."""
 
     def __iter__(self) -> Iterator["Outline"]:
         return (self._view(*self.shape[1:]) for _ in range(len(self)))
@@ -109,7 +109,7 @@ class Outline:
 
 
 def matmul(a: Outline, b: Outline, out: Outline) -> Outline:
-    """The product, of which the shapes are compared."""
+    """Return `out`; ValueError if the shapes do not fit."""
     wanted = *a.shape[:-1], b.shape[-1]
     if a.shape[-1] != b.shape[-2] or out.shape != wanted:
         raise ValueError(f"the product of {a.shape} and {b.shape} is not {out.shape}")
@@ -128,25 +128,25 @@ class Outlines:
     )
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> Any:
-        """An array of this shape and type."""
+        """Return a meta array of this shape and type."""
         return Outline(shape, dtype)
 
     zeros = pinned = empty
 
     def array(self, host: Any) -> Any:
-        """An outline of a host array."""
+        """Return a meta array like a host array."""
         return Outline(host.shape, host.dtype)
 
     def copy_in(self, array: Any, host: Any) -> None:
-        """Nothing is stored."""
+        """Do nothing."""
 
     copy_out = copy_in
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Do nothing."""
 
     def holds(self, array: Any) -> bool:
-        """Whether this is an outline."""
+        """True if this is a meta array."""
         return isinstance(array, Outline)
 
     writable = holds

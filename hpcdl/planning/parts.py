@@ -1,13 +1,10 @@
-"""The parts of a step's seconds, as they are foretold (step_time.py)."""
+"""The parts of a step's predicted time (step_time.py)."""
 
 from typing import NamedTuple
 
 
 class Parts(NamedTuple):
-    """Seconds of a step; their sum is what it takes. hidden: of messages, beside computing, and no part of the sum.
-
-    examples: of a step.
-    """
+    """Seconds of a step by part. hidden: of messages that overlap with computing; not in the sum."""
 
     compute: float
     messages: float
@@ -19,15 +16,15 @@ class Parts(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Seconds of a step."""
         return self.compute + self.messages + self.bubble + self.queue + self.start
 
     @property
     def rate(self) -> float:
-        """Examples a second."""
+        """Examples per second."""
         return self.examples / self.seconds if self.seconds > 0 else float("inf")
 
     def of(self, workers: int) -> "Parts":
-        """Of a step that is one worker's, where so many work at once."""
+        """Return the parts per step of any worker, where `workers` workers take steps of their own at once."""
         c, m, b, q, s, h = (each / workers for each in self[:-1])
         return Parts(c, m, b, q, s, h, self.examples)

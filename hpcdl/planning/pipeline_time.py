@@ -1,4 +1,4 @@
-"""How long a step of a pipeline takes: its schedule's own actions, one after another, on all replicas at once.
+"""Seconds of a pipeline's step, by the actions of its schedule, on all replicas at once.
 
     F of stage s, micro-batch i     begins when s is free, and F of s - 1, i has come
     B of stage s, micro-batch i     begins when s is free, and B of s + 1, i has come; takes twice as long
@@ -24,7 +24,7 @@ FORWARD = 1 / 3  # of a micro-batch's computing
 def pipeline(
     text: str, settings: dict[str, Any], cluster: Cluster, work: Any, ranks: int, steps: int, random: Random
 ) -> Any:
-    """So many steps, as `step_simulation.simulate`; work.compute is that of all of a step on one rank of a stage."""
+    """Simulate steps like `step_simulation.simulate`; work.compute: seconds of a whole step on one rank of a stage."""
     from hpcdl.planning.step_simulation import Simulated
 
     stages, many = settings["stages"], settings["microbatches"]
@@ -44,10 +44,10 @@ def pipeline(
 
 
 def last(plan: list[list[Any]], forward: np.ndarray, backward: np.ndarray, message: float) -> np.ndarray:
-    """When the last stage's work has ended in each replica.
+    """Return the seconds (replicas,) after which the last stage ends.
 
     forward, backward: (replicas, chunks * stages) seconds of a micro-batch, chunk c of stage s at c * stages + s, as in
-    the model. message: of what is handed on.
+    the model. message: seconds of a message between stages.
     """
     stages, (replicas, parts) = len(plan), forward.shape
     free = np.zeros((stages, replicas))

@@ -1,12 +1,12 @@
-"""Start ranks that measure the machine, or run lines for some steps; a rank: `python -m hpcdl.planning.probe_jobs JOB`.
+"""Jobs that measure the machine or run lines for some steps; each rank: `python -m hpcdl.planning.probe_jobs JOB`.
 
-    parent    run(ranks, job)      starts them by mpiexec, or as --launcher says, and waits for what rank 0 prints
-    ranks     {"models": [[line, [rows, ...]], ...]}      a model of each line is measured (measuring.py)
-              {"operations": [...]}                           which collectives are measured
-              {"lines": [[line, steps], ...], "repeat": 3}    each line so often, in turns; seconds of a step
+    parent    run(ranks, job)      starts ranks by mpiexec or --launcher, and waits for the output of rank 0
+    ranks     {"models": [[line, [rows, ...]], ...]}      measures the model of each line (measuring.py)
+              {"operations": [...]}                           measures these collectives
+              {"lines": [[line, steps], ...], "repeat": 3}    runs each line `repeat` times, in turns; seconds per step
 
-Job and answer are JSON, on the command line and the last line of what is printed: no file system is needed that all
-hosts share. A line that cannot be run is answered by the reason.
+Job and answer are JSON, on the command line and in the last line of the output: no shared file system is needed. The
+answer for a line that cannot run is the reason.
 """
 
 import json
@@ -21,13 +21,13 @@ from hpcdl.comm.launcher import clean_environment, mpiexec
 from hpcdl.errors import LoneError, UsageError, line
 from hpcdl.runs import signals
 
-LOOK = 0.2  # seconds between two looks whether there was a signal
+LOOK = 0.2  # seconds between two checks for a signal
 ANSWER = "hpcdl-answer "
-Start = Callable[[int, list[str]], subprocess.CompletedProcess]  # so many ranks of Python with these arguments
+Start = Callable[[int, list[str]], subprocess.CompletedProcess]  # (ranks, arguments of Python)
 
 
 def run(ranks: int, job: dict[str, Any], start: Start | None = None) -> dict[str, Any]:
-    """Start so many ranks on a job; returns their answer. LoneError, one line, where there is none."""
+    """Start `ranks` ranks on a job; return their answer. LoneError, one line, if there is none."""
     done = (start or starter(""))(ranks, ["-m", "hpcdl.planning.probe_jobs", json.dumps(job)])
     answers = [text.partition(ANSWER)[2] for text in done.stdout.splitlines() if ANSWER in text]  # a label before it
     if done.returncode or not answers:
@@ -39,7 +39,7 @@ def run(ranks: int, job: dict[str, Any], start: Start | None = None) -> dict[str
 
 
 def starter(launcher: str) -> Start:
-    """What starts ranks: words of a launcher to which -n RANKS is added; "": the mpiexec of this Python."""
+    """Return a function that starts ranks. launcher: a command that takes -n RANKS; "": the mpiexec of this Python."""
     try:
         words = shlex.split(launcher) or [mpiexec()]
     except ValueError as error:
@@ -60,7 +60,7 @@ def starter(launcher: str) -> Start:
 
 
 def heard(process: subprocess.Popen) -> tuple[str, str]:
-    """What a process says until it ends; it is ended where this one has a signal, which then leaves."""
+    """Return the output and the errors of a process; on a signal end the process, then this one."""
     while True:
         try:
             out, errors = process.communicate(timeout=LOOK)
@@ -81,7 +81,7 @@ def heard(process: subprocess.Popen) -> tuple[str, str]:
 
 
 def main() -> None:
-    """One rank: do the job; rank 0 prints the answer."""
+    """Do the job of one rank; rank 0 prints the answer."""
     from hpcdl.launch.command_lines import read_command  # first: it takes over signals before MPI starts
 
     # isort: split
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def measured(world: Any, read: Callable, lines: list, operations: list) -> dict[str, Any]:
-    """The machine as these ranks measure it, as JSON has it."""
+    """Return the machine as measured by these ranks, in the form of JSON."""
     from hpcdl.planning.machine_sheet import section_as_told
     from hpcdl.planning.measuring import measure
     from hpcdl.runs.options import parse
@@ -118,7 +118,7 @@ def measured(world: Any, read: Callable, lines: list, operations: list) -> dict[
 
 
 def alone(link: Any) -> list[float]:
-    """Latency and bandwidth of a link; the time in which its long message has come holds the latency, too."""
+    """Return latency and bandwidth of a link; the latency is taken out of the long message's time."""
     from hpcdl.machine.network import LONG
 
     passing = LONG / link.bandwidth - link.latency
@@ -126,7 +126,7 @@ def alone(link: Any) -> list[float]:
 
 
 def endless(words: list[str]) -> list[str]:
-    """A line's options without those that say how long it trains."""
+    """Return a line's words without --steps and --epochs."""
     kept, skipped = [], False
     for word in words:
         name, equals, _ = word.partition("=")
@@ -138,7 +138,7 @@ def endless(words: list[str]) -> list[str]:
 
 
 def runs(world: Any, read: Callable, lines: list, repeat: int) -> list[list[float] | str]:
-    """Seconds of a step of each line, each time that it was run, or why it could not be."""
+    """Return the seconds per step of each line, one for each turn, or the reason why it could not run."""
     from hpcdl.errors import AgreedError, TrainingError
     from hpcdl.launch.isolated_run import abandon
     from hpcdl.launch.launch_consistency import reading

@@ -1,21 +1,21 @@
-"""What a rank holds under each strategy that does not cut the model by its layers, in vectors of K parameters.
+"""Memory of a rank under each strategy that does not partition the model by layers, in vectors of K parameters.
 
     strategy                 parameters                gradients    optimizer, of V vectors
-    sequential, all-reduce   1                         1            V, and 1 with --compress: what was rounded away
+    sequential, all-reduce   1                         1            V, and 1 with --compress: the rounding error
     svrg                     1                         1            V + 2, the snapshot and its gradient; 3 if drawn
     saga                     1                         1            V + 1, and a slope of each example and output
     sgld                     2: iterate, mean          1            V
     parameter server         worker 1; server s,       worker 1;    server V s
                              and s that leave          server s     s = K / servers, in rounds one from each worker
-    gossip                   2 + received ones         1            V, and what the method keeps
+    gossip                   2 + received ones         1            V, and the vectors of the method
     local sgd                2: replica, average       1            V, and 1 + V of the outer rule
     federated                2: server's, client's     1            V of the server, V of a client
     hogwild                  1; of several 2; 2 more   none         V; 2 more a thread that exchanges
                              a thread that exchanges
     coordinate descent       1                         none         v in float64, and four numbers of each own example
 
-Activations are those of a gradient of the rank's share of a batch, in --accumulate parts, as the model's own code takes
-them from its pool. Slices and shares are those of `hpcdl.chunks`.
+Activations are those of a gradient of the rank's share of a batch, in --accumulate parts, taken from the pool by the
+model's own code. Slices and shares are those of `hpcdl.chunks`.
 """
 
 from collections.abc import Callable
@@ -39,9 +39,9 @@ from hpcdl.strategies.hogwild import JOINS
 
 
 def gradient(case: Workload, memory: Memory, rows: int) -> None:
-    """Activations of a gradient of so many rows."""
+    """Add the activations of a gradient of `rows` rows."""
     pool, model = getattr(case.model, "pool", None), case.model
-    if pool is None:  # a model of one's own, of which nobody counts them
+    if pool is None:  # a user's model, whose activations are not counted
         return
     pool.memory = memory
     w, g = (case.device.zeros(case.length, case.dtype) for _ in range(2))
@@ -51,26 +51,26 @@ def gradient(case: Workload, memory: Memory, rows: int) -> None:
 
 
 def hold(case: Workload, memory: Memory, parameters: float = 1, optimizer: float | None = None) -> None:
-    """Vectors of the three kinds, of gradients one."""
+    """Add vectors of parameters and optimizer, and one of gradients."""
     case.add(memory, "parameters", parameters)
     case.add(memory, "gradients")
     case.add(memory, "optimizer", len(case.vectors) if optimizer is None else optimizer)
 
 
 def step(case: Workload, memory: Memory, rows: int, parameters: float = 1, optimizer: float | None = None) -> None:
-    """The same, and the activations of so many rows."""
+    """Add vectors like `hold`, and the activations of `rows` rows."""
     hold(case, memory, parameters, optimizer)
     gradient(case, memory, rows)
 
 
 def data_parallel(case: Workload, rank: int, memory: Memory) -> None:
-    """Everything on each rank."""
+    """Add the memory of a data-parallel rank."""
     residual = getattr(case.options, "compress", "none") != "none"
     step(case, memory, case.share(rank, case.size), optimizer=len(case.vectors) + residual)
 
 
 def svrg(case: Workload, rank: int, memory: Memory) -> None:
-    """The snapshot and its full gradient; or SAGA's table of slopes."""
+    """Add the memory of SVRG (snapshot and its full gradient) or SAGA (table of slopes)."""
     options, vectors = case.options, len(case.vectors)
     if options.method == "saga":
         outputs = linear_form(case.model, "--method saga").outputs
@@ -78,22 +78,22 @@ def svrg(case: Workload, rank: int, memory: Memory) -> None:
         case.add(memory, "optimizer", 1, case.data.examples * outputs)
     else:
         step(case, memory, case.share(rank, case.size), optimizer=vectors + 2 + (options.snapshot == "random"))
-    first = max(case.plan[0], min(ROWS * case.size, case.data.examples))  # the pass over all rows, in such batches
+    first = max(case.plan[0], min(ROWS * case.size, case.data.examples))  # batches of the pass over all rows
     gradient(case, memory, case.share(rank, case.size, min(first, case.data.examples)))
 
 
 def sgld(case: Workload, rank: int, memory: Memory) -> None:
-    """The iterate of the rank's chain, and the mean of the samples."""
+    """Add the memory of SGLD: the iterate of the rank's chain, and the mean of the samples."""
     parts = [chunk(case.size, case.options.chains, c) for c in range(case.options.chains)]
     own = next(part for part in parts if part.start <= rank < part.stop)
     step(case, memory, case.share(rank - own.start, own.stop - own.start), parameters=2)
 
 
 def served(case: Workload, memory: Memory, rank: int, holders: int, workers: int, rounds: bool, optimizer: int) -> None:
-    """A server's slice: the values, copies of them that leave, and what is pushed.
+    """Add the memory of a server's slice: values, copies that are being sent, and pushed gradients.
 
-    In rounds all workers are sent one copy; else each may be sent another version, and how many are on their way at
-    once is a matter of time: these are the most. Of a slice that it holds a replica of: the values and what is pushed.
+    In rounds all workers get one copy; else each may get another version, and the forecast counts the most that can be
+    in flight. A replica of another server's slice takes its values and pushed gradients.
     """
     width = 1
     if getattr(case.options, "sparse_push", False):
@@ -110,7 +110,7 @@ def served(case: Workload, memory: Memory, rank: int, holders: int, workers: int
 
 
 def parameter_server(case: Workload, rank: int, memory: Memory) -> None:
-    """Servers have slices, workers what they pull and the gradient that they push."""
+    """Add the memory of a server (its slices) or worker (pulled parameters and the gradient that it pushes)."""
     options, on_workers = case.options, case.options.servers_on_workers
     rounds, clocked = options.chosen.in_rounds, options.chosen.clocked
     holders = case.size if on_workers else options.servers
@@ -127,19 +127,19 @@ def parameter_server(case: Workload, rank: int, memory: Memory) -> None:
 
 
 def senders(case: Workload, rank: int, size: int) -> set[int]:
-    """From which ranks a rank receives in gossip, over the period of the graph."""
+    """Return the ranks from which a rank receives in gossip, over the period of the graph."""
     graph = topology(case.options.topology, size, case.options.seed)
     return {source for source, to in graph.edges if to == rank and source != rank}
 
 
 def gossip(case: Workload, rank: int, memory: Memory) -> None:
-    """A replica, the average, what neighbours send, and what the method keeps."""
+    """Add the memory of gossip: replica, average, received vectors, and vectors of the method."""
     options, vectors = case.options, len(case.vectors)
     neighbours, rows = senders(case, rank, case.size), case.share(rank, case.size)
     received = len(neighbours)
     if options.method == "adpsgd":
-        # x, the average, the copy that a gradient is of; what each lower neighbour sends; to one of the higher ones at
-        # a time what is sent, and the mean that comes back.
+        # x, the average, the copy for the gradient; a receive buffer per lower neighbour; for one higher neighbour at a
+        # time the sent vector and the mean that comes back.
         lower = sum(each < rank for each in neighbours)
         step(case, memory, rows, 3 + lower + 2 * (received > lower), optimizer=2 * vectors)
     elif options.method in ("gradient-tracking", "detag"):
@@ -153,20 +153,20 @@ def gossip(case: Workload, rank: int, memory: Memory) -> None:
 
 
 def local_sgd(case: Workload, rank: int, memory: Memory) -> None:
-    """A replica and the average; the outer rule's start and its vectors."""
+    """Add the memory of local SGD: replica, average, the outer rule's start and its vectors."""
     outer = case.options.outer.partition(":")[0]
     more = 1 + len(vectors_of(case.options.outer)) if outer in SETTINGS else 0
     step(case, memory, case.share(rank, case.size), parameters=2, optimizer=len(case.vectors) + more)
 
 
 def federated(case: Workload, rank: int, memory: Memory) -> None:
-    """The server's parameters and rule, and a client's."""
+    """Add the memory of federated averaging: the server's parameters and rule, and a client's."""
     options, examples = case.options, case.data.examples
     server, theirs = len(server_vectors(options.server_optimizer)), len(vectors_of(options.optimizer))
     clients = options.clients or examples  # 0: the owners of a column, which is not read
     own = chunk(examples, min(clients, examples), 0)  # of an even partition
     rows = min(options.local_batch or own.stop, own.stop)
-    asked = max(1, round(options.fraction * clients))  # dealt out to the ranks: the last may have none
+    asked = max(1, round(options.fraction * clients))  # divided among the ranks: the last may have none
     hold(case, memory, 2, server + theirs + bool(options.average))
     if rank < asked:
         gradient(case, memory, rows)
@@ -175,7 +175,7 @@ def federated(case: Workload, rank: int, memory: Memory) -> None:
 
 
 def hogwild(case: Workload, rank: int, memory: Memory) -> None:
-    """A vector of all threads, or replicas of it that they exchange; none holds a gradient."""
+    """Add the memory of HOGWILD!: a vector of all threads, or replicas that they exchange; no gradients."""
     options, vectors, exchanging = case.options, len(case.vectors), 0
     together = case.size if options.shared else 1
     if options.exchange_every and options.threads * together > 1:
@@ -195,7 +195,10 @@ def hogwild(case: Workload, rank: int, memory: Memory) -> None:
 
 
 def coordinate_descent(case: Workload, rank: int, memory: Memory) -> None:
-    """The dual vector in float64; of each own example the variable, the target, the norm and its place."""
+    """Add the memory of coordinate descent: the dual vector in float64, and 4 numbers per own example.
+
+    They are the variable, the target, the norm and the place.
+    """
     form, own = linear_form(case.model, case.program), case.share(rank, case.size, case.data.examples)
     case.add(memory, "parameters")
     case.add(memory, "optimizer", 1, form.outputs * (form.features + 1), 8)

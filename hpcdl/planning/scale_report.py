@@ -1,4 +1,4 @@
-"""What a simulation says: a table of each strategy by the number of ranks, and how often to save."""
+"""Tables of a simulation: strategies by number of ranks, and checkpoint intervals."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,10 @@ HOUR = 3600.0
 def simulated(
     texts: list[str], cluster: Cluster, work: StepWork, sizes: list[int], steps: int
 ) -> list[list[Simulated | str]]:
-    """For each strategy what each size gives, or why it cannot be. Raises UsageError where that is so for all sizes."""
+    """Simulate each strategy on each number of ranks; a text is the reason why it cannot run.
+
+    Raises UsageError if a strategy runs on none of the sizes.
+    """
     found: list[list[Simulated | str]] = []
     for text in texts:
         line: list[Simulated | str] = []
@@ -34,7 +37,7 @@ def simulated(
 
 
 def table(found: list[list[Simulated | str]], sizes: list[int]) -> list[str]:
-    """Lines of text: seconds of a step, of it waiting, and the part of it that is computing."""
+    """Return lines of a table: seconds of a step, of messages, of waiting, and the share of computing."""
     said = [f"{'strategy':44}{'ranks':>9}{'a step':>12}{'messages':>12}{'waiting':>12}{'computing':>11}{'stale':>9}"]
     for line in found:
         for ranks, each in zip(sizes, line, strict=True):
@@ -49,7 +52,7 @@ def table(found: list[list[Simulated | str]], sizes: list[int]) -> list[str]:
 
 
 def shown(seconds: float) -> str:
-    """In a unit in which it is short."""
+    """Return seconds as a text in s, ms or us."""
     size = max(0.0, seconds)
     unit, factor = ("s", 1.0) if size >= 1 else ("ms", 1e3) if size >= 1e-3 else ("us", 1e6)
     return f"{size * factor:.3g} {unit}" if size * factor >= 0.0005 else f"0 {unit}"
@@ -58,9 +61,9 @@ def shown(seconds: float) -> str:
 def saving(
     sizes: list[int], cluster: Cluster, hours: float, checkpoint: float, restart: float, work: float
 ) -> list[str]:
-    """How often to save, and what failures cost: by Young, Daly, the best, and a simulation of the best.
+    """Return lines of a table: checkpoint intervals by Young, Daly and the optimum, with the optimum's cost, simulated.
 
-    hours: between two failures of a node. checkpoint, restart: seconds. work: hours of the job without either.
+    hours: mean time between failures of a node. checkpoint, restart: seconds. work: hours of the job without failures.
     """
     said = [f"{'ranks':>9}{'fails every':>14}{'Young':>11}{'Daly':>11}{'best':>11}{'costs':>9}{'simulated':>18}"]
     for ranks in sizes:
@@ -81,7 +84,7 @@ def saving(
 
 
 def write(path: Path, found: list[list[Simulated | str]], about: dict[str, Any]) -> None:
-    """All numbers as JSON."""
+    """Write all numbers as JSON. about: further entries."""
     lines = [
         each._asdict() | {"waiting": each.waiting, "efficiency": each.efficiency}
         for line in found
@@ -93,6 +96,6 @@ def write(path: Path, found: list[list[Simulated | str]], about: dict[str, Any])
 
 
 def drawn(found: list[list[Simulated | str]]) -> list[tuple[str, list[float], list[float]]]:
-    """Of each strategy its name, and ranks and seconds where it can be."""
+    """Return each strategy's name, and the ranks and seconds of the sizes that it runs on."""
     there = [[each for each in line if not isinstance(each, str)] for line in found]
     return [(of[0].strategy, [each.ranks for each in of], [each.seconds for each in of]) for of in there]

@@ -1,4 +1,4 @@
-"""The limits of parallelism, from runs on 1, 2, 4, ... ranks: speed-up, serial fraction, prediction, and what is lost.
+"""The limits of parallelism, from runs on 1, 2, 4, ... ranks: speed-up, serial fraction, prediction, and losses.
 
     p ranks, t(p) seconds of a step          strong: the batch is the same        weak: the batch grows with p
     speed-up                                 S = t(1) / t(p)                      S = p t(1) / t(p)
@@ -14,11 +14,11 @@ that of one more run, 95 %, by Student's t with the residuals of the runs; two s
 (Amdahl, AFIPS 1967; Gustafson, "Reevaluating Amdahl's law", CACM 1988; Karp and Flatt, "Measuring parallel processor
 performance", CACM 1990)
 
-Lost are the seconds of all ranks beyond those that the smallest run takes for as many examples:
+Losses are the seconds of all ranks beyond those of the smallest run for the same number of examples:
 
     communication    inside the communicator, not blocked       imbalance    blocked while a rank had more to compute
     bubble           a pipeline's idle share                    idle         blocked otherwise
-    slower           computing that takes longer than before    data, rest   waiting for batches; what is not known
+    slower           computing that takes longer than before    data, rest   waiting for batches; unknown
 """
 
 import math
@@ -38,11 +38,11 @@ SAME = ("strategy", "model", "data", "parameters")
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 MANY = 2.0
 FOREVER = 1 << 60  # ranks
-NEAR = 0.01  # by which batches may differ, relative, that are meant to be the same
+NEAR = 0.01  # relative difference of batches that count as equal
 
 
 class ScalingRun(NamedTuple):
-    """A run: its ranks, seconds of a step, examples of a step, seconds of ranks by what they went to."""
+    """A run: ranks, seconds and examples of a step, and seconds by rank and activity."""
 
     folder: str
     ranks: int
@@ -58,12 +58,12 @@ class ScalingRun(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of all ranks."""
+        """Seconds of all ranks together."""
         return self.ranks * self.step * self.steps
 
 
 class Size(NamedTuple):
-    """What is known of so many ranks; interval: of the speed-up, of a prediction. None: not for this size."""
+    """Results for a number of ranks; interval: of a predicted speed-up. None: not defined for this size."""
 
     ranks: int
     step: float
@@ -74,12 +74,12 @@ class Size(NamedTuple):
 
     @property
     def efficiency(self) -> float:
-        """Speed-up for each rank."""
+        """Speed-up per rank."""
         return self.speed_up / self.ranks
 
 
 class Scaling(NamedTuple):
-    """All of it.
+    """The scaling of a training.
 
     serial: Amdahl's s (strong) or Gustafson's s' (weak). limit: of the speed-up. lost: by ranks, shares of all seconds.
     """
@@ -94,7 +94,7 @@ class Scaling(NamedTuple):
 
 
 def read(folder: str | Path) -> ScalingRun:
-    """What a run says of itself. UsageError where its summary lacks what is needed, or is of no step."""
+    """Read a run's summary. UsageError if it lacks an entry, or the run took no step."""
     found = summary_of(folder, *NEEDED, *PER_RANK)
     lists: list[Any] = [found[name] for name in PER_RANK]
     if not all(isinstance(each, list) and len(each) == found["ranks"] and None not in each for each in lists):
@@ -122,7 +122,7 @@ def read(folder: str | Path) -> ScalingRun:
 
 
 def scaling(folders: Sequence[str | Path], further: int = 2) -> Scaling:
-    """The limits that these runs show. further: how many sizes beyond the largest are foretold, each twice the last.
+    """Return the scaling of these runs. further: number of predicted sizes, each twice the one before.
 
     UsageError for fewer than two sizes, and for runs of different trainings.
     """
@@ -165,7 +165,7 @@ def refuse_others(folders: Sequence[str | Path]) -> None:
 
 
 def is_weak(runs: Sequence[ScalingRun]) -> bool:
-    """Whether the batch grows with the ranks; UsageError where it is neither that nor the same."""
+    """True if the batch grows with the ranks; UsageError if it neither grows so nor stays the same."""
 
     def alike(values: list[float]) -> bool:
         return max(values) - min(values) <= NEAR * max(values)
@@ -181,12 +181,12 @@ def is_weak(runs: Sequence[ScalingRun]) -> bool:
 
 
 def speed_up(ranks: int, step: float, base: float, first: int, weak: bool) -> float:
-    """As in the table above; of a time of 0 or less, infinite."""
+    """Return the speed-up as in the table above; infinite for a time of 0 or less."""
     return (ranks if weak else first) * base / step if step > 0 else math.inf
 
 
 def of_size(ranks: int, step: float, speed: float, serial: float, weak: bool) -> Size:
-    """With the fractions of this size; of one rank there are none."""
+    """Return the results for a number of ranks; a single rank has no serial fractions."""
     if ranks == 1:
         return Size(ranks, step, speed, None, None)
     karp_flatt = (1 / speed - 1 / ranks) / (1 - 1 / ranks)
@@ -196,14 +196,14 @@ def of_size(ranks: int, step: float, speed: float, serial: float, weak: bool) ->
 
 
 def student(degrees: int) -> float | None:
-    """Student's t; None where no run is left over."""
+    """Return Student's t; None without a degree of freedom."""
     if degrees < 1:
         return None
     return STUDENT[degrees - 1] if degrees <= len(STUDENT) else MANY + 3 / degrees
 
 
 def amdahl_fit(runs: Sequence[ScalingRun]) -> tuple[float, Any]:
-    """(s, function from ranks to (seconds, low, high)) of t(p) = a + b / p."""
+    """Fit t(p) = a + b / p: (s, function from ranks to (seconds, low, high))."""
     p, t = (np.array([getattr(run, name) for run in runs], float) for name in ("ranks", "step"))
     x = np.stack([1 / t, 1 / (p * t)], 1)  # relative errors: (a + b / p) / t is to be 1
     (a, b), *_ = np.linalg.lstsq(x, np.ones(len(t)), rcond=None)
@@ -232,7 +232,7 @@ def amdahl_fit(runs: Sequence[ScalingRun]) -> tuple[float, Any]:
 
 
 def gustafson_fit(runs: Sequence[ScalingRun], base: float, first: int) -> tuple[float, Any]:
-    """(s', function from ranks to (seconds, low, high)) of S = p - s' (p - q), q the smallest number of ranks."""
+    """Fit S = p - s' (p - q), q the fewest ranks: (s', function from ranks to (seconds, low, high))."""
     larger = [run for run in runs if run.ranks > first]
     each = np.array([(run.ranks - run.ranks * base / run.step) / (run.ranks - first) for run in larger])
     weights = np.array([(run.ranks - first) ** 2 / run.ranks**2 for run in larger])  # relative to S = p
@@ -254,7 +254,7 @@ def gustafson_fit(runs: Sequence[ScalingRun], base: float, first: int) -> tuple[
 
 
 def losses(run: ScalingRun, first: ScalingRun, weak: bool) -> dict[str, float]:
-    """What the seconds of all ranks went to, as shares; useful is what the smallest run computes for as much."""
+    """Return the shares of all ranks' seconds; useful: computing of the smallest run for the same examples."""
     examples = run.steps * run.batch / (first.steps * first.batch)
     useful = min(float(run.compute.sum()), float(first.compute.sum()) * examples)
     bubble = min(run.bubble * run.seconds, float(run.idle.sum()))

@@ -1,4 +1,4 @@
-"""The limits of parallelism as tables, for `hpcdl plan scaling`."""
+"""Tables of the limits of parallelism, for `hpcdl plan scaling`."""
 
 import math
 
@@ -8,7 +8,7 @@ from hpcdl.planning.tables import table
 
 
 def report(found: Scaling) -> list[str]:
-    """Speed-ups, fits, predictions and losses."""
+    """Return the tables of speed-ups, fits, predictions and losses."""
     kind = "weak scaling, the batch grows with the ranks" if found.weak else "strong scaling, one batch on all"
     lines = [f"{counted(len(found.runs), 'run')}: {kind}"]
     rows = [["ranks", "ms a step", "speed-up", "efficiency", "Karp-Flatt", "Gustafson", "95 % interval"]]
@@ -34,7 +34,7 @@ def report(found: Scaling) -> list[str]:
 
 
 def row(size: Size, mark: str) -> list[str]:
-    """A line of the table; dashes for what this size has not."""
+    """Return a row of the table, with dashes for undefined values."""
     fractions = ["-" if value is None else f"{value:.3f}" for value in (size.karp_flatt, size.gustafson)]
     interval = "-"
     if size.interval is not None:

@@ -1,12 +1,12 @@
-"""All-reduce algorithms run as they are, on ranks that are not there: their own generators, and simulated messages.
+"""Discrete-event simulation of all-reduce algorithms: their own generators on simulated ranks and messages.
 
     for each rank     steps = ring_all_reduce.steps(SimulatedComm(...), vector, op)
-    the next event    a rank whose requests are complete goes on to its next yield; what it sends takes its ports for as
-                      long as the cluster says (cluster.py); what it adds takes its time
+    the next event    a rank whose requests are complete runs to its next yield; its messages occupy ports for times by
+                      the cluster (cluster.py); its additions take time
 
-No values travel: a vector is one element, seen as often as it is long. So what is simulated is the step list that
-runs, not a formula for it; formulas (collective_time.py) are tested against it. A message takes some 40 us here: the
-ring on 1,000 ranks, of 2 million messages, more than a minute.
+No values are sent: a vector is one element with stride 0. The simulation runs the algorithm's own steps; the formulas
+of collective_time.py are tested against it. A message takes about 40 us here; the ring on 1,000 ranks, with 2 million
+messages, more than a minute.
 """
 
 import heapq
@@ -21,26 +21,26 @@ from hpcdl.planning.cluster import Cluster
 
 
 class SimulatedRequest:
-    """A message as one side sees it; at: when it was complete there, or None."""
+    """One side of a message; completed: the time of its completion there, or None."""
 
     __slots__ = ("at", "waits")
 
     def __init__(self) -> None:
         self.at: float | None = None
-        self.waits: SimulatedRank | None = None  # who goes on when it is complete
+        self.waits: SimulatedRank | None = None  # the rank that waits for it
 
 
 class SimulatedRank:
-    """A rank: its generator, and its own time."""
+    """A rank: its generator and its clock."""
 
     def __init__(self, number: int, start: float):
         self.number, self.now = number, start
         self.steps: Iterator[Any] = iter(())
-        self.missing = 0  # requests that it waits for
+        self.missing = 0  # number of requests that it waits for
 
 
 class SimulatedComm:
-    """What an algorithm sees of a communicator: of one rank of a `Simulation`."""
+    """The communicator of one rank of a `Simulation`, as far as algorithms use it."""
 
     def __init__(self, simulation: "Simulation", rank: SimulatedRank):
         self.simulation, self.rank = simulation, rank
@@ -52,22 +52,22 @@ class SimulatedComm:
         return len(self.simulation.ranks)
 
     def Isend(self, vector: np.ndarray, to: int, tag: int = 0) -> SimulatedRequest:
-        """Send; complete when the port is free again."""
+        """Send; the request is complete when the port is free again."""
         request = SimulatedRequest()
         self.simulation.at(self.rank.now, self.simulation.leave, self.rank.number, to, tag, vector.nbytes, request)
         return request
 
     def Irecv(self, vector: np.ndarray, source: int, tag: int = 0) -> SimulatedRequest:
-        """Receive; complete when it has arrived."""
+        """Receive; the request is complete when the message has arrived."""
         request = SimulatedRequest()
         self.simulation.expect(self.rank.number, source, tag, request, self.rank.now)
         return request
 
 
 class Simulation:
-    """An all-reduce of `size` elements of so many bytes on `ranks` ranks, which begin at the times `start`.
+    """An all-reduce of `size` elements of `itemsize` bytes on `ranks` ranks, which begin at the times `start`.
 
-    seconds: when each rank has ended, once `run` has returned. sent: bytes and messages of each rank.
+    seconds: end of each rank, after `run`. sent: bytes and messages of each rank.
     """
 
     def __init__(self, cluster: Cluster, ranks: int, size: int, itemsize: int = 4, start: np.ndarray | None = None):
@@ -76,14 +76,14 @@ class Simulation:
         self.ranks = [SimulatedRank(number, float(begun[number])) for number in range(ranks)]
         self.events: list[tuple[float, int, Callable, tuple]] = []
         self.order = itertools.count()
-        self.free: dict[tuple, float] = {}  # when a port is
+        self.free: dict[tuple, float] = {}  # time at which a port is free
         self.expected: dict[tuple[int, int, int], deque[SimulatedRequest]] = {}
         self.arrived: dict[tuple[int, int, int], deque[float]] = {}
         self.sent = np.zeros((ranks, 2), np.int64)
         self.seconds = np.full(ranks, np.nan)
 
     def run(self, steps: Callable[..., Iterator[Any]]) -> np.ndarray:
-        """Run this algorithm's generator on each rank; returns when each has ended, from time 0."""
+        """Run an algorithm's generator on each rank; return the end time of each, from time 0."""
         vector = np.lib.stride_tricks.as_strided(np.zeros(1, self.dtype), (self.size,), (0,))
         for rank in self.ranks:
             rank.steps = steps(SimulatedComm(self, rank), vector, self._adding(rank))
@@ -102,11 +102,11 @@ class Simulation:
         return add
 
     def at(self, time: float, happens: Callable, *what: Any) -> None:
-        """Let this happen then."""
+        """Schedule an event."""
         heapq.heappush(self.events, (time, next(self.order), happens, what))
 
     def go_on(self, now: float, rank: SimulatedRank) -> None:
-        """A rank goes on to where it waits again, or to its end."""
+        """Run a rank until it waits again, or ends."""
         rank.now = max(rank.now, now)
         for requests in rank.steps:
             open = [request for request in requests if request.at is None]
@@ -119,7 +119,7 @@ class Simulation:
         self.seconds[rank.number] = rank.now
 
     def complete(self, request: SimulatedRequest, at: float) -> None:
-        """A message has left, or come; whoever waits for nothing else goes on."""
+        """Complete a request; its rank resumes if it waits for no other."""
         request.at, rank = at, request.waits
         if rank is not None:
             rank.missing -= 1
@@ -128,7 +128,7 @@ class Simulation:
                 self.at(rank.now, self.go_on, rank)
 
     def leave(self, now: float, source: int, to: int, tag: int, bytes: int, request: SimulatedRequest) -> None:
-        """A message leaves, as soon as its way is free."""
+        """Send a message as soon as its ports are free."""
         self.sent[source] += bytes, 1
         cluster, inside = self.cluster, self.cluster.node(source) == self.cluster.node(to)
         latency = cluster.node_latency if inside else cluster.latency
@@ -140,7 +140,7 @@ class Simulation:
             ports += [
                 ((way, "switch", at), cluster.switch_bandwidth) for way, at in zip(("out", "in"), switches, strict=True)
             ]
-        for port, wide in ports:  # each is busy for as long as all that passes takes, whichever comes first
+        for port, wide in ports:  # each port is busy for the time of its messages, in any order
             self.free[port] = max(now, self.free.get(port, 0.0)) + bytes / wide
         left = self.free[ports[0][0]]
         arrival = max(self.free[port] for port, _ in ports) + latency
@@ -148,7 +148,7 @@ class Simulation:
         self.at(arrival, self.come, source, to, tag)
 
     def come(self, now: float, source: int, to: int, tag: int) -> None:
-        """A message has come."""
+        """Deliver a message."""
         waiting = self.expected.get((to, source, tag))
         if waiting:
             self.complete(waiting.popleft(), now)
@@ -156,7 +156,7 @@ class Simulation:
             self.arrived.setdefault((to, source, tag), deque()).append(now)
 
     def expect(self, to: int, source: int, tag: int, request: SimulatedRequest, now: float) -> None:
-        """A rank has posted a receive."""
+        """Post a receive."""
         there = self.arrived.get((to, source, tag))
         if there:
             request.at = max(now, there.popleft())
@@ -167,5 +167,5 @@ class Simulation:
 def simulate(
     steps: Callable[..., Iterator[Any]], cluster: Cluster, ranks: int, bytes: int, start: np.ndarray | None = None
 ) -> np.ndarray:
-    """Seconds after which each rank has ended an all-reduce of so many bytes, by its schedule `steps`."""
+    """Return the seconds (ranks,) after which each rank ends an all-reduce of `bytes` bytes by `steps`."""
     return Simulation(cluster, ranks, bytes // 4, 4, start).run(steps)

@@ -1,4 +1,4 @@
-"""Steps of a strategy on N ranks with stragglers, N up to 100,000: all ranks at once, as vectors.
+"""Simulation of a strategy's steps on up to 100,000 ranks with stragglers: all ranks at once, as vectors.
 
     c(r, t)          seconds that rank r computes in step t: the mean times what the distribution draws
     allreduce        T(t+1) = max_r (T(t) + c(r, t)) + the all-reduce        all wait for the slowest
@@ -46,14 +46,14 @@ MOST = 2**31  # draws at once, in bytes
 
 
 class Noise(NamedTuple):
-    """How computing varies: a distribution with its settings."""
+    """The distribution of computing time, with mean 1, and its settings."""
 
     name: str
     settings: dict[str, Any]
 
     @classmethod
     def read(cls, text: str) -> "Noise":
-        """Raises UsageError."""
+        """Parse a distribution. Raises UsageError."""
         name, settings = parse_spec("straggler", text, NOISES)
         sigma, alpha = settings.get("sigma", 0.0), settings.get("alpha", 3.0)
         if not (0 <= sigma < 10 and 1 < alpha < math.inf):
@@ -63,7 +63,7 @@ class Noise(NamedTuple):
         return cls(name, settings)
 
     def draw(self, random: Random, step: int, ranks: int) -> np.ndarray:
-        """For each rank how much longer than the mean this step takes it, float32 (ranks,)."""
+        """Draw each rank's factor on the mean computing time of this step, float32 (ranks,)."""
         keyed = random("straggler", step)
         if self.name == "lognormal":
             sigma = self.settings["sigma"]
@@ -81,7 +81,7 @@ class Noise(NamedTuple):
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step is: seconds of computing, bytes of the gradient, and how computing varies."""
+    """The work of a step: seconds of computing, bytes of the gradient, and the distribution of computing time."""
 
     compute: float
     bytes: float
@@ -90,7 +90,7 @@ class StepWork:
 
 
 class Simulated(NamedTuple):
-    """Of a strategy on so many ranks: seconds of a step, of which computing in the mean, messages, and waiting.
+    """A simulated strategy: seconds of a step, of mean computing, and of messages.
 
     staleness: of parameter servers, in updates.
     """
@@ -104,17 +104,17 @@ class Simulated(NamedTuple):
 
     @property
     def waiting(self) -> float:
-        """For stragglers, ports and a pipeline's neighbours."""
+        """Seconds of waiting for stragglers, ports and a pipeline's neighbours."""
         return self.seconds - self.compute - self.messages
 
     @property
     def efficiency(self) -> float:
-        """How much of its time a rank computes."""
+        """Share of a step in which a rank computes."""
         return self.compute / self.seconds
 
 
 def read_strategy(text: str) -> tuple[str, dict[str, Any]]:
-    """A strategy as allreduce:algorithm=tree or servers:consistency=ssp,staleness=4,count=8. Raises UsageError."""
+    """Parse a strategy as allreduce:algorithm=tree or servers:consistency=ssp,staleness=4. Raises UsageError."""
     name, settings = parse_spec("strategy", text, STRATEGIES)
     known = {
         "algorithm": collective_time.ALGORITHMS,
@@ -135,7 +135,7 @@ def read_strategy(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def simulate(text: str, cluster: Cluster, work: StepWork, ranks: int, steps: int) -> Simulated:
-    """So many steps of a strategy, in the mean. Raises UsageError where it cannot run on so many ranks."""
+    """Simulate steps of a strategy; return means per step. Raises UsageError if it cannot run on `ranks` ranks."""
     name, settings = read_strategy(text)
     random = Random(work.seed)
     if name == "servers":
@@ -160,7 +160,7 @@ def simulate(text: str, cluster: Cluster, work: StepWork, ranks: int, steps: int
 def gossip(
     text: str, settings: dict, cluster: Cluster, work: StepWork, ranks: int, steps: int, random: Random
 ) -> Simulated:
-    """A rank waits for its neighbours of the step, and they for theirs."""
+    """Simulate gossip: a rank waits for its neighbours of the step, and they for theirs."""
     ring = settings["topology"] == "ring"
     levels = max(1, math.ceil(math.log2(max(2, ranks))))
     wire = work.bytes / cluster.bandwidth
@@ -187,7 +187,7 @@ def gossip(
 def servers(
     text: str, settings: dict, cluster: Cluster, work: StepWork, ranks: int, steps: int, random: Random
 ) -> Simulated:
-    """Parameter servers beside so many workers. count: how many; 0: one for each 8 workers."""
+    """Simulate parameter servers with `ranks` workers. settings: count: of servers; 0: one per 8 workers."""
     count = settings["count"] or max(1, ranks // 8)
     service = work.bytes / count / cluster.bandwidth + cluster.add(work.bytes / count)
     back = work.bytes / count / cluster.bandwidth

@@ -1,17 +1,17 @@
-"""Seconds of a step of any training line on a machine, in parts, before it runs.
+"""The forecast of a step's seconds on a machine, by parts, for any training line.
 
     step = compute + messages + bubble + queue + start
 
     compute     a gradient of the rank's rows, of the slowest rank, and the update (compute_time.py)
-    messages    what is not hidden behind computing (message_time.py)
+    messages    those that are not hidden behind computing (message_time.py)
     bubble      a pipeline's stage waits for others (cut_time.py)
     queue       a worker waits for others at the servers' ports
-    start       a batch is drawn, and what a step of this program costs beyond the rest
+    start       drawing a batch, and what a step of this program costs beyond the other parts
 
-    all-reduce  messages = that of K bytes; --overlap: bucket i begins at max(it is complete, i - 1 has come), and of
-                what so passes beside the backward pass the machine's `progress` is hidden
-    local SGD   one of K bytes in H steps, and as many as the optimizer has vectors where these are averaged
-    gossip      an exchange of K bytes with a rank's neighbours; those that go on while a rank computes, as with overlap
+    all-reduce  one of K bytes; --overlap: bucket i begins when it is complete and bucket i - 1 has arrived; of the time
+                that overlaps with the backward pass the share `progress` of the machine is hidden
+    local SGD   one of K bytes in H steps, and one per optimizer vector where these are averaged
+    gossip      an exchange of K bytes with a rank's neighbours; hidden like overlap where a rank computes meanwhile
     servers     W workers, S servers, n = K/S, service s = n/B + n/a + update/S + start, answer n/B:
                 bsp: 2 L + s + n/B + (W-1) (s + n/B); ssp, async: a closed queue (kernels/queues.py)
 
@@ -39,19 +39,19 @@ from hpcdl.planning.parts import Parts
 from hpcdl.planning.workload import Workload
 from hpcdl.strategies.gossip import batches_of
 
-ASLEEP = " asleep"  # of a program whose ranks pretend to compute: they wake late, and leave their cores to others
-QUEUED = 64  # steps of a queue that are gone through, after as many that fill it
+ASLEEP = " asleep"  # suffix for programs that pretend to compute: ranks wake late, and leave their cores to others
+QUEUED = 64  # simulated steps of a queue, after as many that fill it
 
 
 class Told(NamedTuple):
-    """A forecast: its parts, and whether the machine has measured this model on just as many ranks."""
+    """The forecast of a step. exact: True if the machine has measured the model on the same number of ranks."""
 
     parts: Parts
     exact: bool
 
 
 def foretell(case: Workload, machine: Machine, start: float | None = None) -> Told:
-    """Of a case on a machine; start: of its program, by itself as the machine says. UsageError for others."""
+    """Return the forecast of a workload's step. start: seconds; default: of the machine. UsageError if unknown."""
     refuse_unknown(case)
     computing = ComputeTime(case, machine)
     start = started(case, machine) if start is None else start
@@ -60,7 +60,7 @@ def foretell(case: Workload, machine: Machine, start: float | None = None) -> To
 
 
 def refuse_unknown(case: Workload) -> None:
-    """Raise UsageError where no time is foretold of such a case."""
+    """Raise UsageError for a workload without a forecast of time."""
     if case.program not in (*WHOLE, *CUT):
         known = ", ".join(sorted((*WHOLE, *CUT)))
         raise UsageError(f"of {case.program} no time is known; there are {known}")
@@ -71,7 +71,7 @@ def refuse_unknown(case: Workload) -> None:
 
 
 def started(case: Workload, machine: Machine) -> float:
-    """`start` of this program: as measured on as many ranks, or on the nearest number, else the machine's."""
+    """Return the `start` of the program: measured on the nearest number of ranks, else the machine's."""
     for name in (name_of(case), name_of(case).removesuffix(ASLEEP)):
         sections = [each for each in machine.measured if name in each.programs]
         if sections:
@@ -80,7 +80,7 @@ def started(case: Workload, machine: Machine) -> float:
 
 
 def name_of(case: Workload) -> str:
-    """Of a program with its way of working, where that changes what a step costs beyond the rest."""
+    """Return the program's name in a machine sheet, with the mode that changes its `start`."""
     options, way = case.options, ""
     if case.program == "train-parameter-server":
         way = f" {options.consistency}"
@@ -92,7 +92,7 @@ def name_of(case: Workload) -> str:
 
 
 def calibrated(case: Workload, machine: Machine, seconds: float) -> float:
-    """The `start` with which a step is foretold to take so long; 0 where it is foretold to take longer."""
+    """Return the `start` for which the forecast of a step is `seconds`; 0 if the forecast is longer anyway."""
     low, high = 0.0, seconds
     if foretell(case, machine, low).parts.seconds >= seconds:
         return 0.0
@@ -106,29 +106,29 @@ def calibrated(case: Workload, machine: Machine, seconds: float) -> float:
 
 
 def everyone(case: Workload, machine: Machine) -> RankGroup:
-    """The ranks that train."""
+    """Return the group of all training ranks."""
     return RankGroup(machine, case.size, 1, case.ranks, case.options.allreduce)
 
 
 def size_of(case: Workload) -> float:
-    """Bytes of a vector of all parameters."""
+    """Return the bytes of a vector of all parameters."""
     return float(case.length * case.dtype.itemsize)
 
 
 def shared_rows(case: Workload) -> int:
-    """Rows of the rank that has most of a batch."""
+    """Return the rows of the rank with the largest share of a batch."""
     return case.share(0, len(case.roles.workers))
 
 
 def sequential(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
-    """No messages."""
+    """Return the parts of a step without messages."""
     rows = case.batch
     compute = sum(computing.accumulated(rows)) + computing.update()
     return Parts(compute, 0.0, 0.0, 0.0, start + computing.draw(rows), 0.0, rows)
 
 
 def all_reduce(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
-    """After the backward pass, or in buckets beside it."""
+    """Return the parts of a step with an all-reduce after the backward pass, or in buckets that overlap with it."""
     options, rows, group = case.options, shared_rows(case), everyone(case, machine)
 
     def exchange(bytes: float) -> float:
@@ -152,7 +152,7 @@ def all_reduce(case: Workload, machine: Machine, computing: ComputeTime, start: 
 def when_ready(
     case: Workload, computing: ComputeTime, cut: list[slice], rows: float, forward: float, backward: float
 ) -> list[float]:
-    """When each bucket's layers have been through their backward pass."""
+    """Return the seconds after which each bucket's gradient is complete."""
     done, total = 0.0, 1.0
     slices = dict(case.model.layout.layer_slices)
     names = [layer.name for layer in getattr(case.model, "layers", [])]
@@ -160,7 +160,7 @@ def when_ready(
         return [forward + backward * (1 - part.start / case.length) for part in cut]
     each = [pair[1] for pair in computing.layers(rows)]
     total = sum(each) or 1.0
-    passed: dict[int, float] = {}  # where a layer's slice begins: the share of the backward pass that is over then
+    passed: dict[int, float] = {}  # by start of a layer's slice: the share of the backward pass until then
     for name, seconds in zip(reversed(names), reversed(each), strict=True):
         done += seconds
         if slices.get(name) is not None:
@@ -169,7 +169,7 @@ def when_ready(
 
 
 def exposed(ready: list[float], each: list[float], computed: float) -> float:
-    """What is left of the buckets' all-reduces when computing has ended, where they pass beside it one by one."""
+    """Return the seconds of the buckets' all-reduces, one by one, after computing has ended."""
     now = 0.0
     for complete, seconds in zip(ready, each, strict=True):
         now = max(complete, now) + seconds
@@ -177,7 +177,7 @@ def exposed(ready: list[float], each: list[float], computed: float) -> float:
 
 
 def local_sgd(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
-    """An average of the parameters after every H-th step."""
+    """Return the parts of a step with an average of the parameters every H steps."""
     options, rows, group = case.options, shared_rows(case), everyone(case, machine)
     vectors = 1 + (len(case.vectors) if options.local_momentum == "average" else 0)
     messages = vectors * group.all_reduce(size_of(case)) / options.sync_every
@@ -187,13 +187,13 @@ def local_sgd(case: Workload, machine: Machine, computing: ComputeTime, start: f
 
 
 def gossip(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
-    """Exchanges with neighbours: after the update, or while the gradient is computed."""
+    """Return the parts of a step with exchanges after the update, or while the gradient is computed."""
     options, rows, group = case.options, shared_rows(case), everyone(case, machine)
     forward, backward = computing.accumulated(rows)
     compute = forward + backward + computing.update()
     begun = start + computing.draw(rows)
     bytes, method = size_of(case), options.method
-    if method == "adpsgd":  # x to one, the mean back; with nobody waiting for another's gradient
+    if method == "adpsgd":  # x to one, the mean back; no rank waits for another's gradient
         alone = 2 * group.message(bytes) if case.size > 1 else 0.0
         hidden = machine.progress * min(alone, backward)
         return Parts(compute, alone - hidden, 0.0, 0.0, begun, hidden, case.batch)
@@ -212,12 +212,12 @@ def gossip(case: Workload, machine: Machine, computing: ComputeTime, start: floa
 
 
 def partners(matrix: np.ndarray) -> int:
-    """With how many others the rank that has most exchanges."""
+    """Return the largest number of partners of a rank."""
     return int(max((np.count_nonzero(row) - bool(row[i]) for i, row in enumerate(matrix)), default=0))
 
 
 def servers(case: Workload, machine: Machine, computing: ComputeTime, start: float) -> Parts:
-    """Workers that meet at the servers' ports."""
+    """Return the parts of a step of workers that share the servers' ports."""
     options, group = case.options, everyone(case, machine)
     workers = case.size if options.servers_on_workers else len(case.roles.workers)
     holders = case.size if options.servers_on_workers else options.servers

@@ -1,4 +1,4 @@
-"""Summaries of runs, for plans that are made of what has been measured."""
+"""Reader of runs' summaries, for plans from measurements."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ NAME = "summary.json"
 
 
 def summary_of(folder: str | Path, *entries: str) -> dict[str, Any]:
-    """The summary of the run in a folder, which has these entries. UsageError where there is none, or one is not."""
+    """Return the summary of the run in a folder. UsageError if it, or one of `entries`, is missing."""
     path = Path(folder, NAME)
     if not path.is_file():
         raise UsageError(f"{folder} is no folder of a run that has ended ({NAME} is missing)")

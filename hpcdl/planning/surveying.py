@@ -1,10 +1,10 @@
-"""From ranks that measure (probe_jobs.py) to a machine (machine_sheet.py): for each number of ranks that lines ask for.
+"""The survey of a machine: jobs of ranks that measure (probe_jobs.py) give its data sheet (machine_sheet.py).
 
-    1. models, links and collectives, on as many ranks at once
-    2. a short training of a small model by each program that lines name; its `start` is what the forecast lacks of it
+    1. models, links and collectives, on each number of ranks of the given lines
+    2. a short training of a small model by each program; the time missing in its forecast is the program's `start`
 
-A machine that was measured on one node has all ranks on it; put in ranks_per_node, and the links between nodes, to ask
-about more.
+A machine measured on one node has all ranks on it; add ranks_per_node and the links between nodes for forecasts on more
+nodes.
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ from hpcdl.planning.probe_jobs import Start, run
 from hpcdl.planning.step_time import ASLEEP, calibrated, name_of, refuse_unknown
 from hpcdl.planning.workload import Workload
 
-ON_ONE_NODE = 4096  # ranks, of a machine that was measured on one
-AT_ONCE = 8  # ranks for each core that are started to measure, at most
+ON_ONE_NODE = 4096  # ranks_per_node of a machine measured on one node
+AT_ONCE = 8  # most measuring ranks per core
 STEPS, REPEAT = 200, 3  # of a program's small training
-NAP, NAPS = 4, 50  # milliseconds that its gradient takes where ranks sleep, and steps
+NAP, NAPS = 4, 50  # milliseconds of a pretended gradient, and steps
 SMALL = "--model mlp:32 --batch-per-rank 8"
 
-Read = Callable[[str, int], Workload]  # a line that could be run on so many ranks
+Read = Callable[[str, int], Workload]  # (line, ranks) -> workload
 
 
 def small(name: str, ranks: int) -> str:
-    """The line by which the `start` of a program is found (step_time.name_of)."""
+    """Return the line of the small training for a program's `start`. name: step_time.program_name."""
     program, _, way = name.removesuffix(ASLEEP).partition(" ")
     widths = ",".join(["16"] * max(4, ranks))
     more = {
@@ -55,7 +55,7 @@ def small(name: str, ranks: int) -> str:
 
 
 def rows_of(case: Workload) -> set[int]:
-    """Of how many rows a gradient is to be measured for a forecast."""
+    """Return the numbers of rows of gradients to measure for a forecast."""
     options = case.options
     if case.program in CUT:
         cut = cut_of(case)
@@ -73,7 +73,7 @@ def rows_of(case: Workload) -> set[int]:
 
 
 def operations_of(case: Workload) -> set[str]:
-    """Which collectives a forecast asks for (message_time.py)."""
+    """Return the collectives that a forecast uses (message_time.py)."""
     options, found = case.options, {"auto", "tree", "message"}
     if case.program in CUT:
         found |= {"reduce_scatter", "all_gather", ELSEWHERE}
@@ -92,10 +92,10 @@ def survey(
     say: Callable = print,
     whole: bool = True,
 ) -> Machine:
-    """Measure what forecasts of these lines, each on so many ranks, need. say: is told what is going on.
+    """Measure what forecasts of these lines (line, ranks) need. say: prints progress.
 
-    cores: of this machine, to refuse more ranks than are started on it; 0: any. whole: measure all collectives, for
-    other lines to come. UsageError, LoneError.
+    cores: of this machine, to refuse too many ranks; 0: no limit. whole: measure all collectives, for other lines, too.
+    UsageError, LoneError.
     """
     operations: set[str] = set()
     wanted: dict[int, dict[str, tuple[str, set[int]]]] = {}
@@ -113,11 +113,11 @@ def survey(
         operations |= operations_of(case)
         for each in (text, small(name, ranks)):
             add(wanted.setdefault(ranks, {}), each, read(each, ranks))
-    if set(wanted) == {1}:  # of one alone there are no links
+    if set(wanted) == {1}:  # one rank measures no links
         text = small("train-allreduce", 2)
         add(wanted.setdefault(2, {}), text, read(text, 2))
         named[2] = set()
-    own = sorted(operations - set(OPERATIONS))  # all-reduces of a user's
+    own = sorted(operations - set(OPERATIONS))  # a user's all-reduces
     found: dict[int, dict[str, Any]] = {}
     for ranks, models in sorted(wanted.items()):
         say(f"measuring on {counted(ranks, 'rank')}: {counted(len(models), 'model')}")
@@ -132,7 +132,7 @@ def survey(
 
 
 def add(models: dict[str, tuple[str, set[int]]], text: str, case: Workload) -> None:
-    """Note that this line's model is to be measured, once for all lines that have it."""
+    """Add a line's model to those to measure, once for all lines of the same model."""
     options = case.options
     key = repr((case.spec, options.data, options.dtype, options.optimizer))
     before = models.get(key, (text, set()))
@@ -140,7 +140,7 @@ def add(models: dict[str, tuple[str, set[int]]], text: str, case: Workload) -> N
 
 
 def machine_of(found: dict[int, dict[str, Any]]) -> Machine:
-    """Of what ranks have measured, by their number; no program's start is known yet."""
+    """Return the machine of measurements by number of ranks, without the programs' starts."""
     told = [each["measured"] for _, each in sorted(found.items())]
     near = next((each["near"] for each in told if each["near"]), None)
     far = next((each["far"] for each in told if each["far"]), None)
@@ -162,7 +162,7 @@ def machine_of(found: dict[int, dict[str, Any]]) -> Machine:
 
 
 def no_faster(links: Cluster, inside: list[Section]) -> Cluster:
-    """Links within a node are no faster than long messages have been: a ping-pong's best turn may be a clock's jump."""
+    """Limit links within a node to the rate of long messages: a ping-pong's best turn may be a jump of the clock."""
     curves = [each.collectives["message"] for each in inside if "message" in each.collectives]
     reached = max((longest / curve[longest] for curve in curves for longest in [max(curve)]), default=math.inf)
     near = min(links.node_bandwidth, 2 * reached)
@@ -171,7 +171,7 @@ def no_faster(links: Cluster, inside: list[Section]) -> Cluster:
 
 
 def with_starts(machine: Machine, runs: dict[int, tuple[list[str], list]], read: Read) -> Machine:
-    """The same with each program's start, from seconds of a step of the small trainings."""
+    """Return the machine with each program's start, from seconds per step of the small trainings."""
     sections: list[Section] = []
     starts: list[float] = []
     for section in machine.measured:

@@ -1,4 +1,4 @@
-"""Plans as text: columns of a table, and bytes in words."""
+"""Text tables of plans, and byte counts with units."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def size(value: float) -> str:
-    """1.50 MiB; a dash for what nobody knows."""
+    """Return bytes in the form "1.50 MiB"; a dash for NaN."""
     if math.isnan(value):
         return "-"
     for unit, name in UNITS:
@@ -17,7 +17,7 @@ def size(value: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str]:
-    """Lines of columns, the first row their names; numbers to the right, but for the columns `left`."""
+    """Return aligned lines; the first row holds the names. Columns are right-aligned, those in `left` left-aligned."""
     widths, left = [max(map(len, column)) for column in zip(*rows, strict=True)], set(left)
     return [
         "  ".join(

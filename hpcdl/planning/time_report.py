@@ -1,4 +1,4 @@
-"""Forecasts of time as tables: a line's parts and examples a second, and what is to be said of the machine."""
+"""Tables of time forecasts: parts of each line's step, examples per second, and remarks about the machine."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ HEADER = ["line", "ranks", "a step", "compute", "messages", "bubble", "queue", "
 
 
 class Forecast(NamedTuple):
-    """A line and what is foretold of it. exact: its model was measured on just as many ranks."""
+    """The forecast of a command line. exact: True if its model was measured on the same number of ranks."""
 
     line: str
     ranks: int
@@ -24,13 +24,13 @@ class Forecast(NamedTuple):
 
 
 def forecast(text: str, case: Workload, machine: Machine) -> Forecast:
-    """Of a line. UsageError where nobody knows."""
+    """Return the forecast of a line. UsageError if there is none."""
     told = foretell(case, machine)
     return Forecast(text, case.ranks, case, told.parts, told.exact)
 
 
 def times(found: list[Forecast], machine: Machine) -> list[str]:
-    """The table, and below it what a reader should know."""
+    """Return the table of forecasts, and remarks below it."""
     rows = [HEADER]
     for each in found:
         parts = each.parts
@@ -41,12 +41,12 @@ def times(found: list[Forecast], machine: Machine) -> list[str]:
 
 
 def rate(value: float) -> str:
-    """Examples a second; of few three digits."""
+    """Return examples per second as a text; below 100 with three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def remarks(found: list[Forecast], machine: Machine) -> list[str]:
-    """Where cores are shared, and what was not measured on as many ranks."""
+    """Return remarks about shared cores, and models not measured on as many ranks."""
     said = []
     for ranks in sorted({each.ranks for each in found}):
         here, sharing = min(ranks, machine.links.ranks_per_node), machine.sharing(ranks)

@@ -1,7 +1,7 @@
-"""What a forecast is about: a program that trains, its options, so many ranks, a model, and the shape of the data.
+"""The workload of a forecast: a training program, its options, ranks, model, and the shape of the data.
 
-Case    | options as on a command line | ranks, in their roles | model, on outlines | examples and their shape |
-Shape   | what a data set is asked for before any row is read; also that of one that nobody has (`--model gpt3`)
+Workload   options of the command line, ranks and their roles, the model on meta arrays, the shape of the data
+Shape      properties of a data set without its rows; also of a data set that does not exist (`--model gpt3`)
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ from hpcdl.runs.roles import Roles, divide
 if TYPE_CHECKING:
     from hpcdl.launch.command_lines import Command  # whose import takes over signals
 
-EXAMPLES = 1_000_000  # of data that nobody has: as many as any batch may want
+EXAMPLES = 1_000_000  # of data that do not exist: enough for any batch
 
 
 @dataclass
 class Shape:
-    """What a forecast asks of a data set; item, target: bytes of an element of x as it is held, and of a row's y."""
+    """The shape of a data set; item, target: bytes in memory of an element of x, and of a row's y."""
 
     name: str
     features: tuple[int, ...]
@@ -43,16 +43,16 @@ class Shape:
     test: int = 0
     item: int = 4
     target: int = 8
-    row: int = 0  # bytes of a row of x as it is held
+    row: int = 0  # bytes of a row of x in memory
     statistics: Any = None
 
     def steps_per_epoch(self, batch: int) -> int:
-        """The number of batches of an epoch."""
+        """Return the number of batches of an epoch."""
         return math.ceil(self.examples / batch)
 
 
 def shape_of(options: Options, model: str) -> Shape:
-    """That of the data that the options name; of a named configuration's, where that is the model.
+    """Return the shape of the options' data, or of a named configuration's data if that is the model.
 
     UsageError for data that cannot be opened.
     """
@@ -72,7 +72,7 @@ def shape_of(options: Options, model: str) -> Shape:
     source, width = data.train.source, math.prod(data.features)
     item = getattr(source, "kind", np.dtype(options.dtype if options.dtype != HALF else "float32")).itemsize
     row = width * item
-    if data.sparse:  # on the mean: the elements, and their columns
+    if data.sparse:  # on average: the elements, and their columns
         row = 8 + math.ceil(source.most_elements(len(source)) * (item + 4) / max(1, len(source)))
     made = Shape(
         data.name,
@@ -92,10 +92,10 @@ def shape_of(options: Options, model: str) -> Shape:
 
 
 class Workload:
-    """A training as a forecast sees it.
+    """The training that a forecast is made for.
 
-    program: as train-grid. ranks: of the whole job, data servers among them; `size` are those that train. plan: (batch,
-    steps of an epoch, steps). UsageError where options, ranks and model do not go together.
+    program: as train-grid. ranks: of the whole job, with data servers; size: without them. plan: (batch, steps of an
+    epoch, steps). UsageError if options, ranks and model do not fit together.
     """
 
     model: Any
@@ -121,22 +121,22 @@ class Workload:
 
     @classmethod
     def of(cls, command: "Command", parse: Any) -> "Workload":
-        """That of a line that could be run."""
+        """Return the workload of a command line."""
         options = command.options(parse, "--out=none")
         return cls(command.training.program, options, command.ranks, command.training.check)
 
     @property
     def batch(self) -> int:
-        """Examples of a step, as many as there are at most."""
+        """Examples of a step, limited by the data set."""
         return min(self.plan[0], self.data.examples)
 
     def share(self, rank: int, size: int, batch: int = 0) -> int:
-        """How many rows of a batch are those of one of so many ranks."""
+        """Return the number of rows of a batch that one of `size` ranks has."""
         own = chunk(batch or self.batch, size, rank)
         return own.stop - own.start
 
     def rows(self, count: int) -> Batch:
-        """A batch of so many rows, on the model's device; the labels are 0."""
+        """Return a batch of `count` rows on the model's device, with labels 0."""
         shape, x = (count, math.prod(self.data.features)), None
         y_kind = np.dtype(np.int64) if self.data.classes else self.dtype
         if self.data.sparse:
@@ -150,6 +150,6 @@ class Workload:
         return Batch(x, y, count, 0, 0, np.arange(count))
 
     def add(self, memory: Memory, kind: str, vectors: float = 1, length: int | None = None, item: int = 0) -> None:
-        """So many vectors of this kind, each as long as the parameters unless said otherwise."""
+        """Add vectors of this kind to the memory. length: elements of each; default: all parameters."""
         length = self.length if length is None else length
         memory.add(kind, round(vectors * length) * (item or self.dtype.itemsize))

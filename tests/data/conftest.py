@@ -77,8 +77,8 @@ def prepare(tmp_path, capsys):
                 printed.out == "" and printed.err.startswith("prepare_data: error: ") and printed.err.count("\n") == 1
             )
             return printed.err
-        run.said = capsys.readouterr().out
-        assert run.said.count("\n") == 1
+        run.summary = capsys.readouterr().out
+        assert run.summary.count("\n") == 1
         file = h5py.File(tmp_path / out, "r", locking=False)
         digest, info = file.attrs["digest"].split()[0], read_info(tmp_path / out)
         assert digest == file_digest(info) == compute_digest(info)  # as it was made while the file was written

@@ -226,7 +226,7 @@ IRIS = "length,width,kind\n" + "".join(f"{i}.5,{-i},{kind}\n" for i, kind in enu
 @pytest.mark.parametrize("text", [IRIS, IRIS.replace(",", ";"), "\ufeff" + IRIS.replace("\n", "\r\n"), IRIS + "\n \n"])
 @pytest.mark.parametrize("lines", [7, 1000])
 def test_csv_with_a_header_and_texts(tmp_path, prepare, text, lines, monkeypatch):
-    monkeypatch.setattr(table_source, "LINES", lines)
+    monkeypatch.setattr(table_source, "BLOCK_ROWS", lines)
     (tmp_path / "in.csv").write_text(text, newline="")
     delimiter = ["--delimiter", ";"] if ";" in text else []
     with prepare("csv", tmp_path / "in.csv", *delimiter) as file:
@@ -239,7 +239,7 @@ def test_csv_with_a_header_and_texts(tmp_path, prepare, text, lines, monkeypatch
 
 @pytest.mark.parametrize(("label", "group"), [("kind", "writer"), ("-1", "1"), ("3", "-3")])
 def test_csv_with_a_column_that_says_whose_each_row_is(tmp_path, prepare, label, group, monkeypatch):
-    monkeypatch.setattr(table_source, "LINES", 7)
+    monkeypatch.setattr(table_source, "BLOCK_ROWS", 7)
     rows = [(f"{i}.5", ("zoe", "al", "mo")[i // 4 % 3], -i, ("rose", "iris")[i % 2]) for i in range(30)]
     text = "\n".join(",".join(map(str, row)) for row in [("length", "writer", "width", "kind"), *rows])
     (tmp_path / "in.csv").write_text(text)
@@ -294,7 +294,7 @@ def test_csv_header_as_told(tmp_path, prepare):
 
 
 def test_csv_is_judged_as_a_whole(tmp_path, prepare, monkeypatch):
-    monkeypatch.setattr(table_source, "LINES", 2)
+    monkeypatch.setattr(table_source, "BLOCK_ROWS", 2)
     for first, kind in (("0.5", "f8"), ("-1", "f8"), ("256", "f8"), ("255", "u1")):
         (tmp_path / "in.csv").write_text(f"0,1,kind\n{first},1,a\n" + "1,2,b\n2,3,a\n" * 5)
         with prepare("csv", tmp_path / "in.csv", "--label", "kind", "--force") as file:

@@ -77,7 +77,7 @@ def test_train_and_test_from_files_of_their_own(prepare, written, tmp_path, bloc
         np.testing.assert_array_equal(found[1], labels)
     info = read_info(tmp_path / "out.h5")
     assert info.schema.base == base and info.scale == 1 and info.schema.labels is None and info.classes == 3
-    assert f"indices from {base}" in prepare.said and "60 training and 16 test rows of 23 float64" in prepare.said
+    assert f"indices from {base}" in prepare.summary and "60 training and 16 test rows of 23 float64" in prepare.summary
 
 
 def test_a_split_by_class(prepare, written, tmp_path, block):
@@ -87,7 +87,7 @@ def test_a_split_by_class(prepare, written, tmp_path, block):
     prepare("libsvm", source, "--test-fraction", 0.25, "--seed", 4).close()
     (a, b), (c, d) = (dense(tmp_path / "out.h5", group) for group in ("train", "test"))
     assert (len(a), len(c), np.sum(b), np.sum(d)) == (45, 15, 15, 5)
-    assert read_info(tmp_path / "out.h5").schema.labels == ("-1", "1") and "classes -1, 1" in prepare.said
+    assert read_info(tmp_path / "out.h5").schema.labels == ("-1", "1") and "classes -1, 1" in prepare.summary
     both = np.concatenate([a, c])
     np.testing.assert_array_equal(both[np.lexsort(both.T)], x[np.lexsort(x.T)])
     assert not np.array_equal(a[:, 0], np.sort(a[:, 0]))  # shuffled
@@ -163,13 +163,13 @@ def test_what_cannot_be_read_fast_is_read_right(prepare, written, tmp_path):
 def test_memory_does_not_grow_with_the_file(written, tmp_path, monkeypatch):
     """What is held of a text twenty times as long: blocks as long as before, and slabs of rows as large."""
     monkeypatch.setattr(libsvm, "BLOCK", 1000)
-    monkeypatch.setattr(module, "elements_of", lambda kind: 100)
+    monkeypatch.setattr(module, "slab_elements", lambda kind: 100)
     seen = {}
     for rows in (100, 2000):
         random = np.random.default_rng(1)
         lines = [f"{k % 2} {' '.join(f'{j}:{random.random():.6f}' for j in range(1, 8))}" for k in range(rows)]
         blocks, rooms, parts = [], [], []
-        original, picked = libsvm.LibsvmParser.rows, module.Spool.picked
+        original, picked = libsvm.LibsvmParser.rows, module.Spool.select
 
         def parsed(self, text, blocks=blocks, rooms=rooms, original=original):
             blocks.append(len(text.content))
@@ -183,7 +183,7 @@ def test_memory_does_not_grow_with_the_file(written, tmp_path, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(libsvm.LibsvmParser, "rows", parsed)
-            patch.setattr(module.Spool, "picked", handed)
+            patch.setattr(module.Spool, "select", handed)
             prepare_libsvm(written("\n".join(lines)), Output(tmp_path / f"{rows}.h5"))
         assert sum(parts) == 7 * rows and len(blocks) > rows / 20
         seen[rows] = max(blocks) <= 1100, max(rooms) <= 1100, max(parts)
@@ -275,7 +275,7 @@ def test_a_line_without_end(written, tmp_path, monkeypatch):
 def test_qid_and_a_byte_order_mark(prepare, written):
     text = b"\xef\xbb\xbf" + SMALL.replace(" 2:1.5", " qid:4 2:1.5").encode()
     prepare("libsvm", written(text)).close()
-    assert "1 qid left out" in prepare.said
+    assert "1 qid left out" in prepare.summary
 
 
 def test_the_examples_of_the_page_say_what_they_say(tmp_path, monkeypatch, capsys):

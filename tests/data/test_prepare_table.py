@@ -51,7 +51,7 @@ def by_row(file, name="x"):
 @pytest.mark.parametrize("lines", [4, 1000])
 @pytest.mark.parametrize("kind", WRITE)
 def test_texts_become_features(tmp_path, prepare, kind, lines, monkeypatch):
-    monkeypatch.setattr(table_source, "LINES", lines)
+    monkeypatch.setattr(table_source, "BLOCK_ROWS", lines)
     with prepare("table", table(tmp_path / "in", kind=kind), "--label", "kind", "--id", "name") as file:
         x, rows = by_row(file)
         want = [[20 + i, i % 3 == 2, i % 3 == 0, i % 3 == 1, i / 4] for i in range(30)]
@@ -67,7 +67,7 @@ def test_texts_become_features(tmp_path, prepare, kind, lines, monkeypatch):
     said = (
         "24 training and 6 test rows of 5 float64, scale 1, 2 classes; 5 features from 3 columns; one-hot color (3); "
     )
-    assert prepare.said.endswith(f"{said}classes cat, dog\n")
+    assert prepare.summary.endswith(f"{said}classes cat, dog\n")
     x, numbers, ids, *_ = all_of(TableRows(tmp_path / f"in.{kind}", recipe))
     np.testing.assert_array_equal(x, want)  # the same again
     assert numbers == rows and ids[3] == "n3"
@@ -91,7 +91,7 @@ def test_missing_numbers_become_what_the_training_rows_say(tmp_path, prepare, wa
         np.testing.assert_allclose([x[2, 0], x[8, 0], x[3, 4]], [mean, mean, height], rtol=1e-12)
         assert not x[[4, 5], 1:4].any() and (x[6:, 1:4].sum(axis=1) == 1).all()
         assert file.attrs["scale"] == 1
-    assert f"; 3 missing numbers became the {way}; 2 missing texts became zeros; " in prepare.said
+    assert f"; 3 missing numbers became the {way}; 2 missing texts became zeros; " in prepare.summary
     said = [column.fill for column in recipe_of(tmp_path / "out.h5").columns]
     np.testing.assert_allclose([said[0], said[2]], [mean, height])
     assert said[1] is None
@@ -104,7 +104,7 @@ def test_rows_with_missing_values_are_left_out(tmp_path, prepare):
     with prepare("csv", path, "--id", "name", "--missing", "drop") as file:
         x, rows = by_row(file)
         assert rows == [0, 1, *range(5, 30)] and x[2, 0] == 25 and by_row(file, "id")[0][2] == b"n5"
-    assert "; 3 rows with missing values left out; " in prepare.said
+    assert "; 3 rows with missing values left out; " in prepare.summary
     put_off = "line 6, column 'kind': a row has an empty label (or a text that says so, as NA), 1 of them"
     for way in ("mean", "refuse"):
         assert put_off in prepare("csv", path, "--missing", way, "--drop", "name", "--force")
@@ -149,7 +149,7 @@ def test_several_values_to_predict(tmp_path, prepare, kind):
         y, rows = by_row(file, "y")
         np.testing.assert_array_equal(y, [[20 + i, i / 4] for i in rows])
         assert file.attrs["classes"] == 0 and file["train/y"].shape == (24, 2)
-    assert recipe_of(tmp_path / "out.h5").label == ("age", "height") and "values to predict" in prepare.said
+    assert recipe_of(tmp_path / "out.h5").label == ("age", "height") and "values to predict" in prepare.summary
     data = open_data(str(tmp_path / "out.h5"), standardize="auto")
     assert data.outputs == (2,) and data.schema.outputs == ["age", "height"] and "target_mean" in data.statistics
     data.close()
@@ -164,10 +164,11 @@ def test_whole_numbers_that_are_many_may_be_values(tmp_path, prepare):
     path = write_csv(tmp_path / "in", rows)
     prepare("csv", path).close()
     assert (
-        "40 classes" in prepare.said and "if these are values to predict, and no classes: --regression" in prepare.said
+        "40 classes" in prepare.summary
+        and "if these are values to predict, and no classes: --regression" in prepare.summary
     )
     prepare("csv", path, "--regression", "--force").close()
-    assert "values to predict" in prepare.said and "if these are" not in prepare.said
+    assert "values to predict" in prepare.summary and "if these are" not in prepare.summary
 
 
 def test_one_group_only(tmp_path, prepare):
@@ -175,7 +176,7 @@ def test_one_group_only(tmp_path, prepare):
     for fraction, group, words in ((0, "train", "30 training rows"), (1, "test", "30 test rows")):
         with prepare("csv", path, "--drop", "name", "--test-fraction", fraction, "--force") as file:
             assert list(file) == [group] and len(file[group]["x"]) == 30
-        assert words in prepare.said and read_info(tmp_path / "out.h5").rows[group] == 30
+        assert words in prepare.summary and read_info(tmp_path / "out.h5").rows[group] == 30
     said = prepare("csv", path, "--drop", "name", "--missing", "mean", "--test-fraction", "1", "--force")
     assert "--missing mean is that of the training rows, and --test-fraction 1 has none" in said
 
@@ -216,8 +217,8 @@ def test_a_table_of_others_labels(tmp_path, prepare):
                 np.testing.assert_array_equal(file.attrs[name], value)
         assert json.loads(file.attrs["table"]) == json.loads(first["table"]) | {"delimiter": ";", "like": True}
     assert (
-        "1 missing number became the median; 1 text that " in prepare.said
-        and "does not have became zeros" in prepare.said
+        "1 missing number became the median; 1 text that " in prepare.summary
+        and "does not have became zeros" in prepare.summary
     )
     write_csv(new, [order, ["cow", "", "red", "1", "3"], ["ox", "", "red", "1", "3"]], delimiter=";")
     assert "has no such class: 'cow', 'ox'; it has cat, dog" in prepare("csv", new, *like, "--force")
@@ -236,7 +237,7 @@ def test_rows_without_labels(tmp_path, prepare, kind):
         np.testing.assert_array_equal(file["rows/x"][:, 0], np.arange(20, 50))
         assert file["rows/row"][()].tolist() == list(range(30)) and file["rows/id"][2] == b"n2"
         assert file.attrs["classes"] == 2 and list(file.attrs["labels"]) == ["cat", "dog"]
-    assert "30 unlabelled rows of 5" in prepare.said
+    assert "30 unlabelled rows of 5" in prepare.summary
     assert read_info(tmp_path / "out.h5").rows["rows"] == 30
     with prepare("table", new, "--like", tmp_path / "out.h5", "--no-label", out="c.h5"):
         pass  # such a file has the recipe, too

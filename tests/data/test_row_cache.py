@@ -71,7 +71,7 @@ def test_groups_take_the_rows_that_the_job_has_opened(shared_file, world, made):
 def test_what_is_drawn_and_measured_is_remembered(file, made, monkeypatch):
     open_data(file, keep=True).close()
     passes = []
-    originals = {name: getattr(opening, name) for name in ("read_y", "file_slabs", "of_file")}
+    originals = {name: getattr(opening, name) for name in ("read_y", "file_slabs", "file_digest")}
 
     def counted(name):
         def call(*arguments):
@@ -87,7 +87,7 @@ def test_what_is_drawn_and_measured_is_remembered(file, made, monkeypatch):
             data = open_data(file, validation=0.2, seed=seed, standardize=True)
             assert len(data.digest) == 32
             data.close()
-    assert sorted(passes) == ["file_slabs", "file_slabs", "of_file", "read_y", "read_y"]
+    assert sorted(passes) == ["file_digest", "file_slabs", "file_slabs", "read_y", "read_y"]
 
 
 def test_a_file_that_was_written_anew_is_read_anew(file, images, write, made):

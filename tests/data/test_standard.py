@@ -116,8 +116,8 @@ def test_by_given_statistics(file, images):
 @pytest.mark.parametrize("place", PLACEMENTS)
 def test_measured_by_one_rank(shared_file, world, place, monkeypatch):
     calls = []
-    original = opening.measured
-    monkeypatch.setattr(opening, "measured", lambda *what: calls.append(1) or original(*what))
+    original = opening.training_statistics
+    monkeypatch.setattr(opening, "training_statistics", lambda *what: calls.append(1) or original(*what))
     data = open_data(shared_file, comm=world, placement=place, standardize=True)
     assert len(calls) == (world.rank == 0)
     means = world.allgather(data.statistics["mean"].tobytes())

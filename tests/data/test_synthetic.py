@@ -26,7 +26,7 @@ def test_the_same_bits_for_the_same_spec(prepare, tmp_path, monkeypatch):
     prepare("synthetic", "small:rows=350,test=120,seed=6", out="other.h5").close()
     info = read_info(tmp_path / "out.h5")
     assert info.rows == {"train": 350, "test": 120, "rows": 0} and info.features == (400,) and info.classes == 2
-    assert "drawn as small: 12 of 400 words a row, 2 classes, seed 6" in prepare.said and info.schema.base == 1
+    assert "drawn as small: 12 of 400 words a row, 2 classes, seed 6" in prepare.summary and info.schema.base == 1
     assert read_info(tmp_path / "less.h5").rows["test"] == 0
     for group in ("train", "test"):
         one, two, other = (arrays(tmp_path / f"{name}.h5", group) for name in ("out", "again", "other"))

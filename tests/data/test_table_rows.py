@@ -33,7 +33,7 @@ IDS = ["9007199254740993", "b", 'c "c"\nc', "é"]
 @pytest.mark.parametrize("most", [1, 2, 1000])
 @pytest.mark.parametrize("kind", WRITE)
 def test_rows_of_each_kind(tmp_path, kind, most, monkeypatch):
-    monkeypatch.setattr(table_source, "CHARACTERS", 30)
+    monkeypatch.setattr(table_source, "BLOCK_CHARACTERS", 30)
     path = WRITE[kind](tmp_path / f"in.{kind}", TABLE)
     rows = TableRows(path, RECIPE)
     rows.most = most

@@ -1,1 +1,1 @@
-"""File formats of data: what writes a data file from them, and what reads them."""
+"""Readers of source formats (idx, npz, tables, libsvm, text), and the writer of data files made of them."""

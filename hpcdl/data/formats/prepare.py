@@ -1,4 +1,4 @@
-"""What the ways to make a data file share: what is inferred from the numbers, the split, and the writing.
+"""Common parts of data preparation: inference of types and classes, the split into train and test, the writer.
 
     kind   source              train and test                              read
     idx    a folder            both are there                              slab by slab
@@ -9,10 +9,10 @@
     libsvm sparse rows         a file of its own, or split off by class    once, block by block, through temporary files
     synthetic  a spec          both are made                               block by block
 
-What is not given is inferred. Whole numbers in 0..255 are pixels: they become bytes with scale 1/255 (scale 1 if none
-is above 1). Other numbers keep their type, with scale 1. Whole numbers or texts as labels are classes, other numbers
-are values to predict. Labels that are not 0, 1, 2, ... are numbered in sorted order, and the file keeps their names.
-Texts become tokens, of which nothing is inferred (prepare_text.py).
+Options that are not given are inferred. Integers in 0..255 are pixels: they become bytes with scale 1/255 (scale 1 if
+none is above 1). Other numbers keep their type, with scale 1. Integer or text labels are classes, other numbers are
+targets of a regression. Labels other than 0, 1, 2, ... are numbered in sorted order, and the file keeps their names.
+Texts become tokens without inference (prepare_text.py).
 """
 
 import contextlib
@@ -50,17 +50,17 @@ from hpcdl.random import Random
 CHUNK_BYTES = 256 << 10  # of a compressed data set
 GZIP = {"compression": "gzip", "compression_opts": 9, "shuffle": True}
 MOST_NAMES = 4000  # HDF5 keeps attributes below 64 KiB
-# "train", "test", "rows": shape of x, slabs of x in order (CSR: sparse rows), y (None: no labels; a function: it is
-# known once the slabs are through), other columns.
+# "train", "test", "rows": shape of x, slabs of x in order (CSR: sparse rows), y (None: no labels; a function is called
+# after the last slab), other columns.
 Labels: TypeAlias = np.ndarray | Callable[[], np.ndarray] | None
 Group: TypeAlias = tuple[tuple[int, ...], Iterable[Any], Labels, dict[str, np.ndarray]]
 Groups: TypeAlias = dict[str, Group]
 
 
 class Output:
-    """Where the data file goes and what is written into it beside the rows.
+    """The data file to write, with its attributes.
 
-    said: what was done with the source, for who is told what the file holds.
+    summary: phrases about the preparation, for the message at its end.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Output:
         scale: float | None = None,
         origin: str | None = None,
     ):
-        """UsageError if the file exists (without force), or its folder does not."""
+        """Raise UsageError if the file exists (without force), or its folder does not."""
         self.path, self.compress, self.scale, self.origin = Path(path), compress, scale, origin
-        self.name, self.said = name or self.path.stem, list[str]()
+        self.name, self.summary = name or self.path.stem, list[str]()
         for what, text in (("name", self.name), ("origin", origin or "")):
             check_text(text, f"the {what}")
         with self.blamed():  # a name may be too long
@@ -105,8 +105,8 @@ class Output:
         base: int | None = None,
         sparse: bool = False,
     ) -> Info:
-        """Write the file. names: of the classes, if they have any; table: what is kept of a table (recipe.py); base:
-        the number of the first feature in a text of sparse rows, whose slabs are CSR.
+        """Write the file. names: of the classes, or None; table: the recipe as JSON (recipe.py); base: the index of the
+        first feature in libsvm's text, for sparse rows, whose slabs are CSR.
         """
         for label in names or ():
             check_text(label, "a label")
@@ -118,8 +118,8 @@ class Output:
                 if y is not None and not callable(y):
                     self._write_y(file, digest, group, y, classes)
                 for name, column in columns.items():
-                    how = GZIP | {"chunks": True} if name == FILLED else {}
-                    file.create_dataset(f"{group}/{name}", data=column, **how)
+                    options = GZIP | {"chunks": True} if name == FILLED else {}
+                    file.create_dataset(f"{group}/{name}", data=column, **options)
                     if group == "train" and name not in NOTES:  # as a partition reads it
                         digest.add(f"{group}/{name}", column, labels=True)
                 (self._write_sparse if sparse else self._write_x)(file, digest, group, shape, kind, parts)
@@ -175,7 +175,7 @@ class Output:
             file.check()
 
     def blamed(self) -> contextlib.AbstractContextManager:
-        """What goes wrong in the body went wrong with the file that is written; who reads a source blames that."""
+        """Turn errors of the body into UsageErrors about the output file."""
         return blamed_on(f"{shown(self.path, 200)} cannot be written")
 
     def _layout(self, shape: tuple[int, ...], kind: np.dtype) -> dict[str, Any]:
@@ -185,21 +185,21 @@ class Output:
         return {"chunks": (rows, *shape[1:]), **GZIP}
 
 
-def pixels(low: float, high: float, whole: bool, kind: np.dtype) -> tuple[np.dtype, float]:
-    """The type in which to store x and its scale, from the range of x and whether all its numbers are whole."""
+def storage_type(low: float, high: float, whole: bool, kind: np.dtype) -> tuple[np.dtype, float]:
+    """Return the stored type of x and its scale. low, high: its range; whole: all its numbers are integers."""
     if whole and low >= 0 and high <= 255:
         return np.dtype(np.uint8), 1 / 255 if high > 1 else 1.0
     return kind.newbyteorder("="), 1.0
 
 
 def check_text(text: str, what: str) -> None:
-    """UsageError for a text that a data file cannot hold."""
+    """Raise UsageError for a text that a data file cannot hold."""
     if "\0" in text or any("\ud800" <= each <= "\udfff" for each in text):
         raise UsageError(f"{what} is {shown(text)}, which HDF5 cannot hold: it must be UTF-8, without a NUL")
 
 
 def number_labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], list | None, int]:
-    """Integers or texts as class numbers 0, 1, ...: (the numbers, names of the classes or None, number of classes)."""
+    """Number integers or texts as classes 0, 1, ...: (class numbers, names or None, number of classes)."""
     known, numbers = np.unique(np.concatenate(parts), return_inverse=True)
     if len(known) < 2:
         raise UsageError(f"all rows have the label {shown(known[0])}; classification needs two classes or more")
@@ -214,7 +214,7 @@ def number_labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], list | Non
 
 
 def class_numbers(path: FilePath, ys: list[np.ndarray], regression: bool) -> tuple[list[np.ndarray], list | None, int]:
-    """Labels by their type, as `number_labels` returns them: floats stay as they are (0 classes, regression)."""
+    """Return labels in the form of `number_labels`; floats are targets of a regression (0 classes)."""
     kinds = {labels.dtype.kind for labels in ys}
     if kinds <= set("biuf") and ("f" in kinds or regression):
         return [labels.astype(float) for labels in ys], None, 0
@@ -224,10 +224,7 @@ def class_numbers(path: FilePath, ys: list[np.ndarray], regression: bool) -> tup
 
 
 def split_rows(y: np.ndarray, classes: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shuffled row numbers for train and test; the test fraction is stratified by class.
-
-    With 0 of them no row is for test, with 1 none for train.
-    """
+    """Return shuffled row numbers for train and test; the test fraction (0 to 1) is stratified by class."""
     if not 0 <= fraction <= 1:
         raise UsageError(f"the test fraction must lie between 0 and 1, as 0.2, not {fraction}")
     test = hold_out(y, classes, fraction, Random(seed)("test"))
@@ -239,21 +236,21 @@ def split_rows(y: np.ndarray, classes: int, fraction: float, seed: int) -> tuple
 def split(
     x: np.ndarray, y: np.ndarray, classes: int, kind: np.dtype, fraction: float, seed: int, **columns: np.ndarray
 ) -> Groups:
-    """Groups for Output.write, with the rows of x (an array, or a file mapped as one) split and shuffled."""
+    """Return groups for Output.write: the rows of x (an array or memory map), split and shuffled."""
     groups: Groups = {}
-    for group, rows in parts(y, classes, fraction, seed).items():
+    for group, rows in split_by_group(y, classes, fraction, seed).items():
         others = {name: column[rows] for name, column in columns.items()}
-        groups[group] = (len(rows), *x.shape[1:]), picked(x, rows, kind), y[rows], others
+        groups[group] = (len(rows), *x.shape[1:]), select_rows(x, rows, kind), y[rows], others
     return groups
 
 
-def parts(y: np.ndarray, classes: int, fraction: float, seed: int) -> dict[str, np.ndarray]:
-    """The same by group, without a group that is not asked for."""
+def split_by_group(y: np.ndarray, classes: int, fraction: float, seed: int) -> dict[str, np.ndarray]:
+    """Return the row numbers of `split_rows` by group, without an empty group."""
     train, test = split_rows(y, classes, fraction, seed)
     return ({"train": train} if fraction < 1 else {}) | ({"test": test} if fraction > 0 else {})
 
 
-def picked(x: np.ndarray, rows: np.ndarray, kind: np.dtype) -> Iterator[np.ndarray]:
-    """The rows with these numbers, slab by slab."""
+def select_rows(x: np.ndarray, rows: np.ndarray, kind: np.dtype) -> Iterator[np.ndarray]:
+    """Yield the rows with these numbers slab by slab."""
     for slab in slabs(len(rows), x[:1].nbytes):
         yield x[rows[slab]].astype(kind, copy=False)

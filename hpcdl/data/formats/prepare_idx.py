@@ -1,4 +1,4 @@
-"""From idx files, the format of MNIST (LeCun, Cortes, Burges, "The MNIST database of handwritten digits", 1998).
+"""Preparation of idx, the format of MNIST (LeCun, Cortes, Burges, "The MNIST database of handwritten digits", 1998).
 
 bytes   0, 0, element type, rank n | n sizes (big-endian 32 bits) | the elements (big-endian)
 """
@@ -21,45 +21,45 @@ IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x
 
 
 def prepare_idx(folder: FilePath, output: Output) -> Info:
-    """From a folder with train-images-idx3-ubyte, train-labels-idx1-ubyte and the two t10k- files, gzipped or not."""
+    """Make a data file of train-images-idx3-ubyte, train-labels-idx1-ubyte and the two t10k- files, gzipped or not."""
     with blamed_on(f"{folder} cannot be read"):  # a name may be too long
         there = Path(folder).is_dir()
     if not there:
         raise UsageError(
             f"{folder} is not a folder; idx wants the one that holds train-images-idx3-ubyte and the others"
         )
-    found = {
+    files = {
         "train": [_find_idx(folder, what, "train") for what in ("images", "labels")],
         "test": [_find_idx(folder, what, "t10k", "test") for what in ("images", "labels")],
     }
-    kinds, shapes = zip(*(idx_header(images) for images, _ in found.values()), strict=True)
-    labels = [_labels(path) for _, path in found.values()]
+    kinds, shapes = zip(*(idx_header(images) for images, _ in files.values()), strict=True)
+    labels = [_labels(path) for _, path in files.values()]
     if any(part.ndim != 1 or part.dtype.kind == "f" for part in labels):
         raise UsageError(f"{folder}: the label files must hold one whole number per row")
-    for (images, path), shape, part in zip(found.values(), shapes, labels, strict=True):
+    for (images, path), shape, part in zip(files.values(), shapes, labels, strict=True):
         if len(part) != shape[0]:
             raise UsageError(f"{images} has {shape[0]} rows, but {path.name} {len(part)}")
         if len(shape) < 2 or shape[1:] != shapes[0][1:]:
-            raise UsageError(f"{images} has rows of shape {shape[1:]}, and {found['train'][0].name} of {shapes[0][1:]}")
+            raise UsageError(f"{images} has rows of shape {shape[1:]}, and {files['train'][0].name} of {shapes[0][1:]}")
     numbers, names, classes = number_labels(labels)
     kind = np.result_type(*kinds)
     kind, scale = (kind, 1 / 255) if kind == np.uint8 else (kind.newbyteorder("="), 1.0)
     groups: Groups = {
         group: (shape, idx_slabs(images), y, {})
-        for (group, (images, _)), shape, y in zip(found.items(), shapes, numbers, strict=True)
+        for (group, (images, _)), shape, y in zip(files.items(), shapes, numbers, strict=True)
     }
     return output.write(groups, kind, scale, names, classes)
 
 
 def _labels(path: Path) -> np.ndarray:
-    found = list(idx_slabs(path))
-    if not found:
+    parts = list(idx_slabs(path))
+    if not parts:
         raise UsageError(f"{path} has no rows")
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def _find_idx(folder: FilePath, what: str, *prefixes: str) -> Path:
-    """The one file of this kind; an unpacked one goes before its gzipped twin."""
+    """Return the one file of this kind; an unpacked one has priority over its gzipped twin."""
     paths = {path for prefix in prefixes for path in Path(folder).glob(f"*{prefix}-{what}*")}
     files = {path.name.removesuffix(".gz"): path for path in sorted(paths, reverse=True)}
     if not files:
@@ -71,7 +71,7 @@ def _find_idx(folder: FilePath, what: str, *prefixes: str) -> Path:
 
 @contextlib.contextmanager
 def _open_idx(path: Path) -> Iterator[tuple[IO[bytes], np.dtype, tuple[int, ...]]]:
-    """The open file after its header, its element type and shape."""
+    """Open an idx file; yield the file after its header, the element type and the shape."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with blamed_on(f"{path} cannot be read"), opener(path, "rb") as file:
         zero, kind, ndim = file.read(2), file.read(1), file.read(1)
@@ -88,13 +88,13 @@ def _open_idx(path: Path) -> Iterator[tuple[IO[bytes], np.dtype, tuple[int, ...]
 
 
 def idx_header(path: Path) -> tuple[np.dtype, tuple[int, ...]]:
-    """The type and the shape of what an idx file holds."""
+    """Return element type and shape of an idx file."""
     with _open_idx(path) as (_, kind, shape):
         return kind, shape
 
 
 def idx_slabs(path: Path) -> Iterator[np.ndarray]:
-    """Its rows, slab by slab."""
+    """Yield the rows of an idx file slab by slab."""
     with _open_idx(path) as (file, kind, shape):
         row_bytes = math.prod(shape[1:]) * kind.itemsize
         for slab in slabs(shape[0], row_bytes):

@@ -1,12 +1,12 @@
-"""From libsvm's text (libsvm.py): sparse rows of one label each.
+"""Preparation of libsvm's text (libsvm.py): sparse rows with one label each.
 
-    values   whole numbers 0..255 become bytes, others are float64; the scale is 1: these are counts, not pixels
-    labels   whole numbers are classes, others are values to predict; the names of -1 and 1, say, stay in the file
-    base     0 where an index is 0 anywhere, in train or test, else 1; --zero-based says it
-    width    as the largest index of train and test asks for; --features says it
+    values   integers 0..255 become bytes, others are float64; the scale is 1: these are counts, not pixels
+    labels   integers are classes, others are targets; the names of -1 and 1, say, stay in the file
+    base     0 if an index is 0 anywhere, in train or test, else 1; or by --zero-based
+    width    by the largest index of train and test, or by --features
 
-The text is read once. Its rows go into temporary files, out of which those of train and of test are picked in random
-order; in memory are a block of text, a slab of rows, and of each row its label and where it begins: 16 bytes.
+The text is read once. Its rows go into temporary files, from which the rows of train and of test are selected in random
+order. Memory holds a block of text, a slab of rows, and the label and start of each row: 16 bytes.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ import numpy as np
 from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
 from hpcdl.data.format import FilePath, Info
 from hpcdl.data.formats.libsvm import LibsvmParser, blocks
-from hpcdl.data.formats.prepare import Groups, Output, class_numbers, parts
-from hpcdl.data.formats.sparse_file import elements_of
+from hpcdl.data.formats.prepare import Groups, Output, class_numbers, split_by_group
+from hpcdl.data.formats.sparse_file import slab_elements
 from hpcdl.errors import UsageError, unknown
 from hpcdl.formatting import counted
 
@@ -40,8 +40,10 @@ def prepare_libsvm(
     features: int | None = None,
     zero_based: str = "auto",
 ) -> Info:
-    """From libsvm's text. test: of another one, the test part, else a fraction of 0.2 is split off. zero_based: one of
-    BASES. features: how many there are."""
+    """Make a data file of libsvm's text. test: the text of the test part; without it a fraction (0.2) is split off.
+
+    zero_based: one of BASES. features: their number.
+    """
     if zero_based not in BASES:
         raise unknown("value of --zero-based", zero_based, BASES)
     if features is not None and not 1 <= features < MOST_FEATURES:
@@ -55,21 +57,21 @@ def prepare_libsvm(
         sources = [path] if test is None else [path, test]
         ys = []
         for source in sources:
-            found = [np.empty(0)]
+            labels_read = [np.empty(0)]
             for text in blocks(source):
                 rows, labels = parser.rows(text)
                 spool.add(rows)
-                found.append(labels.copy())
-            ys.append(np.concatenate(found))
+                labels_read.append(labels.copy())
+            ys.append(np.concatenate(labels_read))
             if not len(ys[-1]):
                 raise UsageError(f"{source} has no rows: a row is a line LABEL INDEX:VALUE INDEX:VALUE ...")
-        base, width = parser.form()
+        base, width = parser.base_and_features()
         if not spool.elements:
             raise UsageError(f"{path}: in no row is anything but zeros")
         whole = all((y == np.rint(y)).all() and (abs(y) < 2**53).all() for y in ys)
         numbers, names, classes = class_numbers(path, [y.astype(np.int64) if whole else y for y in ys], regression)
         if test is None:
-            chosen = parts(numbers[0], classes, 0.2 if test_fraction is None else test_fraction, seed)
+            chosen = split_by_group(numbers[0], classes, 0.2 if test_fraction is None else test_fraction, seed)
             labels_of = {group: numbers[0][rows] for group, rows in chosen.items()}
         else:
             cut = len(ys[0])
@@ -77,20 +79,20 @@ def prepare_libsvm(
             labels_of = dict(zip(chosen, numbers, strict=True))
         kind = np.dtype(np.uint8) if spool.bytes else VALUE
         groups: Groups = {
-            group: ((len(rows), width), spool.picked(rows, base, width, kind), labels_of[group], {})
+            group: ((len(rows), width), spool.select(rows, base, width, kind), labels_of[group], {})
             for group, rows in chosen.items()
         }
         total = sum(map(len, ys))
-        output.said += [f"{spool.elements / total:.3g} of {width} are not zero on the mean", f"indices from {base}"]
-        output.said += [f"{counted(parser.qids, 'qid')} left out"] * bool(parser.qids)
-        output.said += [f"classes {', '.join(names[:20])}{' ...' * (len(names) > 20)}"] if names else []
+        output.summary += [f"{spool.elements / total:.3g} of {width} are not zero on the mean", f"indices from {base}"]
+        output.summary += [f"{counted(parser.qids, 'qid')} left out"] * bool(parser.qids)
+        output.summary += [f"classes {', '.join(names[:20])}{' ...' * (len(names) > 20)}"] if names else []
         return output.write(groups, kind, 1.0, names, classes, base=base, sparse=True)
 
 
 class Spool:
-    """Rows in two temporary files, values and indices, from which they are picked in any order.
+    """Rows in two temporary files, values and indices, from which they are selected in any order.
 
-    elements: how many there are; bytes: whether all are whole numbers of 0 to 255.
+    elements: their number; bytes: True if all are integers of 0 to 255.
     """
 
     def __init__(self, output: Output, values: Any, indices: Any):
@@ -99,7 +101,7 @@ class Spool:
         self.lengths: list[np.ndarray] = []
 
     def add(self, rows: CSR) -> None:
-        """The next rows."""
+        """Append the next rows."""
         with self.output.blamed():
             for file, part in zip(self.files, (rows.data, rows.indices), strict=True):
                 file.write(part.data)
@@ -109,8 +111,8 @@ class Spool:
             data = rows.data
             self.bytes = bool(data.min() >= 0 and data.max() <= 255 and (data == np.rint(data)).all())
 
-    def picked(self, rows: np.ndarray, base: int, width: int, kind: np.dtype) -> Iterator[CSR]:
-        """The rows with these numbers, slab by slab, with columns from 0."""
+    def select(self, rows: np.ndarray, base: int, width: int, kind: np.dtype) -> Iterator[CSR]:
+        """Yield the rows with these numbers slab by slab, with columns from 0."""
         with self.output.blamed():
             for file in self.files:
                 file.flush()
@@ -119,7 +121,7 @@ class Spool:
         np.cumsum(np.concatenate(self.lengths), out=starts[1:])
         whole = CSR(values, indices, starts, (len(starts) - 1, width))
         ends = np.cumsum(starts[rows + 1] - starts[rows])
-        at, most = 0, elements_of(VALUE)
+        at, most = 0, slab_elements(VALUE)
         while at < len(rows):
             before = ends[at - 1] if at else 0
             end = max(at + 1, int(np.searchsorted(ends, before + most, side="right")))
@@ -131,5 +133,5 @@ class Spool:
 
 
 def looks_like(path: FilePath) -> bool:
-    """Whether a file is called as libsvm's texts are."""
+    """True if the file has a name of libsvm's texts."""
     return os.fspath(path).lower().removesuffix(".gz").endswith((".svm", ".libsvm", ".svmlight"))

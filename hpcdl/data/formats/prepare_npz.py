@@ -1,6 +1,6 @@
-"""From numpy's npz archives, as numpy.savez and numpy.savez_compressed write them, and scipy.sparse.save_npz.
+"""Preparation of npz archives of numpy.savez, numpy.savez_compressed and scipy.sparse.save_npz.
 
-What scipy writes holds a sparse matrix as data, indices, indptr and shape, in the place of x; a y has to be added.
+An archive of scipy holds a sparse matrix (data, indices, indptr, shape) in place of x; y has to be added.
 """
 
 import os
@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcdl.csr import COLUMN, CSR, MOST_FEATURES, START
 from hpcdl.data.format import FilePath, Info, check_memory, short, shown
-from hpcdl.data.formats.prepare import Groups, Output, class_numbers, parts, picked, pixels, split
+from hpcdl.data.formats.prepare import Groups, Output, class_numbers, select_rows, split, split_by_group, storage_type
 from hpcdl.data.formats.sparse_file import sparse_rows
 from hpcdl.errors import UsageError, blamed_on
 
@@ -19,17 +19,17 @@ SPARSE = {"data", "indices", "indptr", "shape", "format"}  # what scipy.sparse.s
 def prepare_npz(
     path: FilePath, output: Output, *, regression: bool = False, test_fraction: float | None = None, seed: int = 0
 ) -> Info:
-    """From numpy's npz with x, y (or x_train, y_train) and, or not, x_test, y_test (else a test fraction of 0.2)."""
+    """Make a data file of x, y (or x_train, y_train), and x_test, y_test if present (else a test fraction of 0.2)."""
     arrays = load_npz(path)
     if set(arrays) >= SPARSE:
         return _sparse(path, arrays, output, regression, 0.2 if test_fraction is None else test_fraction, seed)
     x, y = (_member(path, arrays, name, f"{name}_train") for name in "xy")
-    own = [name for name in ("x_test", "y_test") if name in arrays]
-    if len(own) == 1:
-        raise UsageError(f"{path} has {own[0]} alone; it needs both x_test and y_test, or none")
-    if own and test_fraction is not None:
+    test_arrays = [name for name in ("x_test", "y_test") if name in arrays]
+    if len(test_arrays) == 1:
+        raise UsageError(f"{path} has {test_arrays[0]} alone; it needs both x_test and y_test, or none")
+    if test_arrays and test_fraction is not None:
         raise UsageError(f"{path} has a test set of its own (x_test, y_test): leave --test-fraction out")
-    xs, ys = ([x, arrays["x_test"]], [y, arrays["y_test"]]) if own else ([x], [y])
+    xs, ys = ([x, arrays["x_test"]], [y, arrays["y_test"]]) if test_arrays else ([x], [y])
     ys = [labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels for labels in ys]
     for rows, labels in zip(xs, ys, strict=True):
         if rows.dtype.kind not in "biuf" or rows.ndim < 2 or rows.shape[1:] != x.shape[1:] or 0 in rows.shape:
@@ -43,19 +43,19 @@ def prepare_npz(
     ys, names, classes = class_numbers(path, ys, regression)
     kind = np.result_type(*xs)
     low, high = min(rows.min() for rows in xs), max(rows.max() for rows in xs)
-    kind, scale = pixels(low, high, kind.kind in "biu", kind)
-    if not own:
+    kind, scale = storage_type(low, high, kind.kind in "biu", kind)
+    if not test_arrays:
         groups = split(x, ys[0], classes, kind, 0.2 if test_fraction is None else test_fraction, seed)
     else:
         groups = {
-            group: (rows.shape, picked(rows, np.arange(len(rows)), kind), labels, {})
+            group: (rows.shape, select_rows(rows, np.arange(len(rows)), kind), labels, {})
             for group, rows, labels in zip(("train", "test"), xs, ys, strict=True)
         }
     return output.write(groups, kind, scale, names, classes)
 
 
 def load_npz(path: FilePath) -> dict[str, np.ndarray]:
-    """The arrays of an npz archive by name. UsageError for what is none."""
+    """Return the arrays of an npz archive by name; UsageError if it is none."""
     if not os.path.exists(path):
         raise UsageError(f"{path} does not exist")
     with blamed_on(f"{path} cannot be read as npz"):
@@ -66,16 +66,16 @@ def load_npz(path: FilePath) -> dict[str, np.ndarray]:
             check_memory(sum(each.file_size for each in archive.zip.infolist()), f"{path}: its arrays")
             arrays = {name: archive[name] for name in archive.files}
     for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):  # numpy hands out what is no array as bytes
+        if not isinstance(array, np.ndarray):  # numpy returns other members as bytes
             raise UsageError(f"{path}: {shown(name)} is no array of numpy's")
     return arrays
 
 
-def sparse_of(path: FilePath, arrays: dict[str, np.ndarray]) -> CSR:
-    """The sparse rows of an archive that holds them; UsageError where they are none."""
-    said = arrays["format"].tolist()
-    if said not in ("csr", b"csr"):
-        raise UsageError(f"{path} holds a sparse matrix in the form {shown(said)}; save it as csr (x.tocsr())")
+def sparse_matrix(path: FilePath, arrays: dict[str, np.ndarray]) -> CSR:
+    """Return the sparse rows of an archive of scipy; UsageError if they are invalid."""
+    layout = arrays["format"].tolist()
+    if layout not in ("csr", b"csr"):
+        raise UsageError(f"{path} holds a sparse matrix in the form {shown(layout)}; save it as csr (x.tocsr())")
     data, indices, indptr, shape = (arrays[name] for name in ("data", "indices", "indptr", "shape"))
     kinds = data.dtype.kind, indices.dtype.kind, indptr.dtype.kind, shape.dtype.kind
     fits = all(each.ndim == 1 for each in (data, indices, indptr, shape)) and shape.shape == (2,)
@@ -85,15 +85,15 @@ def sparse_of(path: FilePath, arrays: dict[str, np.ndarray]) -> CSR:
     if not 1 <= width < MOST_FEATURES or rows < 1 or len(indptr) != rows + 1 or (indices > MOST_FEATURES).any():
         raise UsageError(f"{path}: its shape is {shape.tolist()}, which its columns and rows do not fit")
     data = data.view(np.uint8) if data.dtype == bool else data
-    made = CSR(data, indices.astype(COLUMN, copy=False), indptr.astype(START, copy=False), (rows, width))
-    return sparse_rows(made, f" of {path}")
+    matrix = CSR(data, indices.astype(COLUMN, copy=False), indptr.astype(START, copy=False), (rows, width))
+    return sparse_rows(matrix, f" of {path}")
 
 
 def _sparse(
     path: FilePath, arrays: dict[str, np.ndarray], output: Output, regression: bool, fraction: float, seed: int
 ) -> Info:
-    """The data file of sparse rows; their type stays as it is, with scale 1."""
-    x = sparse_of(path, arrays)
+    """Make a data file of sparse rows in their own type, with scale 1."""
+    x = sparse_matrix(path, arrays)
     if "y" not in arrays:
         hint = "add the labels: numpy.savez('new.npz', y=y, **numpy.load('old.npz'))"
         raise UsageError(f"{path} has no array y; {hint}")
@@ -102,7 +102,7 @@ def _sparse(
     (y,), names, classes = class_numbers(path, [arrays["y"]], regression)
     groups: Groups = {
         group: ((len(rows), x.shape[1]), iter([x.take(rows)]), y[rows], {})
-        for group, rows in parts(y, classes, fraction, seed).items()
+        for group, rows in split_by_group(y, classes, fraction, seed).items()
     }
     return output.write(groups, x.dtype.newbyteorder("="), 1.0, names, classes, sparse=True)
 

@@ -1,13 +1,13 @@
-"""From plain text: rows of tokens, each with the token that follows, for models that predict the next token.
+"""Preparation of plain text: rows of tokens, each with the token that follows, for models of the next token.
 
-    tokens   t0 t1 t2 t3 t4 t5 t6 t7 t8 t9 ...          n of them, of which the last n * test_fraction are for the test
+    tokens   t0 t1 t2 t3 t4 t5 t6 t7 t8 t9 ...          n tokens; the last n * test_fraction are for the test
     x        t0 t1 t2 t3 | t4 t5 t6 t7 | ...            row i: tokens i * length ... (i + 1) * length - 1
     targets     t1 t2 t3 t4 | t5 t6 t7 t8 | ...         at position k of a row x[k + 1], at the last one y
 
-Every token but a part's first is a target once; (n - 1) // length rows, and a rest shorter than length + 1 is left out.
+Every token but a part's first is a target once. There are (n - 1) // length rows; a shorter rest is left out.
 
     level      a token is         tokens are numbered                        memory
-    character  a character        by code point, those that the text has     the text, about 10 bytes a character
+    character  a character        by code point, among those of the text     the text, about 10 bytes a character
     byte       a byte             0 ... 255                                  a slab
 """
 
@@ -26,7 +26,7 @@ from hpcdl.errors import UsageError, blamed_on, unknown
 
 LEVELS = ("character", "byte")
 Read: TypeAlias = Callable[[slice], np.ndarray]
-BEYOND = 0x110000  # Unicode ends here
+BEYOND = 0x110000  # number of Unicode code points
 
 
 def prepare_text(
@@ -38,10 +38,10 @@ def prepare_text(
     test_fraction: float = 0.1,
     encoding: str = "utf-8",
 ) -> Info:
-    """From plain text: rows of `length` tokens.
+    """Make a data file of plain text: rows of `length` tokens.
 
-    level: `character` or `byte`. test_fraction: of the tokens, the last ones. encoding: of characters; bytes are taken
-    as they are. Nothing is changed; only a byte order mark before the first character is left out.
+    level: `character` or `byte`. test_fraction: the last tokens. encoding: of characters; bytes need none. The text is
+    unchanged but for a byte order mark, which is left out.
     """
     if length < 1:
         raise UsageError(f"the length of a row must be 1 or more, not {length}")
@@ -62,7 +62,7 @@ def prepare_text(
 
 
 def _cut(path: FilePath, count: int, length: int, fraction: Fraction, level: str) -> int:
-    """Where the test part begins; each part must have a row and the token that follows it."""
+    """Return the first token of the test part; each part must have a row and the token that follows it."""
     least = max(math.ceil((length + 1) / fraction), math.floor(length / (1 - fraction)) + 1)
     if count < least:
         raise UsageError(
@@ -73,20 +73,20 @@ def _cut(path: FilePath, count: int, length: int, fraction: Fraction, level: str
 
 
 def _rows(read: Read, start: int, rows: int, length: int) -> Iterator[np.ndarray]:
-    """x of a part, slab by slab."""
+    """Yield x of a part slab by slab."""
     for slab in slabs(rows, length):
         yield read(slice(start + slab.start * length, start + slab.stop * length)).reshape(-1, length)
 
 
 def _bytes(path: FilePath) -> tuple[int, Read, Vocabulary]:
-    """How many tokens, a function that reads a slice of them, and the vocabulary."""
+    """Return the number of byte tokens, a function that reads a slice of them, and the vocabulary."""
     size = Path(path).stat().st_size
     memory = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
     return size, lambda which: np.array(memory[which]), Vocabulary(BYTES)
 
 
 def _characters(path: FilePath, encoding: str) -> tuple[int, Read, Vocabulary]:
-    """The same for characters."""
+    """Return the number of character tokens, a function that reads a slice of them, and the vocabulary."""
     code = _code_points(path, encoding)
     present = np.zeros(BEYOND, bool)
     present[code] = True
@@ -103,7 +103,7 @@ def _characters(path: FilePath, encoding: str) -> tuple[int, Read, Vocabulary]:
 
 
 def _code_points(path: FilePath, encoding: str) -> np.ndarray:
-    """The characters of a file as numbers, uint32 (characters,)."""
+    """Return the code points of a file, uint32 (characters,)."""
     data = Path(path).read_bytes()
     try:
         text = data.decode(encoding).removeprefix("\ufeff")
@@ -113,7 +113,7 @@ def _code_points(path: FilePath, encoding: str) -> np.ndarray:
         raise UsageError(
             f"{path} is not {encoding}: byte {error.start} cannot be decoded; name its --encoding, or use --level byte"
         ) from None
-    except UnicodeError as error:  # of encodings that say less
+    except UnicodeError as error:  # of encodings without a position
         raise UsageError(f"{path} is not {encoding}: {error}; name its --encoding, or use --level byte") from None
     code = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     # HDF5 ends a text at its first 0, and half a surrogate pair is no character.

@@ -1,10 +1,10 @@
-"""A recipe: what was done with the columns of a table, so that it can be done again on new rows.
+"""A recipe: the encoding of a table's columns as features, which can be applied to new rows.
 
-    column of numbers    one feature; what is missing becomes `fill`        age             -> "age"
+    column of numbers    one feature; a missing value becomes `fill`        age             -> "age"
     column of texts      one feature per text, 1 where the row has it       color           -> "color=blue", "color=red"
 
-A data file that was made from a table keeps it as JSON in its attribute `table` (prepare_table.py); new rows go through
-it in table_rows.py.
+A data file made from a table stores its recipe as JSON in the attribute `table` (prepare_table.py); table_rows.py
+encodes new rows by it.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ from typing import Any
 from hpcdl.data.format import TABLE, FilePath, Info, find_data_file, read_info, shown
 from hpcdl.errors import UsageError
 
-MISSING = ("refuse", "drop", "mean", "median")  # what can be done with values that are missing
+MISSING = ("refuse", "drop", "mean", "median")  # treatments of missing values
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the source. number: from 0; values: the texts that it may hold, one-hot, None for numbers.
+    """A column of the source. number: from 0; values: its texts, one-hot, None for numbers.
 
-    fill: what a missing number becomes, None where there is no such number.
+    fill: the value of missing numbers; None if none is missing.
     """
 
     name: str
@@ -31,18 +31,17 @@ class Column:
 
     @property
     def features(self) -> list[str]:
-        """The names of its features."""
+        """Names of the column's features."""
         return [self.name] if self.values is None else [f"{self.name}={value}" for value in self.values]
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What was done with a table's columns. columns: those of the features, in the order of the features.
+    """The encoding of a table. columns: those of the features, in the order of the features.
 
-    label: names of the columns with labels; several for several values to predict, none where there were no labels.
-    id: name of the column that says which row a row is. missing: one of MISSING. header, delimiter: how the source was
-    read: with a header columns are found by name, in whatever order, else by number (which then is their name, too).
-    like: the fills are those of another data file, which --like has named.
+    label: names of the label columns: several for several targets, none without labels. id: name of the column with the
+    rows' names. missing: one of MISSING. header, delimiter: of the source; with a header columns are found by name, in
+    any order, else by number (which then is their name, too). like: the fills come from the data file of --like.
     """
 
     columns: tuple[Column, ...]
@@ -55,26 +54,26 @@ class Recipe:
 
     @property
     def features(self) -> list[str]:
-        """The names of the features, in order."""
+        """Names of the features, in order."""
         return [name for column in self.columns for name in column.features]
 
     def describe(self) -> dict:
-        """The same as what JSON can hold."""
+        """Return the recipe as a JSON object."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def read(cls, found: Any, where: str) -> "Recipe":
-        """What `describe` gave, or JSON gave back. UsageError for anything else, which starts with `where`."""
+    def read(cls, value: Any, where: str) -> "Recipe":
+        """Return the recipe that `describe` gave; UsageError, which begins with `where`, for other values."""
         try:
-            columns = tuple(_column(each) for each in _list(found["columns"]))
+            columns = tuple(_column(each) for each in _list(value["columns"]))
             recipe = cls(
                 columns=columns,
-                label=tuple(_text(each) for each in _list(found["label"])),
-                id=None if found["id"] is None else _text(found["id"]),
-                missing=_text(found["missing"]),
-                header=found["header"],
-                delimiter=_text(found["delimiter"]),
-                like=found.get("like", False) is True,  # older versions did not say it
+                label=tuple(_text(each) for each in _list(value["label"])),
+                id=None if value["id"] is None else _text(value["id"]),
+                missing=_text(value["missing"]),
+                header=value["header"],
+                delimiter=_text(value["delimiter"]),
+                like=value.get("like", False) is True,  # older versions did not say it
             )
             names = [column.name for column in columns]
             numbers = [column.number for column in columns]
@@ -96,27 +95,27 @@ class Recipe:
 
 
 def recipe_in(info: Info) -> Recipe | None:
-    """What was done with the table that a data file was made from; None where it was made from none, or says nothing.
+    """Return the recipe of a data file; None if it has none.
 
-    UsageError if its recipe is malformed, or for another number of features.
+    UsageError if the recipe is malformed, or has another number of features.
     """
     if info.schema.recipe is None:
         return None
     where = f"{info.path}: the attribute {TABLE}"
     recipe = Recipe.read(info.schema.recipe, where)
     if info.features != (len(recipe.features),):
-        said = f"{len(recipe.features)} features, but the rows of the file have shape {info.features}"
-        raise UsageError(f"{where} has {said}")
+        problem = f"{len(recipe.features)} features, but the rows of the file have shape {info.features}"
+        raise UsageError(f"{where} has {problem}")
     return recipe
 
 
 def recipe_of(name_or_path: FilePath) -> Recipe | None:
-    """The same, of a known data set or a path; UsageError, too, if it is no data file."""
+    """Return the recipe of a known data set or a path, like `recipe_in`; UsageError, too, if it is no data file."""
     return recipe_in(read_info(find_data_file(str(name_or_path))))
 
 
-def _column(found: Any) -> Column:
-    values, fill, number = found["values"], found["fill"], found["number"]
+def _column(value: Any) -> Column:
+    values, fill, number = value["values"], value["fill"], value["number"]
     if values is not None:
         values = tuple(_text(each) for each in _list(values))
         if len(set(values)) < len(values):
@@ -125,16 +124,16 @@ def _column(found: Any) -> Column:
         raise ValueError("fill is no number, or not one of a column of numbers")
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ValueError("the number of a column is none")
-    return Column(_text(found["name"]), number, values, None if fill is None else float(fill))
+    return Column(_text(value["name"]), number, values, None if fill is None else float(fill))
 
 
-def _list(found: Any) -> list | tuple:
-    if not isinstance(found, (list, tuple)):
+def _list(value: Any) -> list | tuple:
+    if not isinstance(value, (list, tuple)):
         raise TypeError("what should be a list is none")
-    return found
+    return value
 
 
-def _text(found: Any) -> str:
-    if not isinstance(found, str):
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
         raise TypeError("what should be a text is none")
-    return found
+    return value

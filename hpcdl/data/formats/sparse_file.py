@@ -1,12 +1,12 @@
 """Sparse rows in a data file: x is a group that holds them as CSR (hpcdl/csr.py), not a data set.
 
-    train/x/data      (elements,)   the elements that are not zero, row after row; integers or floats
-    train/x/indices   (elements,)   their columns, from 0, rising within a row; int32 (other integers are read, too)
-    train/x/indptr    (rows + 1,)   where each row begins among them, and where the last one ends; int64
+    train/x/data      (elements,)   the nonzero elements, row after row; integers or floats
+    train/x/indices   (elements,)   their columns, from 0, ascending within a row; int32 (other integers are read, too)
+    train/x/indptr    (rows + 1,)   the start of each row among the elements, and the end of the last one; int64
     train/x, attribute features     the number of columns
 
-What a file says is checked where it is read, slab by slab: that rows begin one after the other, and that the columns
-of each are in order, each once, and exist. A slab is some rows, so many that its elements take about SLAB_BYTES.
+A file is checked as it is read, slab by slab: row starts ascend, and the columns of a row ascend and exist. A slab is a
+number of rows whose elements take about SLAB_BYTES.
 """
 
 import math
@@ -22,36 +22,38 @@ from hpcdl.data.format import check_x, dataset, follow_links, shown
 from hpcdl.errors import UsageError
 
 PARTS = ("data", "indices", "indptr")
-TYPES = {"indices": COLUMN, "indptr": START}  # as they are read, whatever integers the file has
+TYPES = {"indices": COLUMN, "indptr": START}  # in memory, for any integers in the file
 CHUNK = 1 << 16  # elements of an HDF5 chunk: data, indices and indptr grow while they are written
 
 
 class SparseSet:
-    """Sparse rows in a file, in the place of an h5py data set: dtype (of data), shape (rows, features), elements."""
+    """Sparse rows in a file, an h5py data set by interface: dtype (of data), shape (rows, features), elements."""
 
     def __init__(self, file: h5py.File, name: str):
-        """Checks the structure, not what it holds. UsageError where it is none."""
+        """Check the structure, not the elements; UsageError if it is invalid."""
         self.where = f"{file.filename}: {name}"
         self.data, self.indices, self.indptr = (dataset(file, f"{name}/{part}") for part in PARTS)
         kinds = {"data": "iuf", "indices": "iu", "indptr": "iu"}
-        for part, found in zip(PARTS, (self.data, self.indices, self.indptr), strict=True):
-            if found.dtype.kind not in kinds[part] or len(found.shape or ()) != 1:
+        for part, column in zip(PARTS, (self.data, self.indices, self.indptr), strict=True):
+            if column.dtype.kind not in kinds[part] or len(column.shape or ()) != 1:
                 what = "whole numbers" if kinds[part] == "iu" else "numbers"
-                said = f"{shown(found.dtype)} of shape {found.shape}"
-                raise UsageError(f"{self.where}/{part} is {said}; of sparse rows it holds {what} (elements,)")
+                problem = f"{shown(column.dtype)} of shape {column.shape}"
+                raise UsageError(f"{self.where}/{part} is {problem}; of sparse rows it holds {what} (elements,)")
         if not len(self.indptr):
             raise UsageError(f"{self.where}/indptr has shape (0,); it says where rows begin and end, so 1 at least")
         self.elements, rows = len(self.data), len(self.indptr) - 1
         if len(self.indices) != self.elements:
             lengths = f"{self.elements} elements, but {len(self.indices)} columns in indices"
             raise UsageError(f"{self.where} has {lengths}; each element has one")
-        for part, found in zip(PARTS, (self.data, self.indices, self.indptr), strict=True):
-            if len(found) and not found.id.get_storage_size():  # a shape costs nothing: it may say anything
-                raise UsageError(f"{self.where}/{part} has shape {found.shape}, but nothing was ever written into it")
+        for part, column in zip(PARTS, (self.data, self.indices, self.indptr), strict=True):
+            if len(column) and not column.id.get_storage_size():  # a damaged file may claim any shape
+                raise UsageError(f"{self.where}/{part} has shape {column.shape}, but nothing was ever written into it")
         features = follow_links(file, name).attrs.get("features")
         if not isinstance(features, (int, np.integer)) or not 1 <= features <= MOST_FEATURES:
-            said = "is missing" if features is None else f"is {shown(features)}"
-            raise UsageError(f"{self.where}: its attribute features {said}; it is the number of columns, 1 to 2^31 - 1")
+            problem = "is missing" if features is None else f"is {shown(features)}"
+            raise UsageError(
+                f"{self.where}: its attribute features {problem}; it is the number of columns, 1 to 2^31 - 1"
+            )
         self.shape, self.dtype = (rows, int(features)), self.data.dtype
         if (int(self.indptr[0]), int(self.indptr[rows])) != (0, self.elements):
             raise UsageError(f"{self.where}/indptr should go from 0 to {self.elements}, the number of elements")
@@ -61,11 +63,11 @@ class SparseSet:
 
     @property
     def nnz(self) -> int:
-        """How many elements there are, as a CSR says it."""
+        """The number of elements, by the name that a CSR uses."""
         return self.elements
 
     def starts(self, first: int, last: int) -> np.ndarray:
-        """Where rows first to last - 1 begin, and where the last one of them ends, int64; UsageError if nowhere."""
+        """Return the starts of rows first to last - 1, and the end of the last, int64; UsageError if invalid."""
         starts = np.empty(last - first + 1, START)
         self.indptr.read_direct(starts, np.s_[first : last + 1])
         falls = np.diff(starts) < 0
@@ -75,12 +77,12 @@ class SparseSet:
         return starts
 
     def spans(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """All rows, so many at a time that their starts take SLAB_BYTES: (which rows, their `starts`)."""
+        """Yield (slice of rows, their `starts`) for all rows, with SLAB_BYTES of starts at a time."""
         for part in data_format.slabs(len(self), START.itemsize):
             yield part, self.starts(part.start, part.stop)
 
     def slabs(self, most: int) -> Iterator[slice]:
-        """Cut all rows into slices of `most` elements at most, or of one row that has more."""
+        """Cut all rows into slices of at most `most` elements, or of one row with more."""
         for part, starts in self.spans():
             at = 0
             while at < part.stop - part.start:
@@ -90,7 +92,7 @@ class SparseSet:
                 at = end
 
     def read(self, first: int, last: int, into: CSR, most: float = math.inf) -> None:
-        """Rows first to last - 1 into as many rows of `into`, from where the first of them begins; makes room there.
+        """Read rows first to last - 1 into the rows of `into`, from the start of its first row; it grows as needed.
 
         UsageError for columns that are out of order or do not exist, NaN, infinity, or a number beyond `most`.
         """
@@ -106,27 +108,27 @@ class SparseSet:
         check_elements(into.data[part], starts - begin, self.where, first, most)
 
     def lengths(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """How many elements each row has, or each of the sorted `rows`."""
-        found = []
+        """Return the number of elements of each row, or of each of the sorted `rows`."""
+        result = []
         for part, starts in self.spans():
             lengths = np.diff(starts)
             if rows is not None:
                 a, b = np.searchsorted(rows, (part.start, part.stop))
                 lengths = lengths[rows[a:b] - part.start]
-            found.append(lengths)
-        return np.concatenate([np.empty(0, START), *found])
+            result.append(lengths)
+        return np.concatenate([np.empty(0, START), *result])
 
     def most_elements(self, rows: int) -> int:
-        """No so many rows have more elements, all together."""
-        found = np.empty(0, START)
+        """Return the most elements that any `rows` rows have together."""
+        largest = np.empty(0, START)
         for _, starts in self.spans():
-            found = largest_of(np.concatenate([found, np.diff(starts)]), rows)
-        return int(found.sum())
+            largest = largest_lengths(np.concatenate([largest, np.diff(starts)]), rows)
+        return int(largest.sum())
 
     def block(self, row_most: int) -> tuple[int, int]:
-        """Rows of a block and the most elements of one, where blocks of so many bytes are read: (rows, elements).
+        """Return (rows, most elements) of a block to read at a time. row_most: bytes of an element with its column.
 
-        All blocks but the last have as many rows; fewer than their mean length allows where long rows stand together.
+        All blocks but the last have the same number of rows; it is smaller where long rows are neighbours.
         """
         row = max(1, row_most * self.elements // max(1, len(self)))
         block = max(1, min(len(self), data_format.SLAB_BYTES // row))
@@ -137,7 +139,7 @@ class SparseSet:
             block = max(1, block // 2)
 
     def _most(self, block: int) -> int:
-        """The most elements of a block of so many rows."""
+        """Return the most elements of a block of `block` rows."""
         most = 0
         for part in data_format.slabs(len(self), START.itemsize, block):
             starts = self.starts(part.start, part.stop)
@@ -145,18 +147,18 @@ class SparseSet:
         return most
 
 
-def rows_in(file: h5py.File, name: str) -> Any:
-    """The rows of this name, as "train/x": a data set of HDF5, or a SparseSet."""
+def open_rows(file: h5py.File, name: str) -> Any:
+    """Return the rows of this name, as "train/x": a data set of HDF5, or a SparseSet."""
     return SparseSet(file, name) if isinstance(follow_links(file, name), h5py.Group) else dataset(file, name)
 
 
-def largest_of(lengths: np.ndarray, count: int) -> np.ndarray:
-    """The so many largest of these."""
+def largest_lengths(lengths: np.ndarray, count: int) -> np.ndarray:
+    """Return the `count` largest lengths."""
     return lengths if len(lengths) <= count else np.partition(lengths, len(lengths) - count)[len(lengths) - count :]
 
 
 def check_columns(columns: np.ndarray, starts: np.ndarray, width: int, where: str, first: int = 0) -> None:
-    """UsageError where the columns of rows, which begin at `starts`, are not in order, each once, or do not exist.
+    """Raise UsageError if the columns of a row do not ascend, or do not exist; rows begin at `starts`.
 
     first: the number of the first of these rows.
     """
@@ -171,7 +173,7 @@ def check_columns(columns: np.ndarray, starts: np.ndarray, width: int, where: st
 
 
 def sparse_rows(x: Any, suffix: str = "") -> CSR:
-    """A CSR that is in order, from one or from a matrix of scipy.sparse; UsageError where it is not."""
+    """Return a checked CSR made of a CSR or a matrix of scipy.sparse; UsageError if it is invalid."""
     if x.shape[1] > MOST_FEATURES:
         raise UsageError(f"x{suffix} has {x.shape[1]} columns; sparse rows have {MOST_FEATURES} at most")
     rows = CSR.of(x)
@@ -182,8 +184,8 @@ def sparse_rows(x: Any, suffix: str = "") -> CSR:
     return rows
 
 
-class RowOf:
-    """The number of the row that an element belongs to, where rows begin at `starts`."""
+class RowLookup:
+    """Maps an element to the number of its row; rows begin at `starts`."""
 
     def __init__(self, starts: np.ndarray, first: int = 0):
         self.starts, self.first = starts, first
@@ -193,14 +195,14 @@ class RowOf:
 
 
 def check_elements(data: np.ndarray, starts: np.ndarray, where: str, first: int = 0, most: float = math.inf) -> None:
-    """UsageError, as by `check_x`, for elements that are not finite, or beyond `most`; `starts`, first: of the rows."""
-    check_x(data[:, None], where, RowOf(starts, first), most=most)  # type: ignore[arg-type]
+    """Raise UsageError, like `check_x`, for elements that are not finite, or beyond `most`."""
+    check_x(data[:, None], where, RowLookup(starts, first), most=most)  # type: ignore[arg-type]
 
 
 def read_sparse(source: SparseSet, x: CSR, rows: np.ndarray | None, most: float) -> None:
-    """All rows, or the sorted `rows`, slab by slab into x, which has room for them."""
+    """Read all rows, or the sorted `rows`, slab by slab into x, which has room for them."""
     part = CSR.empty(0, source.shape[1], x.dtype)
-    for slab in source.slabs(elements_of(x.dtype)):
+    for slab in source.slabs(slab_elements(x.dtype)):
         if rows is None:
             source.read(slab.start, slab.stop, x[slab], most)
             continue
@@ -212,13 +214,13 @@ def read_sparse(source: SparseSet, x: CSR, rows: np.ndarray | None, most: float)
             x[a:b].put(part.take(rows[a:b] - slab.start))
 
 
-def elements_of(kind: np.dtype) -> int:
-    """How many elements of this type, with their columns, take SLAB_BYTES."""
+def slab_elements(kind: np.dtype) -> int:
+    """Return the number of elements of this type that take SLAB_BYTES, with their columns."""
     return max(1, data_format.SLAB_BYTES // (kind.itemsize + COLUMN.itemsize))
 
 
 class SparseWriter:
-    """Writes sparse rows into a new file, part by part, in chunks; they need not be counted before."""
+    """Writes sparse rows into a new file part by part; their number need not be known before."""
 
     def __init__(self, file: h5py.File, name: str, features: int, kind: np.dtype, compress: dict[str, Any]):
         group = file.create_group(name)
@@ -232,7 +234,7 @@ class SparseWriter:
         self._append("indptr", np.zeros(1, START))
 
     def append(self, rows: CSR) -> dict[str, np.ndarray]:
-        """The next rows; returns what of each data set was added, as a digest is told of it."""
+        """Append the next rows; return the values appended to each data set, for the digest."""
         part, elements = slice(int(rows.indptr[0]), int(rows.indptr[-1])), len(self.parts["data"])
         starts = rows.indptr[1:] - rows.indptr[0] + elements
         kind = self.parts["data"].dtype

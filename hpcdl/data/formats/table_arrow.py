@@ -1,4 +1,4 @@
-"""Tables of Parquet and Arrow (Feather), by pyarrow: the columns have types; texts that look like numbers are texts."""
+"""Tables in Parquet and Arrow (Feather), read by pyarrow: columns have types, so texts of digits stay texts."""
 
 import contextlib
 import math
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcdl.data.format import FilePath, shown
-from hpcdl.data.formats.table_source import LINES, Cells, Source
+from hpcdl.data.formats.table_source import BLOCK_ROWS, Cells, Source
 from hpcdl.errors import UsageError, blamed_on, printable
 
 try:
@@ -20,7 +20,7 @@ except ImportError:
 
 
 class ArrowSource(Source):
-    """Parquet in groups of rows, Arrow in batches: what is read at a time is a part of one."""
+    """A Parquet or Arrow file, read in parts of its row groups or record batches."""
 
     header = True
 
@@ -43,7 +43,7 @@ class ArrowSource(Source):
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
-        """What goes wrong in the body goes wrong with the file; Thrift quotes bytes of it that no terminal may get."""
+        """Turn errors of the body into UsageErrors about the file, without the control characters of Thrift's texts."""
         try:
             with blamed_on(f"{self.path} cannot be read"):
                 yield
@@ -51,7 +51,7 @@ class ArrowSource(Source):
             raise UsageError(printable(error, kept="")) from error
 
     def kind(self, column: int) -> str | None:
-        """What a column holds, by its type."""
+        """Return "number", "text" or "time" by the column's type."""
         kind = self.types[column]
         if types.is_dictionary(kind):
             kind = kind.value_type
@@ -63,10 +63,12 @@ class ArrowSource(Source):
             return "text"
         if types.is_temporal(kind):
             return "time"
-        raise UsageError(f"{self.path}: {self.called(column)} holds {shown(kind)}, neither numbers nor texts; drop it")
+        raise UsageError(
+            f"{self.path}: {self.column_label(column)} holds {shown(kind)}, neither numbers nor texts; drop it"
+        )
 
-    def blocks(self, most: int = LINES) -> Iterator[tuple[int, Callable[[], Cells]]]:
-        """Blocks of rows."""
+    def blocks(self, most: int = BLOCK_ROWS) -> Iterator[tuple[int, Callable[[], Cells]]]:
+        """Yield (first row, parser) of each block of rows."""
         with self.blamed():
             row = 0
             for count, rows in self._parquet(most) if self.is_parquet else self._batches():
@@ -78,7 +80,7 @@ class ArrowSource(Source):
     def _parquet(self, most: int) -> Iterator[tuple[int, Callable]]:
         with parquet.ParquetFile(self.path) as file:
             for group in range(file.num_row_groups):
-                yield file.metadata.row_group(group).num_rows, _Group(self.path, group, most).rows
+                yield file.metadata.row_group(group).num_rows, _RowGroup(self.path, group, most).rows
 
     def _batches(self) -> Iterator[tuple[int, Callable]]:
         with pyarrow.memory_map(self.path) as memory, self._opener(memory) as reader:
@@ -87,30 +89,30 @@ class ArrowSource(Source):
                 yield batch.num_rows, batch.slice
 
 
-class _Group:
-    """A group of rows of Parquet: read from its start, and kept open for the part that follows."""
+class _RowGroup:
+    """A row group of Parquet: read from its start, and kept open for the next part."""
 
     def __init__(self, path: str, group: int, most: int):
         self.path, self.group, self.most = path, group, most
-        self.at, self.left = 0, None  # of the rows from `at` on, those that are read already
+        self.at, self.left = 0, None  # left: rows from `at` on that were read already
         self.parts: Iterator = iter(())
 
     def rows(self, start: int, count: int) -> Any:
-        """These rows; a batch may be shorter than asked for, where a page ends."""
+        """Return these rows; a batch of pyarrow may be shorter than requested, at the end of a page."""
         if start < self.at or not self.at:
             self.at, self.left, self.parts = 0, None, self._read()
-        got, have = [], 0
+        batches, have = [], 0
         while have < count:
             batch, self.left = (self.left or next(self.parts)), None
             skip = min(max(0, start - self.at), batch.num_rows)
             take = min(count - have, batch.num_rows - skip)
             if take:
-                got.append(batch.slice(skip, take))
+                batches.append(batch.slice(skip, take))
             if skip + take < batch.num_rows:
                 self.left = batch.slice(skip + take)
             self.at += skip + take
             have += take
-        return pyarrow.Table.from_batches(got)
+        return pyarrow.Table.from_batches(batches)
 
     def _read(self) -> Iterator[Any]:
         with parquet.ParquetFile(self.path) as file:
@@ -118,7 +120,7 @@ class _Group:
 
 
 class ArrowCells(Cells):
-    """Rows of Arrow."""
+    """A block of rows of Arrow."""
 
     source: ArrowSource
 
@@ -126,36 +128,36 @@ class ArrowCells(Cells):
         super().__init__(source)
         with source.blamed():
             self.rows = rows()
-            self.rows.validate(full=True)  # of bytes that are damaged pyarrow would read any memory
+            self.rows.validate(full=True)  # damaged bytes could make pyarrow read any memory
         self.first, self.count = first, self.rows.num_rows
 
     def where(self, row: int) -> str:
-        """The row's number."""
+        """Return "row N"."""
         return f"row {self.first + row}"
 
     def _column(self, column: int) -> Any:
-        found = self.rows.column(column)
+        values = self.rows.column(column)
         kind = self.source.types[column]
-        return found.cast(kind.value_type) if types.is_dictionary(kind) else found
+        return values.cast(kind.value_type) if types.is_dictionary(kind) else values
 
     def texts(self, column: int) -> list[str]:
-        """The texts of a column; of numbers, as Python writes them."""
+        """Return the texts of a column; numbers as Python writes them."""
         with self.source.blamed():
             return ["" if value is None else str(value).strip() for value in self._column(column).to_pylist()]
 
     def numbers(self, column: int) -> np.ndarray:
-        """A column of numbers; of texts, those that they are."""
+        """Return a column of numbers; texts are parsed."""
         kind = self.source.kind(column)
         if kind == "time":
-            where = f"{self.source.path}: {self.source.called(column)}"
+            where = f"{self.source.path}: {self.source.column_label(column)}"
             raise UsageError(f"{where} holds dates or times; derive numbers from them")
         if kind == "text":
-            return self.parsed(column, self.texts(column))
+            return self.parse_numbers(column, self.texts(column))
         with self.source.blamed():
-            found = self._column(column)
-            if types.is_boolean(found.type):
-                found = found.cast(pyarrow.uint8())
-            if types.is_null(found.type):
+            values = self._column(column)
+            if types.is_boolean(values.type):
+                values = values.cast(pyarrow.uint8())
+            if types.is_null(values.type):
                 return np.full(self.count, math.nan)
-            found = found.cast(pyarrow.float64(), safe=False)
-            return np.array(found.to_numpy(zero_copy_only=False), dtype=np.float64)
+            values = values.cast(pyarrow.float64(), safe=False)
+            return np.array(values.to_numpy(zero_copy_only=False), dtype=np.float64)

@@ -1,7 +1,7 @@
-"""What is to be done with a table: something new, or what was done with another one.
+"""The encoding of a table: by a new recipe, or by the recipe of another data file.
 
-New      a column is what it looks like; what is done, is written down as a recipe
-Again    a data file has the recipe, and the names of the classes
+NewTableJob        column types are detected; the encoding becomes a recipe
+RepeatedTableJob   a data file gives the recipe and the names of the classes
 """
 
 import dataclasses
@@ -11,29 +11,29 @@ import numpy as np
 
 from hpcdl.data.fills import means, medians
 from hpcdl.data.format import FilePath, Info, find_data_file, read_info, short, slabs
-from hpcdl.data.formats.prepare import class_numbers, pixels
+from hpcdl.data.formats.prepare import class_numbers, storage_type
 from hpcdl.data.formats.recipe import Column, Recipe, recipe_in
 from hpcdl.data.formats.table_names import check_names, column_of, columns_of, has_header
-from hpcdl.data.formats.table_source import CsvSource, Source, is_number, knowing
-from hpcdl.data.formats.table_survey import WRITTEN, Survey, SurveyPlan
+from hpcdl.data.formats.table_source import CsvSource, Source, fixed_coder, is_number
+from hpcdl.data.formats.table_survey import NUMBER_PATTERNS, Survey, SurveyPlan
 from hpcdl.errors import UsageError
 from hpcdl.formatting import counted
 
-MANY = 30  # classes with numbers as names, from which on it is asked whether they are any
+MANY_CLASSES = 30  # classes named by numbers, from which on --regression is suggested
 
 
 class TableJob:
-    """What is to be done with a table. unseen: texts in it that the data file `like` does not have, if there is one."""
+    """The encoding of a table. like: the data file with the recipe; unseen_texts: number of texts that it lacks."""
 
     plan: SurveyPlan
     like: FilePath = ""
-    unseen = 0
+    unseen_texts = 0
 
     def __init__(self, source: Source):
         self.source = source
 
     def check(self, survey: Survey) -> None:
-        """UsageError where values are missing that must not be."""
+        """Raise UsageError for missing values that are not allowed."""
         for what, columns in (("label", self.plan.labels), ("group", [self.plan.group])):
             for column in columns:
                 if column in survey.missing and not self.plan.drop:
@@ -47,53 +47,55 @@ class TableJob:
             raise UsageError(f"{self.source.path}: each row lacks a value, so that none is left; see --drop")
 
     def order(self, survey: Survey) -> dict[int, np.ndarray]:
-        """By place of a column of texts among the features: the places of its texts, by their codes."""
+        """Return, by place of a text column among the features, the place of each text code."""
         return {}
 
-    def said(self, survey: Survey, recipe: Recipe, names: list | None) -> list[str]:
-        """What was done, in some words each."""
-        said = [f"{len(recipe.features)} features from {counted(len(recipe.columns), 'column')}"]
+    def summary(self, survey: Survey, recipe: Recipe, names: list | None) -> list[str]:
+        """Return phrases about the encoding, for the message at its end."""
+        summary = [f"{len(recipe.features)} features from {counted(len(recipe.columns), 'column')}"]
         texts = [f"{short(each.name)} ({len(each.values)})" for each in recipe.columns if each.values is not None]
         if texts:
-            said.append(f"one-hot {short(', '.join(texts), 200)}")
+            summary.append(f"one-hot {short(', '.join(texts), 200)}")
         if survey.dropped:
-            said.append(f"{counted(survey.dropped, 'row')} with missing values left out")
+            summary.append(f"{counted(survey.dropped, 'row')} with missing values left out")
         elif recipe.missing != "drop":
             lost = {column: survey.missing.get(column, (0,))[0] for column in self.plan.features}
             numbers = sum(count for column, count in lost.items() if column in survey.numbers)
             if numbers:
-                said.append(f"{counted(numbers, 'missing number')} became the {recipe.missing}")
+                summary.append(f"{counted(numbers, 'missing number')} became the {recipe.missing}")
             if rest := sum(lost.values()) - numbers:
-                said.append(f"{counted(rest, 'missing text')} became zeros")
-        if self.unseen:
-            said.append(f"{counted(self.unseen, 'text')} that {short(str(self.like), 200)} does not have became zeros")
+                summary.append(f"{counted(rest, 'missing text')} became zeros")
+        if self.unseen_texts:
+            summary.append(
+                f"{counted(self.unseen_texts, 'text')} that {short(str(self.like), 200)} does not have became zeros"
+            )
         if names:
-            said.append(f"classes {short(', '.join(names), 200)}")
-            if len(names) > MANY and all(map(is_number, names)):
-                said.append("if these are values to predict, and no classes: --regression")
-        return said
+            summary.append(f"classes {short(', '.join(names), 200)}")
+            if len(names) > MANY_CLASSES and all(map(is_number, names)):
+                summary.append("if these are values to predict, and no classes: --regression")
+        return summary
 
     def labels(self, survey: Survey, regression: bool) -> tuple[np.ndarray | None, list | None, int]:
-        """Labels, names of the classes, number of classes."""
+        """Return labels, names of the classes, number of classes."""
         raise NotImplementedError
 
     def recipe(self, survey: Survey, raw: np.ndarray, train: np.ndarray | None) -> Recipe:
-        """What is done."""
+        """Return the recipe of the encoding. train: rows of `raw` that are for training."""
         raise NotImplementedError
 
     def kind(self, survey: Survey, recipe: Recipe) -> tuple[np.dtype, float]:
-        """The type of x and its scale. Bytes hold what is filled in and one-hot, too, but are no pixels then."""
+        """Return the type of x and its scale. Bytes with fills or one-hot features are no pixels: their scale is 1."""
         low, high, whole = survey.low, survey.high, survey.whole
         columns = zip(self.plan.features, recipe.columns, strict=True)
         fills = [each.fill for at, each in columns if at in survey.missing and each.fill is not None]
         for fill in fills:
             low, high, whole = min(low, fill), max(high, fill), whole and fill.is_integer()
-        kind, scale = pixels(low, high, whole, np.dtype(np.float64))
+        kind, scale = storage_type(low, high, whole, np.dtype(np.float64))
         return kind, 1.0 if fills or any(each.values is not None for each in recipe.columns) else scale
 
 
-class New(TableJob):
-    """A table whose columns are what they look like."""
+class NewTableJob(TableJob):
+    """A table with detected column types."""
 
     def __init__(self, source: Source, named: dict[str, str], header: bool | None, missing: str | None, one_hot: int):
         super().__init__(source)
@@ -118,7 +120,7 @@ class New(TableJob):
                 f"{source.path}: the label, the group and the features are columns of their own, as is an id"
             )
         if lost := set(found.get("text", [])) - set(features):
-            raise UsageError(f"{source.path}: {source.called(min(lost))} is no feature, so --text is not for it")
+            raise UsageError(f"{source.path}: {source.column_label(min(lost))} is no feature, so --text is not for it")
         check_names(source, [*features, *labels, *found.get("id", [])], features)
         source.hint = "correct it, take all as texts by --text {}, or leave the column out by --drop {}"
         as_texts = tuple(found.get("text", []))
@@ -127,12 +129,13 @@ class New(TableJob):
         )
 
     def check(self, survey: Survey) -> None:
-        """And what is missing in features, by column, with the three ways out."""
+        """Check features for missing values, too; the message names three remedies."""
         super().check(survey)
         lost = {column: survey.missing[column] for column in self.plan.features if column in survey.missing}
         if lost and self.missing == "refuse":
             said = [
-                f"{count} in {self.source.called(at)} (the first in {where})" for at, (count, where) in lost.items()
+                f"{count} in {self.source.column_label(at)} (the first in {where})"
+                for at, (count, where) in lost.items()
             ]
             names = ",".join(self.source.names[column] for column in lost)
             raise UsageError(
@@ -142,10 +145,12 @@ class New(TableJob):
         if survey.undecided:
             column = min(survey.undecided)
             name = short(self.source.names[column])
-            raise UsageError(f"{self.source.path}: {self.source.called(column)} has no value at all; --drop {name}")
+            raise UsageError(
+                f"{self.source.path}: {self.source.column_label(column)} has no value at all; --drop {name}"
+            )
 
     def labels(self, survey: Survey, regression: bool) -> tuple[np.ndarray | None, list | None, int]:
-        """Labels by their type; several are values to predict."""
+        """Return labels by their type; several columns are targets."""
         found = [survey.values(column) for column in self.plan.labels]
         if len(found) == 1:
             (y,), names, classes = class_numbers(self.source.path, found, regression)
@@ -153,7 +158,7 @@ class New(TableJob):
         return _values(self.source, self.plan.labels, found), None, 0
 
     def order(self, survey: Survey) -> dict[int, np.ndarray]:
-        """Texts are sorted."""
+        """Return the places of the sorted texts."""
         order = {}
         for at, column in enumerate(self.plan.features):
             if column in survey.codes:
@@ -161,7 +166,7 @@ class New(TableJob):
         return order
 
     def recipe(self, survey: Survey, raw: np.ndarray, train: np.ndarray | None) -> Recipe:
-        """Missing numbers become what the training rows say."""
+        """Return the recipe; missing numbers become the mean or median of the training rows."""
         source, plan = self.source, self.plan
         fills: dict[int, float] = {}
         if self.missing in ("mean", "median") and survey.numbers:
@@ -184,7 +189,7 @@ class New(TableJob):
                         else f"unknown: no training row has a value; --drop {source.names[column]}"
                     )
                     raise UsageError(
-                        f"{source.path}: {source.called(column)}: the {self.missing} is {short(what, 200)}"
+                        f"{source.path}: {source.column_label(column)}: the {self.missing} is {short(what, 200)}"
                     )
                 fills[column] = float(fill)
         columns = tuple(
@@ -206,8 +211,8 @@ class New(TableJob):
         )
 
 
-class Again(TableJob):
-    """A table with which is done what was done with another."""
+class RepeatedTableJob(TableJob):
+    """A table encoded by the recipe of a data file."""
 
     def __init__(
         self,
@@ -220,7 +225,7 @@ class Again(TableJob):
         header: bool | None,
         labelled: bool,
     ):
-        """like: the data file, which `known_of` has read."""
+        """like: the data file; known, info: of `recipe_and_info`."""
         super().__init__(source)
         names = info.schema.labels
         self.like, self.info, self.names = like, info, None if names is None else list(names)
@@ -236,7 +241,7 @@ class Again(TableJob):
         labels = [self._find(each, None) for each in known.label] if labelled else []
         if id is not None:
             known = self.known = dataclasses.replace(known, id=source.names[column_of(source, id, "id")])
-        place = -1 if known.id is None else source.known(known.id, None, by_name)
+        place = -1 if known.id is None else source.recipe_column(known.id, None, by_name)
         owner = None if group is None else column_of(source, group, "group")
         used = [*features, *labels, *([] if place < 0 else [place]), *([] if owner is None else [owner])]
         if len(set(used)) < len(used):
@@ -244,7 +249,7 @@ class Again(TableJob):
                 f"{source.path}: the label, the group and the features are columns of their own, as is an id"
             )
         texts = {
-            at: knowing({text: code for code, text in enumerate(column.values)})
+            at: fixed_coder({text: code for code, text in enumerate(column.values)})
             for at, column in zip(features, known.columns, strict=True)
             if column.values is not None
         }
@@ -253,13 +258,15 @@ class Again(TableJob):
         )
 
     def _find(self, name: str, number: int | None) -> int:
-        found = self.source.known(name, number, self.known.header)
+        found = self.source.recipe_column(name, number, self.known.header)
         if found < 0:
-            raise self.source.lacks(name if self.known.header or number is None else str(number), self.known.header)
+            raise self.source.missing_column(
+                name if self.known.header or number is None else str(number), self.known.header
+            )
         return found
 
     def check(self, survey: Survey) -> None:
-        """The recipe may have nothing for what is missing."""
+        """Check features for missing values that the recipe refuses, too."""
         super().check(survey)
         for column in self.plan.features:
             if column in survey.missing and self.known.missing == "refuse":
@@ -270,7 +277,7 @@ class Again(TableJob):
                 )
 
     def labels(self, survey: Survey, regression: bool) -> tuple[np.ndarray | None, list | None, int]:
-        """Labels by the names of the classes that are known."""
+        """Return labels by the names of the known classes."""
         classes = self.info.classes
         if not self.plan.labels:
             return None, self.names, classes
@@ -282,7 +289,7 @@ class Again(TableJob):
         known = {name: number for number, name in enumerate(self.names or map(str, range(classes)))}
         numbers = {}
         for text in survey.codes[column]:
-            plain = str(int(text)) if WRITTEN[int].fullmatch(text) and len(text) < 20 else text
+            plain = str(int(text)) if NUMBER_PATTERNS[int].fullmatch(text) and len(text) < 20 else text
             numbers[text] = known.get(text, known.get(plain, -1))
         if lost := [text for text, number in numbers.items() if number < 0]:
             said = f"{short(str(self.like), 200)} has no such class: {short(', '.join(map(repr, sorted(lost))), 200)}"
@@ -290,20 +297,20 @@ class Again(TableJob):
         return np.array(list(numbers.values()))[survey.label_codes(column)], self.names, classes
 
     def recipe(self, survey: Survey, raw: np.ndarray, train: np.ndarray | None) -> Recipe:
-        """The other's, with what is called otherwise here."""
+        """Return the known recipe with this table's delimiter; count unseen texts."""
         for slab in slabs(len(raw), raw.shape[1] * 8):
             for at, column in enumerate(self.known.columns):
                 if column.values is not None:
-                    self.unseen += int((raw[slab, at] < 0).sum())
+                    self.unseen_texts += int((raw[slab, at] < 0).sum())
         return dataclasses.replace(self.known, delimiter=self.source.delimiter, like=True)
 
     def kind(self, survey: Survey, recipe: Recipe) -> tuple[np.dtype, float]:
-        """The scale is the other's: a model was trained with it."""
+        """Return the type of x and the scale of the data file, which the model was trained with."""
         return super().kind(survey, recipe)[0], self.info.scale
 
 
-def known_of(like: FilePath) -> tuple[Recipe, Info]:
-    """What a data file says of the table that it was made from, and of itself."""
+def recipe_and_info(like: FilePath) -> tuple[Recipe, Info]:
+    """Return the recipe and the structure of a data file that was made from a table."""
     info = read_info(find_data_file(str(like)))
     recipe = recipe_in(info)
     if recipe is None:
@@ -314,8 +321,10 @@ def known_of(like: FilePath) -> tuple[Recipe, Info]:
 
 
 def _values(source: Source, columns: list[int], found: list[np.ndarray]) -> np.ndarray:
-    """Values to predict (rows, outputs), of columns."""
+    """Return targets (rows, outputs) of several columns."""
     for column, values in zip(columns, found, strict=True):
         if values.dtype.kind not in "iuf":
-            raise UsageError(f"{source.path}: {source.called(column)} has texts; values to predict must be numbers")
+            raise UsageError(
+                f"{source.path}: {source.column_label(column)} has texts; values to predict must be numbers"
+            )
     return np.stack([values.astype(np.float64) for values in found], axis=1)

@@ -1,4 +1,4 @@
-"""How the options of a table name its columns, and whether its first line holds names."""
+"""Column names of a table: as its options give them, and in its first line."""
 
 import csv
 
@@ -8,19 +8,19 @@ from hpcdl.errors import UsageError
 
 
 def has_header(source: CsvSource, named: dict[str, str], header: bool | None) -> bool:
-    """Whether the first line holds names: as one is told, as a name is used, or as the line looks.
+    """True if the first line holds names: by the option, by a name in other options, or by the line itself.
 
-    A line in which features are numbers is no header, one in which none is, is one. One in which some are is a header
-    where the next line has numbers in the place of names; UsageError where it has not.
+    A line whose features are all numbers is no header; one without numbers is a header. A mixed one is a header if the
+    next line has numbers in place of names; UsageError if it has not.
     """
     if header is not None:
         return header
-    asked = [part for text in named.values() for part in _parts(text)]
+    named_columns = [part for text in named.values() for part in _parts(text)]
     width = source.width
-    if not all(is_index(part) and (-width <= int(part) < width or part not in source.first) for part in asked):
+    if not all(is_index(part) and (-width <= int(part) < width or part not in source.first) for part in named_columns):
         return True
-    apart = [what for what in ("label", "group", "id") if what in named]
-    others = {column for what in apart for column in columns_of(source, named[what], what)}
+    special = [what for what in ("label", "group", "id") if what in named]
+    others = {column for what in special for column in columns_of(source, named[what], what)}
     features = [column for column in range(source.width) if column not in others]
     names = [column for column in features if not is_number(source.first[column])]
     names = [column for column in names if source.first[column] not in ABSENT or not source.first[column]]
@@ -38,7 +38,7 @@ def _parts(text: str) -> list[str]:
 
 
 def columns_of(source: Source, text: str, what: str) -> list[int]:
-    """The columns that an option names: one, or several with commas between."""
+    """Return the columns that an option gives, separated by commas."""
     if source.header and text in source.names:
         return source.find(text, what)
     try:
@@ -48,15 +48,15 @@ def columns_of(source: Source, text: str, what: str) -> list[int]:
 
 
 def column_of(source: Source, text: str, what: str) -> int:
-    """The one column that an option names."""
-    found = columns_of(source, text, what)
-    if len(found) > 1:
+    """Return the one column that an option gives; UsageError for several."""
+    columns = columns_of(source, text, what)
+    if len(columns) > 1:
         raise UsageError(f"{source.path}: there is one {what}, not several as in {shown(text)}")
-    return found[0]
+    return columns[0]
 
 
 def check_names(source: Source, used: list[int], features: list[int]) -> None:
-    """UsageError where a column is used whose name says nothing: it is there twice, or a feature has none."""
+    """Raise UsageError for a used column with an ambiguous name, or a feature without a name."""
     if not source.header:
         return
     for column in used:

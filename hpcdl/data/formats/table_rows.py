@@ -1,10 +1,10 @@
-"""New rows of a table, by the recipe of the table that a model was trained on.
+"""New rows of a table, encoded by the recipe of the training data.
 
-    numbers                      as they are; a missing one is what the recipe fills in
-    texts                        1 at the feature of the text; at none where it is missing, or new
-    rows with missing values     left out, where the recipe drops them; refused, where it knows nothing to do with them
+    numbers                      as they are; a missing one becomes the recipe's fill
+    texts                        1 at the feature of the text; 0 everywhere if it is missing or new
+    rows with missing values     left out or refused, if the recipe says so
 
-Several ranks may go through one file: each calls the blocks that are its own.
+Several ranks may share one file: each parses the blocks that are its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,16 +15,15 @@ import numpy as np
 
 from hpcdl.data.format import SLAB_BYTES, FilePath
 from hpcdl.data.formats.recipe import Column, Recipe
-from hpcdl.data.formats.table_source import LINES, Cells, Wanted, knowing, naming, open_table
+from hpcdl.data.formats.table_source import BLOCK_ROWS, Cells, ColumnCoders, fixed_coder, name_coder, open_table
 from hpcdl.errors import UsageError
 
 
 class EncodedRows(NamedTuple):
-    """Rows of a table. x (rows, features) float64; numbers (rows,) int64: of the rows in the source, from 0.
+    """Encoded rows of a table. x (rows, features) float64; numbers (rows,) int64: of the rows in the source, from 0.
 
-    ids: of the rows, where the table has the recipe's column of them. dropped: rows that were left out for missing
-    values; filled: missing values that were filled in (numbers by the recipe's, texts by zeros); unseen: texts that the
-    recipe does not have, and that are zeros, too.
+    ids: of the rows, if the table has the recipe's id column. dropped: number of rows left out for missing values;
+    filled: of missing values filled in (texts by zeros); unseen: of texts unknown to the recipe (zeros, too).
     """
 
     x: np.ndarray
@@ -36,40 +35,42 @@ class EncodedRows(NamedTuple):
 
 
 class TableRows:
-    """The rows of a table by a recipe. ids: whether it has the column that says which row a row is."""
+    """The rows of a table under a recipe. ids: True if it has the id column."""
 
     def __init__(self, path: FilePath, recipe: Recipe):
-        """UsageError for a file that cannot be read, and for a column that it lacks; it may have others."""
+        """Raise UsageError for an unreadable file or a missing column; further columns are ignored."""
         self.recipe = recipe
         self.source = open_table(path, recipe.delimiter)
         if recipe.header:
             self.source.take_header()
         self.source.hint = "the model was trained on numbers in column {}"
         self.columns = [self._find(column) for column in recipe.columns]
-        self.id = -1 if recipe.id is None else self.source.known(recipe.id, None, recipe.header)
+        self.id = -1 if recipe.id is None else self.source.recipe_column(recipe.id, None, recipe.header)
         self.ids = self.id >= 0
         self.most = block_rows(len(recipe.features))
 
     def blocks(self) -> Iterator[Callable[[], EncodedRows]]:
-        """Calls that parse a block of some thousand rows each; one that is not called costs next to nothing."""
+        """Yield a parser for each block of some thousand rows; a block that is not parsed costs next to nothing."""
         for _, cells in self.source.blocks(self.most):
             yield partial(self._rows, cells)
 
     def _find(self, column: Column) -> int:
-        found = self.source.known(column.name, column.number, self.recipe.header)
+        found = self.source.recipe_column(column.name, column.number, self.recipe.header)
         if found < 0:
-            raise self.source.lacks(column.name if self.recipe.header else str(column.number), self.recipe.header)
+            raise self.source.missing_column(
+                column.name if self.recipe.header else str(column.number), self.recipe.header
+            )
         return found
 
     def _rows(self, parse: Callable[[], Cells]) -> EncodedRows:
         cells = parse()
         names: dict[str, int] = {}
-        wanted = wanted_of(self.recipe, self.columns)
+        coders = recipe_coders(self.recipe, self.columns)
         if self.ids:
-            wanted[self.id] = naming(names)
-        table = cells.read(wanted)
+            coders[self.id] = name_coder(names)
+        table = cells.read(coders)
         raw = table[:, : len(self.columns)]
-        kept = keep(cells, raw, self.recipe, self.columns)
+        kept = kept_rows(cells, raw, self.recipe, self.columns)
         x, filled, unseen = encode(raw[kept], self.recipe)
         ids = None
         if self.ids:
@@ -78,20 +79,20 @@ class TableRows:
 
 
 def block_rows(features: int) -> int:
-    """How many rows to take at a time."""
-    return max(1, min(LINES, SLAB_BYTES // (8 * features)))
+    """Return the number of rows of a block."""
+    return max(1, min(BLOCK_ROWS, SLAB_BYTES // (8 * features)))
 
 
-def wanted_of(recipe: Recipe, columns: list[int]) -> Wanted:
-    """What of these columns of a source is to be read by a recipe."""
+def recipe_coders(recipe: Recipe, columns: list[int]) -> ColumnCoders:
+    """Return the coders of these columns of a source under a recipe."""
     return {
-        at: None if column.values is None else knowing({value: code for code, value in enumerate(column.values)})
+        at: None if column.values is None else fixed_coder({value: code for code, value in enumerate(column.values)})
         for at, column in zip(columns, recipe.columns, strict=True)
     }
 
 
-def keep(cells: Cells, raw: np.ndarray, recipe: Recipe, columns: list[int]) -> np.ndarray:
-    """Which rows stay (rows,); UsageError where values are missing for which the recipe has nothing."""
+def kept_rows(cells: Cells, raw: np.ndarray, recipe: Recipe, columns: list[int]) -> np.ndarray:
+    """Return True for each row to keep (rows,); UsageError for missing values that the recipe refuses."""
     missing = np.isnan(raw)
     kept = ~missing.any(axis=1)
     if recipe.missing == "refuse" and not kept.all():
@@ -105,9 +106,9 @@ def keep(cells: Cells, raw: np.ndarray, recipe: Recipe, columns: list[int]) -> n
 
 
 def encode(raw: np.ndarray, recipe: Recipe) -> tuple[np.ndarray, int, int]:
-    """Features of rows (rows, columns) of numbers and codes: (x, values filled in, texts that are none of the recipe).
+    """Encode rows (rows, columns) of numbers and codes: (x, number of values filled in, number of unknown texts).
 
-    A code is the place of a text among the values of its column; -1: it is not there; NaN: it is missing.
+    A code is the place of a text among the values of its column; -1: unknown; NaN: missing.
     """
     x = np.zeros((len(raw), len(recipe.features)))
     filled, unseen, at = int(np.isnan(raw).sum()), 0, 0

@@ -1,14 +1,14 @@
-"""The cells of a table, block by block: csv and tsv here, Parquet and Arrow in table_arrow.py; the rest is one path.
+"""Table sources, read block by block: csv and tsv here, Parquet and Arrow in table_arrow.py.
 
-A source has columns with names (of a header; else their numbers) and cuts its rows into blocks. A block that nobody
-parses costs the reading of its lines: several ranks can go through one file, each parsing its own blocks. Of a column
-one asks for
+A source has named columns (by its header, else by number) and cuts its rows into blocks. A block that is not parsed
+costs only the reading of its lines, so several ranks can share one file, each parsing its own blocks. A column is
+read as
 
-    numbers    float64, NaN where the value is missing: empty, NA, N/A, NaN, null, None or ?
-    codes      what a coder makes of each text, NaN where it is missing
+    numbers    float64, NaN for a missing value: empty, NA, N/A, NaN, null, None or ?
+    codes      the coder's number for each text, NaN for a missing one
 
-A block of a csv without quotes is read by numpy.loadtxt, where all that is asked to be numbers are; any other by the
-csv module, at two thirds of that speed: quoted fields may hold delimiters and ends of lines.
+numpy.loadtxt reads a block of a csv without quotes and missing numbers; the csv module reads any other, at two thirds
+of that speed: quoted fields may hold delimiters and ends of lines.
 """
 
 import csv
@@ -24,14 +24,14 @@ import numpy as np
 from hpcdl.data.format import FilePath, short, shown
 from hpcdl.errors import UsageError, blamed_on
 
-Coder: TypeAlias = Callable[[str], float]  # the code of a text, NaN of one that is missing
-Wanted: TypeAlias = dict[int, Coder | None]  # columns by number: how to code their texts, None for numbers
-LINES = 8192  # rows of a block, at most
-CHARACTERS = 2 << 20  # of a block of csv, about; as fields they take some ten times as many bytes
+Coder: TypeAlias = Callable[[str], float]  # text -> code, NaN for a missing text
+ColumnCoders: TypeAlias = dict[int, Coder | None]  # by column number; None for a column of numbers
+BLOCK_ROWS = 8192  # rows of a block, at most
+BLOCK_CHARACTERS = 2 << 20  # of a block of csv, about; as Python fields they take ten times as many bytes
 ABSENT = frozenset(("", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "null", "NULL", "None", "?"))
 DAY = r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2}))"
 TIME = r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?"
-LOOKS = {  # what texts look like that are neither numbers nor names of something
+SPECIAL_FORMATS = {  # of texts that are neither numbers nor category names
     "a date or a time": re.compile(rf"{DAY}([T ]+{TIME}( ?(Z|UTC|[-+]\d\d:?\d\d))?)?|{TIME}", re.ASCII),
     "a number with thousands separators": re.compile(
         r"[-+]?\d{1,3}((,\d{3})+(\.\d*)?|(\.\d{3}){2,}(,\d*)?|(['’_  ]\d{3})+([.,]\d*)?|(\.\d{3})+,\d*)", re.ASCII
@@ -41,7 +41,7 @@ LOOKS = {  # what texts look like that are neither numbers nor names of somethin
 
 
 class Cells:
-    """The parsed rows of a block. first: the number of its first row; how a message says where: `where(row)`."""
+    """The parsed rows of a block. first: the number of its first row."""
 
     first: int
     count: int
@@ -50,57 +50,57 @@ class Cells:
         self.source = source
 
     def where(self, row: int) -> str:
-        """How a message calls the row of this number in the block."""
+        """Return the name of the block's row in messages."""
         raise NotImplementedError
 
     def texts(self, column: int) -> list[str]:
-        """The texts of a column, without blanks around."""
+        """Return the texts of a column, without surrounding blanks."""
         raise NotImplementedError
 
-    def read(self, wanted: Wanted) -> np.ndarray:
-        """What is wanted of columns, (rows, columns) in this order; UsageError for a text that should be a number."""
-        table = np.empty((self.count, len(wanted)))
-        for at, (column, coder) in enumerate(wanted.items()):
+    def read(self, coders: ColumnCoders) -> np.ndarray:
+        """Return the coded columns (rows, columns) in this order; UsageError for a text that should be a number."""
+        table = np.empty((self.count, len(coders)))
+        for at, (column, coder) in enumerate(coders.items()):
             table[:, at] = self.numbers(column) if coder is None else list(map(coder, self.texts(column)))
-        return self.finite(table, wanted)
+        return self.check_finite(table, coders)
 
     def numbers(self, column: int) -> np.ndarray:
-        """A column of numbers, NaN where one is missing."""
-        return self.parsed(column, self.texts(column))
+        """Return a column of numbers, NaN for missing ones."""
+        return self.parse_numbers(column, self.texts(column))
 
-    def parsed(self, column: int, texts: list[str]) -> np.ndarray:
-        """These texts of a column as numbers."""
+    def parse_numbers(self, column: int, texts: list[str]) -> np.ndarray:
+        """Return these texts of a column as numbers."""
         together = "".join(texts)
-        if together.isascii() and "_" not in together:  # of what Python takes for numbers people write these only
+        if together.isascii() and "_" not in together:  # Python also accepts 1_0 and other scripts' digits
             try:
                 return np.array(list(map(float, texts)))
             except ValueError:
                 pass
-        found = np.full(len(texts), math.nan)
+        numbers = np.full(len(texts), math.nan)
         for row, text in enumerate(texts):
             if text not in ABSENT:
                 if not is_number(text):
-                    raise self.source.no_number(self.where(row), column, text)
-                found[row] = float(text)
-        return found
+                    raise self.source.not_a_number(self.where(row), column, text)
+                numbers[row] = float(text)
+        return numbers
 
-    def finite(self, table: np.ndarray, wanted: Wanted) -> np.ndarray:
-        """The table, if no number in it is infinite."""
+    def check_finite(self, table: np.ndarray, coders: ColumnCoders) -> np.ndarray:
+        """Return the table; UsageError for an infinite number."""
         if (infinite := np.isinf(table)).any():
             row, at = map(int, np.argwhere(infinite)[0])
-            where = self.source.cell(self.where(row), list(wanted)[at])
+            where = self.source.cell(self.where(row), list(coders)[at])
             raise UsageError(f"{where}: {table[row, at]:g} is infinite; correct it, or leave the row out")
         return table
 
 
 class Source:
-    """A table as it lies in a file. names, width: of its columns; header: whether the names are its own."""
+    """A table in a file. names: of the columns; header: True if the file holds the names."""
 
     names: list[str]
     header: bool
     delimiter = ","
-    said = ("column", "its columns are")
-    hint = "correct it"  # what a message tells to do where a text is among numbers; {} is the column
+    header_words = ("column", "its columns are")
+    hint = "correct it"  # advice in messages about a text among numbers; {} is the column
 
     def __init__(self, path: FilePath):
         self.path = str(path)
@@ -111,32 +111,32 @@ class Source:
         return len(self.names)
 
     def kind(self, column: int) -> str | None:
-        """What a column says that it holds: "number", "text", "time" or, as in a csv, nothing (None)."""
+        """Return the declared type of a column: "number", "text", "time", or None (csv)."""
         return None
 
-    def blocks(self, most: int = LINES) -> Iterator[tuple[int, Callable[[], Cells]]]:
-        """Pairs: the number of the first row, and a call that parses the block, of `most` rows at most."""
+    def blocks(self, most: int = BLOCK_ROWS) -> Iterator[tuple[int, Callable[[], Cells]]]:
+        """Yield (first row, parser) of each block of at most `most` rows."""
         raise NotImplementedError
 
-    def called(self, column: int) -> str:
-        """How a message calls a column."""
+    def column_label(self, column: int) -> str:
+        """Return the name of a column in messages."""
         return f"column {shown(self.names[column]) if self.header else column}"
 
     def cell(self, where: str, column: int) -> str:
-        """How a message calls a cell."""
-        return f"{self.path}: {where}, {self.called(column)}"
+        """Return the name of a cell in messages."""
+        return f"{self.path}: {where}, {self.column_label(column)}"
 
-    def no_number(self, where: str, column: int, text: str) -> UsageError:
-        """The error for a text that should be a number."""
-        looks = like(text)
+    def not_a_number(self, where: str, column: int, text: str) -> UsageError:
+        """Return the error for a text that should be a number."""
+        looks = special_format(text)
         more = f"; it looks like {looks}" if looks else ""
         hint = self.hint.replace("{}", short(self.names[column]))
         return UsageError(f"{self.cell(where, column)}: {shown(text)} is not a number{more}; {hint}")
 
     def find(self, text: str, what: str) -> list[int]:
-        """The columns that a text means: a name, else a number from 0, negative from the end.
+        """Return the columns of a name, else of a number from 0 (negative: from the end).
 
-        UsageError for none, and where one column has the text as its name and another as its number.
+        UsageError for none, and for a text that is one column's name and another's number.
         """
         named = [column for column, name in enumerate(self.names) if name == text] if self.header else []
         if is_index(text):
@@ -144,8 +144,9 @@ class Source:
             if named and -self.width <= int(text) < self.width and number not in named:
                 by_name, by_number = named[0] - self.width, number - self.width
                 raise UsageError(
-                    f"{self.path}: {what} {text} is the name of a column and the number of {self.called(number)}; "
-                    f"count from the end: {by_name} for the one of this name, {by_number} for the other"
+                    f"{self.path}: {what} {text} is the name of a column and the number of "
+                    f"{self.column_label(number)}; count from the end: "
+                    f"{by_name} for the one of this name, {by_number} for the other"
                 )
             if named:
                 return named
@@ -153,43 +154,45 @@ class Source:
                 raise UsageError(f"{self.path} has {self.width} columns; there is no {what} column {short(text)}")
             return [number]
         if not named:
-            what, said = self.said
-            raise UsageError(f"{self.path} has no {what} {shown(text)}; {said}: {short(', '.join(self.first), 400)}")
+            what, columns_text = self.header_words
+            raise UsageError(
+                f"{self.path} has no {what} {shown(text)}; {columns_text}: {short(', '.join(self.first), 400)}"
+            )
         return named
 
     @cached_property
     def first(self) -> list[str]:
-        """The fields of the first line."""
+        """Fields of the first line."""
         return self.names
 
     def take_header(self) -> None:
-        """The first line holds names, where the file does not say."""
+        """Take the first line as names, if the format does not declare them."""
 
-    def known(self, name: str, number: int | None, by_name: bool) -> int:
-        """The one column that a recipe means by name, or where its table had no header by number; -1: it is not there.
+    def recipe_column(self, name: str, number: int | None, by_name: bool) -> int:
+        """Return a recipe's column, by name or, for tables without a header, by number; -1 if it is missing.
 
-        UsageError where several have the name.
+        UsageError if several columns have the name.
         """
         if not by_name:
             place = number if number is not None else int(name) if is_index(name) else -1
             return place if place < self.width else -1
-        found = [column for column, each in enumerate(self.names) if each == name]
-        if len(found) > 1:
-            raise UsageError(f"{self.path} has {len(found)} columns {shown(name)}; each needs a name of its own")
-        return found[0] if found else -1
+        columns = [column for column, each in enumerate(self.names) if each == name]
+        if len(columns) > 1:
+            raise UsageError(f"{self.path} has {len(columns)} columns {shown(name)}; each needs a name of its own")
+        return columns[0] if columns else -1
 
-    def lacks(self, name: str, by_name: bool) -> UsageError:
-        """The error for a column that a recipe has and this table has not."""
+    def missing_column(self, name: str, by_name: bool) -> UsageError:
+        """Return the error for a recipe's column that this table lacks."""
         if by_name:
             what = f"no column {shown(name)}, which the training data had; its columns are"
             one = f" (--delimiter is {self.delimiter!r})" if self.width == 1 else ""
             return UsageError(f"{self.path} has {what}: {short(', '.join(self.names), 400)}{one}")
-        said = f"{self.width} columns and no column {short(name)}"
-        return UsageError(f"{self.path} has {said}: without a header they go by number, those of labels counted")
+        problem = f"{self.width} columns and no column {short(name)}"
+        return UsageError(f"{self.path} has {problem}: without a header they go by number, those of labels counted")
 
 
 class CsvCells(Cells):
-    """Rows of a csv: one text each, in which quotes may hold ends of lines."""
+    """A block of rows of a csv, one text each; quoted fields may hold ends of lines."""
 
     source: "CsvSource"
 
@@ -199,45 +202,45 @@ class CsvCells(Cells):
         self.lines, self.records, self.quoted = numbers, records, quoted
 
     def where(self, row: int) -> str:
-        """The line in which the row begins, from 1."""
+        """Return "line N", the row's first line, from 1."""
         return f"line {self.lines[row]}"
 
     @cached_property
     def columns(self) -> list[tuple[str, ...]]:
-        """All fields."""
+        """Fields by column."""
         return list(zip(*map(self.fields, range(self.count)), strict=True))
 
     def fields(self, row: int) -> list[str]:
-        """The fields of a row; UsageError if there are more or fewer than in the first."""
+        """Return the fields of a row; UsageError if their number differs from the first line's."""
         fields, width = self.source.fields(self.records[row], self.where(row)), self.source.width
         if len(fields) != width:
-            said = f"has {len(fields)} columns, the first line {width}"
-            raise UsageError(f"{self.source.path}: {self.where(row)} {said}")
+            problem = f"has {len(fields)} columns, the first line {width}"
+            raise UsageError(f"{self.source.path}: {self.where(row)} {problem}")
         return fields
 
     def texts(self, column: int) -> list[str]:
-        """The texts of a column, without blanks around."""
+        """Return the texts of a column, without surrounding blanks."""
         return [text.strip() for text in self.columns[column]]
 
-    def read(self, wanted: Wanted) -> np.ndarray:
-        """As numpy reads it, at once, if it can."""
-        source, between = self.source, self.source.delimiter
-        counts = map(str.count, self.records, itertools.repeat(between))
+    def read(self, coders: ColumnCoders) -> np.ndarray:
+        """Return the coded columns, by numpy.loadtxt if possible."""
+        source, delimiter = self.source, self.source.delimiter
+        counts = map(str.count, self.records, itertools.repeat(delimiter))
         if source.plain and not self.quoted and all(count == source.width - 1 for count in counts):
-            coders: Any = {column: coder for column, coder in wanted.items() if coder is not None}
-            how: dict[str, Any] = {"delimiter": between, "comments": None, "encoding": None, "ndmin": 2}
+            converters: Any = {column: coder for column, coder in coders.items() if coder is not None}
+            options: dict[str, Any] = {"delimiter": delimiter, "comments": None, "encoding": None, "ndmin": 2}
             try:
-                table = np.loadtxt(self.records, usecols=list(wanted), converters=coders or None, **how)
-                return self.finite(table, wanted)
-            except ValueError:  # a value is missing, most likely, and not the only one
+                table = np.loadtxt(self.records, usecols=list(coders), converters=converters or None, **options)
+                return self.check_finite(table, coders)
+            except ValueError:  # probably a missing value; more will follow
                 source.plain = False
-        return super().read(wanted)
+        return super().read(coders)
 
 
 class CsvSource(Source):
-    """A csv, in UTF-8. plain: no value was missing so far."""
+    """A csv in UTF-8. plain: True while numpy.loadtxt has read every block."""
 
-    said = ("header with a column", "its first line is")
+    header_words = ("header with a column", "its first line is")
 
     def __init__(self, path: FilePath, delimiter: str):
         super().__init__(path)
@@ -250,12 +253,12 @@ class CsvSource(Source):
 
     @cached_property
     def first(self) -> list[str]:
-        """The fields of the first line."""
+        """Fields of the first line."""
         return self._peek(0)
 
     @cached_property
     def second(self) -> list[str]:
-        """Those of the line after it."""
+        """Fields of the second line."""
         return self._peek(1)
 
     def _peek(self, which: int) -> list[str]:
@@ -265,19 +268,19 @@ class CsvSource(Source):
         return [text.strip() for text in self.fields(record, f"line {number}")]
 
     def take_header(self) -> None:
-        """The first line holds names; a column without one is called by its number."""
+        """Take the first line as names; a column without a name is named by its number."""
         self.header = True
         self.names = [name or str(number) for number, name in enumerate(self.first)]
 
     def fields(self, record: str, where: str) -> list[str]:
-        """The fields of a row."""
+        """Return the fields of a row."""
         try:
             return next(csv.reader([record], delimiter=self.delimiter), [])
         except csv.Error as error:
             raise UsageError(f"{self.path}: {where}: {error}") from None
 
-    def blocks(self, most: int = LINES) -> Iterator[tuple[int, Callable[[], Cells]]]:
-        """Blocks of lines."""
+    def blocks(self, most: int = BLOCK_ROWS) -> Iterator[tuple[int, Callable[[], Cells]]]:
+        """Yield (first row, parser) of each block of lines."""
         row = -1 if self.header else 0
         for numbers, records, quoted in self._slabs():
             if row < 0 and records:
@@ -292,43 +295,45 @@ class CsvSource(Source):
             yield from zip(numbers, records, strict=True)
 
     def _slabs(self, characters: int | None = None) -> Iterator[tuple[Sequence[int], list[str], bool]]:
-        """Rows of some text: numbers of their lines from 1, the texts, and whether there is a quote in them."""
+        """Yield rows: numbers of their first lines from 1, their texts, and True if there is a quote in them."""
         with blamed_on(f"{self.path} cannot be read"):
             try:
                 with open(self.path, encoding="utf-8-sig", newline="") as file:
                     number = 1
-                    while lines := file.readlines(characters or CHARACTERS):
+                    while lines := file.readlines(characters or BLOCK_CHARACTERS):
                         quoted = any('"' in line for line in lines)
                         numbers: Sequence[int] = range(number, number + len(lines))
                         if quoted:
-                            numbers, lines, number = self._joined(lines, file, number)
+                            numbers, lines, number = self._join_quoted(lines, file, number)
                         else:
                             number += len(lines)
-                        if not all(map(self._some, lines)):
-                            kept = [(each, line) for each, line in zip(numbers, lines, strict=True) if self._some(line)]
+                        if not all(map(self._not_blank, lines)):
+                            kept = [
+                                (each, line) for each, line in zip(numbers, lines, strict=True) if self._not_blank(line)
+                            ]
                             numbers, lines = [each for each, _ in kept], [line for _, line in kept]
                         yield numbers, lines, quoted
             except UnicodeDecodeError:
                 raise UsageError(f"{self.path} is not a text file in UTF-8") from None
 
-    def _some(self, line: str) -> str:
+    def _not_blank(self, line: str) -> str:
         return line.strip(self._blanks)
 
-    def _joined(self, lines: list[str], file: Iterator[str], number: int) -> tuple[list[int], list[str], int]:
-        """Rows of lines: where a quote is open at the end of one, the next belongs to it."""
+    def _join_quoted(self, lines: list[str], file: Iterator[str], number: int) -> tuple[list[int], list[str], int]:
+        """Join lines into rows: after a line with an open quote, the next one continues the row."""
         feed, numbers, records = iter(lines), [], []
         for line in feed:
-            record = self._closed(line, itertools.chain(feed, file), number) if '"' in line else [line]
+            record = self._quoted_record(line, itertools.chain(feed, file), number) if '"' in line else [line]
             numbers.append(number)
             records.append("".join(record))
             number += len(record)
         return numbers, records, number
 
-    def _closed(self, line: str, more: Iterator[str], number: int) -> list[str]:
-        """The lines of a row; UsageError where a quote is not closed."""
+    def _quoted_record(self, line: str, more: Iterator[str], number: int) -> list[str]:
+        """Return the lines of a row; UsageError for a quote that is not closed."""
         record = [line]
 
-        def feed() -> Iterator[str]:  # csv asks for one more line as long as a quote is open
+        def feed() -> Iterator[str]:  # the csv module requests a further line while a quote is open
             yield line
             for each in more:
                 record.append(each)
@@ -342,28 +347,28 @@ class CsvSource(Source):
         return record
 
 
-def growing(codes: dict[str, int]) -> Coder:
-    """A coder that numbers texts as they come."""
+def growing_coder(codes: dict[str, int]) -> Coder:
+    """Return a coder that numbers new texts in the order of appearance."""
     return lambda text: math.nan if (text := text.strip()) in ABSENT else codes.setdefault(text, len(codes))
 
 
-def naming(codes: dict[str, int]) -> Coder:
-    """The same for names, of which none is missing."""
+def name_coder(codes: dict[str, int]) -> Coder:
+    """Return a coder that numbers names likewise; no name counts as missing."""
     return lambda text: codes.setdefault(text.strip(), len(codes))
 
 
-def knowing(codes: dict[str, int]) -> Coder:
-    """A coder for known texts; another one is -1."""
+def fixed_coder(codes: dict[str, int]) -> Coder:
+    """Return a coder for known texts; any other text is -1."""
     return lambda text: math.nan if (text := text.strip()) in ABSENT else codes.get(text, -1)
 
 
 def is_index(text: str) -> bool:
-    """Whether a text that names a column is its number."""
+    """True if a text is a column number."""
     return text.removeprefix("-").isdecimal() and text.isascii()
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number, as people write them: 1_0 is none."""
+    """True if a text is a number as people write it: 1_0 is none."""
     if "_" in text or not text.isascii():
         return False
     try:
@@ -373,15 +378,15 @@ def is_number(text: str) -> bool:
     return True
 
 
-def like(text: str) -> str | None:
-    """What a text looks like that needs a word, if anything."""
-    return next((what for what, written in LOOKS.items() if written.fullmatch(text)), None)
+def special_format(text: str) -> str | None:
+    """Return what a text looks like (a date, a formatted number), or None."""
+    return next((what for what, written in SPECIAL_FORMATS.items() if written.fullmatch(text)), None)
 
 
 def open_table(path: FilePath, delimiter: str | None = None) -> Source:
-    """A table of whatever kind, by what the file holds. delimiter: of a csv (None: a tab for .tsv, else a comma).
+    """Open a table; the file's first bytes tell its format. delimiter: of a csv (None: a tab for .tsv, else a comma).
 
-    UsageError for a file that cannot be read, and for one that needs pyarrow where it is missing.
+    UsageError for a file that cannot be read, or that needs pyarrow, which is missing.
     """
     with blamed_on(f"{path} cannot be read"), open(path, "rb") as file:
         start = file.read(8)

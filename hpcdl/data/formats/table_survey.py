@@ -1,9 +1,9 @@
-"""One pass over a table: which of its columns are numbers and which texts, what is missing, and every row, encoded.
+"""The survey of a table: one pass that finds the type of each column and missing values, and encodes every row.
 
-A column is what its first value is: a number, or a text. Texts get codes in the order in which they come. A value of
-the other kind is refused, for a slip of the pen must not make a column of a hundred features; so are dates, which are
-texts of no kind, and more texts than are allowed. The rows go to a file, of numbers and codes; what is kept here of
-each row is its number, the codes of its label and its group, and its id.
+A column has the type of its first value: number or text. Texts get codes in the order of appearance. A value of the
+other type is refused, for a typing error must not turn a column into a hundred features; so are dates, and more texts
+than allowed. The rows go to a file as numbers and codes; the survey keeps each row's number, the codes of its label and
+group, and its id.
 """
 
 import dataclasses
@@ -21,29 +21,29 @@ from hpcdl.data.formats.table_source import (
     ABSENT,
     Cells,
     Coder,
+    ColumnCoders,
     CsvCells,
     Source,
-    Wanted,
-    growing,
+    growing_coder,
     is_number,
-    like,
-    naming,
+    name_coder,
+    special_format,
 )
 from hpcdl.errors import UsageError
 
-WRITTEN = {
+NUMBER_PATTERNS = {
     int: re.compile(r"[-+]?(0|[1-9][0-9]*)"),
     float: re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?(nan|NaN|inf|Inf)"),
 }
-MOST_ID = 1000  # bytes of an id, all of which get the room of the longest
+MOST_ID = 1000  # bytes of an id; the array gives each the length of the longest
 
 
 @dataclasses.dataclass
 class SurveyPlan:
-    """What is to be read. features, labels, group, id: columns by number; group and id may be None.
+    """The columns to read. features, labels, group, id: columns by number; group and id may be None.
 
-    texts: coders of those feature columns of which the texts are known before; as_texts: columns that are texts,
-    whatever they look like; one_hot: how many texts a column may have; drop: leave rows with missing values out.
+    texts: coders of the feature columns whose texts are known before; as_texts: columns of texts, even if they look
+    like numbers; one_hot: most texts of a column; drop: leave rows with missing values out.
     """
 
     features: list[int]
@@ -57,20 +57,19 @@ class SurveyPlan:
 
     @property
     def others(self) -> list[int]:
-        """The columns that are neither features nor ids."""
+        """Label and group columns."""
         return [*self.labels, *([] if self.group is None else [self.group])]
 
 
 class Survey:
-    """What the pass finds.
+    """The results of the pass.
 
-    numbers: columns of numbers; codes: of each column of texts its texts and their codes; missing: by column how many
-    values and where the first; low, high, whole: the range of all numbers, and whether they are whole; dropped: rows
-    that were left out.
+    numbers: columns of numbers; codes: by column of texts, the code of each text; missing: by column, the count and the
+    place of the first; low, high, whole: the range of all numbers, True if all are integers; dropped: rows left out.
     """
 
     def __init__(self, source: Source, plan: SurveyPlan, spool: Callable[[np.ndarray], None]):
-        """UsageError for what the table must not hold. spool: takes rows (rows, features) of numbers and codes."""
+        """Raise UsageError for an invalid table. spool: takes rows (rows, features) of numbers and codes."""
         self.source, self.plan, self.spool = source, plan, spool
         self.low, self.high, self.whole, self.dropped = math.inf, -math.inf, True, 0
         self.missing: dict[int, tuple[int, str]] = {}
@@ -97,7 +96,7 @@ class Survey:
         kind = self.source.kind(column)
         if kind == "time":
             raise UsageError(
-                f"{self.source.path}: {self.source.called(column)} holds dates or times; {self._date(column)}"
+                f"{self.source.path}: {self.source.column_label(column)} holds dates or times; {self._date(column)}"
             )
         if kind == "text" or column in self.plan.as_texts:
             self._is_text(column)
@@ -113,7 +112,7 @@ class Survey:
         self.undecided.discard(column)
 
     def _decide(self, cells: CsvCells) -> None:
-        """By the first value of each column that there is."""
+        """Decide the type of each undecided column by its first value."""
         for row in range(cells.count):
             if not self.undecided:
                 return
@@ -129,20 +128,20 @@ class Survey:
         known = plan.texts or {}
         before = {column: len(texts) for column, texts in self.codes.items()}
         names: dict[str, int] = {}
-        wanted: Wanted = {
-            column: known.get(column) or (growing(self.codes[column]) if column in self.codes else None)
+        coders: ColumnCoders = {
+            column: known.get(column) or (growing_coder(self.codes[column]) if column in self.codes else None)
             for column in [*plan.features, *plan.others]
         }
         if plan.id is not None:
-            wanted[plan.id] = naming(names)
-        table = cells.read(wanted)
+            coders[plan.id] = name_coder(names)
+        table = cells.read(coders)
         for column in plan.features:
             if column in self.codes:
                 self._check_texts(cells, column, before[column])
         width = len(plan.features) + len(plan.others)
         raw, lost = table[:, : len(plan.features)], np.isnan(table[:, :width])
         for at in np.flatnonzero(lost.any(axis=0)).tolist():
-            column = list(wanted)[at]
+            column = list(coders)[at]
             count, where = self.missing.get(column, (0, cells.where(int(np.argmax(lost[:, at])))))
             self.missing[column] = count + int(lost[:, at].sum()), where
         kept = ~lost.any(axis=1) if plan.drop else np.ones(len(table), bool)
@@ -173,12 +172,12 @@ class Survey:
         return content
 
     def _check_texts(self, cells: Cells, column: int, before: int) -> None:
-        """UsageError where texts that are new with this block are none to make features of."""
+        """Raise UsageError if texts that are new in this block cannot become features."""
         new = list(itertools.islice(self.codes[column], before, None))
         name, path = short(self.source.names[column]), self.source.path
         if column not in self.plan.as_texts:
             for text in new:
-                if looks := like(text):
+                if looks := special_format(text):
                     where = self.source.cell(cells.where(cells.texts(column).index(text)), column)
                     todo = self._date(column) if "date" in looks else f"write it as in 1234.5, or --text {name}"
                     raise UsageError(f"{where}: {shown(text)} looks like {looks}; {todo}")
@@ -191,7 +190,7 @@ class Survey:
                     )
         if len(self.codes[column]) > self.plan.one_hot:
             raise UsageError(
-                f"{path}: {self.source.called(column)} has more than {self.plan.one_hot} different texts, as "
+                f"{path}: {self.source.column_label(column)} has more than {self.plan.one_hot} different texts, as "
                 f"{shown(next(iter(self.codes[column])))}: a feature each; leave it out by --drop {name}, or allow "
                 f"more by --one-hot {max(2 * self.plan.one_hot, 1)}"
             )
@@ -201,16 +200,16 @@ class Survey:
         return f"derive numbers from them, as the year, or leave the column out by --drop {name}"
 
     def values(self, column: int) -> np.ndarray:
-        """What all rows hold in a column of labels or groups: integers if all are, else floats, else texts.
+        """Return a label or group column of all rows: integers if all are, else floats, else texts.
 
-        As people write numbers: 007, 1_0 and 0x1 are texts, and other ones than 7, 10 and 1.
+        007, 1_0 and 0x1 are texts, and differ from 7, 10 and 1.
         """
         texts, codes = self.codes[column], self.label_codes(column)
-        for kind, written in WRITTEN.items():
+        for kind, written in NUMBER_PATTERNS.items():
             if all(map(written.fullmatch, texts)):
                 return np.array([kind(text) for text in texts])[codes]
         return np.array(list(texts))[codes]
 
     def label_codes(self, column: int) -> np.ndarray:
-        """The codes of what all rows hold in such a column."""
+        """Return the codes of a label or group column of all rows."""
         return self._numbered[:, self.plan.others.index(column)].astype(np.int64)

@@ -1,10 +1,10 @@
-"""The vocabulary of a text: which token stands for what, and back.
+"""The vocabulary of a text: the mapping between tokens and characters or bytes.
 
     level        token k stands for                                           tokens
     characters   the character number k of the list                           len(list)
     bytes        the byte k; a character is one to four of them in UTF-8      256
 
-A data file says it in its attribute `vocabulary`: the list of characters, or the text "bytes".
+A data file stores it in the attribute `vocabulary`: the list of characters, or the text "bytes".
 """
 
 from collections.abc import Iterable
@@ -18,13 +18,13 @@ BYTES = "bytes"
 
 
 class Vocabulary:
-    """What tokens 0, 1, ... stand for. characters: a list of different characters, or BYTES.
+    """Characters or bytes of tokens 0, 1, ... characters: a list of different characters, or BYTES.
 
-    A member `characters` holds the same; `len(vocabulary)` is the number of tokens.
+    `len(vocabulary)` is the number of tokens.
     """
 
     def __init__(self, characters: Iterable[str] | str):
-        """UsageError for a list with something that is no single character, or with a character twice."""
+        """Raise UsageError for an entry that is not a single character, or a character twice."""
         self.characters = characters if isinstance(characters, str) else list(characters)
         self.numbers: dict[str, int] = {}
         if not isinstance(characters, str):
@@ -41,7 +41,7 @@ class Vocabulary:
         return 256 if self.characters == BYTES else len(self.characters)
 
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text, int64 (tokens,); UsageError for a character that has none."""
+        """Return the tokens of a text, int64 (tokens,); UsageError for an unknown character."""
         if self.characters == BYTES:
             return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype(np.int64)
         try:
@@ -54,10 +54,10 @@ class Vocabulary:
             ) from None
 
     def decode(self, tokens: ArrayLike) -> str:
-        """The text of tokens: whole numbers 0 ... len - 1 of any type, in any shape (read row by row).
+        """Return the text of tokens: integers 0 ... len - 1 of any type and shape (read row by row).
 
-        Bytes that are no UTF-8, as where a character is cut, come out as the replacement character. UsageError for a
-        number that is no token.
+        Invalid UTF-8, as of a cut character, becomes the replacement character. UsageError for a number that is no
+        token.
         """
         given = np.asarray(tokens).ravel()
         if given.size and not ((given == np.floor(given)) & (given >= 0) & (given < len(self))).all():
