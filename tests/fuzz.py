@@ -1,8 +1,15 @@
-"""How many cases the fuzzers try: the same few hundred in each test run, with HPCDL_FUZZ=N N times as many new ones."""
+"""What the fuzzers share: how many cases they try, how files are damaged, what may come of it, and a run to change.
+
+A run of the tests tries the same few hundred cases each time; with HPCDL_FUZZ=N, N times as many new ones.
+"""
 
 import os
 
+from few import write_few
 from hypothesis import HealthCheck, settings
+from in_process import ends
+
+from hpcdl.errors import UsageError
 
 TIMES = int(os.environ.get("HPCDL_FUZZ", "0"))
 
@@ -16,3 +23,34 @@ def cases(number: int) -> settings:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
+
+
+def damaged(content: bytes, where: float, bits: int) -> bytes:
+    """The bytes with these bits flipped in the one at the share `where` of all; 0 bits: cut off there."""
+    at = int(where * len(content))
+    if not bits or at == len(content):
+        return content[:at]
+    return content[:at] + bytes([content[at] ^ bits]) + content[at + 1 :]
+
+
+def damage(path, where, bits):
+    """Damage a file."""
+    path.write_bytes(damaged(path.read_bytes(), where, bits))
+
+
+def tried(call, *arguments, **options):
+    """What the call returns, or None where one line says what is wrong."""
+    try:
+        return call(*arguments, **options)
+    except UsageError as error:
+        said = str(error)
+        assert said.isprintable() and 0 < len(said) < 1000, said
+        return None
+
+
+def small_run(folder, *options):
+    """Write few.h5, and train three steps on it, into the folder `a`; returns the options that other runs take."""
+    write_few(folder)
+    small = ["--data", str(folder / "few.h5"), "--model", "mlp:4", "--batch-size", "10", "--progress=none"]
+    assert ends("train_sequential", [*small, "--steps", "3", "--out", str(folder / "a"), *options])[0] == 0
+    return small

@@ -16,7 +16,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from fuzz import cases
+from fuzz import cases, damaged, tried
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +30,6 @@ from hpcdl.data.formats.prepare_table import prepare_table
 from hpcdl.data.formats.prepare_text import prepare_text
 from hpcdl.data.formats.recipe import recipe_of
 from hpcdl.data.formats.table_rows import TableRows
-from hpcdl.errors import UsageError
 
 MOST_MEMORY = 256 << 20  # of Python and NumPy, for files of some kilobytes
 NAMES = ("train/x", "train/y", "test/x", "test/y")
@@ -134,16 +133,6 @@ def changes(draw):
 DATASETS, CHANGES = datasets(), st.lists(changes(), min_size=1, max_size=3)
 
 
-def tried(call, *arguments, **options):
-    """What it returns, or None where one line says what is wrong."""
-    try:
-        return call(*arguments, **options)
-    except UsageError as error:
-        said = str(error)
-        assert said.isprintable() and 0 < len(said) < 1000, said
-        return None
-
-
 def check(path, options):
     """All that a run asks of a data set, if it can be opened; and that it is sound."""
     data = tried(open_data, path, **options)
@@ -230,12 +219,10 @@ def damages(draw):
     flips, cut, into = draw(FLIPS), draw(CUT), draw(INTO)
 
     def damage(content):
-        content = bytearray(content)
         for where, bits in flips:
-            if content:
-                content[int(where * len(content))] ^= bits
+            content = damaged(content, where, bits)
         end = int(cut * len(content))
-        return bytes(content[:end] + into if end < len(content) else content)
+        return content[:end] + into if end < len(content) else content
 
     return damage
 

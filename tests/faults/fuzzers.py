@@ -1,6 +1,7 @@
-"""The fuzzers, with as many new cases as docs/reliability.md tells of: python tests/faults/fuzzers.py [SEED]
+"""The fuzzers, with as many new cases as docs/reliability.md tells of: python tests/faults/fuzzers.py [SEED [TIMES]]
 
-Each is a file of tests, which tries fewer cases in each run of the tests; HPCDL_FUZZ says how many times as many.
+Each is a file of tests, which tries fewer cases in each run of the tests; HPCDL_FUZZ, or TIMES for all, says how many
+times as many.
 """
 
 import subprocess
@@ -21,24 +22,15 @@ FUZZERS = [  # file, tests of it, how many times as many cases as in a run of th
 ]
 
 
-def main(seed: str = "1") -> None:
+def main(seed: str = "1", factor: str = "") -> None:
     for file, chosen, times, cases in FUZZERS:
-        begun = time.monotonic()
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "--all",
-            "--color=no",
-            "--no-header",
-            f"--hypothesis-seed={seed}",
-        ]
-        command += ["-k", chosen] if chosen else []
-        done = subprocess.run([*command, file], env=clean_environment() | {"HPCDL_FUZZ": str(times)})
-        if done.returncode:
+        begun, wanted = time.monotonic(), int(factor or times)
+        command = [sys.executable, "-m", "pytest", "-q", "--all", "--color=no", "--no-header"]
+        command += [f"--hypothesis-seed={seed}", *(["-k", chosen] if chosen else []), file]
+        if subprocess.run(command, env=clean_environment() | {"HPCDL_FUZZ": str(wanted)}).returncode:
             sys.exit(f"fuzzers: {file} has found something")
-        print(f"fuzzers: {file} {chosen}: {cases:,} cases in {time.monotonic() - begun:.0f} s", flush=True)
+        tried = f"{cases // times * wanted:,} cases"
+        print(f"fuzzers: {file} {chosen}: {tried} in {time.monotonic() - begun:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

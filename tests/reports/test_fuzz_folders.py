@@ -9,8 +9,7 @@ import os
 import shutil
 
 import pytest
-from few import write_few
-from fuzz import cases
+from fuzz import cases, damaged, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 from in_process import assert_ends, ends
@@ -86,12 +85,8 @@ def change(path, how, where, with_):
             path.write_text(rewritten(content.decode(), how, where, with_))
         except UnicodeError:  # a recording, which is no text
             path.write_bytes(content[: where % (1 + len(content))])
-    elif how == "flip" and content:
-        spoilt = bytearray(content)
-        spoilt[int(where * len(spoilt))] ^= with_
-        path.write_bytes(spoilt)
-    elif how == "cut":
-        path.write_bytes(content[: int(where * len(content))])
+    elif how in ("flip", "cut"):
+        path.write_bytes(damaged(content, where, with_))
     elif how == "odd":
         path.write_bytes(content * with_ + ODD[where])
     else:
@@ -106,10 +101,7 @@ def change(path, how, where, with_):
 def folder(tmp_path_factory):
     """A run, a search, and a recording, as they are written."""
     path = tmp_path_factory.mktemp("fuzz")
-    write_few(path)
-    small = ["--data", str(path / "few.h5"), "--model", "mlp:4", "--batch-size", "10", "--progress=none"]
-    fault = "--inject=clock:step=2"
-    assert ends("train_sequential", [*small, "--steps", "3", "--out", str(path / "a"), "--trace", "9", fault])[0] == 0
+    small = small_run(path, "--trace", "9", "--inject=clock:step=2")
     line = ["train-sequential", *small, "--epochs", "1", "--space", "lr=0.1..0.2", "--trials", "1"]
     assert ends("search", [*line, "--out", str(path / "s")])[0] == 0
     (path / "f" / "flight").mkdir(parents=True)
@@ -121,7 +113,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def tried(folder, name, changes, *programs):
+def read_changed(folder, name, changes, *programs):
     """Programs on a copy of a folder of which files were changed."""
     copy = folder / "changed"
     shutil.copytree(folder / name, copy)
@@ -142,26 +134,26 @@ READ = [("watch", "{}", "--once"), ("export_metrics", "{}", "--force"), RESUME]
 @cases(60)
 @given(st.lists(st.tuples(st.sampled_from(RUN), HOW), max_size=2))
 def check_run(folder, changes):
-    ended = tried(folder, "a", changes, *READ)
+    ended = read_changed(folder, "a", changes, *READ)
     assert changes or ended == [0, 0, 0]
 
 
 @cases(12)
 @given(st.lists(st.tuples(st.sampled_from(RUN), HOW), min_size=1, max_size=2))
 def check_report(folder, changes):
-    tried(folder, "a", changes, ("report", "{}", "--force"))
+    read_changed(folder, "a", changes, ("report", "{}", "--force"))
 
 
 @cases(25)
 @given(st.lists(st.tuples(st.sampled_from(SEARCH), HOW), min_size=1, max_size=2))
 def check_search(folder, changes):
-    tried(folder, "s", changes, ("search", "--resume", "{}"), ("watch", "{}", "--once"))
+    read_changed(folder, "s", changes, ("search", "--resume", "{}"), ("watch", "{}", "--once"))
 
 
 @cases(60)
 @given(st.lists(st.tuples(st.just("flight/rank-0000.bin"), HOW), min_size=1, max_size=2))
 def check_recording(folder, changes):
-    tried(folder, "f", changes, ("postmortem", "{}"))
+    read_changed(folder, "f", changes, ("postmortem", "{}"))
 
 
 @pytest.mark.parametrize("check", [check_run, check_report, check_search, check_recording])

@@ -9,11 +9,10 @@ import copy
 import h5py
 import numpy as np
 import pytest
-from few import write_few
-from fuzz import cases
+from fuzz import cases, damage, small_run
 from hypothesis import given
 from hypothesis import strategies as st
-from in_process import assert_ends, ends
+from in_process import assert_ends
 from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
@@ -112,32 +111,14 @@ def change_file(path, what, where, how):
             if how is not None:
                 file.attrs[where] = how
         return
-    whole = bytearray(path.read_bytes())
-    place = int(where * len(whole))
-    if what == "cut":
-        del whole[place:]
-    elif whole:
-        whole[place] ^= how
-    path.write_bytes(whole)
+    damage(path, where, how)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A run of three steps, and its data."""
     path = tmp_path_factory.mktemp("fuzz")
-    write_few(path)
-    options = [
-        "--data",
-        str(path / "few.h5"),
-        "--model",
-        "mlp:4",
-        "--steps",
-        "3",
-        "--batch-size",
-        "10",
-        "--progress=none",
-    ]
-    assert ends("train_sequential", [*options, "--out", str(path / "a"), "--trace", "0"]) == (0, "")
+    small_run(path, "--trace", "0")
     return path
 
 

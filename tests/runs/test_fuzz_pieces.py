@@ -10,11 +10,10 @@ import zlib
 import h5py
 import numpy as np
 import pytest
-from few import write_few
-from fuzz import cases
+from fuzz import cases, damage, small_run
 from hypothesis import given
 from hypothesis import strategies as st
-from in_process import assert_ends, ends
+from in_process import assert_ends
 from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
@@ -132,23 +131,14 @@ def change(folder, what, where, how):
     elif what == "gone":
         parts[where].unlink()
     else:
-        spoilt = parts[0] if "piece" in what else path
-        content = bytearray(spoilt.read_bytes())
-        place = int(where * len(content))
-        if how:
-            content[place] ^= how
-        else:
-            del content[place:]
-        spoilt.write_bytes(content)
+        damage(parts[0] if "piece" in what else path, where, how)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A run of three steps, and a file whose numbers are nobody's affair."""
     path = tmp_path_factory.mktemp("fuzz")
-    write_few(path)
-    options = ["--data", str(path / "few.h5"), "--model", "mlp:4", "--steps", "3", "--batch-size", "10"]
-    assert ends("train_sequential", [*options, "--progress=none", "--out", str(path / "a")]) == (0, "")
+    small_run(path)
     with h5py.File(path / "a" / "secret.h5", "w") as file:
         file["secret"] = np.full(10_000, SECRET, "f4")
     np.full(10_000, SECRET, "f4").tofile(path / "a" / "secret.raw")

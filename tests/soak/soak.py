@@ -24,9 +24,7 @@ RUNS = {5: 96, 4: 40, 3: 24, 2: 16, 7: 16}  # in one job of so many ranks each
 WHOLE = 8
 ACTING = 100  # jobs of reinforcement learning
 COLLECTIVES = {2: 600, 3: 600, 4: 800, 5: 200}  # likewise
-FUZZERS = "tests/data/test_fuzz.py", "tests/runs/test_fuzz_options.py", "tests/runs/test_fuzz_checkpoints.py"
-FUZZERS += "tests/runs/test_fuzz_pieces.py", "tests/reports/test_fuzz_folders.py"
-TIMES = 10  # as many cases as in a run of the tests
+TIMES = "10"  # as many cases of each fuzzer as in a run of the tests
 PIPELINES = {2: 100, 3: 100, 4: 200, 6: 100}  # likewise
 PER_JOB = 32  # of these runs, so that one that fails is soon known
 SHARED = Path("/dev/shm")
@@ -108,10 +106,9 @@ def main(seed: str = "1") -> None:
     if subprocess.run(acting).returncode:
         sys.exit("soak: acting.py has found something")
     print(f"soak: {ACTING} jobs that act ended as they should in {time.monotonic() - begun:.0f} s", flush=True)
-    for fuzzer in FUZZERS:
-        command = [sys.executable, "-m", "pytest", "-q", "--all", "--color=no", f"--hypothesis-seed={seed}", fuzzer]
-        if subprocess.run(command, env=clean_environment() | {"HPCDL_FUZZ": str(TIMES)}).returncode:
-            sys.exit(f"soak: {fuzzer} has found something")
+    fuzzers = Path(__file__).parents[1] / "faults" / "fuzzers.py"
+    if subprocess.run([sys.executable, fuzzers, seed, TIMES]).returncode:
+        sys.exit("soak: a fuzzer has found something")
     print(f"soak: all in {time.monotonic() - begun:.0f} s")
 
 
