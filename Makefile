@@ -1,5 +1,6 @@
 # make train          train on the embedded digits over RANKS ranks
-# make test           every test: on one rank, two at a time; what ranks do together, on 4 and 3     ARGS=, TESTS=: of pytest
+# make test           on one rank, two tests at a time; what ranks do together, on 4        ARGS=, TESTS=: of pytest
+# make test-long      also what takes long, and on 3 ranks: what CI runs
 # make test-all       with whole grids of parameters, and on 4 ranks also what needs but one; longer
 # make test-cluster   what needs a cluster, both MPIs: emulated hosts, a real Slurm, made here; root on Debian, installs
 # make soak           random operations, pipelines, runs, also such as act; thousands of bad inputs; three quarters of an hour
@@ -30,7 +31,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :OVERSUBSCRIBE
 export OMPI_MCA_mpi_yield_when_idle = 1
 
-.PHONY: train test test-all test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak faults lint install print-bin clean
+.PHONY: train test test-long test-three test-all test-cluster test-hosts install-cluster test-slurm-mpich test-slurm-openmpi soak faults lint install print-bin clean
 
 train: $(STAMP)
 	$(MPIEXEC) -n $(RANKS) $(BIN)/hpcdl train-allreduce --data digits --allreduce ring $(ARGS)
@@ -38,10 +39,15 @@ train: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest $(SHOW) --numprocesses=2 --dist=loadfile $(TESTS) $(ARGS)
 	HPCDL_CHECK=1 $(MPIEXEC) -n 4 $(BIN)/python -m pytest $(SHOW) $(TESTS) $(ARGS)
-	HPCDL_CHECK=1 $(MPIEXEC) -n 3 $(BIN)/python -m pytest $(SHOW) --without-groups $(TESTS) $(ARGS)
+
+test-long:
+	$(MAKE) --no-print-directory test test-three ARGS="--long $(ARGS)"
 
 test-all:
-	$(MAKE) --no-print-directory test ARGS="--all $(ARGS)"
+	$(MAKE) --no-print-directory test test-three ARGS="--all $(ARGS)"
+
+test-three: $(STAMP)
+	HPCDL_CHECK=1 $(MPIEXEC) -n 3 $(BIN)/python -m pytest $(SHOW) --without-groups $(TESTS) $(ARGS)
 
 test-cluster:
 	$(MAKE) --no-print-directory install MPI=mpich

@@ -4,6 +4,8 @@
     mpiexec -n 4 pytest      what ranks do together: the tests that ask for `world` or have the mark `mpi`
     --without-groups         leave out what 4 ranks show: the tests that ask for `each_group`, which they run on 2, 3
                              and 4, and those with the mark `four`, for which the number of ranks does not matter
+    --long                   also the mark `long`: what takes long and shows what other tests show for another
+                             program, number of ranks or device; and the fuzzers' full number of cases
     --all                    leave out nothing: whole grids, and on several ranks also what needs but one
 
 A grid of parameters is thinned where they do not meet in the code. `in_turn("optimizer")`: the optimizers take turns
@@ -56,12 +58,15 @@ auto.SECONDS = 0.001  # each run measures anew, and any table will do
 
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="whole grids; on several ranks, what needs one, too")
+    parser.addoption("--long", action="store_true", help="also what takes long; --all implies it")
     parser.addoption("--without-groups", action="store_true", help="leave out what 4 ranks show for any number")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     """Rank 0 reports for all; what another rank has to say, it says when it fails."""
+    if config.getoption("all") or config.getoption("long"):
+        os.environ.setdefault("HPCDL_TESTS", "long")  # tests/fuzz.py looks at it
     config.cache_folder = tempfile.TemporaryDirectory()
     os.environ["HPCDL_CACHE"] = config.cache_folder.name  # what `auto` measures is not kept
     if MPI.COMM_WORLD.rank > 0:
@@ -87,6 +92,7 @@ def pytest_collection_modifyitems(config, items):
     """Leave out what another run shows; all ranks take the same decisions, which depend on names and marks alone."""
     without = {"each_group", "four"} if config.getoption("without_groups") else set()
     thin = not config.getoption("all") and not any("::" in argument for argument in config.args)
+    left = {"exhaustive"} if config.getoption("long") else {"exhaustive", "long"}
     tests = collections.defaultdict(list)
     for item in items:
         tests[item.location[0], getattr(item, "originalname", item.name)].append(item)
@@ -95,7 +101,7 @@ def pytest_collection_modifyitems(config, items):
     def wanted(item):
         fixtures, marks = set(item.fixturenames), {mark.name for mark in item.iter_markers()}
         together = fixtures & TOGETHER or "mpi" in marks or MPI.COMM_WORLD.size == 1
-        return not (fixtures | marks) & without and (not thin or (together and "exhaustive" not in marks))
+        return not (fixtures | marks) & without and (not thin or (together and not marks & left))
 
     kept = set(filter(wanted, chosen))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])

@@ -8,10 +8,10 @@ GPT = ["--model", "gpt:layers=2,width=32,heads=4", "--data", "text", "--steps", 
 @pytest.mark.parametrize(
     "ranks, program, more",
     [
-        (3, "train-fully-sharded", ["--stage", "1"]),
+        pytest.param(3, "train-fully-sharded", ["--stage", "1"], marks=pytest.mark.long),
         (3, "train-fully-sharded", ["--stage", "2", "--accumulate", "2"]),
         (3, "train-fully-sharded", ["--stage", "3", "--optimizer", "adam"]),
-        (3, "train-fully-sharded", ["--stage", "3", "--gather", "broadcast"]),
+        pytest.param(3, "train-fully-sharded", ["--stage", "3", "--gather", "broadcast"], marks=pytest.mark.long),
         (4, "train-grid", ["--grid", "data=2,pipeline=2", "--stage", "3"]),
         (4, "train-grid", ["--grid", "pipeline=2,tensor=2", "--sequence-parallel", "--average"]),
     ],

@@ -10,11 +10,13 @@ FEW = "--steps", "3"
     [
         (1, "train-sequential", [*FEW, "--optimizer", "adam", "--dtype", "float64"]),
         (2, "train-allreduce", [*FEW, "--model", "mlp:64,32,activation=gelu", "--accumulate", "3"]),
-        (2, "train-allreduce", [*FEW, "--compress", "bfloat16", "--average"]),
-        (2, "train-allreduce", [*FEW, "--overlap", "--model", "softmax"]),
+        pytest.param(2, "train-allreduce", [*FEW, "--compress", "bfloat16", "--average"], marks=pytest.mark.long),
+        pytest.param(2, "train-allreduce", [*FEW, "--overlap", "--model", "softmax"], marks=pytest.mark.long),
         (2, "train-svrg", ["--steps", "50", "--snapshot", "random"]),
-        (2, "train-svrg", ["--steps", "50", "--model", "softmax", "--method", "saga"]),
-        (1, "train-svrg", ["--steps", "1", "--model", "softmax", "--threads", "2"]),
+        pytest.param(
+            2, "train-svrg", ["--steps", "50", "--model", "softmax", "--method", "saga"], marks=pytest.mark.long
+        ),
+        pytest.param(1, "train-svrg", ["--steps", "1", "--model", "softmax", "--threads", "2"], marks=pytest.mark.long),
         (3, "train-sgld", [*FEW, "--chains", "2", "--model", "softmax"]),
         (3, "train-local-sgd", ["--steps", "4", "--sync-every", "2", "--outer", "nesterov"]),
         (3, "train-allreduce", [*FEW, "--data-servers", "1"]),
@@ -37,7 +39,7 @@ def test_servers_in_rounds(foretold, more):
     "more",
     [
         ["--consistency", "async"],
-        ["--consistency", "ssp", "--staleness", "2"],
+        pytest.param(["--consistency", "ssp", "--staleness", "2"], marks=pytest.mark.long),
         ["--consistency", "ssp", "--staleness", "2", "--broadcast-every", "3", "--optimizer", "sgd"],
     ],
     ids=" ".join,

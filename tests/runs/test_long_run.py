@@ -8,6 +8,7 @@ from mpi4py import MPI
 LONG = Path(__file__).parents[1] / "soak" / "long.py"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="it starts ranks of its own")
 def test_files_shared_memory_and_communicators_stay_as_they_are(launch):
     done = launch(2, LONG, "2000", "250", timeout=120)

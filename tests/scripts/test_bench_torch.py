@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 FOLDER = Path(__file__).parents[2] / "scripts"
 
 
+@pytest.mark.long
 def test_bench_torch(launch, tmp_path):
     options = ["--sizes", "4KiB", "--models", "mlp", "--batch-per-rank", "2", "--seconds", "0.001", "--json", "t.json"]
     done = launch(2, FOLDER / "bench_torch.py", *options, check=0)
@@ -24,6 +25,7 @@ def test_bench_torch(launch, tmp_path):
     assert table(done.stdout)[0] == ["all_reduce", "hpcdl", "gloo"] and "| step | " + " | ".join(ways) in done.stdout
 
 
+@pytest.mark.long
 def test_bench_training(launch, tmp_path):
     options = [
         "--model",

@@ -79,7 +79,7 @@ def test_bench_replay(run_on, tmp_path):
             assert ("ratio_median" in result) == (result["part"] == "sum tree") == bool(row[3])
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_bench_hogwild(ranks, run_on, tmp_path):
     options = ["--data", "small:rows=600", "--locking", "none,global", "--exchange-every", "1,50", "--turns", "2"]
     done = run_on(ranks, FOLDER / "bench_hogwild.py", *options, "--plot", "h.png", "--json", "h.json", check=0)
@@ -96,6 +96,7 @@ def test_bench_hogwild(ranks, run_on, tmp_path):
     assert len(table(done.stdout)) == 2 + len(rows)
 
 
+@pytest.mark.long
 def test_bench_batch_size(run_on, tmp_path):
     options = ["--model", "softmax", "--batches", "100,700", "--epochs", "2", "--seeds", "2", "--reference", "50"]
     done = run_on(2, FOLDER / "bench_batch_size.py", *options, "--json", "b.json", check=0)
@@ -114,6 +115,7 @@ def test_bench_batch_size(run_on, tmp_path):
     assert len(table(done.stdout)) == 2 + 4
 
 
+@pytest.mark.long
 def test_bench_svrg(run_on, tmp_path):
     options = ["--batch-size", "16", "--gradients", "20", "--lr", "0.2", "--weight-decay", "0.1"]
     done = run_on(2, FOLDER / "bench_svrg.py", *options, "--json", "s.json", "--plot", "s.png", check=0)
@@ -147,6 +149,7 @@ def test_bench_checkpoint(run_on, tmp_path):
     assert len(table(done.stdout)) == 3 and [each.name for each in tmp_path.iterdir()] == ["c.json"]
 
 
+@pytest.mark.long
 def test_bench_search_methods(run_on, tmp_path):
     options = ["--trials", "4", "--epochs", "2", "--seeds", "2", "--methods", "asha", "--json", "m.json"]
     done = run_on(2, FOLDER / "bench_search_methods.py", *options, check=0)
@@ -176,6 +179,7 @@ def test_schedules():
     assert (found["bound_seconds"], found["idle_share"]) == (20 / 3, 1 - 20 / 24)
 
 
+@pytest.mark.long
 def test_bench_gossip_of_the_optimum(run_on, tmp_path):
     """One label per rank: D-PSGD stays away from the optimum, gradient tracking and DeTAG go on towards it."""
     options = ["--model", "softmax", "--partition", "by-label", "--batch-size", "full"]
@@ -207,6 +211,7 @@ def test_what_bench_training_writes(tmp_path, monkeypatch, capsys):
     assert "hpcdl / PyTorch: 3.00 (3.00 to 3.00, 2 pairs)" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_bench_coordinate_descent(tmp_path, monkeypatch, capsys):
     """With a LIBLINEAR that is made up, which is as good."""
     monkeypatch.chdir(tmp_path)
@@ -230,6 +235,7 @@ def test_bench_coordinate_descent(tmp_path, monkeypatch, capsys):
     assert [row[0] for row in rows[2:]] == list(found) and rows[2][-1] == "1.00"
 
 
+@pytest.mark.long
 def test_bench_model_parallel(run_on, tmp_path):
     script, options = FOLDER / "bench_model_parallel.py", ["--data", "digits", "--steps", "2", "--json", "m.json"]
     done = run_on(2, script, *options, "--model", "mlp:16,16,16", "--repeats", "2", check=0)

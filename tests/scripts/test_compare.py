@@ -134,7 +134,7 @@ def wait_for_the_end_of_its_ranks(folder):
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_stopped_or_killed_it_goes_on(launch, few, run_on, number):
     """In the second run of two, on one rank, which then goes on from its checkpoint."""
     program = few / "interfere.py"

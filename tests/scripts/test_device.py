@@ -63,11 +63,13 @@ def test_the_identities_hold_on_the_device(simulate):
         assert f"cases agree on {ranks} ranks" in simulate(ranks, program, check=0, STANDIN_GPUS="2").stdout
 
 
+@pytest.mark.long
 def test_models_that_are_cut_on_the_device(simulate):
     program = Path(__file__).parents[1] / "standin" / "cut.py"
     assert "4 cases agree on 2 ranks" in simulate(2, program, check=0, STANDIN_GPUS="2").stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("servers", ["parameter", "parameter unasked", "data"])
 def test_workers_on_gpus_whose_servers_have_none(simulate, run_on, few, servers):
     script = TRAIN if servers == "data" else SCRIPTS / "train_parameter_server.py"

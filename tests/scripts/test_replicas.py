@@ -38,7 +38,7 @@ def test_nobody_is_gone(run_on, tmp_path):
     [
         pytest.param(4, "kill:rank=1,step=90", ["--optimizer", "adam", "--lr", "0.01"], [1], id="server"),
         pytest.param(5, "kill:rank=0,step=23", ["--checkpoint-every", "5", "--servers", "3"], [0], id="rank 0"),
-        pytest.param(4, "kill:rank=3,step=20", ["--optimizer", "momentum"], [3], id="worker"),
+        pytest.param(4, "kill:rank=3,step=20", ["--optimizer", "momentum"], [3], id="worker", marks=pytest.mark.long),
     ],
 )
 def test_the_steps_are_those_of_a_run_that_lost_nobody(ranks, fault, more, gone, launch, run_on, tmp_path):

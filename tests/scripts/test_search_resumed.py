@@ -15,7 +15,7 @@ def wait_for_the_end_of_its_ranks(folder):
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGUSR1, marks=pytest.mark.long)])
 def test_stopped_or_killed_it_goes_on_on_other_ranks(launch, search, few, undisturbed, number):
     """In two trials at a time, of which the one that is signalled has a checkpoint; both go on."""
     program = few / "interfere.py"

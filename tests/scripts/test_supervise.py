@@ -52,6 +52,7 @@ def test_killed_ranks_leave_the_parameters_of_a_run_never_disturbed(supervise, r
     assert "0 left, from step 30 (run/checkpoint.h5)" in starts[2]
 
 
+@pytest.mark.long
 def test_a_postmortem_knows_each_try_until_the_run_has_ended_well(supervise, environment, few):
     """One that had saved nothing, one that was gone on with, and the last; --force replaces what was there before."""
 
@@ -111,6 +112,7 @@ exit $status
 """
 
 
+@pytest.mark.long
 def test_fewer_ranks_where_a_host_is_lost(supervise, launch, few):
     launcher = few / "mpiexec"
     launcher.write_text(LOST.format(mpiexec=launch.mpiexec))
@@ -123,6 +125,7 @@ def test_fewer_ranks_where_a_host_is_lost(supervise, launch, few):
     assert [(leg["ranks"], leg["steps"]) for leg in legs] == [(2, 20), (1, 20)]
 
 
+@pytest.mark.long
 @pytest.mark.exhaustive
 def test_a_comparison_goes_on(supervise, few):
     line = "train-allreduce --allreduce ring --inject kill:rank=1,step=7"

@@ -22,7 +22,7 @@ def so_far(folder):
     ("ranks", "to", "kept", "later"),
     [
         pytest.param(3, 1, ["--save-replay"], 3, id="to the memory, which is kept"),
-        pytest.param(3, 2, [], 5, id="to an actor"),
+        pytest.param(3, 2, [], 5, id="to an actor", marks=pytest.mark.long),
         pytest.param(5, 3, ["--save-replay"], 6, id="to one of several", marks=pytest.mark.exhaustive),
     ],
 )

@@ -16,7 +16,7 @@ def parameters(folder, number):
     return Checkpoint.read(folder / "members" / f"{number:04d}").vectors["parameters"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_stopped_or_killed_it_goes_on(launch, few, run_on, number):
     """In the second of two members on one rank; then on two. The end is that of an ensemble that nobody stopped."""
     common = [*FEW, "--members", "2", "--bagging", "--checkpoint-every", "3"]

@@ -81,6 +81,7 @@ def test_owners_from_a_table_and_rounds_to_an_accuracy(run_on, tmp_path):
     assert done.returncode == 2 and "the column holds 5 owners, not 4" in done.stderr
 
 
+@pytest.mark.long
 def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
     options = ["--data", "few.h5", "--model", "softmax", "--dtype", "float64", "--clients", "4", "--fraction", "1"]
     options += ["--rounds", "2", "--local-epochs", "1", "--local-batch", "0", "--proximal", "0.1", "--late", "0.4"]

@@ -15,7 +15,7 @@ def folder(tmp_path):
 APART = {3: ["--learners", "1"], 5: ["--actors", "2", "--learners", "2"]}
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long), 5])
 def test_a_run_and_what_it_writes(run_on, folder, ranks):
     given = [*SMALL, "--env-steps", "240", "--out", "a", *APART.get(ranks, [])]
     printed = run_on(ranks, SCRIPT, *given, check=0).stdout

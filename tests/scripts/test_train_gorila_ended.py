@@ -11,6 +11,15 @@ from failing_chains import MODULE, SCRIPT, SMALL, summary
 from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.launcher import clean_environment
 
+KINDS = pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param([], id="bundles"),
+        pytest.param(["--learners", "1"], id="apart", marks=pytest.mark.long),
+        pytest.param(["--consistency", "bsp"], id="bsp", marks=pytest.mark.long),
+    ],
+)
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -18,7 +27,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("more", [[], ["--learners", "1"], ["--consistency", "bsp"]], ids=["bundles", "apart", "bsp"])
+@KINDS
 def test_an_environment_that_raises_once_is_made_anew(run_on, folder, more):
     raises = ["--env", "mychains:failing", "--env-options", "raises=30"]
     run_on(3, SCRIPT, *SMALL, *raises, *more, "--env-steps", "480", "--out", "r", check=0)
@@ -26,7 +35,7 @@ def test_an_environment_that_raises_once_is_made_anew(run_on, folder, more):
     assert found["environment_restarts"] == 1 and found["stopped"] == "finished"
 
 
-@pytest.mark.parametrize("more", [[], ["--learners", "1"], ["--consistency", "bsp"]], ids=["bundles", "apart", "bsp"])
+@KINDS
 def test_one_that_raises_three_times_in_a_row_ends_the_run(launch, folder, more):
     """On one rank: it says which environment, and what it has raised where; all ranks are gone."""
     raises = ["--env", "mychains:failing", "--env-options", "raises=30,always=True"]

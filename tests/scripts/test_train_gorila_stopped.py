@@ -18,8 +18,11 @@ def logs(folder):
 
 @pytest.mark.parametrize(
     ("ranks", "more"),
-    [(3, ["--save-replay"]), (4, ["--learners", "1", "--save-replay"]), (3, ["--consistency", "bsp"])],
-    ids=["bundles", "apart", "rounds"],
+    [
+        pytest.param(3, ["--save-replay"], id="bundles"),
+        pytest.param(4, ["--learners", "1", "--save-replay"], id="apart", marks=pytest.mark.long),
+        pytest.param(3, ["--consistency", "bsp"], id="rounds", marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_ends_it_in_good_order_and_it_goes_on(launch, run_on, folder, ranks, more):
     """SIGTERM to one rank, the last; also on another number of ranks, whose memories are filled anew."""

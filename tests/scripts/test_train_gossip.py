@@ -22,7 +22,7 @@ def summary(folder):
     [
         [],
         ["--method", "detag", "--partition", "by-label"],
-        ["--method", "dpsgd", "--partition", "dirichlet:0.5"],
+        pytest.param(["--method", "dpsgd", "--partition", "dirichlet:0.5"], marks=pytest.mark.long),
         ["--method", "adpsgd"],
     ],
     ids=" ".join,

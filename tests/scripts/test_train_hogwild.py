@@ -103,7 +103,10 @@ def test_more_threads_than_cores_are_warned_of(run_on):
 
 
 @pytest.mark.skipif(MPI.COMM_WORLD.size > 1, reason="starts a program of its own")
-@pytest.mark.parametrize("threads, locking, every", [(1, "atomic", 0), (3, "round-robin", 0), (3, "none", 64)])
+@pytest.mark.parametrize(
+    "threads, locking, every",
+    [(1, "atomic", 0), *(pytest.param(3, *how, marks=pytest.mark.long) for how in [("round-robin", 0), ("none", 64)])],
+)
 def test_interrupted_in_the_midst_of_a_round_it_keeps_the_last_whole_one(threads, locking, every, run_on, tmp_path):
     (tmp_path / "much.py").write_text(
         "import numpy as np\n"

@@ -67,6 +67,7 @@ def test_gone_on_with_in_the_midst_of_a_round(run_on, tmp_path):
     assert not np.array_equal(*whole["ranks/replica"])  # the last round is not over
 
 
+@pytest.mark.long
 def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
     options = ["--data", "few.h5", "--model", "mlp:3", "--dtype", "float64", "--batch-size", "8", "--epochs", "3"]
     options += ["--sync-every", "2", "--local-from", "1", "--local-momentum", "average", "--outer", "nesterov"]

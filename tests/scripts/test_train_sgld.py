@@ -78,6 +78,7 @@ def test_gone_on_with_and_replaced(run_on, tmp_path):
     assert (tmp_path / "b/checkpoint.h5").exists() and not (tmp_path / "b/samples.h5").exists()
 
 
+@pytest.mark.long
 def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
     options = ["--data", "few.h5", "--model", "mlp:3", "--dtype", "float64", "--batch-size", "8", "--epochs", "2"]
     options += ["--burn-in", "1", "--thin", "1", "--chains", "2"]

@@ -24,9 +24,9 @@ def summary(folder):
         (3, ["--snapshot", "random", "--inner-epochs", "1"], 2 * 4 + 4),
         (4, ["--method", "saga"], 4 + 1),
         (1, ["--threads", "2", "--batch-size", "32"], 2 * 4 + 2),
-        (2, ["--data-servers", "1", "--model", "mlp:16"], 2 * 4 + 2),
-        (2, ["--placement", "streamed"], 2 * 4 + 2),
-        (2, ["--placement", "partitioned", "--method", "saga"], 4 + 1),
+        pytest.param(2, ["--data-servers", "1", "--model", "mlp:16"], 2 * 4 + 2, marks=pytest.mark.long),
+        pytest.param(2, ["--placement", "streamed"], 2 * 4 + 2, marks=pytest.mark.long),
+        pytest.param(2, ["--placement", "partitioned", "--method", "saga"], 4 + 1, marks=pytest.mark.long),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -57,6 +57,7 @@ def test_gone_on_with_within_a_round_on_other_ranks(run_on, tmp_path, more):
             assert apart == 0 if exact else apart < 1e-12, name
 
 
+@pytest.mark.long
 def test_on_a_stand_in_for_a_gpu(simulate, run_on, few):
     options = ["--data", "few.h5", "--model", "mlp:3", "--dtype", "float64", "--batch-size", "8", "--epochs", "2"]
     options += ["--inner-epochs", "1", "--snapshot", "random"]

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 IDENTITIES = [
     "complete_graph and metropolis and momentum",
@@ -11,6 +13,7 @@ IDENTITIES = [
 ]
 
 
+@pytest.mark.long
 def test_identities_on_8_ranks(launch):
     """With the groups of the first 6 and 8 ranks."""
     files = HERE / "test_gossip.py", HERE / "test_local_sgd.py"
