@@ -37,6 +37,21 @@ def test_every_page_and_file_that_is_named_exists():
             assert (root / name).exists(), f"{page} names {name}"
 
 
+def test_every_module_that_is_named_exists():
+    """`hpcdl.room.file.name`: folders, then a file, then a name in it, or in the folder's __init__.py."""
+    root, wrong, names = Path(__file__).parents[1], [], 0
+    for page in [root / "README.md", *(root / "docs").rglob("*.md"), *(root / "docs").rglob("*.py")]:
+        for name in re.findall(r"\bhpcdl(?!\.(?:def|sif|txt)\b)(?:\.[a-zA-Z_]\w*)+", page.read_text()):
+            place, (*parts,) = root, name.replace("hpcdl.kernels", "kernels").split(".")
+            while parts and ((place / parts[0]).is_dir() or (place / f"{parts[0]}.py").exists()):
+                place /= parts.pop(0)
+            file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+            names += 1
+            if parts and (not re.search(rf"\b{parts[0]}\b", file.read_text())):
+                wrong.append((str(page.relative_to(root)), name))
+    assert not wrong and names > 40
+
+
 def test_every_file_has_its_row_in_the_table_of_concepts():
     """A cell names a folder once: `hpcdl/checkpoint/state.py`, `resume.py`."""
     root, named = Path(__file__).parents[1], set()
