@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hpcdl.errors import UsageError
 from hpcdl.rl.apex import assist, train
 from hpcdl.rl.options import RLOptions
-from hpcdl.rl.roles import RLRoles, sharded
+from hpcdl.rl.roles import RLRoles, sharded_roles
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import option
 
@@ -45,7 +45,7 @@ class ApexOptions(RLOptions):
                 raise UsageError(f"--{dashed(name)} must be greater than 0, not {getattr(self, name)}")
 
     def roles(self, size: int) -> RLRoles:
-        found = sharded(size, self.learners, self.replays, self.actors, self.envs)
+        found = sharded_roles(size, self.learners, self.replays, self.actors, self.envs)
         if self.batch_size < self.learners:
             raise UsageError(f"--batch-size {self.batch_size}: {self.learners} learners share it; give a larger one")
         self.check_apart(found)

@@ -14,7 +14,7 @@ from hpcdl.errors import UsageError
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.rl.gorila import train
 from hpcdl.rl.options import RLOptions
-from hpcdl.rl.roles import RLRoles, apart, bundles
+from hpcdl.rl.roles import RLRoles, bundle_roles, separate_roles
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import option
 
@@ -50,9 +50,9 @@ class GorilaOptions(RLOptions):
 
     def roles(self, size: int) -> RLRoles:
         if self.actors or self.learners:
-            found = apart(size, self.servers, self.learners, self.actors, self.envs)
+            found = separate_roles(size, self.servers, self.learners, self.actors, self.envs)
         else:
-            found = bundles(size, self.servers, self.envs)
+            found = bundle_roles(size, self.servers, self.envs)
         self.sharing = len(found.learners) if self.consistency == "bsp" else 1
         self.check_apart(found)
         return found

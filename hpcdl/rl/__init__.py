@@ -3,11 +3,11 @@
     environments.py    copies of an environment, stepped together, each seeded by its number
     replay.py          transitions in a ring, drawn uniformly or by priority
     chunk.py           steps of an actor as one message, with the priorities of their transitions
-    q_network.py       the values of actions, over a flat vector (torch_values.py: of a module of PyTorch's)
-    agent.py           acting, and learning from a sample
-    task.py            the environment as a run sees it: what is learned, and how it is scored
-    held.py            what a run holds, and its checkpoints
+    q_network.py       action values over a flat vector (torch_values.py: of a PyTorch module)
+    agent.py           the parts of an agent: acting, and learning from a sample
+    task.py            the environment in the place of a data set, and the scores
+    agent_state.py     what checkpoints hold beside the parameters
     dqn.py             the algorithm, on one rank
 
-gymnasium (`pip install 'hpcdl[rl]'`) is imported where an environment is asked for, and nowhere else.
+gymnasium (`pip install 'hpcdl[rl]'`) is imported only when an environment is made.
 """

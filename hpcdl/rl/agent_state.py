@@ -1,10 +1,10 @@
-"""What a run of reinforcement learning holds, beside parameters: a target network, actors, and a replay memory.
+"""State of a reinforcement learning run beside the parameters: a target network, actors, and a replay memory.
 
-    parameters, optimizer/NAME, target      as vectors of any run
-    actor/NAME                              where the environments are, and how the last episodes ended
-    replay/NAME                             with --save-replay: all that it holds
+    parameters, optimizer/NAME, target      vectors, as in any run
+    actor/NAME                              episode counts, unfinished episodes, last returns
+    replay/NAME                             with --save-replay: the whole replay memory
 
-Without the replay memory a run that is gone on with fills it anew before it goes on learning.
+A run that is resumed without its replay memory fills a new one before it continues to learn.
 """
 
 import logging
@@ -25,31 +25,31 @@ from hpcdl.runs.ownership import Ownership, Whole
 log = logging.getLogger("hpcdl")
 
 
-class ByReturn(Ownership):
-    """What is judged by the returns of episodes, and computes the values of actions."""
+class ReturnScored(Ownership):
+    """Ownership of a Q-network, scored by the returns of episodes."""
 
     @property
     def network(self) -> QNetwork:
-        """What computes them."""
+        """The Q-network."""
         network: QNetwork = plain(self.model)
         return network
 
     def judged(self, found: dict, train_loss: float) -> float:
-        """The return is to become larger."""
+        """Return the loss for early stopping and best models: larger returns are better."""
         return -float(found["test_return"])
 
     def warm_up(self, few: Batch) -> None:
-        """A batch of nothing, and the values of one observation."""
+        """Run an empty batch and the values of one observation, to compile kernels."""
         shape, network = self.network.shape, self.network
-        nothing = np.zeros(0, network.dtype)
-        batch = QBatch(np.zeros((0, *shape), np.float32), np.zeros(0, np.int64), nothing, nothing, 1)
+        empty = np.zeros(0, network.dtype)
+        batch = QBatch(np.zeros((0, *shape), np.float32), np.zeros(0, np.int64), empty, empty, 1)
         if self.parameters is not None:
             network.loss_and_gradient(self.parameters, batch, self.device.zeros(network.size, network.dtype))
             network.values(self.parameters, np.zeros((1, *shape), np.float32))
 
 
-def loose(prefix: str, of: Any, loaded: dict[str, np.ndarray]) -> dict[str, Tracked]:
-    """The vectors of of.state(), of any form, as a checkpoint has them: PREFIX/NAME; `loaded` gets what it had."""
+def tracked_state(prefix: str, of: Any, loaded: dict[str, np.ndarray]) -> dict[str, Tracked]:
+    """Return tracked entries PREFIX/NAME for each vector of of.state(), of any shape; `loaded` gets loaded values."""
     return {
         f"{prefix}/{name}": Loose(
             lambda name=name: of.state()[name],  # type: ignore[misc]
@@ -59,13 +59,13 @@ def loose(prefix: str, of: Any, loaded: dict[str, np.ndarray]) -> dict[str, Trac
     }
 
 
-def part(prefix: str, loaded: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of what was loaded, what belongs to PREFIX, by the names that `state` has for it."""
+def state_of(prefix: str, loaded: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the loaded vectors of PREFIX, by their names in `state`."""
     return {name.removeprefix(f"{prefix}/"): value for name, value in loaded.items() if name.startswith(f"{prefix}/")}
 
 
-class Acting(ByReturn, Whole):
-    """One rank that acts and learns. replay: whose state is saved, or None. told: more for an evaluation's line."""
+class AgentOwnership(ReturnScored, Whole):
+    """Ownership on one rank that acts and learns. replay: saved if not None. told: further scores for evaluations."""
 
     def __init__(
         self,
@@ -86,13 +86,13 @@ class Acting(ByReturn, Whole):
         if self.target is not None:
             state["target"] = Same(self.target)
         parts = {"actor": self.actor, "replay": self.replay}
-        for name, of in parts.items():
-            state |= loose(name, of, self.loaded) if of is not None else {}
+        for name, owner in parts.items():
+            state |= tracked_state(name, owner, self.loaded) if owner is not None else {}
         return state
 
     def go_on(self) -> None:
-        """Take what a checkpoint had, where there was one; the environments begin."""
-        actor, replay = part("actor", self.loaded), part("replay", self.loaded)
+        """Restore what a checkpoint has loaded, if any; the environments begin."""
+        actor, replay = state_of("actor", self.loaded), state_of("replay", self.loaded)
         self.loaded = {}
         same = not actor or self.actor.load(actor)
         if replay:

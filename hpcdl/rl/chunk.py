@@ -1,17 +1,17 @@
-"""Steps that travel from an actor to a replay memory elsewhere, with the priorities of their transitions (Ape-X).
+"""Chunks: the steps that travel from an actor to a remote replay memory, with priorities of transitions (Ape-X).
 
-    actor     recorder.add(observations, actions, *stepped[1:])                    as to a replay memory
-              when recorder.full: transitions = recorder.transitions()             whose |TD errors| it computes
+    actor     recorder.add(observations, actions, *stepped[1:])                    like a replay memory
+              when recorder.full: transitions = recorder.transitions()             for their |TD errors|
                                   message = recorder.take(errors).packed()         one typed vector
     replay    Chunk.unpacked(message, ...).add_to(replay, first=its first stream)
 
-A chunk holds each frame once and knows nothing of those before it: its first steps go on where the actor's last chunk
-ended, for the memory keeps of each stream where it stands. So chunks of an actor go to the same memory, in their order,
-and what is there afterwards is what `Replay.add` would have made of the same steps. The transitions that become
-complete are those of the last n steps of the chunk before, and not those of this one's last n.
+A chunk holds each frame once and nothing of earlier chunks: its first steps continue where the actor's last chunk
+ended, since the memory keeps the state of each stream. So the chunks of an actor go to the same memory in order, and
+the result is that of `Replay.add` for the same steps. The transitions that become complete begin with those of the last
+n steps of the previous chunk, and leave out those of this one's last n.
 
     vector    rows, cut, complete, streams as int64 | priorities float32 | rewards float32 | actions int32
-              | flags uint8 | frames | frames of the cut          each from a multiple of 8 bytes on
+              | flags uint8 | frames | frames of the cut          each aligned to 8 bytes
 
 (Horgan et al., "Distributed prioritized experience replay", ICLR 2018)
 """
@@ -42,23 +42,23 @@ class Chunk(NamedTuple):
     streams: int
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What travels, in the order of the vector."""
+        """Return the arrays in the order of the vector."""
         names = ("priorities", "rewards", "actions", "flags", "frames", "finals")
         return {name: getattr(self, name) for name in names}
 
     def packed(self) -> np.ndarray:
-        """All in one vector of bytes."""
+        """Return the chunk as one vector of bytes."""
         header = np.array([len(self.flags), len(self.finals), len(self.priorities), self.streams], np.int64)
         pieces = [header, *self.arrays().values()]
-        message, at = np.zeros(sum(padded(each.nbytes) for each in pieces), np.uint8), 0
-        for each in pieces:
-            message[at : at + each.nbytes] = np.ascontiguousarray(each).reshape(-1).view(np.uint8)
-            at += padded(each.nbytes)
+        message, offset = np.zeros(sum(padded(piece.nbytes) for piece in pieces), np.uint8), 0
+        for piece in pieces:
+            message[offset : offset + piece.nbytes] = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+            offset += padded(piece.nbytes)
         return message
 
     @classmethod
     def unpacked(cls, message: np.ndarray, frame: tuple[int, ...], dtype: DTypeLike) -> "Chunk":
-        """The chunk that a vector of bytes holds, as views of it; frame, dtype: of the memory that it is for."""
+        """Return the chunk in a vector of bytes, as views; frame, dtype: of the memory that receives it."""
         rows, cut, complete, streams = map(int, message[: 8 * HEADER].view(np.int64))
         kinds: dict[str, tuple[tuple[int, ...], np.dtype]] = {
             "priorities": ((complete,), np.dtype(np.float32)),
@@ -68,36 +68,36 @@ class Chunk(NamedTuple):
             "frames": ((rows, *frame), np.dtype(dtype)),
             "finals": ((cut, *frame), np.dtype(dtype)),
         }
-        at, found = 8 * HEADER, dict[str, np.ndarray]()
+        offset, arrays = 8 * HEADER, dict[str, np.ndarray]()
         for name, (shape, kind) in kinds.items():
             length = int(np.prod(shape)) * kind.itemsize
-            found[name] = message[at : at + length].view(kind).reshape(shape)
-            at += padded(length)
-        return cls(streams=streams, **found)
+            arrays[name] = message[offset : offset + length].view(kind).reshape(shape)
+            offset += padded(length)
+        return cls(streams=streams, **arrays)
 
     def add_to(self, replay: Replay, first: int = 0) -> np.ndarray:
-        """Add the steps as those of the streams from `first` on; the serials of what is complete by them."""
-        given = self.frames, self.finals, self.actions, self.rewards, self.flags
-        return replay.add_frames(*given, first, self.streams, self.priorities)
+        """Add the steps to the streams from `first` on; return the serials of transitions that become complete."""
+        columns = self.frames, self.finals, self.actions, self.rewards, self.flags
+        return replay.add_frames(*columns, first, self.streams, self.priorities)
 
 
 def padded(length: int) -> int:
-    """The bytes that so many take in a vector."""
+    """Return a length in bytes rounded up to a multiple of 8."""
     return -(-length // 8) * 8
 
 
-def bounded(errors: np.ndarray) -> np.ndarray:
-    """|TD errors| as they travel, float32: the largest number in the place of what is none, or too large.
+def sendable_errors(errors: np.ndarray) -> np.ndarray:
+    """Return |TD errors| as float32 for sending: NaN, infinity and overflow become the largest number.
 
-    A run in which they are no numbers ends by its loss, as all learners agree; a memory alone could not end it.
+    A run with such errors ends by its loss, as all learners agree; a memory alone could not end it.
     """
     most = float(np.finfo(np.float32).max)
-    found: np.ndarray = np.minimum(np.nan_to_num(errors, nan=most, posinf=most), most).astype(np.float32)
-    return found
+    finite: np.ndarray = np.minimum(np.nan_to_num(errors, nan=most, posinf=most), most).astype(np.float32)
+    return finite
 
 
 def bytes_at_most(steps: int, streams: int, n_step: int, frame_bytes: int) -> int:
-    """The longest message of so many steps of each stream: every step ends an episode."""
+    """Return the length of the longest message of `steps` steps of each stream: every step ends an episode."""
     rows = steps * streams
     parts = [4 * (rows + streams * n_step), 4 * rows, 4 * rows, rows, rows * frame_bytes, rows * frame_bytes]
     return 8 * HEADER + sum(map(padded, parts))
@@ -175,7 +175,7 @@ class ChunkRecorder:
             self.actions[: self.rows].copy(),
             self.rewards[: self.rows].copy(),
             self.flags[: self.rows].copy(),
-            bounded(errors),
+            sendable_errors(errors),
             self.streams,
         )
         self.rows, self.cut, self.completed = 0, 0, []

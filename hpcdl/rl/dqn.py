@@ -1,13 +1,13 @@
-"""DQN on one rank: act, remember, learn from a sample of what is remembered.
+"""DQN on one rank: act, remember, learn from a sample of the replay memory.
 
-    each step     per_step environment steps, by the network, with probability epsilon at random     -> replay
+    each step     per_step environment steps, with epsilon-greedy actions     -> replay
                   updates of the network by the gradient of a sample from the replay memory,
-                  each target_every of them: target <- network
+                  every target_every of them: target <- network
 
 With double DQN, n-step returns, a dueling network and prioritized replay these are most of what "Rainbow" combines
 (Hessel et al., AAAI 2018). (Mnih et al., "Human-level control through deep reinforcement learning", Nature 2015.)
 
-What is drawn is keyed by (seed, what for, number), so that a run is the same to the bit each time.
+Random numbers are keyed by (seed, purpose, number), so that a run is the same to the bit each time.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from hpcdl.kernels.device import Array
 from hpcdl.models.model_wrapper import plain
 from hpcdl.optim import Optimizer
 from hpcdl.rl.agent import Actor, Epsilon, Learner
-from hpcdl.rl.agent_state import Acting
+from hpcdl.rl.agent_state import AgentOwnership
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.task import EnvironmentTask
 from hpcdl.runs.run import Run
@@ -36,7 +36,7 @@ def train(
 ) -> Array:
     """Learn in `environments`, whose transitions go into `replay`; returns the parameters.
 
-    model: a `QNetwork`, or one that straggles. The options are those of `RLOptions`.
+    model: a `QNetwork`, or a straggler's wrapper. run.options: `RLOptions`.
     """
     options: Any = run.options
     network: QNetwork = plain(model)
@@ -47,18 +47,20 @@ def train(
     actor = Actor(network, environments, run.random, replay.add)
     learner = Learner(network, target, options.double == "yes")
 
-    def told() -> dict:
-        return described(run, optimizer, replay)
+    def progress() -> dict:
+        return progress_summary(run, optimizer, replay)
 
-    held = Acting(model, parameters, optimizer, target, actor, replay if options.save_replay else None, told)
-    run.report(**fixed(task, options))
-    run.begin("dqn", held, task, FIXED)
-    held.go_on()
+    ownership = AgentOwnership(
+        model, parameters, optimizer, target, actor, replay if options.save_replay else None, progress
+    )
+    run.report(**fixed_summary(task, options))
+    run.begin("dqn", ownership, task, FIXED)
+    ownership.go_on()
     enough = max(options.learning_starts, options.batch_size)
     planned = run.plan(task)[2]
 
     def ready() -> bool:
-        """Whether there is enough to learn from; of a memory that is full all that it can hold is."""
+        """True if the memory holds enough transitions to learn from, or is full."""
         return replay.size >= enough or replay.written >= options.replay
 
     run.start()
@@ -82,12 +84,12 @@ def train(
             run.record(losses, total)
             run.boundary()
     run.end()
-    run.report(**told(), **costs(run, optimizer, environments))
+    run.report(**progress(), **rate_summary(run, optimizer, environments))
     return parameters
 
 
-def fixed(task: EnvironmentTask, options: Any) -> dict:
-    """Of a run's summary, what it is about."""
+def fixed_summary(task: EnvironmentTask, options: Any) -> dict:
+    """Return the entries of a run's summary that are known at its start."""
     return {
         "env": task.name,
         "env_options": task.environment["options"],
@@ -99,8 +101,8 @@ def fixed(task: EnvironmentTask, options: Any) -> dict:
     }
 
 
-def described(run: Run, optimizer: Optimizer, replay: Any) -> dict:
-    """How far it is: environment steps, updates, transitions held, and how often each was learned from."""
+def progress_summary(run: Run, optimizer: Optimizer, replay: Any) -> dict:
+    """Return environment steps, updates, transitions in memory, and updates per transition."""
     steps = run.step * run.options.per_step  # type: ignore[attr-defined]
     return {
         "environment_steps": steps,
@@ -110,8 +112,8 @@ def described(run: Run, optimizer: Optimizer, replay: Any) -> dict:
     }
 
 
-def costs(run: Run, optimizer: Optimizer, environments: Any) -> dict:
-    """Rates over all legs, and how often an environment that failed was made anew in this one."""
+def rate_summary(run: Run, optimizer: Optimizer, environments: Any) -> dict:
+    """Return rates over all legs, and the environment restarts of this one."""
     seconds = max(1e-9, run.seconds)
     steps = run.step * run.options.per_step  # type: ignore[attr-defined]
     return {

@@ -4,14 +4,13 @@
     observations = environments.reset()
     stepped = environments.step(actions)                actions int64 (8,)
     replay.add(observations, actions, *stepped[1:])
-    observations = stepped.observations                 of new episodes, where old ones have ended
+    observations = stepped.observations                 of new episodes where old ones have ended
 
-Environment i of an actor has the number first + i, and its episodes are seeded by (seed, number, episode): the same
-wherever it runs, and however the environments are divided among actors.
+Environment i of an actor has the number first + i, and its episodes are seeded by (seed, number, episode): independent
+of where it runs and of how the environments are divided among actors.
 
-One that raises is made anew, its episode is cut at what it has shown last, with the reward 0, and it is counted. Three
-times in a row without a step between end the run.
-(--env's names: environment_factory.py)
+An environment that raises is replaced by a new one, and counted; its episode is truncated at its last observation, with
+reward 0. The third exception in a row without a step between ends the run. (--env's names: environment_factory.py)
 """
 
 import contextlib
@@ -24,23 +23,24 @@ import numpy as np
 
 from hpcdl.errors import TrainingError, UsageError, blamed_on, reason
 from hpcdl.random import Random
-from hpcdl.rl.environment_factory import actions_of, first_of, maker, viewer
+from hpcdl.rl.environment_factory import actions_of, first_observation, maker, observation_converter
 
-PATIENCE = 3  # times in a row that an environment may raise, less one
+PATIENCE = 3  # exceptions in a row that end the run
 
 
 class EpisodeReturn(NamedTuple):
-    """The sum of an episode's rewards, as they are, not clipped, and its steps."""
+    """Sum of an episode's rewards, unclipped, and its steps."""
 
     return_: float
     length: int
 
 
-class Stepped(NamedTuple):
-    """What a step of each environment has led to.
+class StepResult(NamedTuple):
+    """Result of a step in each environment.
 
-    observations (count, *shape): where an episode has ended the first of the next. rewards float32, terminated and
-    truncated bool (count,). final (count, *shape): where an episode has ended its true last observation; else anything.
+    observations (count, *shape): where an episode has ended, the first one of the next. rewards float32, terminated and
+    truncated bool (count,). final (count, *shape): where an episode has ended, its true last observation; else
+    undefined.
     """
 
     observations: np.ndarray
@@ -51,14 +51,13 @@ class Stepped(NamedTuple):
 
 
 class Environments:
-    """So many copies of what `spec` names, made with these options.
+    """`count` copies of the environment `spec`, made with these options.
 
-    first: the number of the first. pretend_ms: a step of one of them takes so many milliseconds more. render: `picture`
-    shows them.
+    first: number of the first copy. pretend_ms: extra milliseconds per step of one copy. render: allow `picture`.
 
-    shape, dtype: of an observation; stack: how many frames along its first axis, the oldest first, make it. actions:
-    how many there are. finished: the episodes that have ended since its user emptied the list. restarts: how often one
-    was made anew. Raises UsageError, one line, where there are none of that kind, or they cannot be used.
+    shape, dtype: of an observation; stack: frames along its first axis, the oldest first. actions: their number.
+    finished: episodes that have ended since the user emptied the list. restarts: environments replaced so far. Raises
+    UsageError, one line, if there is no such environment, or it cannot be used.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Environments:
         *,
         render: bool = False,
     ):
-        self.told, self.count, self.first, self.pretend = f"--env {spec}", count, first, pretend_ms / 1000
+        self.option, self.count, self.first, self.pretend = f"--env {spec}", count, first, pretend_ms / 1000
         if count < 1:
             raise UsageError(f"--envs must be 1 or more, not {count}")
         self.random = Random(seed)
@@ -81,54 +80,56 @@ class Environments:
         self.episodes = np.zeros(count, np.int64)
         self.returns, self.lengths = np.zeros(count), np.zeros(count, np.int64)
         self.make, self.stack, self.clip = maker(spec, options, render)
-        self.each = [self.make() for _ in range(count)]
-        self.actions, self.start = actions_of(self.each[0], self.told)
-        self.view = viewer(self.each[0], self.told)
-        begun = [first_of(environment, self.seed_of(i), self.told) for i, environment in enumerate(self.each)]
-        with blamed_on(f"{self.told}: what it shows cannot be made an array"):
+        self.copies = [self.make() for _ in range(count)]
+        self.actions, self.start = actions_of(self.copies[0], self.option)
+        self.view = observation_converter(self.copies[0], self.option)
+        begun = [
+            first_observation(environment, self.seed_of(i), self.option) for i, environment in enumerate(self.copies)
+        ]
+        with blamed_on(f"{self.option}: what it shows cannot be made an array"):
             arrays = [self.view(each) for each in begun]
         self.shape, self.dtype = arrays[0].shape, arrays[0].dtype
-        self.now = np.empty((count, *self.shape), self.dtype)
+        self.current = np.empty((count, *self.shape), self.dtype)
         for i, array in enumerate(arrays):
-            self.now[i] = self.checked(array, i, UsageError)
-        self.fresh = True  # nothing has been taken of these episodes yet
+            self.current[i] = self.checked_observation(array, i, UsageError)
+        self.fresh = True  # no step was taken since the constructor's reset
 
     def seed_of(self, i: int) -> int:
-        """The seed of the present episode of environment i of this actor."""
+        """Return the seed of the present episode of environment i of this actor."""
         return int(self.random("environment", self.first + i, self.episodes[i]).integers(2**31))
 
     def reset(self) -> np.ndarray:
-        """Begin a new episode everywhere; the first observations (count, *shape)."""
+        """Begin a new episode everywhere; return the first observations (count, *shape)."""
         if not self.fresh:
             for i in range(self.count):
-                self.now[i] = self.begun(i)
+                self.current[i] = self.begin_episode(i)
         self.fresh = False
-        return self.now.copy()
+        return self.current.copy()
 
-    def step(self, actions: np.ndarray) -> Stepped:
+    def step(self, actions: np.ndarray) -> StepResult:
         """Take an action, int64 (count,), in each environment.
 
-        Raises TrainingError where one shows or rewards with NaN or infinity, or has raised three times in a row.
+        Raises TrainingError for an observation or reward with NaN or infinity, and after three exceptions in a row.
         """
         if self.pretend:
             time.sleep(self.pretend * self.count)
         self.fresh = False
         rewards = np.zeros(self.count, np.float32)
         terminated, truncated = np.zeros(self.count, bool), np.zeros(self.count, bool)
-        now = np.empty_like(self.now)
+        now = np.empty_like(self.current)
         final = now
         for i, action in enumerate(actions):
             failed = None
             try:
-                shown, reward, ends, cut, _ = self.each[i].step(int(action) + self.start)
+                shown, reward, ends, cut, _ = self.copies[i].step(int(action) + self.start)
                 array, reward, ends, cut = self.view(shown), float(reward), bool(ends), bool(cut)
             except (Exception, SystemExit) as error:  # an exit would leave other ranks waiting
                 failed = error
             if failed is not None:
-                array, ends, cut = self.now[i], False, True
+                array, ends, cut = self.current[i], False, True
             else:
                 self.failures[i] = 0
-                array = self.checked(array, i, TrainingError)
+                array = self.checked_observation(array, i, TrainingError)
                 self.count_reward(i, reward)
                 rewards[i] = np.sign(reward) if self.clip else reward
             terminated[i], truncated[i] = ends, cut
@@ -140,48 +141,48 @@ class Environments:
             final[i] = array
             self.finished.append(EpisodeReturn(float(self.returns[i]), int(self.lengths[i])))
             if failed is not None:
-                self.made_anew(i, failed)
-            now[i] = self.begun(i)
-        self.now = now
-        return Stepped(now.copy(), rewards, terminated, truncated, final)
+                self.replace_environment(i, failed)
+            now[i] = self.begin_episode(i)
+        self.current = now
+        return StepResult(now.copy(), rewards, terminated, truncated, final)
 
     def count_reward(self, i: int, reward: float) -> None:
-        """Add it to the episode. Raises TrainingError where it is no number."""
+        """Add a reward to the episode. Raises TrainingError if it is not finite."""
         self.lengths[i] += 1
         self.returns[i] += reward
         if not np.isfinite(reward):
             raise TrainingError(f"{self.where(i)} gives the reward {reward}")
 
-    def begun(self, i: int) -> np.ndarray:
-        """The first observation of a new episode of environment i."""
+    def begin_episode(self, i: int) -> np.ndarray:
+        """Begin a new episode of environment i and return its first observation."""
         while True:
             self.episodes[i] += 1
             self.returns[i], self.lengths[i] = 0.0, 0
             try:
-                shown, _ = self.each[i].reset(seed=self.seed_of(i))
+                shown, _ = self.copies[i].reset(seed=self.seed_of(i))
                 array = self.view(shown)
             except (Exception, SystemExit) as error:
-                self.made_anew(i, error)
+                self.replace_environment(i, error)
             else:
-                return self.checked(array, i, TrainingError)
+                return self.checked_observation(array, i, TrainingError)
 
-    def made_anew(self, i: int, error: BaseException) -> None:
-        """Another environment takes the place of one that has raised. Raises TrainingError the third time in a row."""
+    def replace_environment(self, i: int, error: BaseException) -> None:
+        """Replace an environment that has raised. Raises TrainingError the third time in a row."""
         while True:
             self.restarts += 1
             self.failures[i] += 1
             if self.failures[i] >= PATIENCE:
                 raise TrainingError(f"{self.where(i)} has raised three times in a row: {last_line(error)}") from error
             with contextlib.suppress(Exception, SystemExit):
-                self.each[i].close()
+                self.copies[i].close()
             try:
-                self.each[i] = self.make()
+                self.copies[i] = self.make()
                 return
             except (Exception, SystemExit) as another:
                 error = another
 
-    def checked(self, array: np.ndarray, i: int, kind: type[Exception]) -> np.ndarray:
-        """The array, where it is one of those that may be shown; else an error of this kind is raised."""
+    def checked_observation(self, array: np.ndarray, i: int, kind: type[Exception]) -> np.ndarray:
+        """Return the observation if its shape, type and values are valid; else raise an error of this kind."""
         if array.shape != self.shape or array.dtype != self.dtype:
             was = f"{array.dtype} of shape {array.shape}, and was {self.dtype} of shape {self.shape}"
             raise kind(f"{self.where(i)} shows {was} before")
@@ -190,37 +191,37 @@ class Environments:
         return array
 
     def where(self, i: int) -> str:
-        """Which environment, and how far it has come."""
-        return f"{self.told}: environment {self.first + i}, episode {self.episodes[i]}, step {self.lengths[i]},"
+        """Return a text that names the environment, episode and step."""
+        return f"{self.option}: environment {self.first + i}, episode {self.episodes[i]}, step {self.lengths[i]},"
 
     def picture(self, i: int = 0) -> np.ndarray:
-        """Environment i as a picture, uint8 (height, width, 3). Raises UsageError where it cannot be seen."""
-        with blamed_on(f"{self.told} cannot be shown"):
-            found = self.each[i].render()
-        if not (isinstance(found, np.ndarray) and found.ndim == 3 and found.shape[2] == 3):
-            raise UsageError(f"{self.told} cannot be shown: its render returns no picture (height, width, 3)")
-        return found if found.dtype == np.uint8 else (255 * found).clip(0, 255).astype(np.uint8)
+        """Return a picture of environment i, uint8 (height, width, 3). Raises UsageError if it has none."""
+        with blamed_on(f"{self.option} cannot be shown"):
+            picture = self.copies[i].render()
+        if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3):
+            raise UsageError(f"{self.option} cannot be shown: its render returns no picture (height, width, 3)")
+        return picture if picture.dtype == np.uint8 else (255 * picture).clip(0, 255).astype(np.uint8)
 
     def state(self) -> dict[str, np.ndarray]:
-        """What a checkpoint needs to go on with the episodes that come next; those that run now are lost."""
+        """Return the state for a checkpoint: episode counts; unfinished episodes are not part of it."""
         return {"episodes": self.episodes.copy(), "restarts": np.array([self.restarts])}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a state of as many environments: `reset` begins the episodes after those. Raises UsageError."""
+        """Restore a state of as many environments; `reset` begins the next episodes. Raises UsageError."""
         if "episodes" not in state or np.shape(state["episodes"]) != (self.count,):
             raise UsageError(f"the checkpoint is not of {self.count} environments: take as many --envs as it has")
         self.episodes[:] = state["episodes"]
         self.restarts, self.fresh = int(np.asarray(state["restarts"])[0]), False
 
     def close(self) -> None:
-        """Give back what the environments hold."""
-        for environment in self.each:
+        """Close all environments."""
+        for environment in self.copies:
             with contextlib.suppress(Exception, SystemExit):
                 environment.close()
 
 
 def last_line(error: BaseException) -> str:
-    """Of what was raised its kind, what it says, and where: the last line of its traceback that is not ours."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
+    """Return type, message and place of an exception: the last traceback line outside this file."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {reason(error)}{where}"

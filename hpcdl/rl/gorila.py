@@ -1,18 +1,18 @@
-"""Gorila: actors, learners and replay memories on many ranks, and parameters on servers, by gradients.
+"""Gorila: actors, learners and replay memories on many ranks, parameters on servers, gradients as messages.
 
-    bundle, for ever                                                           parameter server, for its slice
+    bundle, repeats                                                            parameter server, for its slice
         theta  <- pull                                              <------    theta
-        theta' <- theta, after each so many versions                           for ever
+        theta' <- theta, every target_every versions                           repeats
         act: train_every environment steps, by the theta of the last sync        g <- push of a learner
              -> its own replay memory                                            discard what is too stale
-        g <- the gradient of a sample; discard it where its loss is an outlier   theta <- theta - lr * g, or the
+        g <- the gradient of a sample; discard it if its loss is an outlier      theta <- theta - lr * g, or the
         push g                                                      ------>               optimizer's rule
 
-With actors and learners apart, an actor pulls, acts, and sends what it sees to its learner (remote_actor.py), which
-learns as often as it is sent train_every steps.
+With separate actors and learners, an actor pulls, acts, and sends its steps to its learner (remote_actor.py), which
+makes an update per train_every steps received.
 
-What is discarded (section 5 of the paper): a gradient from parameters more than so many versions old, by the servers;
-and one whose loss is beyond so many standard deviations over the mean of that learner's losses, by the learner.
+Discarded (section 5 of the paper): by the servers, a gradient of parameters more than --max-staleness versions old; by
+the learner, one whose loss is more than --outliers standard deviations over the mean of that learner's losses.
 
 A step of the run is a push, of train_every environment steps; under bsp a push of each learner. One bundle under bsp,
 with a sync before each step, is DQN, to the bit.
@@ -37,16 +37,16 @@ from hpcdl.parameter_server.run_on_servers import Keeper, OnServers, asked
 from hpcdl.parameter_server.step_coordinator import LedStore
 from hpcdl.parameter_server.store_messages import Push
 from hpcdl.rl.agent import Actor, Epsilon, Learner
-from hpcdl.rl.agent_state import ByReturn, loose, part
-from hpcdl.rl.dqn import FIXED, fixed
-from hpcdl.rl.outliers import Outliers
+from hpcdl.rl.agent_state import ReturnScored, state_of, tracked_state
+from hpcdl.rl.dqn import FIXED, fixed_summary
+from hpcdl.rl.outliers import OutlierDetector
 from hpcdl.rl.q_network import QNetwork
-from hpcdl.rl.remote_actor import act, failing_alone, made_actor, made_recorder
-from hpcdl.rl.replay_checkpoint import keep, take_back
+from hpcdl.rl.remote_actor import act, failing_alone, make_actor, make_recorder
+from hpcdl.rl.replay_checkpoint import restore_replay, save_if_due
 from hpcdl.rl.roles import RLRoles
-from hpcdl.rl.tally import ByKind, RankCounts
+from hpcdl.rl.tally import BytesByKind, RankCounts
 from hpcdl.rl.task import EnvironmentTask
-from hpcdl.rl.transition_stream import Feeder, Intake
+from hpcdl.rl.transition_stream import ChunkReceiver, ChunkSender
 from hpcdl.runs.run import Run
 from hpcdl.strategies.parameter_server import Updates
 
@@ -61,23 +61,25 @@ def train(
     replay: Any,
     roles: RLRoles,
 ) -> None:
-    """Learn on all ranks of `comm`, each by its role. The options are those of the program."""
+    """Learn on all ranks of `comm`, each by its role. run.options: those of the program."""
     options: Any = run.options
     network: QNetwork = plain(model)
     servers, serves = len(roles.servers), comm.rank in roles.servers
     group = run.until_end(comm.split(0 if serves else None, name="servers", allreduce="tree"))
     cut = cut_slices(network.size, servers)[comm.rank] if serves else slice(0, 0)
     optimizer = optimizer.of_size(cut.stop - cut.start)
-    by_kind = ByKind(comm.traffic)
+    by_kind = BytesByKind(comm.traffic)
     tally = RankCounts(by_kind)
-    whole = CPU.array(network.initialize(run.random)) if comm.rank == 0 else None
+    initial = CPU.array(network.initialize(run.random)) if comm.rank == 0 else None
     pulled: Any = None if serves else network.device.empty(network.size, network.dtype)
-    keeper = Counting(run, tally, roles.servers) if comm.rank == 0 else None
-    held = OnServersActing(model, pulled if whole is None else whole, optimizer, not serves, keeper, tally)
-    run.report(allreduce=None, consistency=options.consistency, staleness=0, servers=servers, **fixed(task, options))
+    keeper = GorilaCoordinator(run, tally, roles.servers) if comm.rank == 0 else None
+    ownership = GorilaOwnership(model, pulled if initial is None else initial, optimizer, not serves, keeper, tally)
+    run.report(
+        allreduce=None, consistency=options.consistency, staleness=0, servers=servers, **fixed_summary(task, options)
+    )
     run.report(learners=len(roles.learners), actors=len(roles.actors), bundles=not roles.acts_elsewhere)
-    run.begin("gorila", held, task, FIXED)
-    updates = Discarding(optimizer, group, options.chosen, options.max_staleness)
+    run.begin("gorila", ownership, task, FIXED)
+    updates = StalenessFilter(optimizer, group, options.chosen, options.max_staleness)
     store = ParameterStore(
         comm,
         network.size,
@@ -85,7 +87,7 @@ def train(
         servers=servers,
         consistency=options.chosen,
         update=updates,
-        initial=whole,
+        initial=initial,
         lead=keeper,
         start=run.step,
         memory=run.memory,
@@ -93,9 +95,9 @@ def train(
     )
     if options.resume:
         for which in range(1, 1 + len(optimizer.state)):
-            store.scatter(held.loaded.get(which), which)
+            store.scatter(ownership.loaded.get(which), which)
     with refuse_together(comm.mpi):
-        take_back(run, replay, comm.rank)
+        restore_replay(run, replay, comm.rank)
     run.start()
     if serves:
         with run.stopwatch.step("serve"):
@@ -105,20 +107,20 @@ def train(
         bundle = Bundle(comm, store, model, run, environments, replay, roles, pulled, tally, by_kind)
         bundle.learn()
     else:
-        act_apart(comm, store, network, run, environments, roles, pulled, tally, by_kind)
+        run_actor(comm, store, network, run, environments, roles, pulled, tally, by_kind)
     if keeper is not None:
         counts = store.server.clocks.staleness
         run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
-        run.report(**held.progress(), **keeper.rates())
+        run.report(**ownership.progress(), **keeper.rates())
     run.legs.own["bytes_by_kind_per_rank"] = dict(by_kind.sent)
-    run.legs.own["discarded_per_rank"] = updates.discarded if serves else int(tally.own[3])
+    run.legs.own["discarded_per_rank"] = updates.discarded if serves else int(tally.local[3])
     run.end()
     store.free()
-    held.raise_failure(run.bookkeeping)
+    ownership.raise_failure(run.bookkeeping)
 
 
 class Bundle:
-    """A learner with its replay memory; where nobody acts for it, it acts, too. parameters: what is pulled."""
+    """A learner with its replay memory, which also acts if there are no separate actors. parameters: as pulled."""
 
     def __init__(
         self,
@@ -131,7 +133,7 @@ class Bundle:
         roles: RLRoles,
         parameters: Array,
         tally: RankCounts,
-        by_kind: ByKind,
+        by_kind: BytesByKind,
     ):
         self.comm, self.store, self.model, self.run, self.replay = comm, store, model, run, replay
         options: Any = run.options
@@ -141,23 +143,25 @@ class Bundle:
         self.learner = Learner(network, self.target, options.double == "yes")
         self.tally, self.by_kind, self.environments = tally, by_kind, environments
         self.number, self.all = roles.learners.index(comm.rank), len(roles.learners)
-        self.epsilon, self.outliers = Epsilon.read(options.epsilon), Outliers(options.outliers)
-        self.pushes, self.updates = 0, run.step  # more than it has made before: no sample is drawn as one before
-        self.version = -math.inf  # of the parameters that the target network has
+        self.epsilon, self.outliers = Epsilon.read(options.epsilon), OutlierDetector(options.outliers)
+        self.pushes, self.updates = 0, run.step  # at least those of earlier legs, so random keys do not repeat
+        self.version = -math.inf  # version of the target network, in units of target_every
         self.actor: Actor | None = None
-        self.intake: Intake | None = None
+        self.intake: ChunkReceiver | None = None
         if roles.acts_elsewhere:
             actors = roles.actors_of(comm.rank)
-            self.intake = Intake(comm, actors, roles.envs, replay, tally, by_kind)
+            self.intake = ChunkReceiver(comm, actors, roles.envs, replay, tally, by_kind)
             self.slack = options.chunk * roles.streams(comm.rank)
             store.client.attend = self.intake.attend
         else:
-            before = run.step * options.per_step
-            self.actor = made_actor(network, environments, run.random, replay.add, roles.first_copy(comm.rank), before)
-            self.acting, self.synced = parameters.copy(), -math.inf  # what it acts by, and since which of its steps
+            earlier_steps = run.step * options.per_step
+            self.actor = make_actor(
+                network, environments, run.random, replay.add, roles.first_copy(comm.rank), earlier_steps
+            )
+            self.acting, self.synced = parameters.copy(), -math.inf  # parameters that it acts by, and their step
 
     def learn(self) -> None:
-        """Until no step is left."""
+        """Learn until no step is left."""
         if self.actor is not None:
             self.actor.begin()
         saved = self.run.step
@@ -167,28 +171,28 @@ class Bundle:
                     step = asked(self.comm, self.store, self.run, self.store.pull, self.parameters)
                 if step is None:
                     break
-                saved = keep(self.run, self.replay, self.comm.rank, step, saved)
+                saved = save_if_due(self.run, self.replay, self.comm.rank, step, saved)
                 self._follow()
                 if self.intake is None:
                     self._act(step)
                 else:
                     self._receive()
                 self._push(step)
-        keep(self.run, self.replay, self.comm.rank)
+        save_if_due(self.run, self.replay, self.comm.rank)
         if self.intake is not None:
             self.intake.close()
         with self.by_kind("parameters"):
             self.store.close(self.parameters)
 
     def _follow(self) -> None:
-        """The target network <- what was pulled, when the servers have gone on far enough."""
+        """Copy the pulled parameters to the target network if target_every versions have passed."""
         every, version = self.options.target_every, self.store.client.connections[0].version
         if self.target is not None and version // every > self.version:
             self.target[:] = self.parameters
             self.version = version // every
 
     def _act(self, step: int) -> None:
-        """The environment steps before a push, by parameters that are brought up to date now and then."""
+        """Take the environment steps before a push; the acting parameters are synchronized now and then."""
         options: Any = self.options
         actor, times = self.actor, options.acts_before(self.pushes)
         assert actor is not None
@@ -201,7 +205,7 @@ class Bundle:
         self.tally.note(actor, self.environments)
 
     def _receive(self) -> None:
-        """Wait until the actors have sent the environment steps that belong to this push."""
+        """Wait until the actors have sent the environment steps of this push."""
         needed = (self.pushes + 1) * self.options.train_every
         assert self.intake is not None
         self.intake.allow(needed + self.slack)
@@ -210,18 +214,18 @@ class Bundle:
 
     @property
     def ready(self) -> bool:
-        """Whether there is enough to learn from; of a memory that is full all that it can hold is."""
+        """True if the memory holds enough transitions to learn from, or is full."""
         enough = max(-(-self.options.learning_starts // self.all), self.options.batch_size)
         return self.replay.size >= enough or self.replay.written >= self.replay.capacity
 
     def _push(self, step: int) -> None:
-        """A gradient, or nothing, where there is none, or where it is discarded."""
+        """Push a gradient, or an empty one if it is too early to learn or the loss is an outlier."""
         options, loss, rows = self.options, 0.0, 0
         self.pushes += 1
         if self.ready:
             beta = options.beta + (1 - options.beta) * step / self.run.steps
-            keyed = self.run.random("sample", self.updates * self.all + self.number)
-            sample = self.replay.sample(options.batch_size, beta, keyed)
+            generator = self.run.random("sample", self.updates * self.all + self.number)
+            sample = self.replay.sample(options.batch_size, beta, generator)
             self.gradient[:] = 0
             loss, errors = self.learner.gradient(
                 self.parameters, sample, self.gradient, self.model, self.updates * self.all + self.number
@@ -230,7 +234,7 @@ class Bundle:
             if options.prioritized:
                 self.replay.update(sample.index, sample.serial, errors)
             rows = options.batch_size
-            if self.outliers.found(loss / rows):
+            if self.outliers.is_outlier(loss / rows):
                 self.tally.discard()
                 rows = 0
         with self.by_kind("gradients"):
@@ -241,7 +245,7 @@ class Bundle:
                 self.store.push(self.gradient[:0], slice(0, 0), count=0, total=0)
 
 
-def act_apart(
+def run_actor(
     comm: Communicator,
     store: ParameterStore,
     network: QNetwork,
@@ -250,14 +254,14 @@ def act_apart(
     roles: RLRoles,
     parameters: Array,
     tally: RankCounts,
-    by_kind: ByKind,
+    by_kind: BytesByKind,
 ) -> None:
-    """What an actor on a rank of its own does: it looks at the parameters, acts, and sends what it sees."""
+    """Run an actor on a rank of its own: it reads the parameters, acts, and sends its steps."""
     options: Any = run.options
-    recorder = made_recorder(options, environments)
-    before, together = run.step * options.per_step, len(roles.actors)
-    actor = made_actor(network, environments, run.random, recorder.add, roles.first_copy(comm.rank), before)
-    feeder = Feeder(comm, roles.memory_of(comm.rank), tally, by_kind)
+    recorder = make_recorder(options, environments)
+    earlier_steps, actors = run.step * options.per_step, len(roles.actors)
+    actor = make_actor(network, environments, run.random, recorder.add, roles.first_copy(comm.rank), earlier_steps)
+    feeder = ChunkSender(comm, roles.memory_of(comm.rank), tally, by_kind)
     epsilon, synced = Epsilon.read(options.epsilon), -math.inf
 
     def newest(steps: int) -> Array:
@@ -275,33 +279,33 @@ def act_apart(
         feeder,
         tally,
         newest,
-        # Of all actors together, which go on about as fast as this one.
-        lambda: epsilon(before + actor.steps * options.envs * together),
+        # Steps of all actors: the others are about as fast as this one.
+        lambda: epsilon(earlier_steps + actor.steps * options.envs * actors),
     )
     with by_kind("parameters"):
         store.close(parameters)
 
 
-class Discarding(Updates):
-    """A step of the optimizer for each push, but for one of nothing, or of parameters older than `most` versions."""
+class StalenessFilter(Updates):
+    """The optimizer's step for each push, except empty ones and those of parameters over `most` versions old."""
 
     def __init__(self, optimizer: Optimizer, group: Any, consistency: Any, most: int):
         super().__init__(optimizer, group, consistency, aware=False)
         self.most, self.discarded = most, 0
 
     def __call__(self, values: np.ndarray, gradient: np.ndarray, push: Push) -> bool:  # type: ignore[override]
-        """Whether it has made one."""
-        late = 0 < self.most < push.staleness
-        self.discarded += late and push.count > 0
-        if late or push.count == 0:
+        """Apply a push; True if it changed the parameters."""
+        too_stale = 0 < self.most < push.staleness
+        self.discarded += too_stale and push.count > 0
+        if too_stale or push.count == 0:
             return False
-        # The rate follows the steps of the run, as the learner saw them: where nothing is pushed there is no version.
+        # The rate follows the run's steps as the learner saw them: empty pushes make no version.
         super().__call__(values, gradient, push._replace(step=push.seen))
         return True
 
 
-class Counting(Keeper):
-    """Leads the store, and knows what the others have done."""
+class GorilaCoordinator(Keeper):
+    """Coordinates the store's steps and collects the counts of all ranks (rank 0)."""
 
     def __init__(self, run: Run, tally: RankCounts, servers: range):
         super().__init__(run)
@@ -321,7 +325,7 @@ class Counting(Keeper):
             self.tally.note_sent(rank, "parameters", bytes)
 
     def rates(self) -> dict:
-        """Of all legs."""
+        """Return rates over all legs."""
         seconds = max(1e-9, self.run.seconds)
         return {
             "environment_steps_per_second": self.run.step * self.run.options.per_step / seconds,  # type: ignore[operator]
@@ -330,8 +334,8 @@ class Counting(Keeper):
         }
 
 
-class OnServersActing(ByReturn, OnServers):
-    """Parameters on servers, which are judged by the returns of episodes."""
+class GorilaOwnership(ReturnScored, OnServers):
+    """Ownership of parameters on servers, scored by the returns of episodes."""
 
     def __init__(
         self, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool, keeper: Any, tally: RankCounts
@@ -340,18 +344,18 @@ class OnServersActing(ByReturn, OnServers):
         self.tally, self.of_actors = tally, dict[str, np.ndarray]()
 
     def tracked(self) -> dict[str, Tracked]:
-        return super().tracked() | (loose("actor", self.tally, self.of_actors) if self.leads else {})
+        return super().tracked() | (tracked_state("actor", self.tally, self.of_actors) if self.leads else {})
 
     def resumed(self, everyone: Communicator) -> None:
         super().resumed(everyone)
         if self.of_actors:
-            self.tally.load(part("actor", self.of_actors))
+            self.tally.load(state_of("actor", self.of_actors))
 
     def scores(self, data: Any) -> dict:
         return data.scores(self.network, self.parameters) | self.tally.scores() | self.progress()
 
     def progress(self) -> dict:
-        """How far it is, as DQN says it, and what has travelled so far."""
+        """Return environment steps, updates, replay ratio, discarded gradients and bytes by kind."""
         run = self.keeper.run
         steps = run.step * run.options.per_step
         assert self.tally.by_kind is not None

@@ -1,7 +1,6 @@
-"""What all programs of reinforcement learning can be told: the common options, in the units of environments.
+"""Options common to all reinforcement learning programs, in units of environment steps.
 
-A step of the run is what happens between two updates, of so many environment steps (`per_step`); so a number of
-environment steps is one of the run's, whoever takes them:
+A step of the run is what happens between two updates, with `per_step` environment steps:
 
     --env-steps 100000 --train-every 4 --envs 2       25,000 steps of 4 environment steps, an update each
     --env-steps 100000 --train-every 1 --envs 8       12,500 steps of 8 environment steps, 8 updates each
@@ -15,14 +14,14 @@ from hpcdl.errors import UsageError
 from hpcdl.plugins import setting
 from hpcdl.rl.agent import Epsilon
 from hpcdl.rl.q_network import delta_of
-from hpcdl.rl.roles import RLRoles, alone
+from hpcdl.rl.roles import RLRoles, single_rank_roles
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import LONGEST, Options, option
 
 
 @dataclass
 class RLOptions(Options):
-    """The options that all of them share. Raises UsageError where a value makes no sense."""
+    """Options shared by all reinforcement learning programs. Raises UsageError for invalid values."""
 
     unused = (
         *("data", "placement", "partition", "validation", "augment", "standardize", "data_servers"),
@@ -84,17 +83,17 @@ class RLOptions(Options):
             )
 
     def roles(self, size: int) -> RLRoles:
-        """Which of so many ranks do what. Raises UsageError where they, or other options, do not go together so."""
+        """Return the roles of `size` ranks. Raises UsageError if these or other options do not fit together."""
         for name in ("evaluate_every", "checkpoint_every"):
             if getattr(self, name) % self.per_step:
                 raise UsageError(
                     f"--{dashed(name)} {getattr(self, name)}: it must be a multiple of {self.per_step} environment "
                     "steps, the larger one of --train-every and --envs"
                 )
-        return alone(self.envs)
+        return single_rank_roles(self.envs)
 
     def check_apart(self, roles: RLRoles) -> None:
-        """Raise UsageError where the ranks that remember never hold enough, or a step of all is too long."""
+        """Raise UsageError if the memories can never hold enough, or a step of all ranks is too long."""
         room = sum(roles.room(each, self.replay) - roles.streams(each) * (self.n_step + 2) for each in roles.memories)
         for name in ("batch_size", "learning_starts"):
             if room < getattr(self, name):
@@ -128,31 +127,31 @@ class RLOptions(Options):
 
     @property
     def room(self) -> int:
-        """Transitions that can be drawn from a full replay memory, where no episode is cut."""
+        """Transitions that can be drawn from a full replay memory, if no episode is truncated."""
         return self.replay - self.envs * (self.n_step + 2)
 
     @property
     def per_step(self) -> int:  # type: ignore[override]
-        """Environment steps of a step of the run."""
+        """Environment steps per step of the run."""
         return max(self.train_every, self.envs)
 
     @property
     def updates_per_step(self) -> int:
-        """Updates of a step of the run."""
+        """Updates per step of the run."""
         return max(1, self.envs // self.train_every)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the environment, by name."""
-        told = f"--env-options {self.env_options}"
-        return dict(setting(item, told) for item in filter(None, self.env_options.split(",")))
+        """The settings of the environment, by name."""
+        option = f"--env-options {self.env_options}"
+        return dict(setting(item, option) for item in filter(None, self.env_options.split(",")))
 
     @property
     def advice(self) -> str:
         return "a smaller --lr or a --clip-norm may help, or rewards that are scaled"
 
     def plan(self, ranks: int, data: Any) -> tuple[int, int, int]:
-        """Transitions of an update, steps between evaluations, steps in all."""
+        """Return (transitions of an update, steps between evaluations, steps in all)."""
         batch, steps = int(self.batch_size), math.ceil(self.env_steps / self.per_step)
         return (
             batch,

@@ -1,12 +1,12 @@
-"""Parameters on their way from a learner to actors, unasked: the newest, and never a queue of them.
+"""Asynchronous broadcast of parameters from a learner to actors: always the newest, without a queue.
 
     learner   publisher                                          actor   receiver
         every so many updates, to each actor
-        that has the one before:  parameters    ----------->         takes them between two chunks
-                                                <-----------         "got"
+        that has received the last ones:  parameters  ------->       takes them between two chunks
+                                                <-------------       acknowledgement
 
-To an actor that is slow the newest is sent once it has got the one before: what is in between it never sees, and what
-is in flight to it is one message. The last message is empty.
+A slow actor receives the newest parameters after it has acknowledged the last ones and never sees those in between: at
+most one message to it is in flight. The last message is empty.
 """
 
 from collections.abc import Iterable
@@ -17,74 +17,76 @@ import numpy as np
 from hpcdl.comm import Communicator
 from hpcdl.comm.requests import Request
 from hpcdl.kernels.device import Array, Device
-from hpcdl.rl.tally import ByKind
+from hpcdl.rl.tally import BytesByKind
 
 
 class BroadcastTag(IntEnum):
-    """Whose message it is; those of memories are smaller."""
+    """Tags of these messages; memories use smaller ones."""
 
     PARAMETERS, GOT = 41, 42
 
 
 class Publisher:
-    """The learner's side, to these actors."""
+    """The learner's side: sends parameters to these actors."""
 
-    def __init__(self, comm: Communicator, actors: Iterable[int], by_kind: ByKind):
+    def __init__(self, comm: Communicator, actors: Iterable[int], by_kind: BytesByKind):
         self.comm, self.by_kind = comm, by_kind
-        self.under_way: dict[int, Request | None] = dict.fromkeys(actors)  # until an actor has said that it got them
+        self.acknowledgements: dict[int, Request | None] = dict.fromkeys(
+            actors
+        )  # acknowledgements that are due, by actor
         self.behind: set[int] = set()
 
     def publish(self, parameters: Array, device: Device) -> None:
-        """Send these to all who have the last ones, and the newest to the others when they have."""
-        self.behind.update(self.under_way)
+        """Send the parameters to actors that have acknowledged the last ones; the others get the newest later."""
+        self.behind.update(self.acknowledgements)
         self.catch_up(parameters, device)
 
     def catch_up(self, parameters: Array, device: Device) -> None:
-        """Send the newest to those who are behind and can have it."""
-        free = [each for each in self.behind if self._free(each)]
+        """Send the newest parameters to actors that lack them and have acknowledged the last ones."""
+        free = [actor for actor in self.behind if self._free(actor)]
         if not free:
             return
         copy = np.array(device.host(parameters))
         for actor in free:
-            self.under_way[actor] = self.comm.iwait(None, actor, BroadcastTag.GOT)
+            self.acknowledgements[actor] = self.comm.iwait(None, actor, BroadcastTag.GOT)
             with self.by_kind("parameters"):
                 self.comm.ipush(copy, actor, BroadcastTag.PARAMETERS)
         self.behind -= set(free)
 
     def _free(self, actor: int) -> bool:
-        coming = self.under_way[actor]
+        coming = self.acknowledgements[actor]
         return coming is None or coming.test()
 
     def close(self) -> None:
-        """Nothing more comes; returns when all have got what was under way."""
-        self.comm.wait_until(lambda: all(map(self._free, self.under_way)), patient=True)
-        for actor in self.under_way:
+        """Send the last message, when all acknowledgements have arrived."""
+        self.comm.wait_until(lambda: all(map(self._free, self.acknowledgements)), patient=True)
+        for actor in self.acknowledgements:
             with self.by_kind("control"):
                 self.comm.push(np.empty(0, np.float32), actor, BroadcastTag.PARAMETERS)
 
 
 class Receiver:
-    """The actor's side. parameters: what has come last, once `first` has returned."""
+    """The actor's side. parameters: the last received ones, valid once `first` has returned."""
 
-    def __init__(self, comm: Communicator, learner: int, parameters: np.ndarray, by_kind: ByKind):
+    def __init__(self, comm: Communicator, learner: int, parameters: np.ndarray, by_kind: BytesByKind):
         self.comm, self.learner, self.parameters, self.by_kind = comm, learner, parameters, by_kind
-        self.into, self.over = np.empty_like(parameters), False
-        self.coming = comm.iwait(self.into, learner, BroadcastTag.PARAMETERS)
+        self.buffer, self.over = np.empty_like(parameters), False
+        self.coming = comm.iwait(self.buffer, learner, BroadcastTag.PARAMETERS)
 
     def first(self) -> None:
-        """Wait for the first ones."""
+        """Wait for the first parameters."""
         self.comm.wait_until(lambda: self.coming.done, patient=True)
         self.newest()
 
     def newest(self, *_: int) -> np.ndarray:
-        """parameters <- what has come, if anything has."""
+        """Receive new parameters if any have arrived; return the newest."""
         while not self.over and self.coming.test():
             self.over = self.coming.result.size == 0
             if not self.over:
-                self.parameters[:] = self.into
+                self.parameters[:] = self.buffer
                 with self.by_kind("control"):
                     self.comm.inotify(self.learner, BroadcastTag.GOT)
-                self.coming = self.comm.iwait(self.into, self.learner, BroadcastTag.PARAMETERS)
+                self.coming = self.comm.iwait(self.buffer, self.learner, BroadcastTag.PARAMETERS)
         return self.parameters
 
     def close(self) -> None:

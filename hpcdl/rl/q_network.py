@@ -1,14 +1,14 @@
-"""The values of actions, Q(s, a), as a model over a flat vector: one value for each action from one pass over s.
+"""Action values Q(s, a) as a model over a flat vector: one pass over s gives a value for each action.
 
     mlp:128,128             s -> relu(128) -> relu(128) -> Q(s, .)
     mlp:128,128,dueling     s -> relu(128) -> relu(128) -> V(s)    \\
                                            -> relu(128) -> A(s, .) /  Q(s, a) = V(s) + A(s, a) - mean_b A(s, b)
-    torch:nets:atari        a module of PyTorch's with one output for each action, as a classifier has for its classes
+    torch:nets:atari        a PyTorch module with one output for each action, as a classifier has for its classes
 
-The loss of a row is weight * l(Q(s, a) - target), of the action that was taken alone; l is half the square, or Huber's,
-which is linear beyond delta, so that a gradient by Q is delta at most. (Mnih et al., "Human-level control through deep
-reinforcement learning", Nature 2015; Wang et al., "Dueling network architectures", ICML 2016, with a stream of its own
-for V and for A: both as wide as the last layer that is named.)
+The loss of a row is weight * l(Q(s, a) - target), for the action taken only; l is half the square, or Huber's, which is
+linear beyond delta, so that its derivative by Q is at most delta. (Mnih et al., "Human-level control through deep
+reinforcement learning", Nature 2015; Wang et al., "Dueling network architectures", ICML 2016, with a separate stream
+for V and for A, both as wide as the last layer that is named.)
 """
 
 import importlib
@@ -35,15 +35,15 @@ from hpcdl.plugins import of_torch
 from hpcdl.random import Random
 
 DUELING = "dueling"
-ROWS = 1024  # observations whose values are computed at once
+ROWS = 1024  # observations per forward pass
 
 
 @dataclass
 class QBatch:
-    """What is learned from: x (rows, ...) observations, of each the action that was taken, its target and weight.
+    """A batch: x (rows, ...) observations; of each the action taken, its target and its weight.
 
-    After `QNetwork.loss_and_gradient`, errors (rows,) holds |Q(s, a) - target|. total: the rows of all ranks. step: of
-    the learner, whose draws dropout follows.
+    After `QNetwork.loss_and_gradient`, errors (rows,) holds |Q(s, a) - target|. total: rows of all ranks. step: of the
+    learner, which keys dropout.
     """
 
     epoch = 0
@@ -63,15 +63,15 @@ class QBatch:
 
     @property
     def y(self) -> np.ndarray:
-        """The targets, as other batches call what their rows are compared with."""
+        """The targets, by the name that other batches use."""
         return self.targets
 
 
 class QNetwork:
-    """The model of action values that `spec` names, of `actions` actions (`layout`, `size`, `dtype`, `device`).
+    """The model `spec` of the values of `actions` actions (`layout`, `size`, `dtype`, `device`).
 
-    shape: of an observation; dtype: of the parameters. Observations of type uint8 are scaled by 1/255. loss: squared
-    or huber:delta=1. Raises UsageError, one line.
+    shape: of an observation; dtype: of the parameters. Observations of type uint8 are scaled by 1/255. loss: squared or
+    huber:delta=1. Raises UsageError, one line.
     """
 
     def __init__(
@@ -88,25 +88,25 @@ class QNetwork:
         if kind not in DTYPES:
             raise UsageError(f"dtype {kind!r}: parameters are float32 or float64")
         delta = delta_of(loss)
-        made = torch_values if of_torch(spec) else dense_values
-        self.model: Any = made(spec, self.shape, actions, kind, device, delta)
+        factory = torch_values if of_torch(spec) else dense_values
+        self.model: Any = factory(spec, self.shape, actions, kind, device, delta)
         self.layout, self.size, self.dtype = self.model.layout, self.model.layout.size, self.model.layout.dtype
         if hasattr(self.model, "pool"):
             self.pool = self.model.pool
 
     def initialize(self, random: Random) -> Array:
-        """A new parameter vector; each tensor's values depend on the seed and its name."""
+        """Return a new parameter vector; each tensor's values depend on the seed and its name."""
         return self.model.initialize(random)
 
     def input(self, observations: np.ndarray) -> Array:
-        """Observations (rows, *shape) as the model takes them, on its device: pixels from 0 to 1."""
+        """Return observations (rows, *shape) as the model takes them, on its device; pixels are scaled to [0, 1]."""
         x = observations.astype(self.dtype)
         if observations.dtype == np.uint8:
             x /= 255
         return self.device.array(np.ascontiguousarray(x.reshape(self.model.rows(len(x)))))
 
     def values(self, parameters: Array, observations: np.ndarray) -> np.ndarray:
-        """Q (rows, actions), on the host, of observations (rows, *shape)."""
+        """Return Q (rows, actions), on the host, for observations (rows, *shape)."""
         parts = [
             self.device.host(self.model.values(parameters, self.input(observations[start : start + ROWS])))
             for start in range(0, max(1, len(observations)), ROWS)
@@ -116,9 +116,9 @@ class QNetwork:
     def loss_and_gradient(
         self, parameters: Array, batch: QBatch, gradient: Array, on_ready: Callable[[slice], None] | None = None
     ) -> float:
-        """Add the gradient of the sum of losses to `gradient`, and fill in batch.errors; returns the sum of losses.
+        """Add the gradient of the sum of losses to `gradient`, fill in batch.errors; return the sum.
 
-        batch.x: observations as they are. Zero rows are allowed.
+        batch.x: unscaled observations. Zero rows are allowed.
         """
         ready = QBatch(
             self.input(batch.x),
@@ -134,7 +134,7 @@ class QNetwork:
 
 
 def delta_of(loss: str) -> float:
-    """From where on the loss is linear; infinite where it is half the square. Raises UsageError."""
+    """Return where the loss becomes linear; infinity for half the square. Raises UsageError."""
     _, settings = parse_spec("loss", loss, LOSSES)
     delta = settings.get("delta", math.inf)
     if not delta > 0:
@@ -142,11 +142,11 @@ def delta_of(loss: str) -> float:
     return delta
 
 
-# -- of dense layers -------------------------------------------------------------------------------------------------
+# -- dense layers ----------------------------------------------------------------------------------------------------
 
 
 class ChosenAction(Loss):
-    """The loss of the action that was taken; predicts Q itself."""
+    """The loss of the action taken; predicts Q itself."""
 
     def __init__(self, pool: Pool, delta: float):
         super().__init__(pool)
@@ -154,7 +154,7 @@ class ChosenAction(Loss):
         td.ready(pool.dtype)
 
     def forward(self, w: Sequence[Array], z: Array, group: LayerGroup, y: Any) -> tuple[tuple[float, float], Array]:
-        """(sum of losses, sum of squared errors) and what backward needs; y: the batch."""
+        """Return (sum of losses, sum of squared errors) and the saved values for backward; y: the batch."""
         device, dz = self.pool.device, self.pool.take(*z.shape)
         q, slopes = device.host(z), device.host(dz)
         total, y.errors = td.errors(q, y.actions, y.targets, y.weights, self.delta, slopes)
@@ -163,12 +163,12 @@ class ChosenAction(Loss):
         return (total, float(np.square(y.errors).sum())), dz
 
     def predict(self, z: Array) -> Array:
-        """A copy of z."""
+        """Return a copy of z."""
         return z.copy()
 
 
 class Dueling(Layer):
-    """Q = V + A - mean A, of a layer whose first half is the stream of V and whose second half is that of A."""
+    """Q = V + A - mean A, for an input whose first half is the stream of V and whose second half is that of A."""
 
     def __init__(self, name: str, inputs: int, actions: int, pool: Pool):
         width = inputs // 2
@@ -177,16 +177,16 @@ class Dueling(Layer):
         self.width, self.actions = width, actions
 
     def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, int]:
-        """The shape of Q for so many observations."""
+        """Return the shape of Q for so many observations."""
         return rows, self.actions
 
     def initialize(self, w: Sequence[Array], generators: Sequence[np.random.Generator]) -> None:
-        """Variance 1 / width, biases zero."""
+        """Initialize weights with variance 1 / width and biases with zero."""
         for tensor, random in zip(w, generators, strict=True):
             tensor[...] = random.standard_normal(tensor.shape) / math.sqrt(self.width) if tensor.ndim == 2 else 0
 
     def forward(self, w: Sequence[Array], x: Array, group: LayerGroup) -> tuple[Array, Any]:
-        """Q and what backward needs."""
+        """Return Q and the saved values for backward."""
         value, value_bias, advantage, advantage_bias = w
         y = self.pool.take(len(x), self.actions)
         self.matmul(x[:, self.width :], advantage, out=y)
@@ -196,53 +196,53 @@ class Dueling(Layer):
         return y, (x, y)
 
     def backward(self, w: Sequence[Array], saved: Any, dy: Array, g: Sequence[Array], group: LayerGroup) -> Array:
-        """dx; the gradients by the tensors are added to g."""
+        """Return dx; add the gradients of the tensors to g."""
         x, _ = saved
-        of_value = dy.sum(axis=1, keepdims=True)
-        of_advantage = dy - of_value / self.actions
-        g[0][...] += x[:, : self.width].T @ of_value
-        g[1][...] += of_value.sum(axis=0)
-        g[2][...] += x[:, self.width :].T @ of_advantage
-        g[3][...] += of_advantage.sum(axis=0)
+        d_value = dy.sum(axis=1, keepdims=True)
+        d_advantage = dy - d_value / self.actions
+        g[0][...] += x[:, : self.width].T @ d_value
+        g[1][...] += d_value.sum(axis=0)
+        g[2][...] += x[:, self.width :].T @ d_advantage
+        g[3][...] += d_advantage.sum(axis=0)
         dx = self.pool.take(*x.shape)
-        self.matmul(of_value, w[0].T, out=dx[:, : self.width])
-        self.matmul(of_advantage, w[2].T, out=dx[:, self.width :])
+        self.matmul(d_value, w[0].T, out=dx[:, : self.width])
+        self.matmul(d_advantage, w[2].T, out=dx[:, self.width :])
         self.release(saved)
         return dx
 
     def release(self, saved: Any) -> None:
-        """Give back what forward took."""
+        """Return forward's buffers to the pool."""
         self.pool.give(saved[1])
 
 
 class DenseValues(Layered):
-    """Dense layers with the values of actions at their end."""
+    """Dense layers whose output is action values."""
 
     def rows(self, count: int) -> tuple[int, ...]:
-        """The shape of so many observations as the first layer takes them."""
+        """Return the shape of `count` observations as the first layer takes them."""
         return count, self.features
 
     def check_arrays(self, x: Array, y: Array | None, *vectors: Array) -> None:
-        """Of observations and vectors: the targets stay on the host, with what else the loss takes."""
+        """Check observations and vectors only: targets stay on the host, with the loss's other inputs."""
         super().check_arrays(x, None, *vectors)
 
     def targets(self, batch: Any) -> Any:
-        """The loss takes the batch: an action and a weight belong to each target."""
+        """Return the batch: the loss also needs actions and weights."""
         return batch
 
     def values(self, parameters: Array, x: Array) -> Array:
-        """Q (rows, actions)."""
+        """Return Q (rows, actions)."""
         layers = range(len(self.layers) - 1)
-        z, kept = self.forward(FlatWeights(self, parameters), x, layers, keep=False)
-        found = z.copy()
-        self.release(kept)
-        return found
+        z, saved = self.forward(FlatWeights(self, parameters), x, layers, keep=False)
+        values = z.copy()
+        self.release(saved)
+        return values
 
 
 def dense_values(
     spec: str, shape: tuple[int, ...], actions: int, dtype: str, device: Device, delta: float
 ) -> DenseValues:
-    """The network mlp:WIDTHS, or mlp:WIDTHS,dueling, for observations of this shape."""
+    """Return the network mlp:WIDTHS, or mlp:WIDTHS,dueling, for observations of this shape."""
     name, _, rest = spec.partition(":")
     items = rest.split(",")
     dueling = DUELING in items
@@ -267,12 +267,12 @@ def dense_values(
     return DenseValues(features, [*layers, ChosenAction(pool, delta)], pool)
 
 
-# -- of PyTorch ------------------------------------------------------------------------------------------------------
+# -- PyTorch ---------------------------------------------------------------------------------------------------------
 
 
 def torch_values(spec: str, shape: tuple[int, ...], actions: int, dtype: str, device: Device, delta: float) -> Any:
-    """The module that torch:package.module:function makes, whose outputs are the values of actions."""
+    """Return the module of torch:package.module:function, whose outputs are action values."""
     offered = {"features": shape, "classes": actions, "outputs": (), "dtype": dtype, "device": device}
-    # By its name: PyTorch is imported by nobody who does not ask for it.
+    # Imported by name: PyTorch is only imported if it is needed.
     model = importlib.import_module("hpcdl.torch.module_factory").make_torch_model(spec, offered)
     return importlib.import_module("hpcdl.rl.torch_values").TorchValues(model, shape, actions, delta)

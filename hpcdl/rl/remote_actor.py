@@ -1,10 +1,10 @@
-"""An actor on a rank of its own: it acts by parameters that it gets now and then, and sends what it sees.
+"""An actor on a rank of its own: acts by parameters that it receives now and then, and sends its steps.
 
-    until the memory says that all is over
+    until the memory says that the run is over
         parameters <- the newest
         act until a chunk is full
-        priorities <- |TD errors| of its transitions by these parameters      Ape-X; else none
-        send the chunk, when there is leave to                                transition_stream.py
+        priorities <- |TD errors| of its transitions by these parameters      Ape-X only
+        send the chunk, when it has a credit                                  transition_stream.py
 
 (Nair et al., "Massively parallel methods for deep reinforcement learning", 2015; Horgan et al., "Distributed
 prioritized experience replay", ICLR 2018)
@@ -25,21 +25,21 @@ from hpcdl.rl.environments import Environments
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.replay import Sample
 from hpcdl.rl.tally import RankCounts
-from hpcdl.rl.transition_stream import Feeder
+from hpcdl.rl.transition_stream import ChunkSender
 from hpcdl.runs.run import Run
 
 
 @contextlib.contextmanager
 def failing_alone() -> Iterator[None]:
-    """What an environment raises on one rank is a failure that only this rank knows."""
+    """Context that turns an environment's TrainingError into a LoneError, which only this rank knows."""
     try:
         yield
     except TrainingError as error:
         raise LoneError(str(error)) from error
 
 
-def made_recorder(options: Any, environments: Environments) -> ChunkRecorder:
-    """For chunks of so many steps as the options say."""
+def make_recorder(options: Any, environments: Environments) -> ChunkRecorder:
+    """Return a recorder for chunks of --chunk steps."""
     return ChunkRecorder(
         options.chunk,
         environments.shape,
@@ -51,38 +51,38 @@ def made_recorder(options: Any, environments: Environments) -> ChunkRecorder:
     )
 
 
-def made_actor(
+def make_actor(
     network: QNetwork, environments: Environments, random: Random, add: Callable, first: int, before: int
 ) -> Actor:
-    """One that begins new episodes, after so many environment steps of all: no leg of a run draws what another has."""
+    """Return an actor whose episodes continue after `before` environment steps: no leg repeats another's seeds."""
     if before:
         environments.load({"episodes": np.full(environments.count, before), "restarts": [0]})
     return Actor(network, environments, random, add, first, since=before)
 
 
-def errors_of(network: QNetwork, parameters: Array, transitions: Sample) -> np.ndarray:
-    """|Q(s, a) - R - d max_a Q(s', a)| (rows,): as the actor itself, which has no target network, sees them."""
+def td_errors(network: QNetwork, parameters: Array, transitions: Sample) -> np.ndarray:
+    """Return |Q(s, a) - R - d max_a Q(s', a)| (rows,), by the actor's own network without a target network."""
     targets = Learner(network, None).targets(parameters, transitions)
     values = network.values(parameters, transitions.observations)
-    found: np.ndarray = np.abs(values[np.arange(len(targets)), transitions.actions] - targets)
-    return found
+    errors: np.ndarray = np.abs(values[np.arange(len(targets)), transitions.actions] - targets)
+    return errors
 
 
 def act(
     run: Run,
     actor: Actor,
     recorder: ChunkRecorder,
-    feeder: Feeder,
+    feeder: ChunkSender,
     tally: RankCounts,
     newest: Callable[[int], Array],
     epsilon: Callable[[], Any],
     priorities: bool = False,
     meanwhile: Callable[[], bool] | None = None,
 ) -> None:
-    """What the actor does until it is told that all is over; its `add` is that of the recorder.
+    """Act until the memory reports the end; `actor.add` is that of the recorder.
 
-    newest(steps): parameters to act by, after so many environment steps of this rank. epsilon(): the probability of a
-    random action, for all copies or for each. meanwhile: what is done while it waits.
+    newest(steps): returns parameters after so many environment steps of this rank. epsilon(): probability of a random
+    action, for all copies or for each. meanwhile: called while waiting.
     """
     environments = actor.environments
     actor.begin()
@@ -92,7 +92,7 @@ def act(
             with run.stopwatch.fetching(), failing_alone():
                 while not recorder.full:
                     actor.act(parameters, epsilon())
-            errors = errors_of(actor.network, parameters, recorder.transitions()) if priorities else None
+            errors = td_errors(actor.network, parameters, recorder.transitions()) if priorities else None
             tally.note(actor, environments)
             feeder.send(recorder.take(errors), meanwhile)
     feeder.close()

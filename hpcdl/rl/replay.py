@@ -3,14 +3,14 @@
     replay = Replay(100_000, environments.shape, environments.dtype, streams=8, n_step=3, prioritized=True)
     replay.add(observations, actions, *stepped[1:])             a step of each environment
     sample = replay.sample(32, beta=0.4, random=Random(seed)("replay", update))
-    replay.update(sample.index, sample.serial, errors)          |TD errors|, which become (error + epsilon)^alpha
+    replay.update(sample.index, sample.serial, errors)          |TD errors| become priorities (error + epsilon)^alpha
 
-A ring of `capacity` frames in typed arrays (kernels/replay_ring.py): an observation's frame is stored once, also where
-it is the next observation of another transition and a part of four stacked ones. A frame needs its own bytes and 32,
-and 64/7 more with priorities; nothing else grows. The true last frame of an episode that was cut takes a place, too.
+A ring of `capacity` frames in typed arrays (kernels/replay_ring.py): each frame is stored once, though it belongs to
+two transitions, and to several stacks. A frame takes its own bytes and 32, and 64/7 more with priorities; nothing else
+grows. The true last frame of a truncated episode takes a slot, too.
 
-Uniform draws are made with replacement. By priority, the sum of all is cut into as many parts of equal length as are
-drawn, and one is drawn from each part; a new transition has the largest priority so far, unless one comes with it.
+Uniform draws are with replacement. Prioritized draws are stratified: the sum of all priorities is cut into equal parts,
+and one transition is drawn from each. A new transition without a priority gets the largest so far.
 """
 
 from typing import Any, NamedTuple
@@ -27,11 +27,11 @@ NONE = np.empty(0)
 
 
 class Sample(NamedTuple):
-    """Transitions that were drawn, in rows.
+    """Transitions drawn from the memory, in rows.
 
-    index, serial int64 (rows,): where they lie, and which they are, for `update`. observations, next_observations
-    (rows, *shape). actions int64, returns and discounts float32 (rows,): gamma^m for m steps, 0 where the episode has
-    terminated; the next observation then counts nothing, and is the observation itself. weights float32 (rows,).
+    index, serial int64 (rows,): slots and identities, for `update`. observations, next_observations (rows, *shape).
+    actions int64, returns and discounts float32 (rows,): gamma^m for m steps, 0 where the episode has terminated; the
+    next observation is irrelevant then, and is the observation itself. weights float32 (rows,).
     """
 
     index: np.ndarray  # type: ignore[assignment]  # a tuple's method has this name
@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 
 
 def frame_bytes(shape: tuple[int, ...], dtype: DTypeLike, stack: int) -> int:
-    """The bytes of a frame, of which `stack` make an observation."""
+    """Return the bytes of a frame; `stack` frames make an observation."""
     return int(np.prod(shape)) // stack * np.dtype(dtype).itemsize
 
 
@@ -58,25 +58,25 @@ def bytes_needed(
     stack: int = 1,
     prioritized: bool = False,
 ) -> int:
-    """The bytes that such a replay memory takes, as it is made and for good."""
+    """Return the bytes of such a replay memory; they do not grow."""
     tree = sum_tree.bytes_needed(capacity) if prioritized else 0
     return capacity * (frame_bytes(shape, dtype, stack) + STEP.itemsize) + tree + 16 * streams + 32
 
 
 def ends(terminated: np.ndarray, truncated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which steps have ended an episode that was cut off, and the flags of all: TERMINATED, TRUNCATED or 0; (rows,)."""
+    """Return a mask of truncated steps, and flags TERMINATED, TRUNCATED or 0 of all steps; (rows,) each."""
     cut = truncated & ~terminated
     return cut, np.where(terminated, TERMINATED, np.where(cut, TRUNCATED, 0))
 
 
 class Replay:
-    """Transitions of so many streams, each of which is one environment's steps in their order.
+    """Transitions of `streams` streams; a stream is one environment's steps in order.
 
     capacity: frames. shape, dtype: of an observation; with stack > 1 its first axis holds so many frames, the oldest
     first. n_step, gamma: of the returns. alpha, epsilon: an error e has the priority (e + epsilon)^alpha.
 
-    Raises UsageError where the capacity is too small for the steps that wait for their returns, or beyond what this
-    machine has.
+    Raises UsageError if the capacity is too small for the steps that wait for their returns, or exceeds this machine's
+    memory.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class Replay:
 
     @property
     def size(self) -> int:
-        """The transitions that can be drawn."""
+        """The number of transitions that can be drawn."""
         return int(self.counts[SIZE])
 
     @property
     def written(self) -> int:
-        """The frames that have been added so far, also those that are overwritten."""
+        """The number of frames added so far, overwritten ones included."""
         return int(self.counts[WRITTEN])
 
     def add(
@@ -144,19 +144,19 @@ class Replay:
         final: np.ndarray,
         first: int = 0,
     ) -> np.ndarray:
-        """Add one step of each of the streams first, first + 1, ...; returns the serials of what is complete by it.
+        """Add one step to each of the streams first, first + 1, ...; return the serials that become complete.
 
-        observations (rows, *shape): those in which the actions (rows,) were taken. final (rows, *shape): of an episode
-        that has ended by this step, its true last observation; else anything.
+        observations (rows, *shape): those in which the actions (rows,) were taken. final (rows, *shape): where the
+        episode has ended by this step, its true last observation; else undefined.
         """
         cut, flags = ends(terminated, truncated)
         newest = self.frame_rows(observations), self.frame_rows(final[cut])
         return self.add_frames(*newest, actions, rewards, flags, first, len(actions))
 
     def frame_rows(self, observations: np.ndarray) -> np.ndarray:
-        """The newest frames of observations (rows, *shape), as an array (rows, *frame)."""
-        given = np.asarray(observations, self.dtype).reshape(len(observations), self.stack, *self.frame)
-        return given[:, -1]
+        """Return the newest frames (rows, *frame) of observations (rows, *shape)."""
+        stacked = np.asarray(observations, self.dtype).reshape(len(observations), self.stack, *self.frame)
+        return stacked[:, -1]
 
     def add_frames(
         self,
@@ -169,12 +169,12 @@ class Replay:
         streams: int,
         priorities: np.ndarray = NONE,
     ) -> np.ndarray:
-        """Add rows of single frames: a step of each of `streams` streams from `first` on, then the next of each, ...
+        """Add rows of single frames: a step of each of `streams` streams from `first` on, then their next steps, ...
 
-        frames (rows, *frame); finals (cut, *frame): the last ones of episodes that were cut, in the order of their
-        rows. flags (rows,): TERMINATED, TRUNCATED or 0. priorities: |TD errors| of the transitions that become
-        complete. Returns their serials int64, in order: the first of a row is that of n steps ago, then, at an
-        episode's end, those of this step, of the one before, ... -1: its frames are overwritten already.
+        frames (rows, *frame); finals (cut, *frame): the last ones of truncated episodes, in the order of their rows.
+        flags (rows,): TERMINATED, TRUNCATED or 0. priorities: |TD errors| of the transitions that become complete.
+        Returns their serials int64, in order: for each row the one of n steps ago, then, at an episode's end, those of
+        this step, of the one before, ... -1: its frames are overwritten already.
         """
         rows, width = len(actions), self.frames.shape[1]
         if not 0 <= first <= first + streams <= self.streams:
@@ -204,12 +204,12 @@ class Replay:
         return completed[:complete]
 
     def cut(self, first: int = 0, streams: int | None = None) -> None:
-        """Begin new episodes of these streams: their last steps, which lack what came after, are never drawn."""
+        """End the unfinished episodes of these streams; transitions without their next frames are never drawn."""
         stop = self.streams if streams is None else first + streams
         self.last[first:stop], self.ages[first:stop] = -1, 0
 
     def sample(self, batch: int, beta: float, random: np.random.Generator) -> Sample:
-        """Draw so many transitions; beta: how much the weights make up for what priorities favour, 0 to 1."""
+        """Draw `batch` transitions; beta, 0 to 1: how far the weights correct the bias of priorities."""
         if not self.size:
             raise ValueError("there is nothing in the replay memory")
         if self.tree is None:
@@ -219,7 +219,7 @@ class Replay:
         return self.gather(index, td.importance_weights(self.tree.leaves[index], total, self.size, beta))
 
     def draw_uniformly(self, batch: int, random: np.random.Generator) -> np.ndarray:
-        """Slots of transitions, each as likely: slots that hold none are drawn anew."""
+        """Return slots drawn uniformly; empty slots are redrawn."""
         filled, ahead = min(self.written, self.capacity), self.steps["ahead"]
         index = random.integers(filled, size=batch)
         while len(wrong := np.flatnonzero(ahead[index] < 0)):
@@ -227,7 +227,7 @@ class Replay:
         return index
 
     def gather(self, index: np.ndarray, weights: np.ndarray | None = None) -> Sample:
-        """The transitions in these slots int64 (rows,), which must hold some; a serial's slot is serial % capacity."""
+        """Return the transitions in these non-empty slots, int64 (rows,); the slot of a serial is serial % capacity."""
         rows, width = len(index), self.stack * self.frames.shape[1]
         serial, actions = np.empty(rows, np.int64), np.empty(rows, np.int64)
         returns, discounts = np.empty(rows, np.float32), np.empty(rows, np.float32)
@@ -238,36 +238,36 @@ class Replay:
         return Sample(index, serial, first, actions, returns, discounts, second, w)
 
     def update(self, index: np.ndarray, serial: np.ndarray, errors: np.ndarray) -> int:
-        """The |TD errors| (rows,) of transitions that were drawn become their priorities; returns of how many.
+        """Set the priorities of drawn transitions from their |TD errors| (rows,); return the number set.
 
-        Those that were overwritten meanwhile are passed over. Raises TrainingError where an error is NaN or infinite.
+        Overwritten transitions are skipped. Raises TrainingError if an error is NaN or infinite.
         """
         if self.tree is None:
             return 0
         priorities = self.priorities_of(errors)
-        there = (serial >= max(0, self.written - self.capacity)) & (serial < self.written)
-        there &= serial % self.capacity == index
-        slots = index[there]
+        present = (serial >= max(0, self.written - self.capacity)) & (serial < self.written)
+        present &= serial % self.capacity == index
+        slots = index[present]
         valid = self.steps["ahead"][slots] >= 0
-        slots, priorities = slots[valid], priorities[there][valid]
+        slots, priorities = slots[valid], priorities[present][valid]
         if len(slots):
             self.tree.assign(slots, priorities)
             self.highest = max(self.highest, float(priorities.max()))
         return len(slots)
 
     def priorities_of(self, errors: np.ndarray) -> np.ndarray:
-        """(|e| + epsilon)^alpha, float64. Raises TrainingError where that is no number."""
-        found = (np.abs(np.asarray(errors, np.float64)) + self.epsilon) ** self.alpha
-        if not np.isfinite(found).all():
+        """Return (|e| + epsilon)^alpha, float64. Raises TrainingError if that is not finite."""
+        priorities = (np.abs(np.asarray(errors, np.float64)) + self.epsilon) ** self.alpha
+        if not np.isfinite(priorities).all():
             raise TrainingError("a TD error is NaN or infinite: a smaller --lr may help")
-        return found
+        return priorities
 
     def state(self) -> dict[str, np.ndarray]:
-        """All that is in it, for a checkpoint: views, of which nothing is copied."""
+        """Return the contents for a checkpoint, as views without copies."""
         filled = min(self.written, self.capacity)
-        about = [self.capacity, self.frames.shape[1], self.stack, self.n_step, self.streams]
-        found = {
-            "geometry": np.array(about),
+        geometry = [self.capacity, self.frames.shape[1], self.stack, self.n_step, self.streams]
+        arrays = {
+            "geometry": np.array(geometry),
             "gamma": np.array([self.gamma]),
             "counts": self.counts[:2],
             "frames": self.frames[:filled],
@@ -275,22 +275,22 @@ class Replay:
             "ages": self.ages,
             "highest": np.array([self.highest]),
         }
-        found |= {name: self.steps[name][:filled] for name in STEP.names or ()}
-        return found if self.tree is None else found | {"priorities": self.tree.leaves[:filled]}
+        arrays |= {name: self.steps[name][:filled] for name in STEP.names or ()}
+        return arrays if self.tree is None else arrays | {"priorities": self.tree.leaves[:filled]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """What `state` gave becomes all that is in it. Raises UsageError where that is of another memory.
+        """Restore a state. Raises UsageError if it belongs to another kind of memory.
 
-        Environments that do not go on where they were need `cut` as well.
+        If the environments do not continue where they were, call `cut` as well.
         """
-        mine = self.state()
-        wanted = {name: mine[name] for name in ("geometry", "gamma")}
-        if not all(name in state and np.array_equal(np.asarray(state[name]), wanted[name]) for name in wanted):
+        own = self.state()
+        expected = {name: own[name] for name in ("geometry", "gamma")}
+        if not all(name in state and np.array_equal(np.asarray(state[name]), expected[name]) for name in expected):
             raise UsageError(
                 "the checkpoint's replay memory is of another capacity, observation, --n-step, --gamma or number of "
                 "environments: take the same, or leave it out"
             )
-        if missing := set(mine) - {"priorities"} - set(state):
+        if missing := set(own) - {"priorities"} - set(state):
             raise UsageError(f"the checkpoint's replay memory is damaged: {', '.join(sorted(missing))} is not there")
         filled = len(state["frames"])
         self.counts[:2] = state["counts"]
@@ -302,7 +302,7 @@ class Replay:
             self.steps[name][:filled] = state[name]
         self.highest = float(np.asarray(state["highest"])[0])
         if self.tree is not None:
-            there = self.steps["ahead"][:filled] >= 0
+            complete = self.steps["ahead"][:filled] >= 0
             leaves = np.zeros(self.capacity)
-            leaves[:filled] = np.where(there, state.get("priorities", np.full(filled, self.highest)), 0.0)
+            leaves[:filled] = np.where(complete, state.get("priorities", np.full(filled, self.highest)), 0.0)
             self.tree.assign(np.arange(self.capacity), leaves)

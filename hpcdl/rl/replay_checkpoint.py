@@ -1,9 +1,9 @@
-"""Replay memories that are kept beside the checkpoints of a run whose ranks each have one: replay/RANK.h5.
+"""Replay memories beside the checkpoints of a distributed run: one file replay/RANK.h5 per memory.
 
-A memory may be as large as a machine's: it is written by the rank that has it, into the run's folder, when that rank
-comes to a step whose checkpoint is due, and at the end. So it is of about that step, for the ranks do not wait for each
-other; a run that is gone on with takes what is there, if it is of as many ranks and environments, and else says that
-it fills its memories anew. The environments begin new episodes.
+A memory may be as large as a machine's: its rank writes it into the run's folder, at each step with a checkpoint and at
+the end. It belongs to about that step, since ranks do not wait for each other. A resumed run loads it if the number of
+ranks and environments is the same, and otherwise says that it fills its memories anew. The environments begin new
+episodes.
 """
 
 import logging
@@ -24,41 +24,41 @@ log = logging.getLogger("hpcdl")
 FOLDER = "replay"
 
 
-def place(folder: Path, rank: int) -> Path:
-    """Where the memory of a rank is kept."""
+def replay_path(folder: Path, rank: int) -> Path:
+    """Return the file of a rank's memory."""
     return folder / FOLDER / f"{rank:04d}.h5"
 
 
-def keep(run: Run, replay: Replay, rank: int, step: int | None = None, saved: int = 0) -> int:
-    """With --save-replay: write the memory, where a checkpoint is due between `saved` and `step`, or without a step.
+def save_if_due(run: Run, replay: Replay, rank: int, step: int | None = None, saved: int = 0) -> int:
+    """With --save-replay: write the memory if a checkpoint is due between `saved` and `step`, or if step is None.
 
-    Returns the step of the last checkpoint that is due so far.
+    Returns the step of the last checkpoint that was due.
     """
     options: Any = run.options
     every = options.checkpoint_every // options.per_step
     due = saved if step is None or not every else step // every * every
     if options.save_replay and run.folder.path is not None and (step is None or due > saved):
-        write(replay, place(run.folder.path, rank))
+        write_replay(replay, replay_path(run.folder.path, rank))
     return max(saved, due)
 
 
-def write(replay: Replay, path: Path) -> None:
-    """All that is in the memory, in one file."""
+def write_replay(replay: Replay, path: Path) -> None:
+    """Write the memory to a file."""
     with blamed_on(f"{path} cannot be written", LoneError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{path.name}.*.part"):  # by a process that was killed
+        for left in path.parent.glob(f".{path.name}.*.part"):  # of a killed process
             left.unlink()
         with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
             for name, array in replay.state().items():
                 file[name] = array
 
 
-def take_back(run: Run, replay: Replay | None, rank: int) -> None:
-    """Fill the memory with what the run that is gone on with has kept of it, where it has."""
+def restore_replay(run: Run, replay: Replay | None, rank: int) -> None:
+    """Load the memory that the resumed run has saved, if there is one."""
     options: Any = run.options
     if replay is None or not (options.save_replay and options.resume):
         return
-    path = place(folder_of(options.resume), rank)
+    path = replay_path(folder_of(options.resume), rank)
     if not path.exists():
         log.warning("%s is not there: the replay memory is filled anew", path)
         return

@@ -1,4 +1,4 @@
-"""Which ranks of a run of reinforcement learning do what, and what of the environments and of the replay is whose.
+"""Roles of the ranks in reinforcement learning, and their shares of environments and replay memory.
 
     program     rank 0 ...
     dqn         learner, which also acts and remembers
@@ -6,8 +6,8 @@
                 parameter servers | learners, which remember | actors           with --actors, --learners
     apex        learners | replay memories | actors                             --replays 0: the learners remember
 
-The copies of an environment are numbered over all ranks that act, in their order. Actor i sends what it sees to memory
-i mod M, where the copies of its actors are streams, one after the other; the ranks that remember share --replay evenly.
+Copies of an environment are numbered over all ranks that act, in rank order. Actor i sends its steps to memory i mod M,
+where the copies of its actors are consecutive streams; the memories share --replay evenly.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ NOBODY = range(0)
 
 
 class RLRoles(NamedTuple):
-    """The ranks of each role, as ranges; a rank may be in several. envs: copies on each rank that acts."""
+    """The ranks of each role, as ranges; a rank may have several roles. envs: copies on each rank that acts."""
 
     servers: range
     learners: range
@@ -30,45 +30,45 @@ class RLRoles(NamedTuple):
 
     @property
     def acts_elsewhere(self) -> bool:
-        """Whether what is seen travels to another rank's memory."""
+        """True if transitions travel to another rank's memory."""
         return self.actors != self.memories
 
     def first_copy(self, rank: int) -> int:
-        """The number of the first copy of the environment of a rank that acts; 0 where none does."""
+        """Return the number of the first environment copy of a rank; 0 if it does not act."""
         return self.actors.index(rank) * self.envs if rank in self.actors else 0
 
     def memory_of(self, actor: int) -> int:
-        """The rank that remembers what this one sees."""
+        """Return the rank of the memory that an actor's steps go to."""
         return self.memories[self.actors.index(actor) % len(self.memories)]
 
     def actors_of(self, memory: int) -> list[int]:
-        """The ranks whose steps this one remembers."""
+        """Return the ranks whose steps go to this memory."""
         return [actor for actor in self.actors if self.memory_of(actor) == memory]
 
     def streams(self, memory: int) -> int:
-        """How many copies of the environment this rank remembers."""
+        """Return the number of environment copies whose steps go to this memory."""
         return self.envs * len(self.actors_of(memory)) if memory in self.memories else 0
 
     def room(self, memory: int, whole: int) -> int:
-        """The transitions that this rank holds of so many in all."""
+        """Return the transitions that this memory holds of `whole` in all."""
         cut = chunks(whole, len(self.memories))[self.memories.index(memory)]
         return cut.stop - cut.start
 
 
-def alone(envs: int) -> RLRoles:
-    """One rank does it all."""
+def single_rank_roles(envs: int) -> RLRoles:
+    """Return the roles of a single rank."""
     return RLRoles(NOBODY, range(1), range(1), range(1), envs)
 
 
-def bundles(size: int, servers: int, envs: int) -> RLRoles:
-    """Parameter servers, and ranks that do all else. Raises UsageError where none is left."""
+def bundle_roles(size: int, servers: int, envs: int) -> RLRoles:
+    """Return the roles of servers and bundles. Raises UsageError if no rank is left for a bundle."""
     check("bundle", size, {"parameter server": servers}, 1)
     rest = range(servers, size)
     return RLRoles(range(servers), rest, rest, rest, envs)
 
 
-def apart(size: int, servers: int, learners: int, actors: int, envs: int) -> RLRoles:
-    """Parameter servers, learners, which remember, and actors; a count of 0 is what is left over."""
+def separate_roles(size: int, servers: int, learners: int, actors: int, envs: int) -> RLRoles:
+    """Return the roles of servers, learners with memories, and actors; a count of 0 means the remaining ranks."""
     if not learners:
         learners = max(1, size - servers - actors)
     check("actor", size, {"parameter server": servers, "learner": learners}, actors or 1)
@@ -83,8 +83,8 @@ def apart(size: int, servers: int, learners: int, actors: int, envs: int) -> RLR
     return RLRoles(range(servers), learning, learning, acting, envs)
 
 
-def sharded(size: int, learners: int, replays: int, actors: int, envs: int) -> RLRoles:
-    """Learners, replay memories (0: the learners', one each) and actors (0: the ranks that are left over)."""
+def sharded_roles(size: int, learners: int, replays: int, actors: int, envs: int) -> RLRoles:
+    """Return the roles of learners, memories (0: on the learners) and actors (0: the remaining ranks)."""
     check("actor", size, {"learner": learners, "replay": replays}, actors or 1)
     acting = range(learners + replays, size)
     if actors not in (0, len(acting)):
@@ -102,7 +102,7 @@ def sharded(size: int, learners: int, replays: int, actors: int, envs: int) -> R
 
 
 def check(what: str, size: int, others: dict[str, int], least: int) -> None:
-    """Raise UsageError where fewer than `least` of so many ranks are left beside the others."""
+    """Raise UsageError if fewer than `least` of `size` ranks are left beside the others."""
     needed = sum(others.values())
     if size < needed + least:
         named = ", ".join(counted(count, each) for each, count in others.items() if count)

@@ -1,9 +1,9 @@
-"""What a run has learned, let act: its returns over many episodes, and a moving picture of one.
+"""Rollouts of a trained agent: its returns over many episodes, and a moving picture of one.
 
     hpcdl evaluate runs/cartpole --episodes 100 --render cartpole.gif
 
-A checkpoint says all that is needed: the environment, its options, and the model. Pictures are written by imageio, one
-by one as they come: .gif by Pillow, .mp4 where it has a codec (`pip install 'imageio[ffmpeg]'`).
+A checkpoint names the environment, its options and the model. Pictures are written one by one by imageio: .gif by
+Pillow, .mp4 if it has a codec (`pip install 'imageio[ffmpeg]'`).
 """
 
 import contextlib
@@ -28,75 +28,75 @@ from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.task import APART, LONGEST, Episode, play
 
 PICTURES = (".gif", ".mp4")
-RATE = 30  # pictures a second, where the environment does not say
+RATE = 30  # default pictures a second
 
 
-def acts(run: str) -> bool:
-    """Whether it is a run, or a checkpoint file, of what has learned to act."""
+def is_agent_run(run: str) -> bool:
+    """True if this is a run, or a checkpoint file, of an agent."""
     path = Path(run, "checkpoint.h5") if os.path.isdir(run) else Path(run)
-    found: Any = {}
-    with contextlib.suppress(Exception):  # whoever reads it whole says what is wrong
-        joins_pieces(path)  # a broken one is not for HDF5
+    attributes: Any = {}
+    with contextlib.suppress(Exception):  # the later full read reports errors
+        joins_pieces(path)  # checks the pieces before HDF5 opens them
         with h5py.File(path, "r") as file:
-            found = from_json(file.attrs["attributes"])
-    return isinstance(found, dict) and "environment" in found
+            attributes = from_json(file.attrs["attributes"])
+    return isinstance(attributes, dict) and "environment" in attributes
 
 
 class Player:
     """The greedy policy of a run, or of a checkpoint file. Raises UsageError, one line.
 
-    trust: which names of code in it may be called, as of --trust (hpcdl/plugins.py).
+    trust: names of code in it that may be called, as of --trust (hpcdl/plugins.py).
     """
 
     def __init__(self, run: str, model: str = "", trust: Iterable[str] = ()):
-        found = Checkpoint.read(Path(run))
-        self.name, self.about = run, found.attributes
-        self.parameters = parameters_of(found, run)
+        checkpoint = Checkpoint.read(Path(run))
+        self.name, self.about = run, checkpoint.attributes
+        self.parameters = parameters_of(checkpoint, run)
         self.environment, self.settings = self.about["environment"]["name"], self.about["environment"]["options"]
         shape, self.actions = tuple(self.about["environment"]["shape"]), self.about["environment"]["actions"]
         spec = model or self.about["model"]
-        named = {"env": self.environment} | ({} if model else {"model": spec})
-        refuse_untrusted([(key, name) for key, text in named.items() for name in names_in(key, text)], run, trust)
+        code_names = {"env": self.environment} | ({} if model else {"model": spec})
+        refuse_untrusted([(key, name) for key, text in code_names.items() for name in names_in(key, text)], run, trust)
         self.network = QNetwork(shape, self.actions, spec, self.parameters.dtype, CPU)
         if self.network.layout.describe() != self.about["layout"]:
             raise UsageError(f"{run}: its model {self.about['model']!r} is not one that this program can build")
         self.checked(self.make(1, 0, APART))
 
     def make(self, count: int, seed: int, first: int, render: bool = False) -> Environments:
-        """So many copies of its environment."""
+        """Return `count` copies of its environment."""
         return Environments(self.environment, self.settings, count, seed, first, render=render)
 
     def checked(self, environments: Environments) -> Environments:
-        """Raises UsageError where what the name makes now is not what was learned in."""
-        now = tuple(environments.shape), environments.actions
-        if now != (self.network.shape, self.actions):
+        """Return the environments; raises UsageError if they differ from those of the training."""
+        actual = tuple(environments.shape), environments.actions
+        if actual != (self.network.shape, self.actions):
             raise UsageError(
-                f"{self.name}: {self.environment} shows {now[0]} and has {now[1]} actions now; the run has "
+                f"{self.name}: {self.environment} shows {actual[0]} and has {actual[1]} actions now; the run has "
                 f"learned with {self.network.shape} and {self.actions}"
             )
         return environments
 
     def play(self, episodes: int, seed: int) -> list[Episode]:
-        """So many episodes, the same ones for the same seed; those of a run's evaluations have the seed 0."""
+        """Play episodes, the same ones for the same seed; evaluations in runs use seed 0."""
         return play(self.network, self.parameters, self.make, episodes, seed)
 
     def render(self, path: Path, seed: int) -> Episode:
-        """Write a moving picture of the first of these episodes. Raises UsageError where it cannot be made."""
+        """Write a moving picture of the first of these episodes. Raises UsageError if it cannot be made."""
         environments = self.make(1, seed, APART, render=True)
         observations, length, returned = environments.reset(), 0, 0.0
-        metadata = getattr(environments.each[0], "metadata", None) or {}
-        imageio, ended = library(path), False
+        metadata = getattr(environments.copies[0], "metadata", None) or {}
+        imageio, ended = import_imageio(path), False
         with blamed_on(f"--render {path} cannot be written"), atomic_path(path) as temporary:
             whole = temporary.with_name(temporary.name + path.suffix)
             try:
-                with writer(imageio, whole, metadata.get("render_fps") or RATE) as file:
+                with open_writer(imageio, whole, metadata.get("render_fps") or RATE) as file:
                     file.append_data(environments.picture())
                     while not ended and length < LONGEST:
                         stepped = environments.step(self.network.values(self.parameters, observations).argmax(axis=1))
                         ended = bool(stepped.terminated[0] or stepped.truncated[0])
                         observations, length = stepped.observations, length + 1
                         returned += float(stepped.rewards[0])
-                        if not ended:  # the environment shows the next episode by then
+                        if not ended:  # afterwards the environment shows the next episode
                             file.append_data(environments.picture())
                 os.replace(whole, temporary)
             finally:
@@ -105,8 +105,8 @@ class Player:
         return Episode(*environments.finished[0]) if environments.finished else Episode(returned, length)
 
 
-def library(path: Path) -> Any:
-    """imageio, where it is installed."""
+def import_imageio(path: Path) -> Any:
+    """Import imageio; raises UsageError if it is not installed."""
     try:
         return importlib.import_module("imageio.v2")
     except ImportError as error:
@@ -115,15 +115,15 @@ def library(path: Path) -> Any:
         ) from None
 
 
-def writer(imageio: Any, path: Path, rate: float) -> Any:
-    """What pictures are given to, one by one."""
+def open_writer(imageio: Any, path: Path, rate: float) -> Any:
+    """Return imageio's writer for this file."""
     if path.suffix == ".gif":
         return imageio.get_writer(path, format="GIF", mode="I", duration=1000 / rate, loop=0)
     return imageio.get_writer(path, fps=rate)
 
 
-def described(player: Player, played: list[Episode], seed: int) -> dict[str, Any]:
-    """What an evaluation has found, for --json."""
+def evaluation_summary(player: Player, played: list[Episode], seed: int) -> dict[str, Any]:
+    """Return the results of an evaluation, for --json."""
     returns = np.array([episode.returned for episode in played])
     return {
         "run": player.name,

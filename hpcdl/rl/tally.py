@@ -1,13 +1,13 @@
-"""What the ranks of a distributed run have done, and what they have sent by what it was: told on with what travels.
+"""Counts of what the ranks of a distributed run have done, and bytes sent by kind; they travel with other messages.
 
     actor   tally.note(actor, environments)       its environment steps, episodes, restarts, returns
-            tally.packed()      -> message ->     tally.take(rank, message)   memory or server: the sums over all
-                                                  tally.packed()  -> ...      which may tell them on
+            tally.packed()      -> message ->     tally.take(rank, message)   memory or server: sums over all
+                                                  tally.packed()  -> ...      which may be passed on
 
     with by_kind("transitions"): comm.push(...)   bytes as the communicator counts them
 
-Numbers are totals since the run, or its resumption, began: a message that is late or left out loses nothing. The
-returns of single episodes travel once, some in each message; of too many the oldest are left out.
+Numbers are totals since the run started or was resumed: a late or missing message loses nothing. Returns of single
+episodes travel once, some in each message; if there are too many, the oldest are dropped.
 """
 
 import contextlib
@@ -25,13 +25,13 @@ KINDS = ("parameters", "gradients", "transitions", "samples", "priorities", "con
 COUNTS = ("steps", "episodes", "restarts", "discarded", "signal")
 NUMBERS = len(COUNTS) + len(KINDS)
 SLOTS = 8  # returns in a message
-EARLIER = -1  # in the place of a rank: the legs before
+EARLIER = -1  # in the place of a rank: earlier legs
 
 
-class ByKind:
-    """The bytes that this rank has sent, by what they were: parameters, gradients, ...
+class BytesByKind:
+    """Bytes that this rank has sent, by kind: parameters, gradients, ...
 
-    transitions: from actors to memories; samples: from memories to learners. control: what is asked, and leave to send.
+    transitions: from actors to memories; samples: from memories to learners. control: requests and credits.
     """
 
     def __init__(self, traffic: Traffic):
@@ -39,7 +39,7 @@ class ByKind:
 
     @contextlib.contextmanager
     def __call__(self, kind: str) -> Iterator[None]:
-        """What is sent inside is of this kind, but for what a block within has named."""
+        """Context whose messages are of this kind, except those of contexts inside."""
         before = self._unnamed
         try:
             yield
@@ -47,7 +47,7 @@ class ByKind:
             self.sent[kind] += self._unnamed - before
 
     def rest(self, kind: str) -> None:
-        """What was sent, and not in any such block, is of this kind."""
+        """Count bytes that were sent outside all contexts as this kind."""
         self.sent[kind] += self._unnamed
 
     @property
@@ -56,76 +56,80 @@ class ByKind:
 
 
 class RankCounts:
-    """Of this rank and of those that have told it. by_kind: what this rank has sent; None: it does not say."""
+    """Counts of this rank and of ranks that have reported. by_kind: bytes of this rank; None: not counted."""
 
     length = NUMBERS + SLOTS
 
-    def __init__(self, by_kind: ByKind | None = None):
+    def __init__(self, by_kind: BytesByKind | None = None):
         self.by_kind = by_kind
-        self.own, self.of = np.zeros(NUMBERS), dict[int, np.ndarray]()
-        self.news: deque[float] = deque(maxlen=10 * LAST)
+        self.local, self.by_rank = np.zeros(NUMBERS), dict[int, np.ndarray]()
+        self.unsent_returns: deque[float] = deque(maxlen=10 * LAST)
         self.returns: deque[float] = deque(maxlen=LAST)
-        self.noted = 0
+        self.counted_episodes = 0
 
     def note(self, actor: Any, environments: Any) -> None:
-        """What this rank's own actor has done so far."""
-        new = min(actor.episodes - self.noted, len(actor.returns))
-        self.noted = actor.episodes
+        """Count what this rank's own actor has done so far."""
+        new = min(actor.episodes - self.counted_episodes, len(actor.returns))
+        self.counted_episodes = actor.episodes
         self._add(actor.returns[len(actor.returns) - new :])
-        self.own[:3] = actor.steps * environments.count, actor.episodes, environments.restarts
+        self.local[:3] = actor.steps * environments.count, actor.episodes, environments.restarts
 
     def discard(self) -> None:
-        """A gradient of this rank was discarded."""
-        self.own[COUNTS.index("discarded")] += 1
+        """Count a discarded gradient of this rank."""
+        self.local[COUNTS.index("discarded")] += 1
 
     def take(self, rank: int, message: np.ndarray) -> None:
-        """What another rank tells."""
-        self.of[rank] = message[:NUMBERS].copy()
-        told = message[NUMBERS:]
-        self._add(told[~np.isnan(told)].tolist())
+        """Store another rank's report."""
+        self.by_rank[rank] = message[:NUMBERS].copy()
+        returns = message[NUMBERS:]
+        self._add(returns[~np.isnan(returns)].tolist())
 
     def note_sent(self, rank: int, kind: str, bytes: float) -> None:
-        """A rank that tells nothing else has sent so much of this kind."""
-        self.of.setdefault(rank, np.zeros(NUMBERS))[len(COUNTS) + KINDS.index(kind)] = bytes
+        """Store the bytes of a kind that a rank without reports has sent."""
+        self.by_rank.setdefault(rank, np.zeros(NUMBERS))[len(COUNTS) + KINDS.index(kind)] = bytes
 
     def _add(self, returns: list[float]) -> None:
-        self.news.extend(returns)
+        self.unsent_returns.extend(returns)
         self.returns.extend(returns)
 
     def total(self) -> np.ndarray:
-        """The sums over all of them."""
-        self.own[COUNTS.index("signal")] = bool(signals.received)
+        """Return the sums over all ranks."""
+        self.local[COUNTS.index("signal")] = bool(signals.received)
         if self.by_kind is not None:
-            self.own[len(COUNTS) :] = list(self.by_kind.sent.values())
-        return sum(self.of.values(), start=self.own)
+            self.local[len(COUNTS) :] = list(self.by_kind.sent.values())
+        return sum(self.by_rank.values(), start=self.local)
 
     def packed(self) -> np.ndarray:
-        """What travels: float64 (length,)."""
-        slots = [self.news.popleft() for _ in range(min(SLOTS, len(self.news)))]
+        """Return the message for other ranks: float64 (length,)."""
+        slots = [self.unsent_returns.popleft() for _ in range(min(SLOTS, len(self.unsent_returns)))]
         return np.concatenate([self.total(), slots, np.full(SLOTS - len(slots), np.nan)])
 
     def __getitem__(self, name: str) -> float:
-        """Of all of them: steps, episodes, restarts, discarded, signal, or bytes of a kind."""
+        """Return a sum over all ranks: steps, episodes, restarts, discarded, signal, or bytes of a kind."""
         return float(self.total()[(*COUNTS, *KINDS).index(name)])
 
     def scores(self) -> dict[str, float]:
-        """As those of an actor: how many episodes, and the mean, the least and the largest return of the last ones."""
-        found: dict[str, float] = {"episodes": int(self["episodes"])}
+        """Return the number of episodes, and mean, smallest and largest of the last returns."""
+        scores: dict[str, float] = {"episodes": int(self["episodes"])}
         if not self.returns:
-            return found
-        of = np.array(self.returns)
-        return found | {"return_mean": float(of.mean()), "return_min": float(of.min()), "return_max": float(of.max())}
+            return scores
+        returns = np.array(self.returns)
+        return scores | {
+            "return_mean": float(returns.mean()),
+            "return_min": float(returns.min()),
+            "return_max": float(returns.max()),
+        }
 
     def bytes_by_kind(self) -> dict[str, int]:
-        """Of all of them, by what they were."""
+        """Return the bytes of all ranks by kind."""
         return {f"{kind}_bytes": int(self[kind]) for kind in KINDS}
 
     def state(self) -> dict[str, np.ndarray]:
-        """What a checkpoint holds of it."""
+        """Return the state for a checkpoint."""
         return {"totals": self.total(), "returns": np.array(self.returns, np.float64)}
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        """Go on from there."""
-        self.of[EARLIER] = np.asarray(state["totals"], np.float64).copy()
-        self.of[EARLIER][COUNTS.index("signal")] = 0
+        """Restore a state."""
+        self.by_rank[EARLIER] = np.asarray(state["totals"], np.float64).copy()
+        self.by_rank[EARLIER][COUNTS.index("signal")] = 0
         self.returns.extend(np.asarray(state["returns"]).tolist())

@@ -1,7 +1,7 @@
-"""An environment as a run sees it, in the place of a data set: what is to be learned, and how it is scored.
+"""An environment in the place of a data set: what a run learns, and how it is scored.
 
-A score is the mean return of episodes that the greedy policy plays: always the same ones, of seeds that no training
-episode has, so that the scores of a run, and of runs of any seed, can be compared.
+The score is the mean return of episodes that the greedy policy plays. Their seeds are fixed and differ from those of
+all training episodes, so that scores can be compared within a run and between runs of any seed.
 """
 
 from collections.abc import Callable
@@ -14,22 +14,22 @@ from hpcdl.data.schema import Schema
 from hpcdl.kernels.device import Array, Device
 from hpcdl.rl.q_network import QNetwork
 
-SIDE_BY_SIDE = 10  # episodes that are played at the same time
-LONGEST = 27_000  # steps of an episode that is scored, if it does not end before: half an hour of a game
-APART = 2**40  # the number of the first environment that scores: none that trains has it
+SIDE_BY_SIDE = 10  # episodes played at the same time
+LONGEST = 27_000  # most steps of a scored episode: half an hour of an Atari game
+APART = 2**40  # number of the first scoring environment; training ones have smaller numbers
 
 Make = Callable[..., Any]  # (count, seed, first) -> Environments
 
 
 class Episode(NamedTuple):
-    """An episode that is over: the sum of its rewards, and its steps."""
+    """A finished episode: the sum of its rewards, and its steps."""
 
     returned: float
     length: int
 
 
 class NoRows:
-    """The rows of a data set, of which there are none."""
+    """The rows of an empty data set."""
 
     def __init__(self, width: tuple[int, ...]):
         self.width = width
@@ -39,9 +39,9 @@ class NoRows:
 
 
 class EnvironmentTask:
-    """The environment that `make` makes copies of; `name` is what --env says, `settings` what --env-options do.
+    """The environment that `make` makes copies of; name, settings: of --env and --env-options.
 
-    environments: some of them, which tell what an observation is and how many actions there are.
+    environments: some copies, for the shape of observations and the number of actions.
     """
 
     sparse = False
@@ -66,32 +66,32 @@ class EnvironmentTask:
         }
 
     def to(self, device: Device) -> None:
-        """Observations come from the host, one by one."""
+        """Do nothing: observations come from the host."""
 
     def play(self, network: QNetwork, parameters: Array, episodes: int = 0, seed: int = 0) -> list[Episode]:
-        """So many episodes (0: those of an evaluation) of the greedy policy."""
+        """Play episodes (0: as many as an evaluation has) with the greedy policy."""
         return play(network, parameters, self.make, episodes or self.episodes, seed)
 
     def scores(self, network: QNetwork, parameters: Array) -> dict[str, float]:
-        """Those of an evaluation, by name."""
+        """Return the scores of an evaluation, by name."""
         return scores(self.play(network, parameters))
 
 
-def scores(found: list[Episode]) -> dict[str, float]:
-    """The mean, the least and the largest return of episodes, and their mean length."""
-    returns = np.array([episode.returned for episode in found], np.float64)
+def scores(episodes: list[Episode]) -> dict[str, float]:
+    """Return mean, smallest and largest return of episodes, and their mean length."""
+    returns = np.array([episode.returned for episode in episodes], np.float64)
     return {
         "test_return": float(returns.mean()),
         "test_return_min": float(returns.min()),
         "test_return_max": float(returns.max()),
-        "test_episode_length": float(np.mean([episode.length for episode in found])),
+        "test_episode_length": float(np.mean([episode.length for episode in episodes])),
     }
 
 
 def play(network: QNetwork, parameters: Array, make: Make, episodes: int, seed: int) -> list[Episode]:
-    """So many episodes of the greedy policy, in an order that depends on nothing but their number.
+    """Play episodes with the greedy policy; their order depends only on their number.
 
-    Each copy of the environment plays as many as are its share, one after the other; the seeds are of those alone.
+    Each copy of the environment plays its share, one after the other.
     """
     copies = min(episodes, SIDE_BY_SIDE)
     left = [part.stop - part.start for part in chunks(episodes, copies)]
@@ -103,18 +103,18 @@ def play(network: QNetwork, parameters: Array, make: Make, episodes: int, seed: 
         stepped = environments.step(network.values(parameters, observations).argmax(axis=1))
         observations, ended = stepped.observations, stepped.terminated | stepped.truncated
         returned, length = returned + stepped.rewards, length + 1
-        finished = iter(taken(environments))
+        finished = iter(finished_episodes(environments))
         for i in range(copies):
             episode = Episode(*next(finished)) if ended[i] else Episode(float(returned[i]), int(length[i]))
             if ended[i] and len(played[i]) < left[i]:
                 played[i].append(episode)
-            elif episode.length >= LONGEST:  # it never ends, nor would those after it
+            elif episode.length >= LONGEST:  # an endless episode: the copy's later ones count the same
                 played[i] += [episode] * (left[i] - len(played[i]))
         returned[ended], length[ended] = 0, 0
     return [episode for each in played for episode in each]
 
 
-def taken(environments: Any) -> list[Any]:
-    """The episodes that have come to their end since this was asked last: (return, length) of each, in their order."""
-    found, environments.finished = environments.finished, []
-    return found
+def finished_episodes(environments: Any) -> list[Any]:
+    """Return (return, length) of the episodes that have finished since the last call, in order."""
+    finished, environments.finished = environments.finished, []
+    return finished

@@ -1,10 +1,10 @@
-"""From a command line to a run of reinforcement learning: what the programs of it share (launch/training.py).
+"""From a command line to a reinforcement learning run: code shared by its programs (launch/training.py).
 
     TRAINING = Learning("train-dqn", RLOptions, __doc__, train, ranks=1)
     TRAINING.main()
 
-calls `train(comm, model, task, optimizer, run, environments, replay)`, and where there are several ranks gives it the
-roles, too (roles.py).
+calls `train(comm, model, task, optimizer, run, environments, replay)`, with the roles (roles.py) as a further argument
+if there are several ranks.
 """
 
 from hpcdl.launch.training import Training  # first: it takes over the signals before MPI starts
@@ -36,20 +36,20 @@ from hpcdl.runs.summary import conclude
 SMALL = 1_000_000  # parameters
 
 
-def opened_task(options: RLOptions, environments: Environments) -> EnvironmentTask:
-    """The environment as the run sees it."""
+def make_task(options: RLOptions, environments: Environments) -> EnvironmentTask:
+    """Return the environment as the run's task."""
     return EnvironmentTask(
         options.env, options.settings, partial(copies, options.env, options.settings), environments, options.episodes
     )
 
 
 def copies(name: str, settings: dict[str, Any], count: int, seed: int, first: int) -> Environments:
-    """So many copies of an environment that score a policy."""
+    """Return copies of an environment for scoring a policy."""
     return Environments(name, settings, count, seed, first)
 
 
-def made_replay(options: RLOptions, environments: Environments, roles: RLRoles, rank: int) -> Replay | None:
-    """The replay memory of this rank, for what such environments show; None where it has none."""
+def make_replay(options: RLOptions, environments: Environments, roles: RLRoles, rank: int) -> Replay | None:
+    """Return the replay memory of this rank for such environments; None if it has none."""
     if rank not in roles.memories:
         return None
     return Replay(
@@ -66,16 +66,17 @@ def made_replay(options: RLOptions, environments: Environments, roles: RLRoles, 
 
 
 def few_threads(size: int) -> AbstractContextManager:
-    """One thread for the products of a small network: several would wait for each other longer than they compute."""
+    """Context with one thread for matrix products of a small network: more threads would mostly wait."""
     return threadpool_limits(1) if size < SMALL else nullcontext()
 
 
 @dataclass(frozen=True)
 class Learning(Training):
-    """A program that learns by acting.
+    """A reinforcement learning program.
 
-    train: also of (roles), where there are several. assist(comm, network, run, environments, replay, roles): what ranks
-    do that do not learn; then `comm` of train, as that of the run, is of the learners alone, and that of assist of all.
+    train: also takes the roles if there are several ranks. assist(comm, network, run, environments, replay, roles):
+    called on ranks that do not learn; then the `comm` of train and of the run contains the learners alone, that of
+    assist all ranks.
     """
 
     assist: Callable | None = None
@@ -104,8 +105,8 @@ class Learning(Training):
                 roles.first_copy(world.rank),
                 options.pretend_env,
             )
-            task = opened_task(options, environments)
-            replay = made_replay(options, environments, roles, world.rank)
+            task = make_task(options, environments)
+            replay = make_replay(options, environments, roles, world.rank)
             network = QNetwork(
                 environments.shape,
                 environments.actions,

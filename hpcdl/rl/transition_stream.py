@@ -1,12 +1,12 @@
-"""Steps on their way from actors to a replay memory, a chunk at a time, and never more than the memory asks for.
+"""Stream of steps from actors to a replay memory, in chunks, with credit-based flow control.
 
     actor    feeder                                             memory   intake
-        wait for leave                <-----  leave, or "over"  -----    when it may grow: once it has taken a chunk in
+        wait for a credit             <-----  credit, or "over"  ---     for each chunk added, if it may grow
         header, chunk                 ------------------------------>    replay <- chunk
 
-An actor has leave for CREDITS chunks at first, so that one travels while the next is made. Each chunk that is taken in
-gives leave for another one, but not while the memory has all the steps that it is allowed (`allow`): so what is in
-flight is bounded, whichever side is slow, and whoever waits is seen to wait.
+An actor has CREDITS credits at first, so that one chunk travels while the next is made. Each chunk added to the memory
+gives a new credit, but not while the memory has all the steps that it is allowed (`allow`): so messages in flight are
+bounded, whichever side is slow, and the waiting side is known.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,48 +20,48 @@ from hpcdl.comm.inbox import Inbox
 from hpcdl.comm.requests import Request
 from hpcdl.rl.chunk import Chunk
 from hpcdl.rl.replay import Replay
-from hpcdl.rl.tally import ByKind, RankCounts
+from hpcdl.rl.tally import BytesByKind, RankCounts
 
 CREDITS = 2
-HEADER = 3  # numbers before those of the tally: bytes of the chunk, its rows, whether the actor has ended
-LEAVE, OVER, FAILED = 0, 1, 2  # FAILED: over, for the run cannot go on
+HEADER = 3  # numbers before those of the tally: bytes of the chunk, its rows, 1 if the actor has ended
+LEAVE, OVER, FAILED = 0, 1, 2  # credit; end of the run; end with an error
 
 
 class StreamTag(IntEnum):
-    """Whose message it is; those of a parameter store are smaller."""
+    """Tags of these messages; parameter stores use smaller ones."""
 
     HEADER, CHUNK, LEAVE = 21, 22, 23
 
 
-class Feeder:
-    """The actor's side. to: the rank that remembers. over, failed: whether all is over, and as the run cannot go on."""
+class ChunkSender:
+    """The actor's side. to: rank of the memory. over: True at the end of the run; failed: True if it cannot go on."""
 
-    def __init__(self, comm: Communicator, to: int, tally: RankCounts, by_kind: ByKind):
+    def __init__(self, comm: Communicator, to: int, tally: RankCounts, by_kind: BytesByKind):
         self.comm, self.to, self.tally, self.by_kind = comm, to, tally, by_kind
         self.credits, self.over, self.failed = CREDITS, False, False
-        self.said = np.empty(2, np.int64)
-        self.coming = comm.iwait(self.said, to, StreamTag.LEAVE)
+        self.credit_message = np.empty(2, np.int64)
+        self.coming = comm.iwait(self.credit_message, to, StreamTag.LEAVE)
         self.sending: list[Request] = []
 
-    def heard(self) -> bool:
-        """Whether there is something to do for the actor: it may send, or is to end."""
+    def may_act(self) -> bool:
+        """True if the actor may send, or has to end."""
         while not self.over and self.coming.done:
-            self.credits += int(self.said[0])
-            self.over, self.failed = self.said[1] != LEAVE, self.said[1] == FAILED
+            self.credits += int(self.credit_message[0])
+            self.over, self.failed = self.credit_message[1] != LEAVE, self.credit_message[1] == FAILED
             if not self.over:
-                self.coming = self.comm.iwait(self.said, self.to, StreamTag.LEAVE)
+                self.coming = self.comm.iwait(self.credit_message, self.to, StreamTag.LEAVE)
         return self.over or self.credits > 0
 
     def send(self, chunk: Chunk, meanwhile: Callable[[], bool] | None = None) -> None:
-        """Send a chunk as soon as there is leave to; nothing where all is over. meanwhile: what is done in waiting."""
-        self.comm.wait_until(self.heard, meanwhile, patient=True)
+        """Send a chunk as soon as there is a credit; drop it if the run is over. meanwhile: called while waiting."""
+        self.comm.wait_until(self.may_act, meanwhile, patient=True)
         if self.over:
             return
         self.credits -= 1
         self._send(chunk.packed(), len(chunk.flags))
 
     def close(self) -> None:
-        """The last message: this actor sends no more."""
+        """Send the last message: this actor sends no more."""
         self._send(None, 0)
         self.comm.wait_until(lambda: all(request.done for request in self.sending))
 
@@ -75,14 +75,20 @@ class Feeder:
                 self.sending.append(self.comm.ipush(message, self.to, StreamTag.CHUNK))
 
 
-class Intake:
-    """The memory's side. actors: their ranks, whose copies of the environment, `envs` each, are streams of the replay.
+class ChunkReceiver:
+    """The memory's side. actors: ranks, each with `envs` environment copies, which are streams of the replay memory.
 
-    steps: that have come. allowed: beyond so many no leave is given; infinite at first.
+    steps: number received. allowed: no credits are given at so many steps; infinite at first.
     """
 
     def __init__(
-        self, comm: Communicator, actors: Sequence[int], envs: int, replay: Replay, tally: RankCounts, by_kind: ByKind
+        self,
+        comm: Communicator,
+        actors: Sequence[int],
+        envs: int,
+        replay: Replay,
+        tally: RankCounts,
+        by_kind: BytesByKind,
     ):
         self.comm, self.replay, self.tally, self.by_kind = comm, replay, tally, by_kind
         self.first = {actor: i * envs for i, actor in enumerate(actors)}
@@ -92,28 +98,28 @@ class Intake:
         self.steps, self.allowed, self.closed = 0, float("inf"), False
 
     def attend(self, *_: Any) -> bool:
-        """Take in what has come, and give leave where that is due; whether anything had come."""
+        """Receive what has arrived, and give credits that are due; True if anything had arrived."""
         busy = False
-        while come := self.inbox.arrived():
-            for actor in come:
+        while senders := self.inbox.arrived():
+            for actor in senders:
                 self._take(actor)
             busy = True
         self._give()
         return busy
 
     def look(self) -> None:
-        """Likewise, where nobody waits."""
+        """Do the same from outside a wait."""
         self.inbox.look()
         self.attend()
 
     def allow(self, steps: float) -> None:
-        """From now on so many steps may come in all."""
+        """Allow so many steps in all from now on."""
         self.allowed = steps
         self._give()
 
     def _take(self, actor: int) -> None:
-        bytes, rows, last, *told = self.inbox.take(actor)
-        self.tally.take(actor, np.array(told))
+        bytes, rows, last, *counts = self.inbox.take(actor)
+        self.tally.take(actor, np.array(counts))
         if last:
             self.left.discard(actor)
             return
@@ -138,7 +144,7 @@ class Intake:
             self.comm.ipush(np.array([credits, what]), actor, StreamTag.LEAVE)
 
     def close(self, status: int = 0) -> None:
-        """All is over, with this status: tell the actors, and wait until each has sent its last."""
+        """End the stream with this status: tell the actors, and wait for the last message of each."""
         self.closed = True
         for actor in self.left:
             self._say(actor, 0, FAILED if status else OVER)

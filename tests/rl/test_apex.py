@@ -21,14 +21,14 @@ from hpcdl.comm import Communicator
 from hpcdl.optim import make_optimizer
 from hpcdl.random import Random
 from hpcdl.rl.agent import Actor, Learner
-from hpcdl.rl.apex import Learners, boldness
+from hpcdl.rl.apex import ApexLearner, epsilon_exponents
 from hpcdl.rl.environments import Environments
 from hpcdl.rl.q_network import QNetwork
-from hpcdl.rl.remote_actor import act, made_recorder
+from hpcdl.rl.remote_actor import act, make_recorder
 from hpcdl.rl.replay import Replay
 from hpcdl.rl.roles import NOBODY, RLRoles
 from hpcdl.rl.shards import AHEAD
-from hpcdl.rl.tally import ByKind, RankCounts
+from hpcdl.rl.tally import BytesByKind, RankCounts
 from hpcdl.rl.transition_stream import CREDITS
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_apex.py"
@@ -108,9 +108,9 @@ def check_bytes(summary, learners, replays):
 def test_an_actor_is_as_bold_as_its_number_says():
     """Over all copies of three actors with two each: eps, ..., eps^(1 + alpha), by equal powers."""
     roles = RLRoles(NOBODY, range(1), range(1, 2), range(2, 5), 2)
-    powers = [boldness(roles.first_copy(rank) + np.arange(2), 6, 7.0) for rank in roles.actors]
+    powers = [epsilon_exponents(roles.first_copy(rank) + np.arange(2), 6, 7.0) for rank in roles.actors]
     np.testing.assert_allclose(np.concatenate(powers), [1 + i / 5 * 7 for i in range(6)], rtol=1e-15)
-    assert boldness(np.arange(1), 1, 7.0).tolist() == [1.0]
+    assert epsilon_exponents(np.arange(1), 1, 7.0).tolist() == [1.0]
 
 
 # -- actors ----------------------------------------------------------------------------------------------------------
@@ -135,9 +135,9 @@ def acted(network, parameters, first, envs, copies, chunks=6, priorities=True):
     """What an actor of these copies sends while it has the same parameters."""
     environments = Environments("chains:chain", {}, envs, 3, first)
     options = SimpleNamespace(chunk=8, n_step=3, gamma=chains.GAMMA)
-    recorder, taken = made_recorder(options, environments), Takes(chunks)
+    recorder, taken = make_recorder(options, environments), Takes(chunks)
     actor = Actor(network, environments, Random(3), recorder.add, first)
-    powers = boldness(first + np.arange(envs), copies, 3.0)
+    powers = epsilon_exponents(first + np.arange(envs), copies, 3.0)
     watch = SimpleNamespace(step=lambda name: contextlib.nullcontext(), fetching=contextlib.nullcontext)
     run = SimpleNamespace(stopwatch=watch)
     act(run, actor, recorder, taken, RankCounts(), lambda steps: parameters, lambda: 0.7**powers, priorities)
@@ -203,8 +203,8 @@ def learner(comm, everyone, network, batch, prioritized=True):
     parameters, target = network.initialize(Random(5)), network.initialize(Random(6))
     roles = RLRoles(NOBODY, range(comm.size), range(everyone.size, everyone.size + 1), NOBODY)
     optimizer = make_optimizer("momentum", network.size, "float64", lambda step: 0.1)
-    return Learners(
-        comm, network, run, optimizer, parameters, target, None, roles, RankCounts(ByKind(everyone.traffic))
+    return ApexLearner(
+        comm, network, run, optimizer, parameters, target, None, roles, RankCounts(BytesByKind(everyone.traffic))
     )
 
 

@@ -186,17 +186,17 @@ def test_seeds_do_not_depend_on_the_actors(spec, walks):
 @pytest.mark.parametrize("fault", ["step", "exit"])
 def test_one_that_raises_is_made_anew(fault, walks):
     environments = Environments("walks:once", {"faults": fault}, 2, 0)
-    environments.each[1].faults = ""
+    environments.copies[1].faults = ""
     made_before = sys.modules["walks"].Walk.made
     environments.reset()
     for step in range(1, 10):  # it breaks three times, but not in a row
-        before, old = environments.now.copy(), list(environments.each)
+        before, old = environments.current.copy(), list(environments.copies)
         stepped = environments.step(np.array([2, 1]))
         broke = step % 3 == 0
         assert stepped.truncated.tolist() == [broke, False]
         assert stepped.terminated.tolist() == [False, step == 5]
         assert stepped.rewards.tolist() == [0.0 if broke else 2.0, 1.0]
-        assert (environments.each[0] is not old[0]) == broke and environments.each[1] is old[1]
+        assert (environments.copies[0] is not old[0]) == broke and environments.copies[1] is old[1]
         if broke:
             np.testing.assert_array_equal(stepped.final[0], before[0])
             random = np.random.default_rng(seed_of(0, 0, step // 3))
@@ -220,7 +220,7 @@ def test_three_times_in_a_row(fault, steps, words, walks):
         environments.step(np.zeros(1, int))
     if fault == "later":
         environments.make = lambda: sys.modules["walks"].Walk(faults="reset")
-        environments.each[0].faults = "reset"
+        environments.copies[0].faults = "reset"
     with pytest.raises(TrainingError, match=words) as raised:
         environments.step(np.zeros(1, int))
     assert "\n" not in str(raised.value) and "walks.py, line " in str(raised.value)
@@ -377,7 +377,7 @@ def test_minatar():
     pytest.importorskip("gymnasium")
     pytest.importorskip("minatar")
     environments = Environments("minatar:space_invaders", {}, 2, 0, render=True)
-    assert environments.told == "--env minatar:space_invaders" and environments.actions == 4
+    assert environments.option == "--env minatar:space_invaders" and environments.actions == 4
     assert (environments.shape, environments.dtype, environments.stack) == ((6, 10, 10), np.uint8, 1)
     assert set(np.unique(environments.reset())) == {0, 255}
     again = Environments("MinAtar/SpaceInvaders-v1", {}, 1, 0, first=1)

@@ -16,7 +16,7 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.optim import make_optimizer
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.parameter_server.store_messages import Push
-from hpcdl.rl.gorila import Bundle, Discarding
+from hpcdl.rl.gorila import Bundle, StalenessFilter
 from hpcdl.rl.options import RLOptions
 from hpcdl.scripts import train_dqn
 from hpcdl.scripts.train_gorila import TRAINING, GorilaOptions
@@ -229,10 +229,10 @@ def test_outliers_are_not_pushed(on, monkeypatch):
 
     def counting(bundle, step):
         push(bundle, step)
-        calls.append(bundle.tally.own[3])
+        calls.append(bundle.tally.local[3])
 
     monkeypatch.setattr(Bundle, "_push", counting)
-    monkeypatch.setattr("hpcdl.rl.outliers.Outliers.found", lambda self, loss: len(calls) % 8 == 7)
+    monkeypatch.setattr("hpcdl.rl.outliers.OutlierDetector.is_outlier", lambda self, loss: len(calls) % 8 == 7)
 
     def body(comm):
         calls.clear()
@@ -278,7 +278,7 @@ def test_the_target_network_follows_the_servers_versions(on, monkeypatch):
 def test_what_is_too_stale_is_not_applied(world):
     """A server that is given pushes, one after the other, of parameters 0 to 4 versions old."""
     optimizer = make_optimizer("sgd", 3, "float64", lambda step: 0.5)
-    update = Discarding(optimizer, None, Consistency("async"), most=2)
+    update = StalenessFilter(optimizer, None, Consistency("async"), most=2)
     values, made = np.zeros(3), []
     for staleness, count in [(0, 1), (2, 1), (3, 1), (4, 0), (9, 1), (1, 0), (1, 2)]:
         push = Push(1, slice(0, 3), 0, 0, 0, count, count, 0.0, 0.0, staleness=staleness)
@@ -286,7 +286,7 @@ def test_what_is_too_stale_is_not_applied(world):
     assert made == [True, True, False, False, False, False, True]
     assert update.discarded == 2 and optimizer.step == 3
     np.testing.assert_allclose(values, -0.5 * (1 + 1 + 0.5))
-    never = Discarding(optimizer, None, Consistency("async"), most=0)
+    never = StalenessFilter(optimizer, None, Consistency("async"), most=0)
     assert never(values, np.ones(3), push._replace(staleness=10**6)) and not never.discarded
 
 

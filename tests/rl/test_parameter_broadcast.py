@@ -7,7 +7,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.kernels.device import CPU
 from hpcdl.rl.parameter_broadcast import Publisher, Receiver
-from hpcdl.rl.tally import ByKind
+from hpcdl.rl.tally import BytesByKind
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.four]
 SIZE = 1000
@@ -19,7 +19,7 @@ def version(number):
 
 def opened(bare):
     comm = Communicator(bare)
-    return comm, ByKind(comm.traffic)
+    return comm, BytesByKind(comm.traffic)
 
 
 def closed(bare, comm):

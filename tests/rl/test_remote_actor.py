@@ -12,7 +12,7 @@ from hpcdl.random import Random
 from hpcdl.rl.agent import Actor
 from hpcdl.rl.environments import Environments
 from hpcdl.rl.q_network import QNetwork
-from hpcdl.rl.remote_actor import act, errors_of, failing_alone, made_actor, made_recorder
+from hpcdl.rl.remote_actor import act, failing_alone, make_actor, make_recorder, td_errors
 from hpcdl.rl.replay import Replay
 from hpcdl.rl.tally import RankCounts
 
@@ -61,7 +61,7 @@ def parts():
     """Two copies of the chain, a network, and what records and counts."""
     environments = Environments("chains:chain", {}, 2, seed=3, first=4)
     network = QNetwork(environments.shape, environments.actions, "mlp:6", "float64")
-    recorder, run = made_recorder(OPTIONS, environments), SimpleNamespace(stopwatch=Stopwatch())
+    recorder, run = make_recorder(OPTIONS, environments), SimpleNamespace(stopwatch=Stopwatch())
     return SimpleNamespace(
         run=run,
         environments=environments,
@@ -105,7 +105,7 @@ def test_it_sends_what_it_sees(parts, priorities):
             beside.act(parts.parameters[number], 0.5)
         serials = chunk.add_to(remote)
         np.testing.assert_array_equal(serials, np.concatenate(complete))
-        errors = errors_of(parts.network, parts.parameters[number], local.gather(serials))
+        errors = td_errors(parts.network, parts.parameters[number], local.gather(serials))
         assert len(chunk.priorities) == (len(serials) if priorities else 0)
         if priorities:
             np.testing.assert_allclose(chunk.priorities, errors, rtol=1e-6)
@@ -120,7 +120,7 @@ def test_a_leg_draws_nothing_that_another_has_drawn(parts):
     seen = []
     for before in (0, 0, 40):
         environments, kept = Environments("chains:chain", {}, 2, seed=3, first=4), []
-        actor = made_actor(parts.network, environments, Random(3), lambda *_: None, 4, before)
+        actor = make_actor(parts.network, environments, Random(3), lambda *_: None, 4, before)
         actor.begin()
         for _ in range(40):
             kept.append((environments.seed_of(0), *actor.explorer.draw(actor.since + actor.steps)[0]))
@@ -143,7 +143,7 @@ def test_errors_are_those_of_the_formula(parts):
     values, after = (
         parts.network.values(parameters, shown) for shown in (sample.observations, sample.next_observations)
     )
-    for i, error in enumerate(errors_of(parts.network, parameters, sample)):
+    for i, error in enumerate(td_errors(parts.network, parameters, sample)):
         target = sample.returns[i] + sample.discounts[i] * after[i].max()
         assert error == pytest.approx(abs(target - values[i, sample.actions[i]]), rel=1e-6)
     assert (sample.discounts == 0).any() and (sample.discounts > 0).any()

@@ -11,7 +11,7 @@ from plain_replay import Walk
 
 from hpcdl.errors import LoneError, UsageError
 from hpcdl.rl.replay import Replay
-from hpcdl.rl.replay_checkpoint import keep, place, take_back, write
+from hpcdl.rl.replay_checkpoint import replay_path, restore_replay, save_if_due, write_replay
 from hpcdl.scripts.train_gorila import TRAINING, GorilaOptions
 
 
@@ -32,13 +32,13 @@ def run_in(folder, **options):
 
 def test_all_that_is_in_it_comes_back_and_new_episodes_begin(tmp_path):
     replay, again = filled(), Replay(60, (3,), "f4", streams=2, prioritized=True)
-    left = place(tmp_path, 3).with_name(".0003.h5.123.part")  # by a process that was killed
+    left = replay_path(tmp_path, 3).with_name(".0003.h5.123.part")  # by a process that was killed
     left.parent.mkdir()
     left.touch()
-    write(replay, place(tmp_path, 3))
+    write_replay(replay, replay_path(tmp_path, 3))
     assert not left.exists()
     assert [path.name for path in (tmp_path / "replay").iterdir()] == ["0003.h5"]
-    take_back(run_in(tmp_path), again, 3)
+    restore_replay(run_in(tmp_path), again, 3)
     replay.cut()
     for name, array in replay.state().items():
         np.testing.assert_array_equal(again.state()[name], array, name)
@@ -52,55 +52,55 @@ def test_when_it_is_written(tmp_path):
     run, replay, saved, written = run_in(tmp_path), filled(), 3, []
     for step in (4, 9, 10, 11, 12, 35, 36, 39, 41):
         before = saved
-        saved = keep(run, replay, 0, step, saved)
-        path = place(tmp_path, 0)
+        saved = save_if_due(run, replay, 0, step, saved)
+        path = replay_path(tmp_path, 0)
         written += [step] if path.exists() else []
         path.unlink(missing_ok=True)
         assert saved >= before
     assert written == [10, 35, 41]
-    keep(run, replay, 0)
-    assert place(tmp_path, 0).exists()
-    place(tmp_path, 0).unlink()
+    save_if_due(run, replay, 0)
+    assert replay_path(tmp_path, 0).exists()
+    replay_path(tmp_path, 0).unlink()
     nowhere = SimpleNamespace(options=run.options, folder=SimpleNamespace(path=None))
     for other in (run_in(tmp_path, save_replay=False), nowhere):
-        keep(other, replay, 0)
-        keep(other, replay, 0, 1000, 3)
+        save_if_due(other, replay, 0)
+        save_if_due(other, replay, 0, 1000, 3)
     run = run_in(tmp_path, checkpoint_every=0)
-    assert keep(run, replay, 0, 1000, 3) == 3
-    assert not place(tmp_path, 0).exists(), "without --checkpoint-every at the end alone"
+    assert save_if_due(run, replay, 0, 1000, 3) == 3
+    assert not replay_path(tmp_path, 0).exists(), "without --checkpoint-every at the end alone"
 
 
 @pytest.mark.parametrize("how", [{"capacity": 61}, {"gamma": 0.5}, {"n_step": 2}, None], ids=str)
 def test_of_another_memory_it_is_filled_anew(tmp_path, caplog, how):
     if how is not None:
-        write(filled(**how), place(tmp_path, 0))
+        write_replay(filled(**how), replay_path(tmp_path, 0))
     empty = Replay(60, (3,), "f4", streams=2)
     with caplog.at_level(logging.WARNING, "hpcdl"):
-        take_back(run_in(tmp_path), empty, 0)
+        restore_replay(run_in(tmp_path), empty, 0)
     assert empty.size == empty.written == 0
-    assert len(caplog.records) == 1 and "filled anew" in caplog.text and str(place(tmp_path, 0)) in caplog.text
+    assert len(caplog.records) == 1 and "filled anew" in caplog.text and str(replay_path(tmp_path, 0)) in caplog.text
 
 
 def test_nothing_is_read_where_it_was_not_asked_for(tmp_path):
-    write(filled(), place(tmp_path, 0))
+    write_replay(filled(), replay_path(tmp_path, 0))
     empty = Replay(60, (3,), "f4", streams=2)
-    take_back(run_in(tmp_path, save_replay=False), empty, 0)
-    take_back(run_in(tmp_path, resume=None), empty, 0)
-    take_back(run_in(tmp_path), None, 0)
+    restore_replay(run_in(tmp_path, save_replay=False), empty, 0)
+    restore_replay(run_in(tmp_path, resume=None), empty, 0)
+    restore_replay(run_in(tmp_path), None, 0)
     assert empty.written == 0
 
 
 def test_a_damaged_file_is_refused(tmp_path):
-    place(tmp_path, 0).parent.mkdir()
-    place(tmp_path, 0).write_bytes(b"no HDF5")
+    replay_path(tmp_path, 0).parent.mkdir()
+    replay_path(tmp_path, 0).write_bytes(b"no HDF5")
     with pytest.raises(UsageError, match=r"0000\.h5 cannot be read"):
-        take_back(run_in(tmp_path), Replay(60, (3,), "f4", streams=2), 0)
+        restore_replay(run_in(tmp_path), Replay(60, (3,), "f4", streams=2), 0)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "replay").write_text("a file")
     with pytest.raises(LoneError, match="cannot be written"):
-        write(filled(), place(tmp_path, 0))
+        write_replay(filled(), replay_path(tmp_path, 0))
 
 
 @pytest.mark.mpi(min_size=3)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from hpcdl.errors import UsageError
-from hpcdl.rl.roles import RLRoles, alone, apart, bundles, sharded
+from hpcdl.rl.roles import RLRoles, bundle_roles, separate_roles, sharded_roles, single_rank_roles
 
 SIZES = range(1, 12)
 
@@ -41,14 +41,14 @@ def assert_whole(roles: RLRoles, size: int):
 
 
 def test_one_rank_does_all():
-    assert_whole(alone(3), 1)
-    assert not alone(3).acts_elsewhere
+    assert_whole(single_rank_roles(3), 1)
+    assert not single_rank_roles(3).acts_elsewhere
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_bundles(size):
     for servers, envs in itertools.product(range(1, 12), (1, 3)):
-        roles = found(bundles, size, servers, envs)
+        roles = found(bundle_roles, size, servers, envs)
         assert (roles is None) == (servers >= size)
         if roles:
             assert_whole(roles, size)
@@ -61,7 +61,7 @@ def test_actors_and_learners_apart(size):
     for servers, learners, actors in itertools.product(range(1, 5), range(6), range(8)):
         if not (learners or actors):
             continue
-        roles = found(apart, size, servers, learners, actors, 2)
+        roles = found(separate_roles, size, servers, learners, actors, 2)
         if learners and actors:
             fits = servers + learners + actors == size and actors >= learners
         elif learners:
@@ -79,7 +79,7 @@ def test_actors_and_learners_apart(size):
 @pytest.mark.parametrize("size", SIZES)
 def test_memories_of_their_own(size):
     for learners, replays, actors in itertools.product(range(1, 4), range(4), range(8)):
-        roles = found(sharded, size, learners, replays, actors, 2)
+        roles = found(sharded_roles, size, learners, replays, actors, 2)
         rest = size - learners - replays
         fits = rest >= (replays or learners) and actors in (0, rest)
         assert (roles is not None) == fits, (learners, replays, actors)
@@ -92,17 +92,33 @@ def test_memories_of_their_own(size):
 @pytest.mark.parametrize(
     ("make", "arguments", "words"),
     [
-        (bundles, (1, 1, 1), "no bundles are left over: 1 parameter server of 1 rank; start at least 2 ranks"),
-        (bundles, (3, 4, 1), "4 parameter servers of 3 ranks; start at least 5 ranks"),
-        (apart, (2, 1, 1, 0, 1), "no actors are left over: 1 parameter server, 1 learner of 2 ranks; start at least 3"),
-        (apart, (4, 1, 1, 3, 1), "too few actors are left over: 1 parameter server, 1 learner of 4 ranks; start at"),
-        (apart, (6, 1, 1, 3, 1), "--actors 3, --learners 1 and 1 parameter server are 5 ranks, not 6"),
-        (apart, (4, 1, 2, 0, 1), "--learners 2: each needs an actor, and there are 1"),
-        (apart, (4, 1, 0, 1, 1), "--learners 2: each needs an actor"),
-        (sharded, (3, 1, 2, 0, 1), "no actors are left over: 1 learner, 2 replays of 3 ranks; start at least 4 ranks"),
-        (sharded, (4, 1, 2, 0, 1), "2 ranks that remember need as many actors, and there are 1: take fewer --replays"),
-        (sharded, (3, 2, 0, 0, 1), "take fewer --learners"),
-        (sharded, (6, 1, 1, 3, 1), "--actors 3, --learners 1 and --replays 1 are 5 ranks, not 6"),
+        (bundle_roles, (1, 1, 1), "no bundles are left over: 1 parameter server of 1 rank; start at least 2 ranks"),
+        (bundle_roles, (3, 4, 1), "4 parameter servers of 3 ranks; start at least 5 ranks"),
+        (
+            separate_roles,
+            (2, 1, 1, 0, 1),
+            "no actors are left over: 1 parameter server, 1 learner of 2 ranks; start at least 3",
+        ),
+        (
+            separate_roles,
+            (4, 1, 1, 3, 1),
+            "too few actors are left over: 1 parameter server, 1 learner of 4 ranks; start at",
+        ),
+        (separate_roles, (6, 1, 1, 3, 1), "--actors 3, --learners 1 and 1 parameter server are 5 ranks, not 6"),
+        (separate_roles, (4, 1, 2, 0, 1), "--learners 2: each needs an actor, and there are 1"),
+        (separate_roles, (4, 1, 0, 1, 1), "--learners 2: each needs an actor"),
+        (
+            sharded_roles,
+            (3, 1, 2, 0, 1),
+            "no actors are left over: 1 learner, 2 replays of 3 ranks; start at least 4 ranks",
+        ),
+        (
+            sharded_roles,
+            (4, 1, 2, 0, 1),
+            "2 ranks that remember need as many actors, and there are 1: take fewer --replays",
+        ),
+        (sharded_roles, (3, 2, 0, 0, 1), "take fewer --learners"),
+        (sharded_roles, (6, 1, 1, 3, 1), "--actors 3, --learners 1 and --replays 1 are 5 ranks, not 6"),
     ],
 )
 def test_what_does_not_go_together(make, arguments, words):

@@ -7,11 +7,11 @@ from plain_replay import Walk
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.random import Random
-from hpcdl.rl.chunk import ChunkRecorder, bounded
+from hpcdl.rl.chunk import ChunkRecorder, sendable_errors
 from hpcdl.rl.replay import Replay, Sample
-from hpcdl.rl.shards import LocalShard, RemoteShard, SampleFormat, ShardServer, Wanted
-from hpcdl.rl.tally import ByKind, RankCounts
-from hpcdl.rl.transition_stream import CREDITS, Feeder, Intake
+from hpcdl.rl.shards import LocalShard, RemoteShard, SampleFormat, SampleRequest, ShardServer
+from hpcdl.rl.tally import BytesByKind, RankCounts
+from hpcdl.rl.transition_stream import CREDITS, ChunkReceiver, ChunkSender
 
 STREAMS, STEPS, SHAPE = 2, 5, (3,)
 ROWS = STREAMS * STEPS  # of a chunk
@@ -33,13 +33,13 @@ def memory(capacity):
 
 
 def wanted(rows, key, chunks, allowed=ANY):
-    return Wanted(rows, BETA, key, chunks * ROWS, allowed)
+    return SampleRequest(rows, BETA, key, chunks * ROWS, allowed)
 
 
 def come(shard):
     """The sample that was asked for first, and how many steps the memory had by then."""
     shard.comm.wait_until(lambda: shard.ready)
-    steps = shard.coming[0][1][0]
+    steps = shard.expected[0][1][0]
     return shard.take(), int(steps)
 
 
@@ -55,10 +55,10 @@ def play(bare, learn, chunks, at_once, capacity=200):
     each rank what the memory holds in the end, how often it was saved, and the status that it has ended with.
     """
     comm, acts = Communicator(bare), bare.size - 1
-    by_kind, learners = ByKind(comm.traffic), bare.Split(int(bare.rank >= bare.size - 2), bare.rank)
+    by_kind, learners = BytesByKind(comm.traffic), bare.Split(int(bare.rank >= bare.size - 2), bare.rank)
     held = None
     if bare.rank == acts:
-        feeder = Feeder(comm, acts - 1, RankCounts(by_kind), by_kind)
+        feeder = ChunkSender(comm, acts - 1, RankCounts(by_kind), by_kind)
         recorder = ChunkRecorder(STEPS, SHAPE, "f4", **ABOUT)
         for i, step in enumerate(walked(chunks)):
             recorder.add(*step)
@@ -66,10 +66,10 @@ def play(bare, learn, chunks, at_once, capacity=200):
                 if i // STEPS >= at_once:
                     comm.iwait(None, 0, MORE).wait()
                 feeder.send(recorder.take(None))
-        comm.wait_until(lambda: feeder.heard() and feeder.over)
+        comm.wait_until(lambda: feeder.may_act() and feeder.over)
         feeder.close()
     elif bare.rank == acts - 1:
-        saved, intake = [], Intake(comm, [acts], STREAMS, memory(capacity), RankCounts(by_kind), by_kind)
+        saved, intake = [], ChunkReceiver(comm, [acts], STREAMS, memory(capacity), RankCounts(by_kind), by_kind)
         server = ShardServer(comm, intake, list(range(acts - 1)), RANDOM, lambda: saved.append(intake.steps))
         server.serve()
         held = intake.replay.state(), saved, server.status
@@ -125,7 +125,9 @@ def test_samples_are_those_of_ones_own_memory_and_come_once_the_steps_have(each_
         for step in walked(5)[4 * STEPS :]:
             replay.add(*step)
         same(found, drawn(replay, 9, 20 + rank))
-        local = LocalShard(Intake(shard.comm, [], STREAMS, replay, RankCounts(), shard.by_kind), True, RANDOM, None)
+        local = LocalShard(
+            ChunkReceiver(shard.comm, [], STREAMS, replay, RankCounts(), shard.by_kind), True, RANDOM, None
+        )
         local.ask(wanted(9, 20 + rank, 0))
         assert local.ready
         same(found, local.take())
@@ -195,8 +197,8 @@ def test_what_is_asked_for_is_answered_at_the_end(each_group):
             shard.ask(wanted(4, key, NEVER))
         assert not shard.ready
         shard.close(1 if learners.rank == 0 else 2)
-        assert all(request.done for *_, requests in shard.coming for request in requests)
-        assert [requests[1].result.size for *_, requests in shard.coming] == [0, 0, 0]
+        assert all(request.done for *_, requests in shard.expected for request in requests)
+        assert [requests[1].result.size for *_, requests in shard.expected] == [0, 0, 0]
         assert len(told) == 1
 
     def body(bare):
@@ -236,7 +238,7 @@ def test_an_error_that_is_no_number_has_the_largest_priority(alone):
     """The memory does not fail of it: that the run cannot go on is for its learners to say."""
     replay, largest = own(2), np.finfo("f4").max
     index = replay.gather(np.flatnonzero(replay.steps["ahead"] >= 0)[:4])
-    errors = bounded(np.array([np.nan, np.inf, 1e300, 0.25]))
+    errors = sendable_errors(np.array([np.nan, np.inf, 1e300, 0.25]))
     assert errors.dtype == np.float32 and errors.tolist() == [largest, largest, largest, 0.25]
     assert replay.update(index.index, index.serial, errors) == 4 and np.isfinite(replay.tree.total)
     assert replay.sample(50, 0.5, RANDOM("sample", 1)).index.max() >= 0

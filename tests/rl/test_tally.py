@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hpcdl.rl.agent import LAST
-from hpcdl.rl.tally import KINDS, SLOTS, ByKind, RankCounts
+from hpcdl.rl.tally import KINDS, SLOTS, BytesByKind, RankCounts
 from hpcdl.runs import signals
 
 
@@ -19,7 +19,7 @@ def acted(steps, returns, episodes=None, restarts=0, copies=2):
 
 def test_bytes_are_of_the_innermost_kind():
     traffic = SimpleNamespace(bytes=5)
-    by_kind = ByKind(traffic)
+    by_kind = BytesByKind(traffic)
     with by_kind("parameters"):
         traffic.bytes += 100
         with by_kind("control"):  # as where leave is given in waiting for an answer
@@ -55,9 +55,9 @@ def test_sums_over_actors_memories_and_servers():
 
 
 def test_bytes_of_all_by_kind():
-    own = ByKind(SimpleNamespace(bytes=0))
+    own = BytesByKind(SimpleNamespace(bytes=0))
     own.sent["gradients"] = 8
-    one, two = RankCounts(own), RankCounts(ByKind(SimpleNamespace(bytes=0)))
+    one, two = RankCounts(own), RankCounts(BytesByKind(SimpleNamespace(bytes=0)))
     two.by_kind.sent["parameters"] = 100
     two.take(2, one.packed())
     two.note_sent(1, "parameters", 40.0)
@@ -86,10 +86,10 @@ def test_many_at_once_travel_some_in_each_message():
     actor.note(*acted(50, range(50)))
     for _ in range(7):
         server.take(1, actor.packed())
-    assert list(server.returns) == list(range(50)) and not actor.news
+    assert list(server.returns) == list(range(50)) and not actor.unsent_returns
     # An actor keeps the last hundred alone: of more, those are what is told.
     actor.note(*acted(900, range(100), episodes=50 + 400))
-    while actor.news:
+    while actor.unsent_returns:
         server.take(1, actor.packed())
     assert list(server.returns)[-3:] == [97, 98, 99] and len(server.returns) == LAST and server["episodes"] == 450
 

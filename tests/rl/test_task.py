@@ -32,8 +32,8 @@ def test_so_many_episodes_the_same_ones_each_time(episodes):
 
 def test_they_are_other_ones_than_those_of_training():
     environments = make(3, 0, 0)
-    starts = environments.now.copy()
-    assert make(3, 0, 0).now.tolist() == starts.tolist()
+    starts = environments.current.copy()
+    assert make(3, 0, 0).current.tolist() == starts.tolist()
     seeds = {environments.seed_of(i) for i in range(3)}
     assert not seeds & {make(3, 0, task.APART).seed_of(i) for i in range(3)}
 

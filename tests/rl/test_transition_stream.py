@@ -7,8 +7,8 @@ from plain_replay import Walk
 from hpcdl.comm import Communicator
 from hpcdl.rl.chunk import ChunkRecorder
 from hpcdl.rl.replay import Replay
-from hpcdl.rl.tally import ByKind, RankCounts
-from hpcdl.rl.transition_stream import CREDITS, Feeder, Intake
+from hpcdl.rl.tally import BytesByKind, RankCounts
+from hpcdl.rl.transition_stream import CREDITS, ChunkReceiver, ChunkSender
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -17,7 +17,7 @@ ROWS = STREAMS * STEPS
 ABOUT = {"n_step": 3, "gamma": 0.9}
 
 
-class Noting(Intake):
+class Noting(ChunkReceiver):
     """Notes whose chunks have come, in their order."""
 
     def __init__(self, *arguments):
@@ -50,15 +50,15 @@ class Steps:
 
 def act(comm, frame, meanwhile=None):
     """Send until all is over; returns how many chunks, and the bytes by kind."""
-    steps, tally = Steps(comm.rank, frame), RankCounts(ByKind(comm.traffic))
-    feeder, sent = Feeder(comm, 0, tally, tally.by_kind), 0
+    steps, tally = Steps(comm.rank, frame), RankCounts(BytesByKind(comm.traffic))
+    feeder, sent = ChunkSender(comm, 0, tally, tally.by_kind), 0
     while not feeder.over:
         chunk = steps.chunk()
-        tally.own[0] += ROWS
+        tally.local[0] += ROWS
         feeder.send(chunk, meanwhile)
         sent += not feeder.over
         assert 0 <= feeder.credits <= CREDITS, "in flight are the credits that are missing"
-    tally.own[0] -= ROWS  # what was seen last, and not sent
+    tally.local[0] -= ROWS  # what was seen last, and not sent
     feeder.close()
     assert sum(tally.by_kind.sent.values()) == comm.traffic.bytes
     assert {kind for kind, count in tally.by_kind.sent.items() if count} == {"transitions", "control"}
@@ -68,7 +68,7 @@ def act(comm, frame, meanwhile=None):
 def made(comm, frame):
     """The memory's side on rank 0."""
     replay = Replay(CAPACITY, frame, "f4", streams=STREAMS * (comm.size - 1), **ABOUT)
-    tally = RankCounts(ByKind(comm.traffic))
+    tally = RankCounts(BytesByKind(comm.traffic))
     return Noting(comm, range(1, comm.size), STREAMS, replay, tally, tally.by_kind)
 
 
