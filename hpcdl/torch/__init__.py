@@ -1,15 +1,15 @@
-"""PyTorch's modules as models, under every strategy; nothing else of hpcdl imports PyTorch.
+"""PyTorch modules as models, under every strategy; the only room that imports PyTorch.
 
-    model.py      a module as a model: its parameters and gradients are views of flat vectors
-    tensors.py    which tensors of a module lie where in them
-    stages.py     a module that is a chain, as layers (layers.py): ranks can share it
-    making.py     --model torch:package.module:function
-    optimizer.py  --optimizer torch:AdamW
-    dataset.py    a Dataset as a data set; workers.py: in processes of their own
-    state.py      a state_dict, written and read
-    backend.py    the backend `hpcdl` of torch.distributed, which this import registers
+    model.py            a module as a model: its parameters and gradients are views of flat vectors
+    tensors.py          the place of a module's tensors in them
+    stages.py           a module that is a chain, as layers (layers.py) that ranks can share
+    module_factory.py   --model torch:package.module:function
+    optimizer.py        --optimizer torch:AdamW
+    dataset.py          a Dataset as a data set; workers.py: its worker processes
+    state.py            writes and reads a state_dict
+    backend.py          the backend `hpcdl` of torch.distributed, which this import registers
 
-It is imported where it is asked for, by the spec or by a program of one's own, and needs `pip install 'hpcdl[torch]'`.
+It is imported only for a spec torch:... or by a user's program, and needs `pip install 'hpcdl[torch]'`.
 """
 
 import importlib

@@ -1,14 +1,14 @@
-"""A backend of torch.distributed: its process groups are communicators of hpcdl's.
+"""A backend of torch.distributed: its process groups are hpcdl's communicators.
 
     all_reduce, reduce             by HPCDL_ALLREDUCE where hpcdl's kernels know type and operation; others (16 bits,
-                                   complex, bool; product, bits) by chunks that are folded at once (comm/exchange.py)
+                                   complex, bool; product, bits) in chunks that are folded on arrival (comm/exchange.py)
     broadcast, all_gather_single   tree, ring
-    reduce_scatter, all_gather,    one step: each rank sends each other what is meant for it
+    reduce_scatter, all_gather,    one step: each rank sends its part directly to every other
       gather, scatter, all_to_all
     send, recv, barrier            push, wait, barrier
 
-A blocking call on a tensor of the CPU goes the short way (comm/call_path.py), on the tensor's own memory. Lists of
-tensors hold one tensor for each process, as for gloo: a process has one device.
+A blocking call on a CPU tensor takes the direct path (comm/call_path.py), in the tensor's own memory. Lists of tensors
+hold one tensor per process, as for gloo: a process has one device.
 """
 
 import datetime
@@ -37,26 +37,26 @@ from hpcdl.comm.exchange import (
 from hpcdl.comm.operations import reducible
 from hpcdl.comm.point_to_point import ANY
 from hpcdl.errors import UsageError
-from hpcdl.torch.arrays import CODED, Back, all_back, element_type, own, reading, writing
+from hpcdl.torch.arrays import CODED, Back, all_back, array_to_fill, array_to_send, element_type, memory_of
 from hpcdl.torch.monitored import monitored_barrier
-from hpcdl.torch.process_group import OfCommunicator
+from hpcdl.torch.process_group import CommunicatorGroup
 from hpcdl.torch.work import DONE, engine
 
 Op = ReduceOp.RedOpType
 NAMES = {Op.SUM: "sum", Op.AVG: "mean", Op.MAX: "max", Op.MIN: "min", Op.PRODUCT: "product"}
 NAMES |= {Op.BAND: "and", Op.BOR: "or", Op.BXOR: "xor", Op.PREMUL_SUM: "sum"}
-DIRECT = ("sum", "mean", "max", "min")  # that Communicator.all_reduce has
+DIRECT = ("sum", "mean", "max", "min")  # operations of Communicator.all_reduce
 KNOWN = {kind for kind in (torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64)}
 KNOWN |= {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 
 
 class Refused(UsageError, ValueError):
-    """An operation that cannot be: one line where nobody catches it; programs of PyTorch's catch ValueError."""
+    """An invalid operation: a UsageError, and a ValueError for programs that catch PyTorch's."""
 
 
 @functools.cache
-def how(op: Any, kind: torch.dtype) -> tuple[str, bool, bool]:
-    """Of a reduction: its name, whether the communicator has it, and whether what comes out is to be divided."""
+def reduction_of(op: Any, kind: torch.dtype) -> tuple[str, bool, bool]:
+    """Return for a reduction: its name, True if the communicator has it, True if the result is to be divided."""
     name = NAMES[op]
     if name == "mean" and not (kind.is_floating_point or kind.is_complex):
         raise Refused(f"ReduceOp.AVG is for floating-point tensors, not for {kind}; take SUM")
@@ -70,28 +70,28 @@ def how(op: Any, kind: torch.dtype) -> tuple[str, bool, bool]:
     return name if direct or name != "mean" else "sum", direct, name == "mean" and not direct
 
 
-def one(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensor of this process."""
+def only(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the only tensor of this process; raises Refused for any other number."""
     if len(tensors) != 1:
         raise Refused(f"the backend hpcdl takes one tensor from each process, not {len(tensors)}")
     return tensors[0]
 
 
-class BackendGroup(OfCommunicator):
-    """A process group over a communicator: the operations."""
+class BackendGroup(CommunicatorGroup):
+    """A process group over a communicator: its operations."""
 
     # -- reductions --------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:
         opts = distributed.AllreduceOptions() if opts is None else opts
-        tensor = one(tensors)
-        name, direct, divides = how(opts.reduceOp.op, tensor.dtype)
+        tensor = only(tensors)
+        name, direct, divides = reduction_of(opts.reduceOp.op, tensor.dtype)
         self._scale(tensor, opts.reduceOp)
         if direct:
-            vector: Any = own(tensor) if tensor.is_cpu else self._on_gpu(tensor)
+            vector: Any = memory_of(tensor) if tensor.is_cpu else self._on_gpu(tensor)
             back: Back = None
             if vector is None:
-                vector, back = writing(tensor)
+                vector, back = array_to_fill(tensor)
             if not opts.asyncOp and engine.alone() and not self.limit:
                 with engine.lock:
                     self.comm.all_reduce(vector, name)
@@ -101,7 +101,7 @@ class BackendGroup(OfCommunicator):
                     engine.settle()
                 return DONE
             return self._started(lambda: [self.comm.iall_reduce(vector, name)], [tensor], back)
-        vector, back = writing(tensor)
+        vector, back = array_to_fill(tensor)
         fold = folding(name, CODED.get(tensor.dtype))
         call = call_of("all_reduce", tensor, vector.size, NAMES[opts.reduceOp.op])
         return self._run(
@@ -126,10 +126,10 @@ class BackendGroup(OfCommunicator):
         return self._after(work, back, tensors)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
-        tensor, root = one(tensors), opts.rootRank
-        name, direct, divides = how(opts.reduceOp.op, tensor.dtype)
+        tensor, root = only(tensors), opts.rootRank
+        name, direct, divides = reduction_of(opts.reduceOp.op, tensor.dtype)
         self._scale(tensor, opts.reduceOp)
-        vector, back = writing(tensor)
+        vector, back = array_to_fill(tensor)
         if self.me != root:
             back, divides = None, False
         if direct and name != "mean":
@@ -154,7 +154,7 @@ class BackendGroup(OfCommunicator):
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
         opts = distributed.ReduceScatterOptions() if opts is None else opts
-        return self._reduce_scatter(one(outputs), [reading(each) for each in inputs[0]], opts)
+        return self._reduce_scatter(only(outputs), [array_to_send(each) for each in inputs[0]], opts)
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> Work:
         opts = distributed.ReduceScatterOptions() if opts is None else opts
@@ -163,20 +163,20 @@ class BackendGroup(OfCommunicator):
                 f"rank {self.me}: a reduce-scatter into {output.numel()} {output.dtype} on {self.ranks} ranks takes "
                 f"{output.numel() * self.ranks}, not {source.numel()} {source.dtype}"
             )
-        vector = reading(source)
+        vector = array_to_send(source)
         return self._reduce_scatter(output, [vector[each] for each in chunks(vector.size, self.ranks)], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def _reduce_scatter(self, output: Tensor, parts: list[np.ndarray], opts: Any) -> Work:
-        name, _, divides = how(opts.reduceOp.op, output.dtype)
+        name, _, divides = reduction_of(opts.reduceOp.op, output.dtype)
         if len(parts) != self.ranks or parts[self.me].size != output.numel():
             raise Refused(f"rank {self.me}: a reduce-scatter takes a tensor for each rank, as long as its output")
         if opts.reduceOp.op == Op.PREMUL_SUM:
             parts = [each * opts.reduceOp.factor for each in parts]
         name, divides = ("sum", True) if name == "mean" else (name, divides)
         fold = folding(name, CODED.get(output.dtype))
-        into, back = writing(output, filled=False)
+        into, back = array_to_fill(output, filled=False)
         call = call_of("reduce_scatter", output, sum(each.size for each in parts), NAMES[opts.reduceOp.op])
         return self._run(
             opts.asyncOp,
@@ -195,8 +195,8 @@ class BackendGroup(OfCommunicator):
     # -- what is handed on as it is -----------------------------------------------------------------------------------
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
-        tensor, root = one(tensors), opts.rootRank
-        vector, back = writing(tensor)
+        tensor, root = only(tensors), opts.rootRank
+        vector, back = array_to_fill(tensor)
         return self._run(
             opts.asyncOp,
             call_of("broadcast", tensor, vector.size, root=root),
@@ -212,8 +212,8 @@ class BackendGroup(OfCommunicator):
                 f"rank {self.me}: an all-gather of {source.numel()} {source.dtype} on {self.ranks} ranks gives "
                 f"{source.numel() * self.ranks}, not {output.numel()} {output.dtype}"
             )
-        vector, back = writing(output, filled=False)
-        np.copyto(vector[chunks(vector.size, self.ranks)[self.me]], reading(source))
+        vector, back = array_to_fill(output, filled=False)
+        np.copyto(vector[chunks(vector.size, self.ranks)[self.me]], array_to_send(source))
         call = call_of("all_gather", output, vector.size)
         return self._run(opts.asyncOp, call, lambda comm: ring_all_gather.steps(comm, vector), [output], back)
 
@@ -221,7 +221,7 @@ class BackendGroup(OfCommunicator):
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         opts = AllgatherOptions() if opts is None else opts
-        source, into = reading(one(inputs)), outputs[0]
+        source, into = array_to_send(only(inputs)), outputs[0]
         self._one_for_each(into, inputs[0].dtype)
         places, back = self._places(into)
         copy_into(places[self.me], source, self.me)
@@ -243,7 +243,7 @@ class BackendGroup(OfCommunicator):
         return self._all(works, [each for row in outputs for each in row])
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Work:
-        source, root = reading(one(inputs)), opts.rootRank
+        source, root = array_to_send(only(inputs)), opts.rootRank
         call = call_of("gather", inputs[0], source.size, root=root)
         if self.me != root:
             return self._exchange(opts.asyncOp, call, [(source, root)], [], [], None)
@@ -255,13 +255,13 @@ class BackendGroup(OfCommunicator):
         return self._exchange(opts.asyncOp, call, [], receives, into, back)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Work:
-        output, root = one(outputs), opts.rootRank
-        place, back = writing(output, filled=False)
+        output, root = only(outputs), opts.rootRank
+        place, back = array_to_fill(output, filled=False)
         call = call_of("scatter", output, place.size, root=root)
         if self.me != root:
             return self._exchange(opts.asyncOp, call, [], [(place, root)], outputs, back)
         self._one_for_each(inputs[0], output.dtype, output.numel())
-        parts = [reading(each) for each in inputs[0]]
+        parts = [array_to_send(each) for each in inputs[0]]
         copy_into(place, parts[root], root)
         return self._exchange(opts.asyncOp, call, [(parts[other], other) for other in self.others], [], outputs, back)
 
@@ -270,20 +270,22 @@ class BackendGroup(OfCommunicator):
         self._one_for_each(inputs, inputs[0].dtype if inputs else None)
         self._one_for_each(outputs, inputs[0].dtype)
         places, back = self._places(outputs)
-        return self._to_all(opts.asyncOp, places, [reading(each) for each in inputs], outputs, back)
+        return self._to_all(opts.asyncOp, places, [array_to_send(each) for each in inputs], outputs, back)
 
     def all_to_all_single(
         self, output: Tensor, source: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
     ) -> Work:
         opts = distributed.AllToAllOptions() if opts is None else opts
-        place, back = writing(output, filled=False)
+        place, back = array_to_fill(output, filled=False)
         places = self._parts(place, output, output_sizes)
-        return self._to_all(opts.asyncOp, places, self._parts(reading(source), source, input_sizes), [output], back)
+        return self._to_all(
+            opts.asyncOp, places, self._parts(array_to_send(source), source, input_sizes), [output], back
+        )
 
     alltoall_base = all_to_all_single
 
     def _parts(self, vector: np.ndarray, tensor: Tensor, sizes: Sequence[int]) -> list[np.ndarray]:
-        """The part of each rank; sizes: in rows of the tensor, none: the same for all."""
+        """Return the part of each rank; sizes: in rows of the tensor; none: equal parts."""
         rows = tensor.size(0) if tensor.dim() else tensor.numel()
         if not sizes:
             if rows % self.ranks:
@@ -303,21 +305,21 @@ class BackendGroup(OfCommunicator):
         receives = [(places[other], other) for other in self.others]
         return self._exchange(later, call, sends, receives, outputs, back)
 
-    # -- two ranks ----------------------------------------------------------------------------------------------------
+    # -- point to point -----------------------------------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Work:
-        vector, kind = reading(one(tensors)), kind_of(tensors[0])
+        vector, kind = array_to_send(only(tensors)), kind_of(tensors[0])
         return self._started(lambda: [self.comm.ipush_labelled(vector, kind, to, tag)], tensors, None)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Work:
-        vector, back = writing(one(tensors), filled=False)
+        vector, back = array_to_fill(only(tensors), filled=False)
         kind = kind_of(tensors[0])
         return self._started(lambda: [self.comm.iwait_labelled(vector, kind, source, tag)], tensors, back)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Work:
         return self.recv(tensors, ANY, tag)
 
-    # -- all together -------------------------------------------------------------------------------------------------
+    # -- barriers -----------------------------------------------------------------------------------------------------
 
     def barrier(self, opts: Any = None) -> Work:
         opts = distributed.BarrierOptions() if opts is None else opts
@@ -329,20 +331,20 @@ class BackendGroup(OfCommunicator):
         return self._do(opts.asyncOp, self.comm.barrier, self.comm.ibarrier, [], None)
 
     def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Until all have come; RuntimeError, on all, where some have not within the time, which rank 0 names."""
+        """Wait for all ranks; RuntimeError on all if some are missing in time, which rank 0 names."""
         self.barriers += 1
-        with engine.mine():
+        with engine.exclusive():
             seconds = (timeout or self.timeout).total_seconds()
             monitored_barrier(self.comm.mpi, self.barriers, seconds, wait_all_ranks)
 
-    # -- what they share -----------------------------------------------------------------------------------------------
+    # -- shared parts -------------------------------------------------------------------------------------------------
 
     def _scale(self, tensor: Tensor, op: Any) -> None:
         if op.op == Op.PREMUL_SUM:
             tensor.detach().mul_(op.factor)
 
     def _on_gpu(self, tensor: Tensor) -> Any:
-        """The tensor as the GPU's array, where the MPI library takes that; else None."""
+        """Return the tensor as a GPU array if the MPI library takes that; else None."""
         if self.comm.exchange != "direct" or not tensor.is_contiguous():
             return None
         import cupy
@@ -350,20 +352,20 @@ class BackendGroup(OfCommunicator):
         return cupy.from_dlpack(tensor.detach().view(-1))
 
     def _one_for_each(self, tensors: Sequence[Tensor], kind: torch.dtype | None, size: int | None = None) -> None:
-        """Raise Refused where these are not one tensor for each rank, all of this type and, where given, length."""
+        """Raise Refused unless these are one tensor per rank, all of this type and, if given, length."""
         if len(tensors) != self.ranks:
             raise Refused(f"rank {self.me}: {len(tensors)} tensors are not one for each of {self.ranks} ranks")
         for rank, each in enumerate(tensors):
             if each.dtype is not kind or size not in (None, each.numel()):
-                wanted = kind if size is None else f"{size} elements of {kind}"
+                expected = kind if size is None else f"{size} elements of {kind}"
                 raise Refused(
                     f"rank {self.me}: the tensor for rank {rank} is of {each.numel()} elements of {each.dtype}, and "
-                    f"should be of {wanted}"
+                    f"should be of {expected}"
                 )
 
     def _places(self, tensors: Sequence[Tensor]) -> tuple[list[np.ndarray], Back]:
-        found = [writing(each, filled=False) for each in tensors]
-        return [vector for vector, _ in found], all_back(*(back for _, back in found))
+        pairs = [array_to_fill(tensor, filled=False) for tensor in tensors]
+        return [vector for vector, _ in pairs], all_back(*(back for _, back in pairs))
 
     def _exchange(
         self,
@@ -379,11 +381,11 @@ class BackendGroup(OfCommunicator):
     def split_group(
         self, ranks: list[int], timeout: Any = None, opts: Any = None, **about: Any
     ) -> "BackendGroup | None":
-        """The group of these ranks of ours, which make the call together; None for the others."""
+        """Return the group of these ranks, which make the call together; None on the others."""
         if self.me not in ranks:
             return None
         name = about.get("group_name") or f"{self.known_as}:{','.join(map(str, ranks))}"
-        with engine.mine():
+        with engine.exclusive():
             comm = self.comm.subgroup(sorted(ranks), name)
         return BackendGroup(comm, name, self.store, timeout or self.timeout)
 
@@ -391,17 +393,17 @@ class BackendGroup(OfCommunicator):
 
 
 def call_of(name: str, tensor: Tensor, size: int, op: str = "", root: int = 0) -> Call:
-    """What the ranks compare of an operation on tensors of this type."""
+    """Return the call signature, which ranks compare, of an operation on tensors of this type."""
     return name, element_type(tensor.dtype), size, op, root
 
 
 def kind_of(tensor: Tensor) -> str:
-    """The type of a tensor, as messages on it say it."""
+    """Return the name of a tensor's type, as messages carry it."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def copy_into(place: np.ndarray, source: np.ndarray, rank: int) -> None:
-    """A rank's own part, which no message carries."""
+    """Copy a rank's own part, which no message carries."""
     if place.size != source.size or place.dtype != source.dtype:
         raise Refused(
             f"rank {rank}: {source.size} elements of {source.dtype} do not fit into {place.size} of {place.dtype}"

@@ -1,11 +1,11 @@
-"""What a module holds beside what is trained: buffers, as batch norm's statistics, and frozen parameters.
+"""Buffers (such as batch norm's statistics) and frozen parameters of a module: what it holds beside trained ones.
 
     key of state_dict            array, which shares memory with the module
     norm.running_mean            (8,)
     norm.num_batches_tracked     (1,): a single number is an array of one
     frozen.weight                (8, 4)
 
-Those and no others are saved beside the parameters; a buffer that is not persistent is no part of `state_dict` either.
+These are saved beside the parameters; a buffer that is not persistent is not part of `state_dict` either.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from hpcdl.errors import UsageError, reason
 from hpcdl.kernels.device import CPU, Array, Device
 from hpcdl.torch.tensors import as_array
 
-WHOLE = torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
-HELD = (*WHOLE, torch.float16, torch.float32, torch.float64)  # the types that a checkpoint holds
+INTEGERS = torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+STORED = (*INTEGERS, torch.float16, torch.float32, torch.float64)  # types that a checkpoint can hold
 
 
 @contextlib.contextmanager
 def statistics_of(modules: Iterable[nn.Module], rows: int) -> Iterator[None]:
-    """Run a forward of so many rows. UsageError where batch norm finds no variance, for they are but one."""
+    """Context of a forward pass of so many rows. Raises UsageError if batch norm has no variance of one row."""
     try:
         yield
     except ValueError as error:
@@ -39,22 +39,22 @@ def statistics_of(modules: Iterable[nn.Module], rows: int) -> Iterator[None]:
 
 
 class ModuleBuffers:
-    """The buffers and the frozen parameters of a module, by their names. changing: the names of the buffers."""
+    """The buffers and the frozen parameters of a module, by name. changing: names of the buffers."""
 
     def __init__(self, module: nn.Module, device: Device = CPU):
-        kept = module.state_dict().keys()
-        found: dict[str, Tensor] = dict(module.named_buffers())
-        self.changing = [name for name in found if name in kept]
-        found |= {name: each for name, each in module.named_parameters() if not each.requires_grad}
+        persistent = module.state_dict().keys()
+        tensors: dict[str, Tensor] = dict(module.named_buffers())
+        self.changing = [name for name in tensors if name in persistent]
+        tensors |= {name: each for name, each in module.named_parameters() if not each.requires_grad}
         self.places: list[tuple[str, nn.Module, str, Tensor]] = []
         self.arrays: dict[str, Array] = {}
-        for name, tensor in found.items():
-            if name not in kept:
+        for name, tensor in tensors.items():
+            if name not in persistent:
                 continue
-            if tensor.dtype not in HELD:
+            if tensor.dtype not in STORED:
                 raise UsageError(f"{name} is of {tensor.dtype}, which no checkpoint holds; make it a float32 tensor")
-            above, _, leaf = name.rpartition(".")
-            owner = module.get_submodule(above)
+            parent, _, leaf = name.rpartition(".")
+            owner = module.get_submodule(parent)
             if not tensor.is_contiguous() or tensor.is_inference():
                 if isinstance(tensor, nn.Parameter):
                     tensor.data = tensor.data.contiguous()
@@ -65,13 +65,13 @@ class ModuleBuffers:
             self.arrays[name] = as_array(tensor, device)
 
     def settle(self) -> dict[str, Array]:
-        """The arrays; where the module has put another tensor in a buffer's place, its values go to the one known."""
+        """Return the arrays; copies back and restores buffers that the module has replaced by new tensors."""
         for name, owner, leaf, tensor in self.places:
-            now = getattr(owner, leaf)
-            if now is not tensor:
-                if not isinstance(now, Tensor) or now.shape != tensor.shape:
+            current = getattr(owner, leaf)
+            if current is not tensor:
+                if not isinstance(current, Tensor) or current.shape != tensor.shape:
                     raise UsageError(f"the module changes the shape of its buffer {name} while it computes")
                 with torch.no_grad():
-                    tensor.copy_(now)
+                    tensor.copy_(current)
                 setattr(owner, leaf, tensor)
         return self.arrays

@@ -1,16 +1,16 @@
-"""Any map-style Dataset of PyTorch's as a data set: rows are made when a batch asks for them, by `dataset[i]`.
+"""Any map-style Dataset of PyTorch as a data set: rows are made by `dataset[i]` when a batch needs them.
 
     data = from_dataset(FashionMNIST(..., transform=...), test=FashionMNIST(..., train=False), classes=10)
 
     hpcdl                                PyTorch
-    the order of an epoch, a share       which i, as of any data set: the same on any number of ranks
+    the order of an epoch, a share       which i, as for any data set: the same on any number of ranks
     a row                                dataset[i], its transforms included; then collate_fn (default_collate)
     x (rows, features)                   flattened, in the model's type; a module sees (rows, *features) again
 
-Before each example the generators of torch, numpy and Python begin with (seed, epoch, i): a random transform does the
-same whoever runs it, on any number of ranks and workers, and another thing in each epoch. Afterwards they are as they
-were. `--data package.module:function` takes what such a function returns, with the seed, the partition and the held-out
-rows of the run; each rank calls it, and holds the data set in its memory.
+Before each example the generators of torch, numpy and Python are seeded with (seed, epoch, i): a random transform is
+the same on any number of ranks and workers, and differs in each epoch. Afterwards the generators are restored. `--data
+package.module:function` takes the return value of such a function, with the seed, the partition and the held-out rows
+of the run; each rank calls it, and holds the data set in its memory.
 """
 
 import contextlib
@@ -38,34 +38,34 @@ from hpcdl.errors import LoneError, UsageError
 from hpcdl.plugins import blamed_on_own
 from hpcdl.torch.workers import Workers
 
-LOOKED_AT = 8  # examples that the digest is of, beside the targets
+DIGEST_EXAMPLES = 8  # examples in the digest, beside the targets
 
 
 class Examples:
-    """What makes rows of a data set: `examples.rows(index, epoch)` -> x (rows, features...), y. It can be pickled."""
+    """Makes rows of a data set: `examples.rows(index, epoch)` -> x (rows, features...), y. It can be pickled."""
 
     def __init__(self, dataset: Any, collate: Callable | None, seed: int):
         self.dataset, self.collate, self.seed = dataset, collate or default_collate, seed
 
     def rows(self, index: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows with these numbers, as an epoch sees them (-1: who scores)."""
-        found = []
+        """Return the rows with these numbers, as in this epoch (-1: for scoring)."""
+        examples = []
         with generators_kept():
             for i in index.tolist():
                 self.draw_by(epoch, i)
-                found.append(self.dataset[i])
-            both = self.collate(found)
-        if not (isinstance(both, tuple | list) and len(both) == 2):
-            raise UsageError(f"examples should be (x, y), and are made a {type(both).__name__}: give a collate_fn")
-        x, y = (as_numbers(each) for each in both)
+                examples.append(self.dataset[i])
+            batch = self.collate(examples)
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise UsageError(f"examples should be (x, y), and are made a {type(batch).__name__}: give a collate_fn")
+        x, y = (as_numbers(each) for each in batch)
         for each, what in ((x, "x"), (y, "y")):
             if each.dtype.kind not in "biuf" or len(each) != len(index):
-                wanted = f"numbers for each of {len(index)} examples"
-                raise UsageError(f"{what} is {each.dtype} of shape {each.shape}, and should be {wanted}")
+                expected = f"numbers for each of {len(index)} examples"
+                raise UsageError(f"{what} is {each.dtype} of shape {each.shape}, and should be {expected}")
         return x, y
 
     def draw_by(self, epoch: int, i: int) -> None:
-        """What is drawn from now on is drawn for this example."""
+        """Seed all generators for this example."""
         text = f"{self.seed} example {epoch} {i}"
         seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
         torch.default_generator.manual_seed(seed)
@@ -79,7 +79,7 @@ def as_numbers(value: Any) -> np.ndarray:
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
-    """Whatever is drawn inside, the generators of torch, numpy and Python go on as if it had not been."""
+    """Context that restores the generators of torch, numpy and Python."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         yield
@@ -90,16 +90,16 @@ def generators_kept() -> Iterator[None]:
 
 
 class Epoch:
-    """In the place of an Augment: which epoch rows are made for goes with them."""
+    """Takes the place of an Augment: passes the epoch on to the rows."""
 
     def moves(self, epoch: int, step: int, total: int, offset: int, rows: int) -> int:
         return epoch
 
 
 class DatasetRows:
-    """Rows that are made when they are asked for, in the place of `hpcdl.data.placement.MemoryRows`.
+    """Rows that are made on demand, in the place of `hpcdl.data.placement.MemoryRows`.
 
-    targets: the labels of all rows, where they are known without making them.
+    targets: the labels of all rows, if they are known without making the rows.
     """
 
     sparse, scale = False, 1.0
@@ -128,7 +128,7 @@ class DatasetRows:
 
     @property
     def y(self) -> np.ndarray:
-        """The labels of all rows, for who divides them. UsageError where only making them all would show them."""
+        """The labels of all rows, for partitions. Raises UsageError if only making all rows would show them."""
         if self.targets is not None:
             return self.targets
         if self.partition != "iid":
@@ -136,21 +136,21 @@ class DatasetRows:
         return np.zeros(len(self), self.y_kind)
 
     def gather(self, index: np.ndarray, x: np.ndarray, y: np.ndarray, moves: int | None = None) -> None:
-        """x[:] = rows[index]; y[:] = labels[index]. moves: the epoch. LoneError where an example cannot be made."""
+        """Set x[:] = rows[index]; y[:] = labels[index]. moves: the epoch. LoneError if an example cannot be made."""
         epoch = -1 if moves is None else moves
         if not len(index):
             return
         try:
             with blamed_on_own(f"an example of {self.name} cannot be made"):
                 if self.workers is None:
-                    made = [(slice(0, len(index)), *self.examples.rows(index, epoch))]
+                    results = [(slice(0, len(index)), *self.examples.rows(index, epoch))]
                 else:
                     parts = [part for part in chunks(len(index), self.workers.count) if part.stop > part.start]
-                    found = self.workers.all((index[part], epoch) for part in parts)
-                    made = [(part, *each) for part, each in zip(parts, found, strict=True)]
-                for part, some, labels in made:
-                    self.check(some, labels)
-                    x[part], y[part] = some.reshape(len(some), -1), labels.reshape(len(some), *self.outputs)
+                    rows_of_parts = self.workers.all((index[part], epoch) for part in parts)
+                    results = [(part, *each) for part, each in zip(parts, rows_of_parts, strict=True)]
+                for part, rows, labels in results:
+                    self.check(rows, labels)
+                    x[part], y[part] = rows.reshape(len(rows), -1), labels.reshape(len(rows), *self.outputs)
         except UsageError as error:
             raise LoneError(str(error)) from error.__cause__
         if self.standard is not None:
@@ -158,7 +158,7 @@ class DatasetRows:
             self.standard.apply_target(y)
 
     def check(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Raise UsageError where rows are not as the first one is, or hold what is no number."""
+        """Raise UsageError if rows differ in shape from the first one, or hold invalid numbers."""
         if (x.shape[1:] or (1,)) != self.features:
             raise UsageError(f"{self.name}: an example has shape {x.shape[1:]}, and the first one {self.features}")
         if not np.isfinite(x).all():
@@ -169,13 +169,13 @@ class DatasetRows:
             raise UsageError(f"{self.name}: a value to predict is not finite")
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         if self.workers is not None:
             self.workers.close()
 
 
 class DatasetData(Data):
-    """What `from_dataset` returns. `reopened` is the same with other options, as a run's."""
+    """The data set of `from_dataset`. `reopened`: opens it again with a run's options."""
 
     reopened: Callable[..., Data]
 
@@ -184,7 +184,7 @@ class DatasetData(Data):
 
     @property
     def scales(self) -> None:
-        """Nothing is said: it would take many examples to know."""
+        """None: the scales of features are unknown without making many examples."""
         return None
 
 
@@ -204,14 +204,14 @@ def from_dataset(
     standardize: Any = False,
     data_seed: int | None = None,
 ) -> Data:
-    """The `Data` (hpcdl.data) whose training rows are the examples (x, y) of a Dataset, and `test`'s the test rows.
+    """Return the `Data` (hpcdl.data) whose training rows are the examples (x, y) of a Dataset; `test`: its test rows.
 
-    collate_fn: makes x (rows, features...) and y (rows,) or (rows, outputs) of a list of examples. workers: processes
-    of each rank that make them, beside the training; 0: the rank itself, between steps. They pay where an example takes
-    longer than its share of a step, and there are cores for them. They are started anew, so that the data set, its
-    transforms and collate_fn must be such as can be pickled. classes: None takes it from `dataset.targets` or
-    `dataset.classes`; 0: regression, which values y that are floats mean. The other options are those of `open_data`.
-    Raises UsageError, one line, for what is no such data set, and where the first example cannot be made.
+    collate_fn: makes x (rows, features...) and y (rows,) or (rows, outputs) from a list of examples. workers: processes
+    of each rank that make examples during training; 0: the rank itself, between steps. Workers pay off where an example
+    takes longer than its share of a step and cores are free. They are spawned, so the data set, its transforms and
+    collate_fn must be picklable. classes: None takes it from `dataset.targets` or `dataset.classes`; 0: regression, the
+    default for float y. The other options are those of `open_data`. Raises UsageError, one line, for another kind of
+    data set, and if the first example cannot be made.
     """
     options = DataOptions(partition, model_type(dtype), seed, validation, augment, standardize, data_seed=data_seed)
     name = name or type(dataset).__name__
@@ -238,56 +238,58 @@ def from_dataset(
     if options.column or (validation and classes and targets is None):
         what = f"partition {partition!r} is read from a file" if options.column else "validation goes by the labels"
         raise UsageError(f"{what}: {name} has none that are known beforehand (a member `targets`)")
-    how = features, classes, outputs
-    train = DatasetRows(examples, *how, targets, options, workers, name)
-    tested = None
+    form = features, classes, outputs
+    train = DatasetRows(examples, *form, targets, options, workers, name)
+    test_rows = None
     if test is not None:
-        tested = DatasetRows(Examples(test, collate_fn, options.seed), *how, None, options, workers, f"{name} (test)")
+        test_rows = DatasetRows(
+            Examples(test, collate_fn, options.seed), *form, None, options, workers, f"{name} (test)"
+        )
     held_out = held_out_rows(np.zeros(len(train), np.int64) if targets is None else targets, classes, options)
-    for rows in (train, tested):
+    for rows in (train, test_rows):
         if rows is not None:
             rows.check(*rows.examples.rows(np.arange(1), -1))
             rows.standard = options.standard(dict, Schema())
     numbers = np.delete(np.arange(len(train)), held_out) if len(held_out) else None
     source: Any = train
-    found = DatasetData(
+    data = DatasetData(
         name=name,
         features=features,
         classes=classes,
         train=Split(source, numbers, options.dtype),
-        test=None if tested is None else Split(tested, None, options.dtype),  # type: ignore[arg-type]
+        test=None if test_rows is None else Split(test_rows, None, options.dtype),  # type: ignore[arg-type]
         validation=Split(source, held_out, options.dtype) if len(held_out) else None,
         reader=MemoryReader(source, numbers, classes, options.seed, options.partition),
         threaded=workers > 0,  # else the thread would draw from the generators that a module draws from
-        resources=[each for each in (train, tested) if each is not None],
+        resources=[each for each in (train, test_rows) if each is not None],
         schema=Schema(labels=labels_of(dataset, classes)),
         order=order_name("shared", options.partition, classes),
-        digest=partial(digest_of, features, classes, train, tested),
+        digest=partial(digest_of, features, classes, train, test_rows),
     )
-    found.reopened = partial(from_dataset, dataset, test, collate_fn, workers, classes, name=name)
-    return found
+    data.reopened = partial(from_dataset, dataset, test, collate_fn, workers, classes, name=name)
+    return data
 
 
 def targets_of(dataset: Any, y: np.ndarray) -> np.ndarray | None:
-    """The labels of all examples, where the data set tells them; y: that of the first example, made, as it is to be."""
+    """Return the labels of all examples if the data set has them; y: label of the first example, after transforms."""
     if isinstance(dataset, Subset):
-        inside = targets_of(dataset.dataset, None)  # type: ignore[arg-type]
-        found: Any = None if inside is None else inside[np.asarray(dataset.indices, np.int64)]
+        base = targets_of(dataset.dataset, None)  # type: ignore[arg-type]
+        targets: Any = None if base is None else base[np.asarray(dataset.indices, np.int64)]
     elif isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        found = dataset.tensors[1]
+        targets = dataset.tensors[1]
     else:
-        found = getattr(dataset, "targets", None)
+        targets = getattr(dataset, "targets", None)
     with contextlib.suppress(ValueError, TypeError):
-        known = None if found is None else as_numbers(found)
-        if known is None or known.ndim != 1 or known.dtype.kind not in "iu" or len(known) != len(dataset):
+        labels = None if targets is None else as_numbers(targets)
+        if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(dataset):
             return None
-        if y is None or (y.shape == (1,) and y.dtype.kind in "iu" and known[0] == y[0]):  # no transform changes it
-            return known.astype(np.int64)
+        if y is None or (y.shape == (1,) and y.dtype.kind in "iu" and labels[0] == y[0]):  # no transform changes it
+            return labels.astype(np.int64)
     return None
 
 
 def classes_of(dataset: Any, y: np.ndarray, targets: np.ndarray | None, name: str) -> int:
-    """How many classes there are; 0: values are to be predicted."""
+    """Return the number of classes; 0: values are to be predicted."""
     if y.dtype.kind == "f" or y.ndim > 1:
         return 0
     if targets is not None:
@@ -298,20 +300,20 @@ def classes_of(dataset: Any, y: np.ndarray, targets: np.ndarray | None, name: st
 
 
 def labels_of(dataset: Any, classes: int) -> tuple[str, ...] | None:
-    """The names of the classes, where the data set has them."""
+    """Return the names of the classes, if the data set has them."""
     names = getattr(dataset.dataset if isinstance(dataset, Subset) else dataset, "classes", None)
     if not (classes and isinstance(names, list | tuple) and len(names) == classes):
         return None
-    told = tuple(map(str, names))
-    return told if len(set(told)) == classes else None
+    labels = tuple(map(str, names))
+    return labels if len(set(labels)) == classes else None
 
 
 def digest_of(features: tuple[int, ...], classes: int, train: DatasetRows, test: DatasetRows | None) -> str:
-    """By what a run knows the data again: their number, their targets, and some examples."""
+    """Return the digest by which a run recognizes its data: their number, their targets, and some examples."""
     digest = Digest()
     for group, rows in (("train", train), ("test", test)):
         if rows is not None:
-            index = np.unique(np.linspace(0, len(rows) - 1, LOOKED_AT).astype(np.int64))
+            index = np.unique(np.linspace(0, len(rows) - 1, DIGEST_EXAMPLES).astype(np.int64))
             x, y = rows.examples.rows(index, -1)
             digest.add(f"{group}/x", x.astype(np.float64))
             digest.add(f"{group}/y", y if rows.targets is None else rows.targets, labels=True)

@@ -1,12 +1,12 @@
-"""The communicators of groups that are destroyed go back to MPI, which has some two thousand of them for a program.
+"""Cleanup of destroyed process groups: their communicators are freed, since MPI has some two thousand in all.
 
-    a rank destroys a group     it enters a barrier of the group's ranks, and goes on
-    groups come and go later    where that barrier is complete, all have destroyed it: each rank gives back its own part
+    a rank destroys a group     it enters a nonblocking barrier of the group's ranks, and continues
+    later group operations      once that barrier is complete, all have destroyed the group: each rank frees its part
 
-PyTorch destroys a group on each rank for itself: in any order, on some ranks only, or while an exception is on its way.
-So nobody waits here: a group that a rank does not destroy stays. To free a communicator is a call of all ranks by the
-letter of MPI's standard, which expects libraries to do it without a message (MPI 4.1, 7.4.3, advice to implementors);
-MPICH and Open MPI do.
+PyTorch destroys a group on each rank separately: in any order, on some ranks only, or during an exception. So no rank
+waits here; a group that some rank does not destroy stays. Freeing a communicator is a collective call in MPI's
+standard, which expects libraries to do it without communication (MPI 4.1, 7.4.3, advice to implementors); MPICH and
+Open MPI do.
 """
 
 from typing import Any, NoReturn
@@ -17,11 +17,11 @@ from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.progress import activity
 from hpcdl.errors import UsageError
 
-destroyed: list[tuple[Communicator, MPI.Request]] = []  # and the barrier of each
+destroyed: list[tuple[Communicator, MPI.Request]] = []  # with their barriers
 
 
-class Gone:
-    """What a group has for a communicator when it is destroyed. name: the group's."""
+class DestroyedCommunicator:
+    """Takes the place of a destroyed group's communicator. name: the group's."""
 
     def __init__(self, name: str):
         self.group = name
@@ -31,16 +31,16 @@ class Gone:
 
 
 def destroy(comm: Communicator, name: str) -> Any:
-    """This rank needs the group's communicator no more; returns what stands in its place."""
+    """Release the group's communicator on this rank; return its placeholder."""
     destroyed.append((comm, comm.mpi.Ibarrier()))
-    give_back()
-    return Gone(name)
+    free_unused()
+    return DestroyedCommunicator(name)
 
 
-def give_back() -> None:
-    """Free those that no rank needs any more; waits for nobody."""
-    for each in list(destroyed):
-        comm, barrier = each
+def free_unused() -> None:
+    """Free the communicators that all ranks have released; does not wait."""
+    for entry in list(destroyed):
+        comm, barrier = entry
         if barrier.Test() and not comm.groups and not any(other.communicator is comm for other in activity.in_flight):
-            destroyed.remove(each)
+            destroyed.remove(entry)
             comm.free()

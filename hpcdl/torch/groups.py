@@ -1,12 +1,12 @@
-"""How process groups of torch.distributed are made out of MPI's world, and what is counted on them.
+"""Process groups of torch.distributed from MPI's world, and their traffic.
 
-    init_process_group("hpcdl")    all ranks of the world, in MPI's order or in one that the program gives
-    new_group(ranks)               these ranks alone make the call
+    init_process_group("hpcdl")    all ranks of the world, in MPI's order or in the program's
+    new_group(ranks)               only these ranks make the call
     traffic(), write_trace(path)   what all groups have sent together
 
-The communicator of the first kind is kept and serves again where the process group is destroyed and made anew; those of
-the second kind go back (group_cleanup.py).
-Environment: HPCDL_ALLREDUCE, the algorithm; HPCDL_TRACE, a folder for the program's trace, which is kept only then.
+The communicator of a default group is kept and reused by a later one; those of other groups are freed
+(group_cleanup.py). Environment: HPCDL_ALLREDUCE, the algorithm; HPCDL_TRACE, a folder for the program's trace, which is
+recorded only then.
 """
 
 import atexit
@@ -30,26 +30,28 @@ from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU, Device, open_device
 from hpcdl.machine import world
 from hpcdl.torch.backend import BackendGroup
-from hpcdl.torch.group_cleanup import give_back
+from hpcdl.torch.group_cleanup import free_unused
 from hpcdl.torch.work import engine
 
-SPANS = 100_000  # of the trace that are kept
-KEPT: dict[tuple[int, ...], Communicator] = {}  # by the ranks of MPI's world
+SPANS = 100_000  # most spans of the trace
+COMMUNICATORS: dict[tuple[int, ...], Communicator] = {}  # by the ranks of MPI's world
 
 
 def make(asked: Any, options: Any = None) -> BackendGroup:
-    """The process group that torch.distributed asks for. Raises UsageError where the ranks are not MPI's."""
+    """Return the process group that torch.distributed requests. Raises UsageError if the ranks are not MPI's."""
     ranks, timeout = list(asked.global_ranks_in_group), asked.timeout
     if not ranks:
-        comm = of_world(asked.group_rank, asked.group_size, asked.store, timeout)
-        return BackendGroup(comm, asked.group_id, asked.store, timeout, own=False)
-    comm, first = of_ranks(ranks, asked.group_id, timeout), distributed.group.WORLD
+        comm = world_communicator(asked.group_rank, asked.group_size, asked.store, timeout)
+        return BackendGroup(comm, asked.group_id, asked.store, timeout, owns_communicator=False)
+    comm, first = subgroup_communicator(ranks, asked.group_id, timeout), distributed.group.WORLD
     limit = 0.0 if isinstance(first, BackendGroup) and first.timeout == timeout else timeout.total_seconds()
-    return BackendGroup(comm, asked.group_id, asked.store, timeout, limit, own=comm not in KEPT.values())
+    return BackendGroup(
+        comm, asked.group_id, asked.store, timeout, limit, owns_communicator=comm not in COMMUNICATORS.values()
+    )
 
 
-def of_world(rank: int, size: int, store: Any, timeout: datetime.timedelta) -> Communicator:
-    """The communicator of the default group; collective over its ranks."""
+def world_communicator(rank: int, size: int, store: Any, timeout: datetime.timedelta) -> Communicator:
+    """Return the communicator of the default group; collective over its ranks."""
     if MPI.COMM_WORLD.size > 1:
         failure.install()
     world.one_world(MPI.COMM_WORLD)
@@ -61,22 +63,22 @@ def of_world(rank: int, size: int, store: Any, timeout: datetime.timedelta) -> C
     if size == MPI.COMM_WORLD.size:
         places = MPI.COMM_WORLD.allgather(rank)
         ranks = [places.index(each) for each in range(size)] if set(places) == set(range(size)) else []
-    else:  # some ranks of the world: they find each other as they have found the store
+    else:  # some ranks of the world: they exchange their ranks through the store
         store.set(f"hpcdl/{rank}", str(MPI.COMM_WORLD.rank))
         ranks = [int(store.get(f"hpcdl/{each}")) for each in range(size)]
     if not ranks or MPI.COMM_WORLD.rank not in ranks:
         raise UsageError(f"rank {rank} of the process group is there twice; leave out rank and world_size: MPI knows")
     key = tuple(ranks)
-    if key not in KEPT:
-        KEPT[key] = opened(ranks, timeout)
-    comm = KEPT[key]
+    if key not in COMMUNICATORS:
+        COMMUNICATORS[key] = open_communicator(ranks, timeout)
+    comm = COMMUNICATORS[key]
     if comm.watchdog is not None:
         comm.watchdog.timeout = timeout.total_seconds()
     return comm
 
 
-def opened(ranks: Sequence[int], timeout: datetime.timedelta) -> Communicator:
-    """A communicator of these ranks of MPI's world, which make the call together."""
+def open_communicator(ranks: Sequence[int], timeout: datetime.timedelta) -> Communicator:
+    """Make a communicator of these ranks of MPI's world, which make the call together."""
     bare: Any = MPI.COMM_WORLD
     if list(ranks) != list(range(bare.size)):
         everyone = bare.Get_group()
@@ -91,7 +93,7 @@ def opened(ranks: Sequence[int], timeout: datetime.timedelta) -> Communicator:
         os.environ.get("HPCDL_ALLREDUCE", "auto"),
         timeout=timeout.total_seconds(),
         trace=SPANS if folder else 0,
-        device=gpu(bare, local),
+        device=shared_gpu(bare, local),
     )
     if folder:
         with refuse_together(bare):
@@ -104,56 +106,56 @@ def opened(ranks: Sequence[int], timeout: datetime.timedelta) -> Communicator:
     return comm
 
 
-def gpu(bare: MPI.Intracomm, local: int) -> Device:
-    """The GPU whose arrays the MPI library may take as they are; CPU where CuPy or a GPU is missing on a rank."""
-    found: Device = CPU
+def shared_gpu(bare: MPI.Intracomm, local: int) -> Device:
+    """Return the GPU whose arrays MPI can take; CPU if CuPy or a GPU is missing on a rank."""
+    device: Device = CPU
     if torch.cuda.is_available():
         with contextlib.suppress(UsageError):
-            found = open_device("cuda", local)
-    return found if bare.allreduce(found is not CPU, MPI.LAND) else CPU
+            device = open_device("cuda", local)
+    return device if bare.allreduce(device is not CPU, MPI.LAND) else CPU
 
 
-def of_ranks(ranks: list[int], name: str, timeout: datetime.timedelta) -> Communicator:
-    """The communicator of a subgroup, out of that of the default group where this is ours."""
+def subgroup_communicator(ranks: list[int], name: str, timeout: datetime.timedelta) -> Communicator:
+    """Return the communicator of a subgroup, a part of the default group's if that is ours."""
     parent: Any = distributed.group.WORLD
-    with engine.mine():
-        give_back()
+    with engine.exclusive():
+        free_unused()
         if isinstance(parent, BackendGroup):
             return parent.comm.subgroup(ranks, name, zlib.crc32(name.encode()) % 32767)
         key = tuple(ranks)
-        if key not in KEPT:
-            KEPT[key] = opened(ranks, timeout)
-        return KEPT[key]
+        if key not in COMMUNICATORS:
+            COMMUNICATORS[key] = open_communicator(ranks, timeout)
+        return COMMUNICATORS[key]
 
 
-# -- what was sent -----------------------------------------------------------------------------------------------------
+# -- traffic -----------------------------------------------------------------------------------------------------------
 
 
 def traffic() -> dict[str, dict[str, Any]]:
-    """What this rank has sent through the backend, by operation: calls, bytes, messages, seconds, blocked_seconds.
+    """Return what this rank has sent through the backend, by operation: calls, bytes, messages, seconds,
+    blocked_seconds.
 
-    messages is None where the library's own all-reduce hides them; in shared memory there are none, and the bytes are
-    those that are copied.
+    messages is None if MPI's own all-reduce hides them; in shared memory there are none, and bytes are those copied.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for comm in KEPT.values():
+    rows: dict[str, dict[str, Any]] = {}
+    for comm in COMMUNICATORS.values():
         for name, counters in comm.traffic.items():
-            row, now = found.setdefault(name, {}), dataclasses.asdict(counters)
-            for key, value in now.items():
+            row, values = rows.setdefault(name, {}), dataclasses.asdict(counters)
+            for key, value in values.items():
                 before = row.get(key, 0)
                 row[key] = None if before is None or value is None else before + value
-    return found
+    return rows
 
 
 def write_trace(path: str | Path) -> None:
-    """Write the last operations of all ranks as a trace.json, on rank 0; all ranks of the default group make the call.
+    """Write the last operations of all ranks as a trace.json, on rank 0; collective over the default group.
 
-    Raises UsageError where none are kept: HPCDL_TRACE is to name a folder from the start.
+    Raises UsageError if none are recorded: HPCDL_TRACE has to name a folder from the start.
     """
     group: Any = distributed.group.WORLD
     if not isinstance(group, BackendGroup):
         raise UsageError('there is no process group of the backend hpcdl; call init_process_group("hpcdl") first')
     if not group.comm.timeline.limit:
         raise UsageError("no trace is kept; set HPCDL_TRACE to a folder before init_process_group")
-    with engine.mine():
+    with engine.exclusive():
         group.comm.timeline.write(path)

@@ -1,10 +1,10 @@
-"""A communication hook for DDP: gradients travel in 16 bits, and what rounding leaves is not lost.
+"""A communication hook for DDP: gradients travel in 16 bits with error feedback.
 
     ddp.register_comm_hook(hpcdl.torch.CompressState("bfloat16"), hpcdl.torch.compress_hook)
 
-Each bucket has its own `Compressed` (comm/compressed.py): half of the bytes of float32, the sums in float32, error
-feedback at both ends. DDP builds its buckets anew after the first step, and their order is that of the backward pass;
-what was rounded away in the first step, in buckets of another shape, is dropped there.
+Each bucket has its own `Compressed` (comm/compressed.py): half of the bytes of float32, sums in float32, error feedback
+at both ends. DDP rebuilds its buckets after the first step, in the order of the backward pass; the residuals of the
+first step, in buckets of other shapes, are dropped.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ from torch.futures import Future
 
 from hpcdl.comm.compressed import KINDS, Compressed
 from hpcdl.errors import UsageError, unknown
-from hpcdl.torch.arrays import writing
+from hpcdl.torch.arrays import array_to_fill
 from hpcdl.torch.work import engine
 
 
 class CompressState:
-    """What the hook keeps from step to step. kind: bfloat16 or float16. group: None for all ranks."""
+    """State of the hook between steps. kind: bfloat16 or float16. group: None for all ranks."""
 
     def __init__(self, kind: str = "bfloat16", group: Any = None):
         if kind not in KINDS:
@@ -31,16 +31,16 @@ class CompressState:
 
     @property
     def residuals(self) -> list[Any]:
-        """What was rounded away and is still to be sent, of each bucket."""
+        """The residual of each bucket: what rounding has left to be sent."""
         return [state.residual for _, state in sorted(self.states.items(), key=lambda each: each[0][0])]
 
     def of(self, bucket: GradBucket) -> Compressed:
-        """That of this bucket."""
+        """Return the compressor of this bucket."""
         tensor = bucket.buffer()
         key = bucket.index(), tensor.numel(), tensor.dtype
         if key not in self.states:
             for other in [each for each in self.states if each[0] == key[0]]:
-                del self.states[other]  # of buckets that DDP has had before
+                del self.states[other]  # DDP has rebuilt its buckets
             if tensor.dtype not in (torch.float32, torch.float64):
                 raise UsageError(f"compress_hook takes gradients of float32 or float64, not of {tensor.dtype}")
             self.states[key] = Compressed(tensor.numel(), str(tensor.dtype).removeprefix("torch."), self.kind)
@@ -48,17 +48,17 @@ class CompressState:
 
 
 def compress_hook(state: CompressState, bucket: GradBucket) -> Future[Tensor]:
-    """The mean of the bucket over the ranks: `ddp.register_comm_hook(CompressState("bfloat16"), compress_hook)`."""
+    """Return the mean of the bucket over the ranks, as a future; for `ddp.register_comm_hook`."""
     group = state.group or distributed.group.WORLD
     comm = getattr(group, "comm", None)
     if comm is None:
         raise UsageError('compress_hook is for process groups of the backend hpcdl; init_process_group("hpcdl")')
     tensor = bucket.buffer()
-    vector, back = writing(tensor)
+    vector, back = array_to_fill(tensor)
     work = engine.start(lambda: [comm.iall_reduce_compressed(vector, state.of(bucket), "mean")], [tensor], back)
     return one_of(work.get_future())
 
 
 def one_of(future: Future[Any]) -> Future[Tensor]:
-    """The only tensor of the operation, which is what DDP takes."""
+    """Return the future of the operation's only tensor, as DDP expects it."""
     return future.then(lambda each: each.value()[0])

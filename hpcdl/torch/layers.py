@@ -1,11 +1,10 @@
-"""Stages of a module as layers (hpcdl/models/layers.py), with their tensors wherever they lie.
+"""Stages of a module as layers (hpcdl/models/layers.py), with their tensors anywhere in memory.
 
-Each forward of a layer has an autograd graph of its own, from x, which is a leaf of it, to y. A graph keeps the weights
-that its backward needs; but between forward and backward they may move (of PipeDream's stage) or be gone (of a layer
-that is gathered when its turn comes). So the graph keeps, in place of a weight, which one it was, and is given the one
-that backward has:
+Each forward of a layer has its own autograd graph, from the leaf x to y. A graph saves the weights that its backward
+needs; but between forward and backward the weights may move (a PipeDream stage) or be freed (a gathered layer). So the
+graph saves a description of each weight instead, and backward supplies the weight:
 
-    forward      x -> y            kept: y and its graph, with "tensor 0, transposed" for the weight
+    forward      x -> y            saved: y and its graph, with "tensor 0, transposed" for the weight
     backward     dy -> dx          the graph asks for tensor 0, transposed, and gets it from backward's w
 """
 
@@ -28,29 +27,29 @@ from hpcdl.torch.tensors import TYPES, as_array, as_tensor
 
 
 class TensorPool(Pool):
-    """A pool that also lends what PyTorch has allocated, which goes back to PyTorch when it is given back."""
+    """A pool that also lends tensors allocated by PyTorch, which frees them when they are given back."""
 
     def lend(self, tensor: Tensor) -> Array:
-        """The tensor as an array, which counts as lent."""
+        """Return the tensor as an array, which counts as lent."""
         array = as_array(tensor, self.device)
         self.count(array.nbytes)
         return array
 
     def give(self, buffer: Array) -> None:
-        """Take back what `take` or `lend` lent."""
+        """Take back a buffer of `take` or `lend`."""
         if id(buffer.base) in self.whole:
             super().give(buffer)
         else:
             self.count(-buffer.nbytes)
 
     def count(self, number: int) -> None:
-        """So many bytes of activations more, or, where negative, less."""
+        """Add to the bytes of activations; negative: subtract."""
         if self.memory is not None:
             self.memory.add("activations", number)
 
 
 class Weight(NamedTuple):
-    """What a graph keeps in place of a view of a weight."""
+    """Description of a weight's view that a graph saves in its place."""
 
     number: int
     size: torch.Size
@@ -59,7 +58,7 @@ class Weight(NamedTuple):
 
 
 class SavedGraph:
-    """What a layer keeps between forward and backward: the ends of its graph. It is empty once it was used."""
+    """Saved values of a layer between forward and backward: input and output of its graph. Empty once used."""
 
     def __init__(self, x: Tensor | None = None, y: Tensor | None = None, weights: Sequence[Tensor] = ()):
         self.x, self.y, self.weights, self.bytes = x, y, weights, 0
@@ -67,7 +66,7 @@ class SavedGraph:
         self.counted = set(self.places) if x is None else {*self.places, x.untyped_storage().data_ptr()}
 
     def pack(self, tensor: Tensor) -> Any:
-        """What the graph keeps of a tensor: a weight's number, or else itself."""
+        """Return what the graph saves for a tensor: a Weight, or the tensor itself."""
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         number = self.places.get(address)
@@ -78,30 +77,30 @@ class SavedGraph:
         return tensor
 
     def unpack(self, packed: Any) -> Tensor:
-        """What backward is given for it."""
+        """Return the tensor for backward."""
         if not isinstance(packed, Weight):
             return packed  # type: ignore[no-any-return]
         weight = self.weights[packed.number]
         return weight.as_strided(packed.size, packed.stride, weight.storage_offset() + packed.offset)
 
     def count(self, address: int, size: int) -> None:
-        """So many bytes there are kept."""
+        """Count the bytes of a saved storage, once per address."""
         if address not in self.counted:
             self.counted.add(address)
             self.bytes += size
 
     def clear(self) -> None:
-        """Let all of it go."""
+        """Release everything."""
         self.x = self.y = None
         self.weights, self.bytes = (), 0
 
 
 class ModuleLayer(Layer):
-    """Stages of a module that follow each other, `modules`, the trained tensors among them as w.
+    """Consecutive stages `modules` of a module, whose trained tensors are w.
 
-    model: the TorchModel. own: the tensors that it is the first to use, by their short names; others: tied ones, by
-    their names in the layout. first: of all layers, whose x is a batch's and which makes no dx. extra: the names of
-    what it holds beside them (TorchModel.extra).
+    model: the TorchModel. own: tensors that this layer is the first to use, by short name; others: tied tensors, by
+    name in the layout. first: True for the first layer, whose x is a batch and which returns no dx. extra: names of its
+    buffers and frozen parameters (TorchModel.extra).
     """
 
     pool: TensorPool
@@ -122,16 +121,16 @@ class ModuleLayer(Layer):
         self.model, self.modules, self.first, self.extra = model, modules, first, extra
         self.parameters = [*own.values(), *others.values()]
         self.kind = TYPES[model.dtype]
-        self.drawn: dict[str, int] = {}  # how often layers before this one have had these draw, less one
-        self.copies = False  # whether it changes its input in place, and is therefore given a copy
-        self.taken: tuple[int, ...] = ()  # the shape of what it takes of one example, its rows first,
-        self.per: tuple[int, ...] = ()  # and of what it makes
-        self.w: Any = None  # what the parameters are views of now
+        self.drawn: dict[str, int] = {}  # by dropout layer: calls by earlier layers, less one
+        self.copies = False  # True if it changes its input in place, and therefore gets a copy
+        self.example_input: tuple[int, ...] = ()  # input shape for one example, rows first
+        self.example_output: tuple[int, ...] = ()  # output shape for one example
+        self.w: Any = None  # the arrays that the parameters are views of
         self.weights: list[Tensor] = []
         self.addresses: list[int] = []
 
     def check_cut(self, parts: int) -> None:
-        """Nobody cuts within what another has written."""
+        """Raise UsageError for tensor parallelism: a module's layers cannot be cut within."""
         if parts > 1:
             raise UsageError(
                 "tensor parallelism is hpcdl's own models' alone: a module of PyTorch's is cut between its stages, by "
@@ -139,11 +138,11 @@ class ModuleLayer(Layer):
             )
 
     def output_shape(self, rows: int, group: LayerGroup) -> tuple[int, ...]:
-        """The shape of y for so many examples."""
-        return rows * self.per[0], *self.per[1:]
+        """Return the shape of y for so many examples."""
+        return rows * self.example_output[0], *self.example_output[1:]
 
     def state(self) -> list[Array]:
-        """What a forward in training may change: the buffers."""
+        """Return the buffers, which a forward in training may change."""
         buffers = {id(each): each for module in self.modules for each in module.buffers()}
         return [as_array(each, self.model.device) for each in buffers.values() if each.numel()]
 
@@ -152,9 +151,9 @@ class ModuleLayer(Layer):
     def forward(
         self, w: Sequence[Array], x: Array, group: LayerGroup, batch: Batch | None = None, keep: bool = True
     ) -> tuple[Array, SavedGraph]:
-        """y and what backward needs, which is nothing without keep; then the module is as it evaluates."""
+        """Return y and the saved graph; keep=False: evaluate, and save nothing."""
         if not len(x):
-            return self.pool.device.empty((0, *self.per[1:]), self.pool.dtype), SavedGraph()
+            return self.pool.device.empty((0, *self.example_output[1:]), self.pool.dtype), SavedGraph()
         self.bind(w)
         leaf = as_tensor(x)
         if self.first:
@@ -168,18 +167,18 @@ class ModuleLayer(Layer):
         if batch is not None:
             self.model.draws.at(batch.epoch, batch.step, batch.index, self.name)
             self.model.draws.calls.update(self.drawn)
-        kept = SavedGraph(leaf.requires_grad_(not self.first), None, self.weights)
-        with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
-            kept.y = self.through(leaf)
+        graph = SavedGraph(leaf.requires_grad_(not self.first), None, self.weights)
+        with torch.autograd.graph.saved_tensors_hooks(graph.pack, graph.unpack):
+            graph.y = self.through(leaf)
         self.check()
-        kept.weights = ()  # they may be gone before backward has them again
-        storage = kept.y.untyped_storage()
-        kept.count(storage.data_ptr(), storage.nbytes())
-        self.pool.count(kept.bytes)
-        return as_array(kept.y, device), kept
+        graph.weights = ()  # they may be freed before backward supplies them again
+        storage = graph.y.untyped_storage()
+        graph.count(storage.data_ptr(), storage.nbytes())
+        self.pool.count(graph.bytes)
+        return as_array(graph.y, device), graph
 
     def through(self, x: Tensor) -> Tensor:
-        """What the stages make of x: as it goes on, whole and in the type of the parameters."""
+        """Return the output of the stages for x, contiguous and in the type of the parameters."""
         if self.copies:
             x = x.clone()
         with self.model.autocasting(), statistics_of(self.modules, len(x)):
@@ -191,7 +190,7 @@ class ModuleLayer(Layer):
         return x.to(self.kind).contiguous()
 
     def check(self) -> None:
-        """Raise UsageError where a parameter is no longer where it was put: the module has replaced it."""
+        """Raise UsageError if the module has replaced one of its parameters."""
         for name, parameter, at in zip((*self.whole, *self.tied), self.parameters, self.addresses, strict=True):
             if parameter.data_ptr() != at:
                 raise UsageError(f"stage {self.name} replaces its parameter {name} while it computes")
@@ -199,44 +198,44 @@ class ModuleLayer(Layer):
     def backward(
         self, w: Sequence[Array], saved: SavedGraph, dy: Array, g: Sequence[Array], group: LayerGroup
     ) -> Array | None:
-        """dx; the gradients by the tensors are added to g by PyTorch."""
+        """Return dx; PyTorch adds the gradients of the tensors to g."""
         x, y = saved.x, saved.y
         if x is None or y is None:  # no rows: dy has the shape of y, and dx that of x
-            return None if self.first else self.pool.take(0, *self.taken[1:])
+            return None if self.first else self.pool.take(0, *self.example_input[1:])
         self.bind(w)
         self.model.bound.forget()
         saved.weights = self.weights
         for parameter, each in zip(self.parameters, g, strict=True):
             parameter.grad = as_tensor(each)
         try:
-            given = as_tensor(dy)
+            grad_output = as_tensor(dy)
             if y.requires_grad:
-                y.backward(given)  # type: ignore[no-untyped-call]
-            found = x.grad
+                y.backward(grad_output)  # type: ignore[no-untyped-call]
+            dx = x.grad
         finally:
             for parameter in self.parameters:
                 parameter.grad = None
         self.release(saved)
         if self.first:
             return None
-        if found is None:  # what it makes does not depend on x
-            found = torch.zeros_like(x, requires_grad=False)
-        found = found.contiguous()
-        if found.untyped_storage().data_ptr() == given.untyped_storage().data_ptr():
-            found = found.clone()  # a view of dy, as of a stage that only reshapes; that is the caller's
-        return self.pool.lend(found)
+        if dx is None:  # y does not depend on x
+            dx = torch.zeros_like(x, requires_grad=False)
+        dx = dx.contiguous()
+        if dx.untyped_storage().data_ptr() == grad_output.untyped_storage().data_ptr():
+            dx = dx.clone()  # dx is a view of the caller's dy, as for a stage that only reshapes
+        return self.pool.lend(dx)
 
     def release(self, saved: SavedGraph) -> None:
-        """Let go of the graph."""
+        """Release the saved graph."""
         self.pool.count(-saved.bytes)
         if saved.x is None and saved.y is None:
             return
         saved.clear()
 
-    # -- where the tensors are -----------------------------------------------------------------------------------------
+    # -- placement of tensors ------------------------------------------------------------------------------------------
 
     def bind(self, w: Sequence[Array]) -> None:
-        """Let the module's parameters be views of w."""
+        """Make the module's parameters views of w."""
         if self.w is w and all(p.data_ptr() == at for p, at in zip(self.parameters, self.addresses, strict=True)):
             return
         self.weights = [as_tensor(each) for each in w]
@@ -247,14 +246,14 @@ class ModuleLayer(Layer):
         self.model.bound.forget()
 
     def unbind(self) -> None:
-        """Nothing here refers to w any more, whose memory its owner wants back."""
+        """Drop all references to w, so that its owner can free the memory."""
         self.w, self.weights, self.addresses = None, [], []
         for parameter in self.parameters:
-            parameter.data = nothing(parameter)
+            parameter.data = without_memory(parameter)
 
 
 class ModuleLoss(Loss):
-    """The loss of a TorchModel, as the layer at the end of its module."""
+    """The loss of a TorchModel, as the last layer of its module."""
 
     pool: TensorPool
     told = True
@@ -267,7 +266,7 @@ class ModuleLoss(Loss):
     def forward(  # type: ignore[override]
         self, w: Sequence[Array], z: Array, group: LayerGroup, y: Array, batch: Any = None, keep: bool = True
     ) -> tuple[tuple[float, float], SavedGraph]:
-        """(sum of losses, score) and what backward needs; the score without keep alone, where somebody asks for it."""
+        """Return (sum of losses, score) and the saved graph; the score only if keep=False."""
         if not len(y):
             return (0.0, 0.0), SavedGraph(self.rowless(z))
         output, target = as_tensor(z), as_tensor(y)
@@ -275,18 +274,18 @@ class ModuleLoss(Loss):
             with torch.no_grad():
                 loss = self.model.sum_of_losses(output, target).item()
                 return (loss, self.model.score(output, target)), SavedGraph()
-        kept = SavedGraph(output.requires_grad_())
-        kept.y = self.model.sum_of_losses(output, target)
-        return (kept.y.item(), 0.0), kept
+        graph = SavedGraph(output.requires_grad_())
+        graph.y = self.model.sum_of_losses(output, target)
+        return (graph.y.item(), 0.0), graph
 
     def rowless(self, z: Array) -> Tensor:
-        """z without rows, which has no loss."""
+        """Return z without rows, which has no loss."""
         return as_tensor(self.pool.device.zeros(z.shape, z.dtype))
 
     def backward(  # type: ignore[override]
         self, w: Sequence[Array], saved: SavedGraph, dy: Array | None, g: Sequence[Array], group: LayerGroup
     ) -> Array:
-        """dz."""
+        """Return dz."""
         z = saved.x
         assert z is not None
         if saved.y is not None and saved.y.requires_grad:
@@ -296,14 +295,14 @@ class ModuleLoss(Loss):
         return self.pool.lend(dz.contiguous())
 
     def release(self, saved: SavedGraph) -> None:  # type: ignore[override]
-        """Let go of the graph."""
+        """Release the graph."""
         saved.clear()
 
     def predict(self, z: Array) -> Array:
-        """Class probabilities, or values."""
+        """Return class probabilities, or values."""
         return as_array(self.model.prediction(as_tensor(z)), self.model.device)
 
 
-def nothing(parameter: nn.Parameter) -> Tensor:
-    """Of the shape of a parameter, and without memory."""
+def without_memory(parameter: nn.Parameter) -> Tensor:
+    """Return a tensor of a parameter's shape without memory of its own."""
     return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)

@@ -1,13 +1,13 @@
 """Any `nn.Module` as a model: under every strategy, without a copy in a step.
 
-    forward      the module's parameters are views of the flat vector of the run
+    forward      the module's parameters are views of the run's flat vector
     backward     PyTorch adds into views of its flat gradient
-    reduce, update, save, resume: as of every model, on the vectors
+    reduce, update, save, resume: on the vectors, as for every model
 
-The loss is summed over the rows of a batch, as hpcdl has it: a module's mean is multiplied by their number, so that a
-batch that is cut unevenly, or whose share is empty, gives the mean gradient of all its examples.
+The loss is summed over the rows of a batch, as in all of hpcdl: a module's mean is multiplied by the number of rows, so
+that unequal or empty shares of a batch still give the mean gradient of all its examples.
 
-    tensors.py   what lies where     buffers.py   what a module holds beside     dropout_rng.py   dropout and its kin
+    tensors.py   place of tensors     buffers.py   buffers, frozen parameters     dropout_rng.py   dropout
     stages.py    a module that is a chain, as layers that ranks can share (layers.py)
 """
 
@@ -27,25 +27,25 @@ from hpcdl.models import HALF
 from hpcdl.random import Random
 from hpcdl.torch import state
 from hpcdl.torch.buffers import ModuleBuffers, statistics_of
-from hpcdl.torch.dropout_rng import Draws
+from hpcdl.torch.dropout_rng import ModuleRandom
 from hpcdl.torch.stages import Chain
-from hpcdl.torch.tensors import Bound, as_array, as_tensor, layout_of, place_of, prepare
+from hpcdl.torch.tensors import FlatBinding, as_array, as_tensor, layout_of, place_of, prepare
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 BUFFERS = ("average", "local")
 
 
 class TorchModel(Chain):
-    """A module as a model (`layout`, `size`, `dtype`); what it holds beside its parameters is in `extra`.
+    """A module as a model (`layout`, `size`, `dtype`); `extra`: its buffers and frozen parameters.
 
-    loss(output, target): one number, the mean over the rows unless it has a member `reduction` that is "sum", as those
-    of PyTorch have; without, cross-entropy where there are classes, else half the squared error. features: the shape of
-    an example, as the module takes it. classes: 0 in a regression. make: makes the module anew, with other initial
-    values (`initialize` calls it); without, they are those that the module has now. dtype: float32, float64, or
-    bfloat16, to compute in that by `torch.autocast` with parameters of float32. buffers: before a score or a checkpoint
-    those of all ranks become their mean (average), or each rank keeps its own, and rank 0's are saved (local).
+    loss(output, target): one number, the mean over the rows, or the sum if it has a member `reduction` that is "sum",
+    like PyTorch's; default: cross-entropy for classes, else half the squared error. features: shape of an example, as
+    the module takes it. classes: 0 for regression. make: makes the module again, with new initial values (for
+    `initialize`); default: the module's present values. dtype: float32, float64, or bfloat16, to compute in that by
+    `torch.autocast` with float32 parameters. buffers: before a score or a checkpoint the buffers of all ranks are
+    averaged (average), or each rank keeps its own, and rank 0's are saved (local).
 
-    Raises UsageError for a module that cannot be trained so. It is tried out, evaluating two rows of zeros.
+    Raises UsageError for a module that cannot be trained so, after evaluating two rows of zeros.
     """
 
     rows_at_once = 1024
@@ -76,27 +76,27 @@ class TorchModel(Chain):
         prepare(module, self.dtype)
         self.layout = layout_of(module, self.dtype)
         self.size = self.layout.size
-        self.draws = Draws(module, device)
-        self._try_out()
+        self.draws = ModuleRandom(module, device)
+        self._check_forward()
         self.start = {} if make else values_of(module)
         module.to(place_of(device))
-        self.bound = Bound(module, self.layout)
-        self.beside = ModuleBuffers(module, device)
-        self.averaged = self.beside.changing if buffers == "average" else []
+        self.bound = FlatBinding(module, self.layout)
+        self.module_buffers = ModuleBuffers(module, device)
+        self.averaged = self.module_buffers.changing if buffers == "average" else []
 
     @property
     def extra(self) -> dict[str, Array]:
         """Buffers and frozen parameters by their keys in `state_dict`: arrays that share memory with the module."""
-        return self.beside.settle()
+        return self.module_buffers.settle()
 
     def of_run(self, random: Random) -> None:
-        """A run begins, whose seed dropout follows from now on."""
+        """Begin a run: dropout uses its seed from now on."""
         self.draws.of_run(random)
 
     def initialize(self, random: Random) -> Array:
-        """A new parameter vector: what `make` draws with the run's seed, or what the module had at the beginning.
+        """Return a new parameter vector: drawn by `make` with the run's seed, or the module's values at the beginning.
 
-        What the module holds beside begins likewise.
+        Buffers and frozen parameters are set likewise.
         """
         parameters = CPU.empty(self.size, self.dtype)
         for name, value in self.initial_values(random).items():
@@ -104,18 +104,18 @@ class TorchModel(Chain):
         return self.device.array(parameters)
 
     def starting(self) -> list[np.ndarray]:
-        """What that takes from this process alone, and not from the seed: all ranks need the same."""
+        """Return initial values that come from this process and not from the seed: ranks must agree on them."""
         return [self.start[name].numpy() for name in self.layout.tensors if self.start]
 
     def initial_values(self, random: Random) -> dict[str, np.ndarray]:
-        """The same tensor by tensor, on the host."""
+        """Return the initial values tensor by tensor, on the host."""
         values = self.start
         if self.make is not None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(random("initialize", "module").integers(2**63)))
-                made = self.make()
-            prepare(made, self.dtype)
-            values = values_of(made)
+                module = self.make()
+            prepare(module, self.dtype)
+            values = values_of(module)
         for name, array in self.extra.items():
             self.device.copy_in(array, values[name].reshape(array.shape).numpy())
         return {name: values[name].numpy() for name in self.layout.tensors}
@@ -129,7 +129,7 @@ class TorchModel(Chain):
     ) -> float:
         """Add the gradient of the batch's losses, summed over its rows, to `gradient`; return the sum of the losses.
 
-        on_ready(slice): called as soon as that tensor's gradient is final; on a GPU when all are.
+        on_ready(slice): called as soon as that tensor's gradient is final; on a GPU at the end.
         """
         total, bound = 0.0, self.bound
         if len(batch.y):
@@ -140,15 +140,15 @@ class TorchModel(Chain):
             self.draws.at(batch.epoch, batch.step, batch.index)
             loss = self.sum_of_losses(self.output(batch.x), as_tensor(batch.y))
             bound.check()
-            if loss.requires_grad:  # else no parameter has a part in it
+            if loss.requires_grad:  # else it depends on no parameter
                 loss.backward()  # type: ignore[no-untyped-call]
             total = loss.item()
         if on_ready is not None:
-            bound.tell_the_rest(on_ready)
+            bound.report_rest(on_ready)
         return total
 
     def evaluate(self, parameters: Array, batch: Batch) -> tuple[float, float]:
-        """(sum of losses, number of rows predicted correctly); of a regression, sum of squared errors instead."""
+        """Return (sum of losses, rows predicted correctly); for regression, the sum of squared errors instead."""
         if not len(batch.y):
             return 0.0, 0.0
         with self.scoring(parameters):
@@ -156,73 +156,73 @@ class TorchModel(Chain):
             return self.sum_of_losses(output, y).item(), self.score(output, y)
 
     def predict(self, parameters: Array, x: Array) -> Array:
-        """Class probabilities (rows, classes), or values, as the module has them."""
+        """Return class probabilities (rows, classes), or values."""
         with self.scoring(parameters):
             return as_array(self.prediction(self.output(x)), self.device)
 
     def release(self, parameters: Array) -> nn.Module:
-        """The module with these values, in memory of its own: for plain PyTorch, when the training is over.
+        """Return the module with these values in its own memory, for plain PyTorch after the training.
 
-        Nothing of hpcdl is left in it: it can be pickled, and computes where hpcdl is not installed.
+        Nothing of hpcdl is left in it: it can be pickled, and runs where hpcdl is not installed.
         """
         self.bound.bind(parameters)
         self.bound.release()
         self.draws.release()
         return self.module
 
-    # -- a state_dict
+    # -- state_dict
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The further names of tied tensors in a state_dict: name -> the one in the layout."""
+        """The further names of tied tensors in a state_dict: name -> name in the layout."""
         return state.aliases_of(self.module)
 
     def named(self, parameters: Array) -> dict[str, Any]:
-        """All that the module's state_dict holds with these parameters, as arrays by its keys."""
+        """Return the arrays of the module's state_dict with these parameters."""
         return state.named(self, parameters)
 
     state_dict = staticmethod(state.state_dict)
 
-    # -- what these share
+    # -- shared parts
 
     def output(self, x: Array) -> Tensor:
-        """What the module makes of rows, in the run's type. UsageError where it is no tensor of their results."""
+        """Return the module's output for rows, in the run's type. Raises UsageError if it has the wrong shape."""
         with self.autocasting(), statistics_of([self.module], len(x)):
-            found: Tensor = self.module(as_tensor(x).view(-1, *self.features))
-        self.check_output(found, len(x))
-        return found.float() if self.autocast else found
+            output: Tensor = self.module(as_tensor(x).view(-1, *self.features))
+        self.check_output(output, len(x))
+        return output.float() if self.autocast else output
 
     def autocasting(self) -> AbstractContextManager[Any]:
-        """The type that the module computes in."""
+        """Return the context that sets the type the module computes in."""
         return torch.autocast(self.place.type, self.autocast) if self.autocast else contextlib.nullcontext()
 
     def score(self, output: Tensor, y: Tensor) -> float:
-        """The number of rows predicted correctly; of a regression, the sum of squared errors."""
+        """Return the rows predicted correctly; for regression, the sum of squared errors."""
         if self.classes:
             return float((output.argmax(1) == y).sum().item())
         return float((output.view(y.shape) - y).double().square().sum().item())
 
     def prediction(self, output: Tensor) -> Tensor:
-        """Class probabilities, or values."""
+        """Return class probabilities, or values."""
         return output.softmax(1) if self.classes else output.view(-1, *self.outputs)
 
     @property
     def place(self) -> torch.device:
-        """Where it computes."""
+        """The device it computes on."""
         return place_of(self.device)
 
     def check_output(self, output: Any, rows: int) -> None:
-        """Raise UsageError where that is not (rows, classes), or (rows, values)."""
-        wanted = (rows, self.classes) if self.classes else (rows, *self.outputs)
+        """Raise UsageError unless the output is (rows, classes), or (rows, values)."""
+        expected = (rows, self.classes) if self.classes else (rows, *self.outputs)
         if not isinstance(output, Tensor):
-            raise UsageError(f"the module returns a {type(output).__name__}, and should return a tensor {wanted}")
-        fits = output.shape == wanted if self.classes else output.numel() == np.prod(wanted) and len(output) == rows
+            raise UsageError(f"the module returns a {type(output).__name__}, and should return a tensor {expected}")
+        fits = output.shape == expected if self.classes else output.numel() == np.prod(expected) and len(output) == rows
         if not fits:
             what = "(rows, classes)" if self.classes else "(rows, values)"
-            raise UsageError(f"the module returns {tuple(output.shape)} for {rows} rows, and should {wanted}: {what}")
+            raise UsageError(f"the module returns {tuple(output.shape)} for {rows} rows, and should {expected}: {what}")
 
     def sum_of_losses(self, output: Tensor, y: Tensor) -> Tensor:
-        """Over the rows. UsageError where the loss is not one number."""
+        """Return the sum over the rows. Raises UsageError if the loss is not one number."""
         loss = self.loss(output if self.classes else output.view(y.shape), y)
         if not isinstance(loss, Tensor):
             raise UsageError(f"the loss is a {type(loss).__name__}, and should be a tensor of one number")
@@ -232,17 +232,17 @@ class TorchModel(Chain):
         return loss if self.summed else loss * len(y)
 
     def scoring(self, parameters: Array) -> Any:
-        """Without gradients, as the module evaluates."""
+        """Return a context without gradients; the module evaluates these parameters."""
         if self.module.training:
             self.module.eval()
         self.bound.bind(parameters)
         return torch.no_grad()
 
-    def _try_out(self) -> None:
-        """Evaluate two rows of zeros: what does not fit is said at once, and not in the first step. UsageError."""
+    def _check_forward(self) -> None:
+        """Evaluate two rows of zeros, to report misfits before the first step. Raises UsageError."""
         x = np.zeros((2, *self.features), self.dtype)
         y = torch.zeros(2, dtype=torch.int64) if self.classes else torch.zeros(2, *self.outputs)
-        before, device, self.device = self.module.training, self.device, CPU
+        was_training, device, self.device = self.module.training, self.device, CPU
         shape = " x ".join(map(str, self.features))
         self.module.eval()
         try:
@@ -251,26 +251,28 @@ class TorchModel(Chain):
         except UsageError:
             raise
         except Exception as error:
-            raise UsageError(f"it cannot evaluate two rows of {shape or 'one'} value(s): {told(error)}") from error
+            raise UsageError(
+                f"it cannot evaluate two rows of {shape or 'one'} value(s): {error_text(error)}"
+            ) from error
         finally:
-            self.module.train(before)
+            self.module.train(was_training)
             self.device = device
 
 
-def told(error: Exception) -> str:
-    """An error of a module's in one line."""
+def error_text(error: Exception) -> str:
+    """Return an exception of the module as one line."""
     first = str(error).strip().splitlines()[:1] or [""]
     return f"{type(error).__name__}: {first[0]}"
 
 
 def values_of(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of all tensors of a module by name, those of `trained` among them."""
+    """Return copies of all parameters and buffers of a module by name."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: each.detach().cpu().clone() for name, each in named}
 
 
 def check_loss(loss: Any) -> None:
-    """Raise UsageError for a loss that is no sum and no mean over rows that count alike."""
+    """Raise UsageError for a loss that is neither a sum nor an unweighted mean over rows."""
     reduction = getattr(loss, "reduction", "mean")
     if reduction not in ("mean", "sum"):
         raise UsageError(f"the loss has reduction={reduction!r}; take reduction='sum'")
@@ -279,7 +281,7 @@ def check_loss(loss: Any) -> None:
 
 
 def half_squared(output: Tensor, target: Tensor) -> Tensor:
-    """Half the squared error, summed over rows and outputs."""
+    """Return half the squared error, summed over rows and outputs."""
     return (output - target).square().sum() / 2
 
 

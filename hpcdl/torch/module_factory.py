@@ -1,7 +1,8 @@
-"""--model torch:package.module:function,width=32: a function that makes a module, from what the data are.
+"""--model torch:package.module:function,width=32: a function that makes a module from the shapes of the data.
 
-It takes of features (the shape of an example), classes (0: regression), outputs and dtype what it wants, by name, and
-its settings; it returns the module, or (module, loss). buffers=local, among the settings, is the model's (model.py).
+It receives the arguments that it names among features (the shape of an example), classes (0: regression), outputs and
+dtype, and its settings; it returns the module, or (module, loss). The setting buffers=local goes to the model
+(model.py).
 """
 
 import inspect
@@ -16,27 +17,27 @@ from hpcdl.torch.model import TorchModel
 
 
 def make_torch_model(spec: str, offered: dict[str, Any]) -> TorchModel:
-    """The model that torch:package.module:function,... names; offered: features, classes, outputs, dtype, device.
+    """Return the model of torch:package.module:function,...; offered: features, classes, outputs, dtype, device.
 
     Raises UsageError, one line.
     """
-    told = f"--model {spec}"
-    function, settings = own(spec.removeprefix(TORCH), told)
-    takes = inspect.signature(function).parameters if callable(function) else {}
-    beside = {name: settings.pop(name) for name in ("buffers",) if name in settings and name not in takes}
-    known = {name: offered[name] for name in ("features", "classes", "outputs", "dtype")}
-    known["dtype"] = "float32" if known["dtype"] == HALF else known["dtype"]  # of its parameters
+    option = f"--model {spec}"
+    function, settings = own(spec.removeprefix(TORCH), option)
+    parameters = inspect.signature(function).parameters if callable(function) else {}
+    model_settings = {name: settings.pop(name) for name in ("buffers",) if name in settings and name not in parameters}
+    arguments = {name: offered[name] for name in ("features", "classes", "outputs", "dtype")}
+    arguments["dtype"] = "float32" if arguments["dtype"] == HALF else arguments["dtype"]  # of its parameters
 
     def make() -> tuple[nn.Module, Any]:
-        found = made(function, settings, known, told)
-        module, loss = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        result = made(function, settings, arguments, option)
+        module, loss = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(module, nn.Module):
-            raise UsageError(f"{told}: it returns a {type(module).__name__}, and should return a torch.nn.Module")
+            raise UsageError(f"{option}: it returns a {type(module).__name__}, and should return a torch.nn.Module")
         return module, loss
 
     module, loss = make()
     try:
         shape = {name: offered[name] for name in ("features", "classes", "outputs", "dtype", "device")}
-        return TorchModel(module, loss, make=lambda: make()[0], **shape, **beside)
+        return TorchModel(module, loss, make=lambda: make()[0], **shape, **model_settings)
     except UsageError as error:
-        raise UsageError(f"{told}: {error}") from None
+        raise UsageError(f"{option}: {error}") from None

@@ -1,15 +1,15 @@
-"""--optimizer torch:AdamW,betas=(0.9,0.95): a rule of torch.optim on the flat vector, or on any slice of it.
+"""--optimizer torch:AdamW,betas=(0.9,0.95): an optimizer of torch.optim on the flat vector, or any slice of it.
 
     hpcdl                                                    PyTorch
     mean gradient, clipped: scale * g                   ->   the parameter's gradient
     --lr and --schedule: the rate of the step           ->   lr of its group
-    --weight-decay                                      ->   weight_decay, as the rule has it (0 unless it is given)
+    --weight-decay                                      ->   weight_decay, in the rule's own way (0 by default)
     state["exp_avg"], ...: vectors like the parameters  <-   its state, in place
     step - since                                        ->   its count of steps
 
-The vector is one parameter of one dimension, so that a rule fits that treats each element by itself; a slice of the
-vector then moves as it does within the whole, on servers and in shards. Where PyTorch has a fused loop it is taken. A
-number that a rule keeps beside its vectors, as NAdam's product, is kept as a vector of that number.
+The vector is one parameter of one dimension, so only element-wise rules fit; a slice, on servers and in shards, is then
+updated as within the whole. The fused implementation is used if there is one. A number in the rule's state, such as
+NAdam's product, is stored as a vector of that number.
 """
 
 import functools
@@ -30,12 +30,12 @@ REFUSED = {
     "Muon": "it takes matrices, and a run's parameters are one vector",
     "SparseAdam": "it takes sparse gradients, and a run's are dense",
 }
-INSTEAD = {"lr": "--lr and --schedule", "weight_decay": "--weight-decay"}  # what a run says of each rule
-INNER = ("params", "maximize", "differentiable", "capturable", "foreach")  # what is no setting of a run
+INSTEAD = {"lr": "--lr and --schedule", "weight_decay": "--weight-decay"}  # settings that have options of their own
+INNER = ("params", "maximize", "differentiable", "capturable", "foreach")  # arguments that are not settings
 
 
 class TorchRule(NamedTuple):
-    """A rule as it was asked for: its class, its settings, the names of its vectors, and of its other numbers."""
+    """A parsed spec: class, settings, names of the state's vectors and of its numbers."""
 
     kind: type[torch.optim.Optimizer]
     settings: dict[str, Any]
@@ -46,48 +46,48 @@ class TorchRule(NamedTuple):
 
 @functools.lru_cache
 def read(spec: str) -> TorchRule:
-    """What torch:NAME,setting=value,... names. Raises UsageError, one line."""
+    """Return the rule of torch:NAME,setting=value,... Raises UsageError, one line."""
     name, _, rest = spec.removeprefix(TORCH).partition(",")
     kinds = {
         each: kind
         for each, kind in vars(torch.optim).items()
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
     }
-    told = f"optimizer {spec!r}"
+    option = f"optimizer {spec!r}"
     if name in REFUSED:
-        raise UsageError(f"{told}: {REFUSED[name]}; take another rule, as torch:AdamW")
+        raise UsageError(f"{option}: {REFUSED[name]}; take another rule, as torch:AdamW")
     if name not in kinds:
         raise unknown("optimizer of torch.optim", name, sorted(kinds.keys() - REFUSED.keys()))
-    settings, takes = settings_of(rest, told), inspect.signature(kinds[name]).parameters
+    settings, parameters = settings_of(rest, option), inspect.signature(kinds[name]).parameters
     for each in settings:
         if each in INSTEAD:
-            raise UsageError(f"{told}: {each} is said by {INSTEAD[each]}")
-        if each not in takes or each in INNER:
-            known = ", ".join(sorted(set(takes) - set(INNER) - set(INSTEAD)))
-            raise UsageError(f"{told}: there is no setting {each!r}; it takes {known}")
-    fused = [settings["fused"]] if "fused" in settings else [True, None] if "fused" in takes else []
+            raise UsageError(f"{option}: {each} is said by {INSTEAD[each]}")
+        if each not in parameters or each in INNER:
+            known = ", ".join(sorted(set(parameters) - set(INNER) - set(INSTEAD)))
+            raise UsageError(f"{option}: there is no setting {each!r}; it takes {known}")
+    fused = [settings["fused"]] if "fused" in settings else [True, None] if "fused" in parameters else []
     for number, choice in enumerate(fused or [None]):
         if fused:
             settings["fused"] = choice
         try:
             state = first_state(kinds[name], settings)
             break
-        except Exception as error:  # whatever PyTorch raises at such
+        except Exception as error:  # of any type
             if number == len(fused or [None]) - 1:
-                raise UsageError(f"{told}: {reason(error)}") from None
-    of_shape = {each: isinstance(value, torch.Tensor) and value.shape == (2,) for each, value in state.items()}
-    vectors = tuple(each for each in state if of_shape[each])
-    numbers = tuple(each for each in state if not of_shape[each] and each != "step")
-    return TorchRule(kinds[name], settings, vectors, numbers, "weight_decay" in takes)
+                raise UsageError(f"{option}: {reason(error)}") from None
+    is_vector = {each: isinstance(value, torch.Tensor) and value.shape == (2,) for each, value in state.items()}
+    vectors = tuple(each for each in state if is_vector[each])
+    numbers = tuple(each for each in state if not is_vector[each] and each != "step")
+    return TorchRule(kinds[name], settings, vectors, numbers, "weight_decay" in parameters)
 
 
 def vectors_of(spec: str) -> tuple[str, ...]:
-    """The names of the vectors, each as long as the parameters, that the optimizer has which `spec` names."""
+    """Return the names of the state vectors, each as long as the parameters, of the optimizer `spec`."""
     return read(spec).vectors + read(spec).numbers
 
 
 def first_state(kind: type[torch.optim.Optimizer], settings: dict[str, Any]) -> dict[str, Any]:
-    """What a rule keeps of a parameter after a step; it fails where it cannot do with these settings."""
+    """Return a rule's state of a parameter after a step; raises if the settings are invalid."""
     probe = torch.zeros(2, requires_grad=True)
     probe.grad = torch.ones(2)
     rule = kind([probe], lr=0.1, **settings)  # type: ignore[call-arg]
@@ -96,9 +96,9 @@ def first_state(kind: type[torch.optim.Optimizer], settings: dict[str, Any]) -> 
 
 
 class TorchOptimizer(Optimizer):
-    """A rule of torch.optim; state: its own vectors, by PyTorch's names."""
+    """An optimizer of torch.optim; state: its vectors, by PyTorch's names."""
 
-    bound: Any = None  # state, where the vectors lie, and the parameter and the rule on them
+    bound: Any = None  # state, address of the vector, (parameter, gradient, rule)
 
     def __init__(self, spec: str, *args: Any):
         self.spec, self.rule = spec, read(spec)
@@ -106,7 +106,7 @@ class TorchOptimizer(Optimizer):
         super().__init__(*args)
 
     def apply(self, w: Array, g: Array, rate: float, scale: float) -> None:
-        """One step of the rule, by scale * g."""
+        """Make one step of the rule with the gradient scale * g."""
         if not self.size:
             return
         fresh, (parameter, mean, rule) = self.step == self.since, self.on(w)
@@ -114,35 +114,35 @@ class TorchOptimizer(Optimizer):
         if self.weight_decay and not self.rule.decays:
             mean.add_(parameter.detach(), alpha=self.weight_decay)
         rule.param_groups[0]["lr"] = rate
-        mine = rule.state[parameter]
-        if not fresh and "step" in mine:
-            mine["step"].fill_(self.step - self.since)
+        rule_state = rule.state[parameter]
+        if not fresh and "step" in rule_state:
+            rule_state["step"].fill_(self.step - self.since)
         rule.step()
         for name in self.rule.vectors:
-            ours = as_tensor(self.state[name])
-            if mine[name].data_ptr() != ours.data_ptr():
-                ours.copy_(mine[name])
-                mine[name] = ours
+            vector = as_tensor(self.state[name])
+            if rule_state[name].data_ptr() != vector.data_ptr():
+                vector.copy_(rule_state[name])
+                rule_state[name] = vector
         for name in self.rule.numbers:
-            as_tensor(self.state[name]).fill_(float(mine[name]))
+            as_tensor(self.state[name]).fill_(float(rule_state[name]))
 
     def on(self, w: Array) -> tuple[torch.nn.Parameter, torch.Tensor, torch.optim.Optimizer]:
-        """The parameter that is w, its gradient, and the rule, whose state are this optimizer's vectors.
+        """Return the parameter with memory w, its gradient, and the rule on this optimizer's state vectors.
 
-        At the first step its state is what PyTorch begins with; from then on they are one. A copy of this optimizer,
-        for a slice, has a state of its own, and so a rule of its own.
+        At the first step PyTorch initializes the state; afterwards both share it. A copy of this optimizer, for a
+        slice, has its own state and rule.
         """
-        fresh, at = self.step == self.since, as_tensor(w).data_ptr()
-        if self.bound is not None and self.bound[0] is self.state and self.bound[1] == at and not fresh:
+        fresh, address = self.step == self.since, as_tensor(w).data_ptr()
+        if self.bound is not None and self.bound[0] is self.state and self.bound[1] == address and not fresh:
             return self.bound[2]  # type: ignore[no-any-return]
         parameter = torch.nn.Parameter(as_tensor(w))
         parameter.grad = torch.empty_like(parameter)
         decay = {"weight_decay": self.weight_decay} if self.rule.decays else {}
         rule = self.rule.kind([parameter], lr=0.0, **decay, **self.rule.settings)  # type: ignore[call-arg]
         if not fresh:
-            mine = rule.state[parameter]
-            mine["step"] = torch.zeros((), device=parameter.device if self.rule.settings.get("fused") else "cpu")
-            mine |= {name: as_tensor(self.state[name]) for name in self.rule.vectors}
-            mine |= {name: as_tensor(self.state[name])[0].clone() for name in self.rule.numbers}
-        self.bound = self.state, at, (parameter, parameter.grad, rule)
+            rule_state = rule.state[parameter]
+            rule_state["step"] = torch.zeros((), device=parameter.device if self.rule.settings.get("fused") else "cpu")
+            rule_state |= {name: as_tensor(self.state[name]) for name in self.rule.vectors}
+            rule_state |= {name: as_tensor(self.state[name])[0].clone() for name in self.rule.numbers}
+        self.bound = self.state, address, (parameter, parameter.grad, rule)
         return self.bound[2]  # type: ignore[no-any-return]

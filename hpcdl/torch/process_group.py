@@ -1,4 +1,4 @@
-"""What a process group is for PyTorch, and how its operations begin: the part that knows nothing of what they do."""
+"""The ProcessGroup interface of PyTorch over a communicator, and the start of operations; not the operations."""
 
 import datetime
 from collections.abc import Callable
@@ -12,16 +12,15 @@ from hpcdl.comm.communicator import Communicator
 from hpcdl.comm.diagnostics.call_signature import Call
 from hpcdl.comm.requests import Request
 from hpcdl.torch.arrays import Back, all_back
-from hpcdl.torch.group_cleanup import Gone, destroy
+from hpcdl.torch.group_cleanup import DestroyedCommunicator, destroy
 from hpcdl.torch.work import DONE, Pending, engine
 
 
-class OfCommunicator(ProcessGroup):  # type: ignore[misc]
-    """A process group over a communicator. name: by which PyTorch finds it; store: that the ranks share.
+class CommunicatorGroup(ProcessGroup):  # type: ignore[misc]
+    """A process group over a communicator. name: its name in PyTorch; store: shared by the ranks.
 
-    limit: seconds after which an operation raises, where the timeout is not that of the default group, which ends the
-    job (comm/diagnostics/watchdog.py). own: whether the communicator is this group's alone, and goes back when it is
-    destroyed.
+    limit: seconds after which an operation raises, if the timeout differs from the default group's, which ends the job
+    (comm/diagnostics/watchdog.py). own: True if the communicator belongs to this group and is freed with it.
     """
 
     def __init__(
@@ -31,10 +30,10 @@ class OfCommunicator(ProcessGroup):  # type: ignore[misc]
         store: Any,
         timeout: datetime.timedelta,
         limit: float = 0.0,
-        own: bool = True,
+        owns_communicator: bool = True,
     ):
         super().__init__(comm.rank, comm.size)
-        self.own = own
+        self.owns_communicator = owns_communicator
         self.comm, self.known_as, self.described_as, self.store = comm, name, "", store
         self.me, self.ranks, self.timeout, self.limit = comm.rank, comm.size, timeout, limit
         self.others = [(self.me + i) % self.ranks for i in range(1, self.ranks)]
@@ -43,10 +42,10 @@ class OfCommunicator(ProcessGroup):  # type: ignore[misc]
         devices = ["cpu"] + ["cuda"] * torch.cuda.is_available()
         self.devices = [torch.device(each) for each in devices]
 
-    # -- how they begin ----------------------------------------------------------------------------------------------
+    # -- start of operations -----------------------------------------------------------------------------------------
 
     def _run(self, later: bool, call: Call, steps: Any, outputs: list[Tensor], back: Back) -> Work:
-        """An operation whose steps are ours."""
+        """Start an operation from its steps."""
         return self._do(later, lambda: self.comm.run(call, steps), lambda: self.comm.irun(call, steps), outputs, back)
 
     def _do(
@@ -57,7 +56,7 @@ class OfCommunicator(ProcessGroup):  # type: ignore[misc]
         outputs: list[Tensor],
         back: Back,
     ) -> Work:
-        """An operation: blocking where it may be, else in flight."""
+        """Start an operation: blocking if possible, else in flight."""
         if later or self.limit or not engine.alone():
             return self._started(lambda: [start()], outputs, back)
         with engine.lock:
@@ -75,21 +74,21 @@ class OfCommunicator(ProcessGroup):  # type: ignore[misc]
         return work
 
     def _all(self, works: list[Any], outputs: list[Tensor]) -> Work:
-        """Several operations as one."""
-        left = [each for each in works if each is not DONE]
-        if not left:
+        """Return several operations as one."""
+        pending = [work for work in works if work is not DONE]
+        if not pending:
             return DONE
-        return engine.start(lambda: [request for work in left for request in work.requests], outputs)
+        return engine.start(lambda: [request for work in pending for request in work.requests], outputs)
 
     def _after(self, work: Any, back: Callable[[], None], outputs: list[Tensor]) -> Work:
-        """The operation, and then this."""
+        """Return the operation with a further callback."""
         if work is DONE or work.done:
             back()
             return DONE
         work.finish, work.outputs = all_back(work.finish, back), outputs
         return work
 
-    # -- what PyTorch asks of a group ---------------------------------------------------------------------------------
+    # -- PyTorch's interface ------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
         return "hpcdl"
@@ -138,7 +137,7 @@ class OfCommunicator(ProcessGroup):  # type: ignore[misc]
         return self._all(works, [])
 
     def _set_sequence_number_for_group(self) -> None:
-        """The communicator counts its calls itself (comm/call_path.py)."""
+        """Do nothing: the communicator counts its calls (comm/call_path.py)."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self.comm.sequence
@@ -149,14 +148,14 @@ class OfCommunicator(ProcessGroup):  # type: ignore[misc]
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """It is destroyed on this rank, which waits for no other: a communicator of its own goes back when all have."""
-        if isinstance(self.comm, Gone):
+        """Destroy the group on this rank without waiting; its own communicator is freed when all ranks have."""
+        if isinstance(self.comm, DestroyedCommunicator):
             return
         for each in list(engine.live.values()):
             if any(request.communicator is self.comm for request in each.requests):
                 engine.test(each)
-        if self.own:
-            with engine.mine():
+        if self.owns_communicator:
+            with engine.exclusive():
                 self.comm = destroy(self.comm, self.known_as)
 
     def abort(self) -> None:

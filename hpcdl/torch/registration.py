@@ -1,10 +1,10 @@
-"""What `import hpcdl.torch` tells torch.distributed: the backend's name, and where ranks find each other.
+"""Registration with torch.distributed on `import hpcdl.torch`: the backend's name, and the rendezvous of ranks.
 
-    init_process_group("hpcdl")    rank and size are MPI's; a store of the ranks on a port that MPI tells the others
+    init_process_group("hpcdl")    rank and size are MPI's; a store on a port that MPI broadcasts
 
-MPI starts when the first process group is made, not here. Programs that set MASTER_ADDR and MASTER_PORT, RANK and
-WORLD_SIZE work as they are. Where these are missing, or say what MPI says, MPI's word is taken for any backend: gloo
-finds its ranks in the same way.
+MPI starts with the first process group, not here. Programs that set MASTER_ADDR and MASTER_PORT, RANK and WORLD_SIZE
+work unchanged. If these are missing, or agree with MPI, MPI's values are used for any backend: gloo finds its ranks in
+the same way.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-HOW_LONG = timedelta(seconds=10)  # to reach the store at an address
-stores: list[Any] = []  # kept as long as the program runs: rank 0 may leave the process group before others
+CONNECT_TIMEOUT = timedelta(seconds=10)  # to reach the store at an address
+stores: list[Any] = []  # kept until the program ends: rank 0 may leave the process group before others
 
 
 def register() -> None:
-    """Make the backend known; once."""
+    """Register the backend, once."""
     if not distributed.is_available() or "hpcdl" in distributed.Backend.backend_list:
         return
     distributed.Backend.register_backend("hpcdl", make, extended_api=True, devices=["cpu", "cuda"])
@@ -36,19 +36,19 @@ def register() -> None:
     theirs = handlers["env"]
 
     def env(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
-        if is_ours(url):
-            yield from by_mpi(**options)
+        if uses_mpi(url):
+            yield from mpi_rendezvous(**options)
         else:
             yield from theirs(url, **options)
 
     handlers["env"] = env
-    rendezvous.register_rendezvous_handler("mpi", lambda url, **options: by_mpi(**options))
+    rendezvous.register_rendezvous_handler("mpi", lambda url, **options: mpi_rendezvous(**options))
     for module in (distributed, distributed_c10d):
-        module.monitored_barrier = monitored(module.monitored_barrier)  # type: ignore[attr-defined]
+        module.monitored_barrier = wrap_monitored_barrier(module.monitored_barrier)  # type: ignore[attr-defined]
 
 
-def monitored(theirs: Callable[..., None]) -> Callable[..., None]:
-    """PyTorch's monitored_barrier, which is for gloo alone, and for a group of ours calls ours."""
+def wrap_monitored_barrier(theirs: Callable[..., None]) -> Callable[..., None]:
+    """Wrap PyTorch's monitored_barrier, which is for gloo alone: hpcdl's groups use their own."""
 
     @functools.wraps(theirs)
     def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -63,26 +63,28 @@ def monitored(theirs: Callable[..., None]) -> Callable[..., None]:
 
 
 def make(asked: Any, options: Any) -> Any:
-    """A process group of ours."""
+    """Make a process group."""
     from hpcdl.torch.groups import make
 
     return make(asked, options)
 
 
-def is_ours(url: str) -> bool:
-    """Whether MPI is to say who is who: something is missing of what the program says, or it says the same."""
-    asked = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))  # rank= and world_size= of the call
-    said = [asked.get("rank", os.environ.get("RANK")), asked.get("world_size", os.environ.get("WORLD_SIZE"))]
-    started = any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_ID"))
-    if None not in said and (started or not all(os.environ.get(name) for name in ADDRESS)):
+def uses_mpi(url: str) -> bool:
+    """True if MPI is to define the ranks: the program's own settings are incomplete, or agree with MPI."""
+    query = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))  # rank= and world_size= of the call
+    named = [query.get("rank", os.environ.get("RANK")), query.get("world_size", os.environ.get("WORLD_SIZE"))]
+    launched = any(name in os.environ for name in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_ID"))
+    if None not in named and (launched or not all(os.environ.get(name) for name in ADDRESS)):
         from mpi4py import MPI
 
-        return said == [str(MPI.COMM_WORLD.rank), str(MPI.COMM_WORLD.size)]
-    return None in said or not all(os.environ.get(name) for name in ADDRESS)
+        return named == [str(MPI.COMM_WORLD.rank), str(MPI.COMM_WORLD.size)]
+    return None in named or not all(os.environ.get(name) for name in ADDRESS)
 
 
-def by_mpi(timeout: timedelta = distributed_c10d.default_pg_timeout, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """A store that all ranks of MPI's world share, this one's rank, and how many there are; collective."""
+def mpi_rendezvous(
+    timeout: timedelta = distributed_c10d.default_pg_timeout, **_: Any
+) -> Iterator[tuple[Any, int, int]]:
+    """Yield a store shared by all ranks of MPI's world, this rank, and the number of ranks; collective."""
     from hpcdl.machine import world
 
     world.start()
@@ -96,7 +98,7 @@ def by_mpi(timeout: timedelta = distributed_c10d.default_pg_timeout, **_: Any) -
 
 
 def shared_store(comm: Any, timeout: timedelta) -> Any:
-    """A store that rank 0 serves, at an address at which all others reach it."""
+    """Return a store that rank 0 serves, at an address that all others reach."""
     store = None
     if comm.rank == 0:
         store = distributed.TCPStore("127.0.0.1", 0, None, True, timeout, wait_for_workers=False)
@@ -104,11 +106,11 @@ def shared_store(comm: Any, timeout: timedelta) -> Any:
     problem = None
     if store is None:
         for place in ["127.0.0.1"] if socket.gethostname() == host else places:
-            if not resolves(place):  # PyTorch's client would ask for it again and again, for 25 seconds
+            if not resolves(place):  # PyTorch's client would retry it for 25 seconds
                 problem = problem or f"{place} is not known to {socket.gethostname()}"
                 continue
             try:
-                store = distributed.TCPStore(place, port, None, False, HOW_LONG, wait_for_workers=False)
+                store = distributed.TCPStore(place, port, None, False, CONNECT_TIMEOUT, wait_for_workers=False)
                 store.set_timeout(timeout)
                 break
             except Exception as error:  # of several kinds
@@ -124,7 +126,7 @@ def shared_store(comm: Any, timeout: timedelta) -> Any:
 
 
 def resolves(place: str) -> bool:
-    """Whether this host knows the address of that name; an address is one."""
+    """True if this host can resolve the name; True for an address."""
     try:
         return bool(socket.getaddrinfo(place, None, socket.AF_INET))
     except OSError:
@@ -132,17 +134,17 @@ def resolves(place: str) -> bool:
 
 
 def addresses() -> list[str]:
-    """This host's addresses, those that its name has first, then those of its interfaces."""
+    """Return this host's addresses, first those of its name, then those of its interfaces."""
     name = socket.gethostname()
-    found = []
+    addresses = []
     with contextlib.suppress(OSError):
-        found += [about[4][0] for about in socket.getaddrinfo(name, None, socket.AF_INET)]
-    found += interface_addresses()
-    return [name, *dict.fromkeys(str(each) for each in found if not str(each).startswith("127."))]
+        addresses += [about[4][0] for about in socket.getaddrinfo(name, None, socket.AF_INET)]
+    addresses += interface_addresses()
+    return [name, *dict.fromkeys(str(each) for each in addresses if not str(each).startswith("127."))]
 
 
 def interface_addresses() -> list[str]:
-    """The IPv4 addresses of this host that the kernel's table of routes calls local."""
+    """Return the IPv4 addresses of this host that the kernel's routing table marks as local."""
     try:
         with open("/proc/net/fib_trie") as file:
             lines = file.read().splitlines()

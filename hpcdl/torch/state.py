@@ -1,8 +1,8 @@
 """The state_dict of a trained module: written for plain PyTorch, and read, to start a run from.
 
     hpcdl                                        key of state_dict
-    a tensor of the layout                       its name; a tied tensor stands under its other names, too
-    what the module holds beside (`extra`)       its name; (1,) becomes a number where the module has one
+    a tensor of the layout                       its name; a tied tensor also under its other names
+    buffers and frozen parameters (`extra`)      their names; (1,) becomes a number if the module has one
 
 A file is read as tensors alone (weights_only): no code in it is run.
 """
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 
 def aliases_of(module: nn.Module) -> dict[str, str]:
-    """The keys under which state_dict shows a tensor that it has shown before: key -> the first one."""
+    """Return the keys under which state_dict repeats a tensor: key -> the first one."""
     first: dict[int, str] = {}
-    found = {}
+    aliases = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if isinstance(tensor, Tensor):
-            known = first.setdefault(id(tensor), name)
-            if known != name:
-                found[name] = known
-    return found
+            original = first.setdefault(id(tensor), name)
+            if original != name:
+                aliases[name] = original
+    return aliases
 
 
 def named(model: "TorchModel", parameters: np.ndarray) -> dict[str, np.ndarray]:
-    """All that the module's state_dict holds with these parameters, by its keys: what `--export` writes."""
+    """Return the arrays of the module's state_dict with these parameters, by its keys, as `--export` writes them."""
     tensors = model.layout.views(parameters)
     for name, array in getattr(model, "extra", {}).items():
         tensors[name] = np.asarray(model.device.host(array))
@@ -43,21 +43,20 @@ def named(model: "TorchModel", parameters: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def by_key(tensors: dict[str, np.ndarray], module: nn.Module) -> dict[str, np.ndarray]:
-    """The tensors by the keys of the module's state_dict, in its order and shapes; what the module lacks comes last."""
-    aliases, found = aliases_of(module), {}
+    """Return the tensors by the keys of the module's state_dict, in its order and shapes; other tensors come last."""
+    aliases, ordered = aliases_of(module), {}
     for key, each in module.state_dict(keep_vars=True).items():
         name = aliases.get(key, key)
         if name in tensors:
-            found[key] = tensors[name].reshape(tuple(each.shape))
-    return found | {name: each for name, each in tensors.items() if name not in found}
+            ordered[key] = tensors[name].reshape(tuple(each.shape))
+    return ordered | {name: each for name, each in tensors.items() if name not in ordered}
 
 
 def state_dict(run: str, module: nn.Module | None = None, trust: Iterable[str] = ()) -> dict[str, Tensor]:
-    """What a run (its folder, or a checkpoint) has trained, as tensors by the keys of its module's state_dict.
+    """Return the trained tensors of a run (its folder, or a checkpoint) by the keys of its module's state_dict.
 
-    module: one like the run's; without it the run's own is made, which `trust` must allow, as --trust does: by the
-    name of its function, or by the run.
-    Raises UsageError where there is no such run, or it trained no module.
+    module: one like the run's; by default the run's own is made, which `trust` must allow, by the name of its function
+    or by the run, as --trust does. Raises UsageError if there is no such run, or it trained no module.
     """
     tensors_of = importlib.import_module(
         "hpcdl.inference.pretrained"
@@ -72,31 +71,31 @@ def state_dict(run: str, module: nn.Module | None = None, trust: Iterable[str] =
 
 
 def read(path: str, told: str) -> dict[str, np.ndarray]:
-    """The tensors of a file that torch.save has written, as arrays; `told` begins a refusal, one line."""
+    """Return the tensors of a torch.save file, as arrays; `told` begins the error message, one line."""
     with blamed_on(f"{told} cannot be read"):
         try:
-            found: Any = torch.load(path, map_location="cpu", weights_only=True)
+            loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             if "weights_only" in str(error) or "Weights only" in str(error):
                 raise UsageError(
                     f"{told} holds more than tensors, which is not read: write torch.save(module.state_dict(), FILE)"
                 ) from None
             raise
-    if not (isinstance(found, dict) and all(isinstance(each, Tensor) for each in found.values())):
-        inside = f"; it holds {', '.join(map(str, list(found)[:6]))}" if isinstance(found, dict) else ""
+    if not (isinstance(loaded, dict) and all(isinstance(each, Tensor) for each in loaded.values())):
+        inside = f"; it holds {', '.join(map(str, list(loaded)[:6]))}" if isinstance(loaded, dict) else ""
         raise UsageError(f"{told} holds no state_dict, tensors by name{inside}")
-    return {str(name): as_numbers(each) for name, each in found.items()}
+    return {str(name): as_numbers(each) for name, each in loaded.items()}
 
 
 def read_safetensors(path: str) -> dict[str, np.ndarray]:
-    """The tensors of such a file, where some are of a type that numpy has not."""
+    """Return the tensors of a safetensors file that has types unknown to numpy."""
     from safetensors.torch import load_file
 
     return {name: as_numbers(each) for name, each in load_file(path).items()}
 
 
 def as_numbers(tensor: Tensor) -> np.ndarray:
-    """As an array; floats of a type that numpy has not, as bfloat16, in float32."""
+    """Return the tensor as an array; float types that numpy lacks, such as bfloat16, as float32."""
     known = (torch.float16, torch.float32, torch.float64)
     dense = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
     return (dense.float() if dense.is_floating_point() and dense.dtype not in known else dense).numpy()

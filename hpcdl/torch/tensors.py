@@ -1,10 +1,10 @@
-"""Where the tensors of a module lie in flat vectors: its parameters in one, their gradients in another.
+"""The place of a module's tensors in flat vectors: parameters in one, gradients in another.
 
     module      conv.weight (8, 1, 3, 3)   conv.bias (8,)   head.weight (10, 1352)   head.bias (10,)
     vector      |<------- layer conv ------------------->|<-------------- layer head ------------->|
 
-The order and the names are those of `named_parameters`, and so the keys of `state_dict`. A tensor that two modules
-share is there once, under its first name; one that is frozen (requires_grad False) is not: nothing trains it.
+Order and names are those of `named_parameters`, and so the keys of `state_dict`. A tensor shared by two modules occurs
+once, under its first name; a frozen one (requires_grad False) does not occur.
 """
 
 import warnings
@@ -25,30 +25,30 @@ LAZY = nn.parameter.UninitializedTensorMixin
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training changes, by name, each once."""
+    """Return the parameters that training changes, by name, each once."""
     return {name: each for name, each in module.named_parameters() if each.requires_grad}
 
 
 def prepare(module: nn.Module, dtype: np.dtype) -> None:
-    """Let a module be of the run's type: in float64, what is of float32 is widened. Raises UsageError for any other."""
+    """Convert a module to the run's type: for float64, float32 is widened. Raises UsageError for other types."""
     for name, each in [*module.named_parameters(), *module.named_buffers()]:
         kind = "parameter" if isinstance(each, nn.Parameter) else "buffer"
         if isinstance(each, LAZY):
             raise UsageError(f"{kind} {name} gets its shape from the first batch; call the module once before")
         if each.device.type != "cpu":
             raise UsageError(f"{kind} {name} is on {each.device}; make the module on the CPU, --device moves it")
-    wanted = TYPES[dtype]
+    target = TYPES[dtype]
     for name, parameter in trained(module).items():
-        if parameter.dtype not in (torch.float32, wanted):
+        if parameter.dtype not in (torch.float32, target):
             raise UsageError(
-                f"parameter {name} is of {parameter.dtype}, and the run is of {wanted}: convert the module"
+                f"parameter {name} is of {parameter.dtype}, and the run is of {target}: convert the module"
             )
-    if wanted is torch.float64:
-        module.to(wanted)
+    if target is torch.float64:
+        module.to(target)
 
 
 def layout_of(module: nn.Module, dtype: np.dtype) -> Layout:
-    """Where each parameter lies; a layer is a child of the module. Raises UsageError where there is none to train."""
+    """Return the layout of the parameters; a layer is a child of the module. Raises UsageError if there are none."""
     places, offset = [], 0
     for name, parameter in trained(module).items():
         layer = name.partition(".")[0] if "." in name else "module"
@@ -60,7 +60,7 @@ def layout_of(module: nn.Module, dtype: np.dtype) -> Layout:
 
 
 def as_tensor(array: Array) -> Tensor:
-    """The array as a tensor, which shares its memory; a tensor of one that is locked must not be written."""
+    """Return the array as a tensor that shares its memory; a tensor of a read-only array must not be written."""
     if not CPU.holds(array):
         return torch.from_dlpack(array)  # type: ignore[no-any-return]
     if array.flags.writeable:
@@ -71,22 +71,22 @@ def as_tensor(array: Array) -> Tensor:
 
 
 def as_array(tensor: Tensor, device: Device = CPU) -> Array:
-    """The tensor as an array of its device, which shares its memory; a single number as an array of one."""
+    """Return the tensor as an array of its device that shares its memory; a single number as an array of one."""
     tensor = tensor.detach()
     tensor = tensor.view(1) if tensor.ndim == 0 else tensor
     return tensor.numpy() if device is CPU else device.xp.from_dlpack(tensor)
 
 
 def place_of(device: Device) -> torch.device:
-    """PyTorch's name of a device."""
+    """Return PyTorch's device."""
     return torch.device("cpu") if device is CPU else torch.device("cuda", device.index)  # type: ignore[union-attr]
 
 
-class Bound:
-    """A module whose parameters and gradients are views of flat vectors, whichever they are at the moment.
+class FlatBinding:
+    """Binds a module's parameters and gradients to flat vectors, as views.
 
-    The vectors are kept until others take their place: what begins at the address of one of them is then the same
-    memory, though the array may be another one.
+    The vectors are referenced until others replace them: so an equal address is the same memory, even if the array
+    object is another one.
     """
 
     def __init__(self, module: nn.Module, layout: Layout):
@@ -94,15 +94,15 @@ class Bound:
         self.parameters = list(trained(module).values())
         self.slices = [tensor.slice for tensor in layout.tensors.values()]
         self.shapes = [tensor.shape for tensor in layout.tensors.values()]
-        self.vectors: list[Array | None] = [None, None]  # of the parameters, and of the gradient
+        self.vectors: list[Array | None] = [None, None]  # parameters, gradient
         self.views: list[list[Tensor]] = [[], []]
         self.starts: list[int] = []  # the address of each parameter
         self.hooks: list[Any] = []
         self.on_ready: Callable[[slice], None] | None = None
-        self.done: set[int] = set()  # of which parameters the gradient is final
+        self.done: set[int] = set()  # parameters whose gradient is final
 
     def bind(self, vector: Array, gradient: Array | None = None) -> None:
-        """Let the parameters be views of `vector`, and their gradients of `gradient`; None: as they were."""
+        """Make the parameters views of `vector`, and their gradients of `gradient`; None: unchanged."""
         if self._is_new(0, vector):
             self.views[0] = self._views(vector)
             for each, view in zip(self.parameters, self.views[0], strict=True):
@@ -114,37 +114,37 @@ class Bound:
                 each.grad = view
 
     def _is_new(self, which: int, vector: Array) -> bool:
-        before = self.vectors[which]
-        if before is vector:
+        current = self.vectors[which]
+        if current is vector:
             return False
         self.vectors[which] = vector
-        return before is None or address(before) != address(vector) or CPU.holds(before) != CPU.holds(vector)
+        return current is None or address(current) != address(vector) or CPU.holds(current) != CPU.holds(vector)
 
     def _views(self, vector: Array) -> list[Tensor]:
         whole = as_tensor(vector)
         return [whole[part].view(shape) for part, shape in zip(self.slices, self.shapes, strict=True)]
 
     def check(self) -> None:
-        """Raise UsageError where a parameter is no longer where it was put: the module has replaced it."""
+        """Raise UsageError if the module has replaced one of its parameters."""
         for number, each in enumerate(self.parameters):
             if each.data_ptr() != self.starts[number] or each.shape != self.shapes[number]:
                 raise UsageError(f"the module replaces its parameter {self.names[number]} while it computes")
 
     def release(self) -> None:
-        """Give the parameters memory of their own, with the values that they have, and neither gradient nor hook."""
+        """Give the parameters memory of their own with the same values, without gradients and hooks."""
         self.tell(None)
         for each in self.parameters:
             each.data, each.grad = each.data.clone(), None
         self.forget()
 
     def forget(self) -> None:
-        """Something else has moved the parameters, and their gradients."""
+        """Forget the vectors: other code has moved the parameters and their gradients."""
         self.vectors, self.views, self.starts = [None, None], [[], []], []
 
-    # -- gradients as they become final ------------------------------------------------------------------------------
+    # -- final gradients --------------------------------------------------------------------------------------------
 
     def tell(self, on_ready: Callable[[slice], None] | None) -> None:
-        """From now on call on_ready(slice) as soon as a gradient is final; None: do not."""
+        """Call on_ready(slice) as soon as a gradient is final, from now on; None: stop."""
         self.on_ready = on_ready
         if on_ready is not None and not self.hooks:
             self.hooks = [
@@ -171,8 +171,8 @@ class Bound:
 
         return ready
 
-    def tell_the_rest(self, on_ready: Callable[[slice], None]) -> None:
-        """The gradients that nothing was added to are final, too; a step is over."""
+    def report_rest(self, on_ready: Callable[[slice], None]) -> None:
+        """Report the gradients that backward did not touch; ends the step."""
         for number in reversed(range(len(self.slices))):
             if number not in self.done:
                 on_ready(self.slices[number])
@@ -180,7 +180,7 @@ class Bound:
 
 
 def address(vector: Array) -> int:
-    """Where a vector begins."""
+    """Return the address of a vector."""
     if CPU.holds(vector):
         return int(vector.__array_interface__["data"][0])
     return int(vector.__cuda_array_interface__["data"][0])  # type: ignore[attr-defined]

@@ -1,15 +1,15 @@
-"""Operations of torch.distributed in flight: who takes them forward, and how their futures come to be complete.
+"""Operations of torch.distributed in flight: what advances them, and how their futures are completed.
 
-    a blocking call            is complete when it returns (`DONE`); it takes all that is in flight forward meanwhile
+    a blocking call            is complete when it returns (`DONE`); it advances all that is in flight meanwhile
     work.wait()                the same
-    DDP, in the backward pass  each bucket starts as its gradients are there, and takes those before it forward; a
-                               callback of autograd's waits for all at its end, just before DDP asks for their futures
-    anything else              a thread of ours, in naps, from the time that somebody has asked for a future
+    DDP, in the backward pass  each bucket starts when its gradients are ready, and advances earlier ones; an autograd
+                               callback waits for all at the end, just before DDP waits for their futures
+    anything else              a polling thread, from the time that a future is requested
 
-The thread also works while gradients are computed where the ranks of the node leave a core free; where they do not, it
-would only take time from them. hpcdl.comm is one thread's at a time: whoever calls it here holds `Engine.lock`. As long
-as one thread alone calls the backend, it may block while it holds it; with several, all wait in small steps, for what
-one waits for may need another thread's part on another rank.
+The thread also works during the backward pass if the ranks of the node leave a core free; otherwise it would slow them
+down. hpcdl.comm is used by one thread at a time: callers hold `Engine.lock`. As long as only one thread calls the
+backend, it may block while it holds the lock; with several, all poll, since a wait of one may depend on another
+thread's message from another rank.
 """
 
 import atexit
@@ -32,10 +32,10 @@ from hpcdl.comm.point_to_point import Arrival
 from hpcdl.comm.progress import AWAKE, LONGEST, activity
 from hpcdl.comm.requests import Request
 
-NAP = 50e-6  # seconds between two looks of the thread, at first
-MANY = 1 << 20  # bytes from which the thread helps beside a backward pass
+NAP = 50e-6  # initial seconds between polls of the thread
+MANY = 1 << 20  # bytes from which the thread helps during a backward pass
 queue_callback: Any = torch.autograd.Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
-backward_pass: Callable[[], int] = torch._C._current_graph_task_id  # -1: none is under way in this thread
+backward_pass: Callable[[], int] = torch._C._current_graph_task_id  # -1: none in this thread
 
 
 class CompletedWork(Work):  # type: ignore[misc]
@@ -73,9 +73,9 @@ DONE = CompletedWork()
 
 
 class Pending(Work):  # type: ignore[misc]
-    """Requests of hpcdl's that are one operation of torch.distributed's. finish(): what is left to do after them.
+    """Requests of hpcdl that form one operation of torch.distributed. finish(): called when they are complete.
 
-    limit: seconds that a wait for it lasts before it is given up; 0: any number.
+    limit: seconds after which a wait for it raises; 0: none.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Pending(Work):  # type: ignore[misc]
             self.complete()
 
     def one_is_done(self, result: Any) -> Any:
-        """Called as a request is complete, by whoever takes it forward."""
+        """Count a completed request; called by whoever advances it."""
         if isinstance(result, Arrival):
             self.source = result.source
         self.left -= 1
@@ -106,24 +106,24 @@ class Pending(Work):  # type: ignore[misc]
         return result
 
     def complete(self, error: BaseException | None = None) -> None:
-        """All requests are; the future comes later, outside of all locks, for what hangs on it may be anything."""
+        """Complete the operation; its future is completed later, without locks, since its callbacks are arbitrary."""
         if error is None and self.finish is not None:
             try:
                 self.finish()
             except Exception as failed:
                 error = failed
         self.error, self.done, self.finish = error, True, None
-        self.engine.over(self)
+        self.engine.finish_work(self)
 
     def advance(self) -> None:
-        """Take it as far as its messages have come."""
+        """Advance the requests as far as messages have arrived."""
         for request in self.requests:
             try:
                 request.advance()
             except Exception as error:
                 if not self.done:
                     self.complete(error)
-            if request.error is not None and not self.done:  # who waits for another operation has met with it
+            if request.error is not None and not self.done:  # a wait for another operation has met it
                 self.complete(request.error)
 
     # -- what torch.distributed calls
@@ -158,12 +158,12 @@ class Pending(Work):  # type: ignore[misc]
             if self.done:
                 self.future.settle()
             else:
-                self.engine.asked_for(self)
+                self.engine.ensure_progress(self)
         return self.future
 
 
 class Awaited(Future[Any]):
-    """The future of an operation; who waits for it in Python takes it forward."""
+    """The future of an operation; waiting for it in Python advances the operation."""
 
     def __init__(self, work: Pending):
         devices = {each.device for each in work.outputs if each.is_cuda}
@@ -176,7 +176,7 @@ class Awaited(Future[Any]):
         return super().wait()
 
     def settle(self) -> None:
-        """The operation is complete."""
+        """Complete the future of a completed operation."""
         if not self.settled:
             self.settled = True
             if self.work.error is None:
@@ -186,7 +186,7 @@ class Awaited(Future[Any]):
 
 
 class Engine:
-    """What this process has in flight for torch.distributed. spare: whether a core is free beside the node's ranks."""
+    """Operations of this process in flight for torch.distributed. spare: True if the node has a free core."""
 
     def __init__(self) -> None:
         self.lock, self.bell = threading.RLock(), threading.Event()
@@ -200,13 +200,13 @@ class Engine:
         self.process = os.getpid()
 
     def alone(self) -> bool:
-        """Whether no other thread calls the backend."""
+        """True if no other thread calls the backend."""
         self.users.add(threading.get_ident())
         return len(self.users) == 1
 
     @contextlib.contextmanager
-    def mine(self) -> Iterator[None]:
-        """`with engine.mine(): ...`, for what calls MPI in another way."""
+    def exclusive(self) -> Iterator[None]:
+        """Context for other calls of MPI: holds the lock."""
         self.alone()
         with self.lock:
             yield
@@ -218,7 +218,7 @@ class Engine:
         finish: Callable[[], object] | None = None,
         limit: float = 0.0,
     ) -> Pending:
-        """An operation begins: make() gives its requests. limit: seconds that who waits for it does, 0: any number."""
+        """Start an operation: make() returns its requests. limit: seconds after which a wait raises, 0: none."""
         self.alone()
         with self.lock:
             for each in list(self.live.values()):
@@ -228,16 +228,16 @@ class Engine:
                 self.live[id(work)] = work
         self.settle()
         if self.spare and not work.done and sum(each.nbytes for each in outputs) >= MANY:
-            self.ring()
+            self.wake()
         return work
 
-    def over(self, work: Pending) -> None:
-        """It is complete."""
+    def finish_work(self, work: Pending) -> None:
+        """Move a completed operation out of `live`."""
         self.live.pop(id(work), None)
         self.finished.append(work)
 
     def settle(self) -> None:
-        """Let the futures of what is complete be so, too; holding no lock."""
+        """Complete the futures of completed operations; without holding the lock."""
         while self.finished:
             try:
                 work = self.finished.popleft()
@@ -247,7 +247,7 @@ class Engine:
                 work.future.settle()
 
     def wait(self, work: Pending, timeout: float = 0.0) -> None:
-        """Until it is complete. Raises what went wrong in it; RuntimeError after so many seconds, 0: any number."""
+        """Wait for an operation. Raises its error; RuntimeError after `timeout` seconds, 0: never."""
         if not work.done:
             if self.alone() and not timeout:
                 self._block(work)
@@ -271,7 +271,7 @@ class Engine:
         while True:
             with self.lock:
                 for request in work.requests:
-                    with contextlib.suppress(Exception):  # the request keeps it
+                    with contextlib.suppress(Exception):  # the request stores it
                         request.test()
                 work.advance()
                 for each in list(self.live.values()):
@@ -292,7 +292,7 @@ class Engine:
                 time.sleep(min(waited / 8, LONGEST))
 
     def test(self, work: Pending) -> bool:
-        """Take all forward; whether this one is complete."""
+        """Advance all operations; True if this one is complete."""
         if not work.done:
             self.alone()
             with self.lock:
@@ -301,29 +301,29 @@ class Engine:
             self.settle()
         return work.done
 
-    # -- without being waited for
+    # -- background progress
 
-    def asked_for(self, work: Pending) -> None:
-        """Its future is to become complete though nobody may ever wait for the operation."""
-        now = backward_pass()
-        if now >= 0:
-            if now != self.pass_of_callback:
-                self.pass_of_callback = now
+    def ensure_progress(self, work: Pending) -> None:
+        """Ensure that a future becomes complete even if nobody waits for the operation."""
+        task = backward_pass()
+        if task >= 0:
+            if task != self.pass_of_callback:
+                self.pass_of_callback = task
                 queue_callback(self.end_of_backward)
         elif MPI.Query_thread() < MPI.THREAD_SERIALIZED:
             self.wait(work)
         else:
-            self.ring()
+            self.wake()
 
     def end_of_backward(self) -> None:
-        """The gradients are computed: wait for what is awaited of them."""
+        """Wait, at the end of the backward pass, for all operations with futures."""
         self.pass_of_callback = -1
         for each in list(self.live.values()):
             if each.future is not None:
                 self.wait(each)
 
-    def ring(self) -> None:
-        """Let the thread take forward what is in flight."""
+    def wake(self) -> None:
+        """Wake the thread, which advances what is in flight; start it first if necessary."""
         if self.thread is None and MPI.Query_thread() >= MPI.THREAD_SERIALIZED and not self.ending:
             self.thread = threading.Thread(target=self._go_on, name="hpcdl-torch", daemon=True)
             self.thread.start()
@@ -348,7 +348,7 @@ class Engine:
                 time.sleep(nap)
 
     def stop(self) -> None:
-        """The program ends."""
+        """Stop the thread at the end of the program."""
         self.ending = True
         self.bell.set()
         if self.thread is not None and self.process == os.getpid():

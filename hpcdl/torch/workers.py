@@ -1,11 +1,11 @@
-"""Processes beside a rank that call a function for it: what makes examples while the rank trains.
+"""Worker processes of a rank that call a function for it: they make examples while the rank trains.
 
-A process that has started MPI cannot be forked: its child would share connections with it. So workers are started anew
-(spawn), know nothing of the launcher, and get the function pickled; one that imports MPI is a world of its own. The
-program's file is imported in them only where what is pickled is defined there; that file then has to keep what it does
-under `if __name__ == "__main__":`.
+A process that has started MPI must not be forked, since its child would share connections with it. So workers are
+spawned, know nothing of the launcher, and receive the function pickled; a worker that imports MPI is a world of its
+own. Workers import the program's file only if the function is defined there; such a file has to protect its main part
+by `if __name__ == "__main__":`.
 
-A worker ends when its rank has ended, however that has.
+A worker ends when its rank has ended, in whatever way.
 """
 
 import contextlib
@@ -31,26 +31,26 @@ class Workers:
         self.pool: ProcessPoolExecutor | None = None
         try:
             self.pickled = pickle.dumps(function)
-        except Exception as error:  # whatever a member's own __reduce__ raises
+        except Exception as error:  # a member's own __reduce__ may raise anything
             raise UsageError(f"workers={count}: the data set cannot be pickled ({reason(error)}); workers=0") from None
 
     def all(self, arguments: Iterable[tuple]) -> list[Any]:
-        """The results; UsageError, one line, of what the function raises, or where a process has gone."""
+        """Return the results; UsageError, one line, if the function raises, or a process has died."""
         try:
             if self.pool is None:
                 self.pool = self._started()
-            found = list(self.pool.map(_call, arguments))
+            results = list(self.pool.map(_call, arguments))
         except BrokenProcessPool:
             self.pool = None
             hint = 'a program that starts workers keeps what it does under `if __name__ == "__main__":`'
             raise UsageError(f"a worker process has ended by itself; {hint}") from None
-        for _, problem in found:
+        for _, problem in results:
             if problem is not None:
                 raise UsageError(problem)
-        return [result for result, _ in found]
+        return [result for result, _ in results]
 
     def _started(self) -> ProcessPoolExecutor:
-        """The processes, all of which are up."""
+        """Return the pool with all of its processes running."""
         pool = ProcessPoolExecutor(self.count, get_context("spawn"), _begin, (self.pickled,))
         with _surroundings(main=b"__main__" in self.pickled):
             for each in [pool.submit(_nothing) for _ in range(self.count)]:
@@ -58,7 +58,7 @@ class Workers:
         return pool
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         if self.pool is not None:
             self.pool.shutdown(wait=True, cancel_futures=True)
             self.pool = None
@@ -66,22 +66,22 @@ class Workers:
 
 @contextlib.contextmanager
 def _surroundings(main: bool) -> Iterator[None]:
-    """As processes are to find it that are started inside. main: they import the program's file."""
+    """Context with the environment for processes that are spawned inside. main: they import the program's file."""
     from hpcdl.comm.launcher import clean_environment  # not above: it starts MPI, which workers do not need
 
     before, program = dict(os.environ), sys.modules["__main__"]
-    become(os.environ, clean_environment() | {"OMP_NUM_THREADS": "1"})
+    replace_contents(os.environ, clean_environment() | {"OMP_NUM_THREADS": "1"})
     if not main:
-        sys.modules["__main__"] = types.ModuleType("__main__")  # by whose file multiprocessing would find it
+        sys.modules["__main__"] = types.ModuleType("__main__")  # multiprocessing would import its file
     try:
         yield
     finally:
         sys.modules["__main__"] = program
-        become(os.environ, before)
+        replace_contents(os.environ, before)
 
 
-def become(one: MutableMapping[str, str], other: dict[str, str]) -> None:
-    """Let one hold what the other holds."""
+def replace_contents(one: MutableMapping[str, str], other: dict[str, str]) -> None:
+    """Make the mapping `one` equal to `other`."""
     for name in one.keys() - other.keys():
         del one[name]
     one.update(other)
@@ -90,11 +90,11 @@ def become(one: MutableMapping[str, str], other: dict[str, str]) -> None:
 # -- in a worker
 
 function: Any = None
-missing = ""  # why there is none
+missing = ""  # why the function is missing
 
 
 def _begin(pickled: bytes) -> None:
-    """A worker has begun: it has the function, and ends with its rank."""
+    """Initialize a worker: unpickle the function, and end with the rank."""
     global function, missing
     threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     try:
@@ -117,7 +117,7 @@ def _nothing() -> None:
 
 
 def _call(arguments: tuple) -> tuple[Any, str | None]:
-    """The function's result, or what went wrong, in a line."""
+    """Return the function's result, or an error message."""
     if missing:
         return None, missing
     try:

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 from hpcdl.random import Random
-from hpcdl.torch.dropout_rng import ALPHA, CHANNELS, ELEMENTS, Draws
+from hpcdl.torch.dropout_rng import ALPHA, CHANNELS, ELEMENTS, ModuleRandom
 
 torch.set_num_threads(1)
 LAYERS = [*ELEMENTS, *CHANNELS]
@@ -19,7 +19,7 @@ IMAGES = {nn.Dropout1d: (6, 5, 4), nn.Dropout3d: (6, 5, 2, 3, 2)}
 
 def drawn(layer, x, rows, seed=0, epoch=0, step=0, name="drop"):
     module = nn.ModuleDict({name: layer})
-    draws = Draws(module)
+    draws = ModuleRandom(module)
     draws.of_run(Random(seed))
     draws.at(epoch, step, np.asarray(rows))
     return module[name](x)
@@ -79,7 +79,7 @@ def test_so_many_are_lost_and_the_mean_stays():
 
 def test_a_layer_that_is_used_twice_draws_twice():
     layer = nn.Dropout(0.5)
-    draws = Draws(nn.Sequential(layer))
+    draws = ModuleRandom(nn.Sequential(layer))
     for _ in range(2):
         draws.at(0, 0, np.arange(4))
         first, second = layer(torch.ones(4, 50)), layer(torch.ones(4, 50))
@@ -107,7 +107,7 @@ def test_evaluation_draws_nothing():
 
 
 def test_other_draws_begin_with_the_step():
-    draws, found = Draws(nn.Linear(2, 2)), []
+    draws, found = ModuleRandom(nn.Linear(2, 2)), []
     for seed, epoch, step, rows in [(0, 0, 0, [3, 4]), (0, 0, 0, [3]), (1, 0, 0, [3]), (0, 1, 0, [3]), (0, 0, 1, [3])]:
         draws.of_run(Random(seed))
         draws.at(epoch, step, np.array(rows))

@@ -42,7 +42,7 @@ def none_is_left(group):
 def until_given_back():
     deadline = time.monotonic() + 20
     while group_cleanup.destroyed and time.monotonic() < deadline:
-        group_cleanup.give_back()
+        group_cleanup.free_unused()
     assert not group_cleanup.destroyed
 
 
@@ -93,7 +93,7 @@ def test_an_operation_in_flight_is_completed_first(group, rank, size, world):
     work = dist.all_reduce(tensor, group=last, async_op=True)
     dist.destroy_process_group(last)
     world.Barrier()
-    group_cleanup.give_back()
+    group_cleanup.free_unused()
     work.wait()
     assert (tensor == size).all()
 
@@ -113,7 +113,7 @@ def test_a_part_of_a_part(group, rank, size):
     communicators = [part.comm] + ([half.comm] if half else [])
     dist.destroy_process_group(part)
     if half is not None:
-        group_cleanup.give_back()
+        group_cleanup.free_unused()
         half.allreduce([torch.ones(2)]).wait()
         half.shutdown()
     until_given_back()

@@ -106,13 +106,13 @@ def test_an_exception_on_one_rank_ends_all_and_is_seen(program):
 
 @pytest.mark.mpi(min_size=2)
 def test_ranks_that_are_not_mpis(world):
-    from hpcdl.torch.groups import of_world
+    from hpcdl.torch.groups import world_communicator
 
     limit = timedelta(seconds=30)
     with pytest.raises(UsageError, match=f"start the program with mpiexec -n {world.size + 1}"):
-        of_world(world.rank, world.size + 1, None, limit)
+        world_communicator(world.rank, world.size + 1, None, limit)
     with pytest.raises(UsageError, match="rank 0 of the process group is there twice"):
-        of_world(0, world.size, None, limit)
+        world_communicator(0, world.size, None, limit)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -143,12 +143,12 @@ def test_a_host_whose_name_another_does_not_know(world, monkeypatch):
 @pytest.mark.mpi(min_size=3)
 def test_some_ranks_of_the_world(world, mpi_tmp_path):
     """They find each other by the store that they share, in an order of their own."""
-    from hpcdl.torch.groups import of_world
+    from hpcdl.torch.groups import world_communicator
 
     if world.rank:
         store = torch.distributed.FileStore(str(mpi_tmp_path / "store"), world.size - 1)
         rank = world.size - 1 - world.rank
-        comm = of_world(rank, world.size - 1, store, timedelta(seconds=30))
+        comm = world_communicator(rank, world.size - 1, store, timedelta(seconds=30))
         found = np.full(2, float(rank))
         comm.all_reduce(found)
         assert (comm.rank, comm.size, found[0]) == (rank, world.size - 1, sum(range(world.size - 1)))
