@@ -31,7 +31,7 @@ from hpcdl.launch.benchmark_table import check_files, positive, report, spread
 from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.program import ended
 from hpcdl.runs.options import option
-from hpcdl.search.groups import divided
+from hpcdl.search.groups import divide_ranks
 from hpcdl.search.library import search
 from hpcdl.search.methods.random import point
 from hpcdl.search.space import Space
@@ -62,7 +62,7 @@ def main(arguments=None):
     with ended("bench-search", world.rank):
         with reading(world) as parse:
             options = parse(SearchBench, "bench-search", __doc__, arguments)
-            groups = divided(world.size, 1, options.controller == "own").groups
+            groups = divide_ranks(world.size, 1, options.controller == "own").groups
             check_files(options, world.rank)
         measured = [measure(world, options, groups, seed) for seed in range(options.repeats)]
         if world.rank == 0:

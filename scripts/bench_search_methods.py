@@ -21,7 +21,7 @@ from hpcdl.launch.benchmark_table import check_files, positive, report, spread
 from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.program import ended
 from hpcdl.runs.options import option
-from hpcdl.search.search_log_reader import Ended, read
+from hpcdl.search.search_log_reader import EndedPiece, read
 
 SPACE = (
     "lr=log:0.0005..1",
@@ -106,7 +106,7 @@ def searched(world, options: MethodsBench, method: str, seed: int, wanted: float
     return found
 
 
-def walked(pieces: list[Ended], wanted: float | None) -> Reached:
+def walked(pieces: list[EndedPiece], wanted: float | None) -> Reached:
     """The pieces of a search in the order in which they have ended."""
     scores = [each.score for each in pieces if each.score is not None]
     if not scores:

@@ -25,7 +25,7 @@ from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.program import ended
 from hpcdl.machine.threads import limited
 from hpcdl.random import Random
-from hpcdl.rl.rollout import PICTURES, Player, acts, described
+from hpcdl.rl.rollout import PICTURES, Player, evaluation_summary, is_agent_run
 from hpcdl.runs.options import option
 from hpcdl.runs.progress import console
 from hpcdl.search import ensemble_scores
@@ -88,7 +88,7 @@ def main(arguments=None):
             with limited(world):
                 together(world, options)
             return
-        if acts(options.run):
+        if is_agent_run(options.run):
             with limited(world):
                 act(world, options)
             return
@@ -150,15 +150,15 @@ def together(world, options):
             if getattr(options, name):
                 raise UsageError(f"--{name} is of one run; give one of the members, {options.run}/members/0000")
         ensemble = Ensemble.read(options.run, options.trust).open(world.rank, world.size)
-        rows = ensemble.rows(options.data or ensemble.about.source, options.split, world.size)
+        rows = ensemble.rows(options.data or ensemble.reference.source, options.split, world.size)
         name = next(iter(rows.values())).name
-        if options.probabilities and not ensemble.about.classes:
+        if options.probabilities and not ensemble.reference.classes:
             raise UsageError("--probabilities: the ensemble predicts values, which have none")
-    near = None if ensemble.about.classes else around(world, next(iter(rows.values())))
+    near = None if ensemble.reference.classes else around(world, next(iter(rows.values())))
     how = {"file": options.predict, "every": options.probabilities, "around": near}
     counts = ensemble_scores.predict_all(world, ensemble, rows, **how)
     if world.rank == 0:
-        found = ensemble_scores.reported(ensemble, name, options.split, counts)
+        found = ensemble_scores.evaluation_of(ensemble, name, options.split, counts)
         what = f"{options.run}, {counted(len(ensemble.members), 'member')}"
         print(f"{what}, on {counted(found['rows'], 'row')} of {name}:")
         print(f"{said(options.split, found)}  ({ensemble.combine} of the members)")
@@ -181,7 +181,7 @@ def act(world, options):
             if options.render:
                 episode = player.render(Path(options.render), options.seed)
                 print(f"{options.render}: return {episode.returned:g}, {counted(episode.length, 'step', ',')}")
-            found = described(player, player.play(options.episodes or 100, options.seed), options.seed)
+            found = evaluation_summary(player, player.play(options.episodes or 100, options.seed), options.seed)
             what = f"{counted(found['episodes'], 'episode', ',')} of {found['environment']}"
             print(f"{options.run}, step {found['step']}, {what}:")
             spread = (

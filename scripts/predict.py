@@ -58,7 +58,7 @@ def main(arguments=None):
                 if options.samples:
                     model = predictive(options.run, trained, model)
                 rows = new_rows(options.source, trained, options.split, world.size, delimiter=options.delimiter)
-            if options.probabilities and not (trained.about if of_many else trained).classes:
+            if options.probabilities and not (trained.reference if of_many else trained).classes:
                 raise UsageError("--probabilities: the run's model predicts values, which have none")
         stream = None if options.out else sys.stdout.buffer
         where = options.out, options.probabilities

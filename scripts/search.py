@@ -42,7 +42,7 @@ from hpcdl.search.checks import (
     epochs_of,
     larger_is_better,
     objective_of,
-    opened,
+    open_all_data,
     probes,
     read_training,
     refuse_names,
@@ -54,7 +54,7 @@ from hpcdl.search.methods import make_method
 from hpcdl.search.results import write_tables
 from hpcdl.search.search_log_reader import read as read_trials
 from hpcdl.search.space import Parameter, Space
-from hpcdl.search.stop_broadcast import LATE, Alarm
+from hpcdl.search.stop_broadcast import LATE, StopBroadcast
 from hpcdl.search.training_trial import TrialWork
 from hpcdl.search.view import View
 from hpcdl.shared_memory import unname
@@ -120,14 +120,14 @@ def main(arguments=None):
                 options.ranks_per_trial = options.ranks_per_trial or world.size
             space = read_space(options)
             command = read_training(" ".join(options.line), options.ranks_per_trial, world.size, options.trust)
-            division = groups.divided(world.size, command.ranks, options.controller == "own")
+            division = groups.divide_ranks(world.size, command.ranks, options.controller == "own")
             refuse_names(space, command, options.method)
             command = with_epochs(command, options.most)
             tried = probes(space, command, parse)
             most = epochs_of(command, options.method, tried[0].options)
         refuse_unlike(world, {"the training": command.text})
         warn(world)
-        data = opened(world, [each.options for each in tried])
+        data = open_all_data(world, [each.options for each in tried])
         lock, trial, controller = Folder(None, world.rank), Folder(None, world.rank), None
         with contextlib.closing(lock), contextlib.closing(trial):
             with refuse_together(world):
@@ -279,18 +279,18 @@ def search(world, options, division, command, space, objective, folder, controll
             view.say(str(division))
         view.say(said)
         view.start()
-    alarm = Alarm(world, options.time_limit)
+    alarm = StopBroadcast(world, options.time_limit)
     try:
         watch = view.watch if view is not None else lambda event: None
         own = options.controller == "own"
-        stopped = groups.run(world, command.ranks, work, controller, own, alarm.look, watch)
+        stopped = groups.run(world, command.ranks, work, controller, own, alarm.poll, watch)
     finally:
         if view is not None:
             view.close()
     alarm.close()
     status = 0
     if controller is not None:
-        status = conclude(view, controller, folder, stopped, alarm.why == LATE)
+        status = conclude(view, controller, folder, stopped, alarm.reason == LATE)
     all_come(world)
     return world.bcast(status)
 
@@ -308,7 +308,7 @@ def conclude(view: View, controller: Controller, folder: Path, stopped: bool, la
     view.end()
     rows, failed = view.trials.rows(), best is None
     if controller.only is not None:
-        own = controller.judged.get((controller.only, 0))
+        own = controller.outcomes.get((controller.only, 0))
         rows, failed = [row for row in rows if row.trial == controller.only], own is None or own.score is None
     if failed:
         say_all_failed(row.failed for row in rows)

@@ -51,29 +51,29 @@ from hpcdl.runs.folder import Folder, automatic, environment, launch_line, remov
 from hpcdl.runs.help import dashed
 from hpcdl.runs.options import Options, kinds_of, option, parse, read_file
 from hpcdl.search import ensemble_scores
-from hpcdl.search.checks import opened
-from hpcdl.search.ensemble import ASKED, FOUND, MEMBER, MEMBERS, Ensemble, EnsembleMember
+from hpcdl.search.checks import open_all_data
+from hpcdl.search.ensemble import CONFIG_FILE, MEMBER, MEMBERS, SUMMARY_FILE, Ensemble, EnsembleMember
 from hpcdl.search.ensemble_members import (
     WEIGHTS,
-    Spec,
-    bags,
-    beside,
-    done,
+    MemberSpec,
+    best_of_search,
+    has_ended,
+    has_values,
     held_out_of,
-    in_sequence,
+    member_folder,
     member_spec,
-    named_in,
-    names_told,
-    news,
-    of_values,
-    path_of,
-    searched,
-    snapshots,
+    out_of_bag_masks,
+    outcome_text,
+    plugin_names,
+    plugin_names_of_options,
+    snapshot_members,
+    train_boosted,
+    train_in_groups,
     train_one,
-    varied,
-    with_values,
+    variations,
+    with_options,
 )
-from hpcdl.search.stop_broadcast import LATE, Alarm
+from hpcdl.search.stop_broadcast import LATE, StopBroadcast
 from hpcdl.shared_memory import unname
 
 PROGRAM = "train-allreduce"
@@ -131,7 +131,7 @@ class EnsemblePlan(NamedTuple):
 
     options: EnsembleOptions
     asked: dict[str, Any]
-    specs: list[Spec]
+    specs: list[MemberSpec]
     validation: float
     told: list[Options]
 
@@ -153,7 +153,7 @@ def main(arguments=None):
                     lock.path = automatic("ensemble") if told in ("", "auto") else Path(told)
                     prepare(lock, plan)
             unname()  # all ranks have come so far
-            data = opened(world, [each for each in plan.told if not is_own(each.data)])  # once for all members
+            data = open_all_data(world, [each for each in plan.told if not is_own(each.data)])  # once for all members
             for each in data.values():
                 each.close()
             status = trained(world, plan, world.bcast(lock.path))
@@ -175,13 +175,13 @@ def planned(read, words: list[str], size: int) -> EnsemblePlan:
     given = {word[2:].partition("=")[0].replace("-", "_") for word in found.own if word.startswith("--")} - {"trust"}
     if resume:
         told = f"--resume {resume[0]}"
-        where = Path(resume[0]) / ASKED
+        where = Path(resume[0]) / CONFIG_FILE
         if other := [*sorted(given - AGAIN), *(name for name in several if several[name]), *([text] if text else [])]:
             raise UsageError(f"{told}: with another {other[0]} it would be another ensemble")
         if not where.is_file():
-            raise UsageError(f"{told}: there is no ensemble in that folder ({ASKED} is missing)")
-        kept: Any = read_file(where, f"{told}: {ASKED}")
-        refuse_untrusted(named_in([str(kept.get("training", ""))], kept.get("vary", [])), str(where), options.trust)
+            raise UsageError(f"{told}: there is no ensemble in that folder ({CONFIG_FILE} is missing)")
+        kept: Any = read_file(where, f"{told}: {CONFIG_FILE}")
+        refuse_untrusted(plugin_names([str(kept.get("training", ""))], kept.get("vary", [])), str(where), options.trust)
         text, several = str(kept.pop("training", "")), {name: [*kept.pop(name, [])] for name in several}
         own = [f"--{dashed(name)}={value}" for name, value in kept.items() if name in kinds and value != "false"]
         own = [each.removesuffix("=true") for each in own]
@@ -196,10 +196,10 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
         raise UsageError("--from SEARCH and --best N belong together: the options of its N best trials")
     if several["from"] and (options.snapshots or options.boost != "none" or several["vary"]):
         raise UsageError("--from SEARCH says how members differ: no --vary, --snapshots or --boost")
-    turns: list[dict[str, str]] = varied(several["vary"])
+    turns: list[dict[str, str]] = variations(several["vary"])
     program = PROGRAM
     if several["from"]:
-        program, turns = searched(several["from"][0], options.best, options.trust)
+        program, turns = best_of_search(several["from"][0], options.best, options.trust)
     if fixed := sorted(ALIKE & {name.replace("-", "_") for each in turns for name in each}):
         raise UsageError(f"--vary {fixed[0]}: it is the same for all members")
     if options.snapshots and (several["vary"] or "--schedule" in text or options.members):
@@ -210,7 +210,7 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
         raise UsageError(f"--ranks-per-member {ranks}: there are {counted(size, 'rank')}")
     text = text if text and not text.startswith("-") else f"{program} {text}".strip()
     schedule = f" --schedule=cosine:cycles={options.snapshots}" if options.snapshots else ""
-    lines = [with_values(text + schedule, turn) for turn in turns]
+    lines = [with_options(text + schedule, turn) for turn in turns]
     distinct = [*dict.fromkeys(lines)]
     commands = dict(zip(distinct, read_commands(distinct, {}, ranks, options.trust), strict=True))
     if other := [each for each in commands.values() if each.ranks != ranks]:
@@ -221,7 +221,7 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
     validation = about[0].validation
     if options.combine == "stacking" and not validation:
         raise UsageError("--combine stacking is fitted on rows that no member is trained on: add --validation FRACTION")
-    if options.combine != "mean" and of_values(about[0].data):
+    if options.combine != "mean" and has_values(about[0].data):
         told = "--boost samme" if options.boost != "none" else f"--combine {options.combine}"
         raise UsageError(f"{told} is of classes; {about[0].data} has values to predict, of which the mean is taken")
     if any(each.data_servers for each in about):
@@ -234,7 +234,10 @@ def plan_of(options: EnsembleOptions, text: str, several: dict[str, list[str]], 
         asked.pop(name)
     if options.boost != "none":
         asked["combine"] = "mean"
-    trust = (*options.trust, *(name for each in about for name in names_told(each)))  # also for their checkpoints
+    trust = (
+        *options.trust,
+        *(name for each in about for name in plugin_names_of_options(each)),
+    )  # also for their checkpoints
     specs = [
         member_spec(options, number, commands[lines[number % len(lines)]], turns[number % len(turns)], trust)
         for number in range(count)
@@ -247,7 +250,7 @@ def prepare(lock: Folder, plan: EnsemblePlan) -> None:
     folder: Any = lock.path
     options = plan.options
     with blamed_on(f"--out {folder} cannot be written"):
-        there = any((folder / name).exists() for name in (ASKED, FOUND, "config.yaml", MEMBERS))
+        there = any((folder / name).exists() for name in (CONFIG_FILE, SUMMARY_FILE, "config.yaml", MEMBERS))
         if there and not options.resume and not options.force:
             raise UsageError(
                 f"--out {folder} holds another ensemble, or a run; give another folder, --force to replace it, or "
@@ -262,12 +265,12 @@ def prepare(lock: Folder, plan: EnsemblePlan) -> None:
                 remove_run(path)
                 for name in (FAILED, MEMBER, WEIGHTS, "started.json"):
                     (path / name).unlink(missing_ok=True)
-            (folder / FOUND).unlink(missing_ok=True)
+            (folder / SUMMARY_FILE).unlink(missing_ok=True)
         if options.retry:
             for path in folder.glob(f"{MEMBERS}/[0-9]*/{FAILED}"):
                 path.unlink()
         header = "".join(f"# {name}: {line(value)}\n" for name, value in environment().items())
-        with atomic_write(folder / ASKED) as file:
+        with atomic_write(folder / CONFIG_FILE) as file:
             file.write((header + yaml.safe_dump(plan.asked, sort_keys=False)).encode())
 
 
@@ -277,22 +280,22 @@ def prepare(lock: Folder, plan: EnsemblePlan) -> None:
 def trained(world, plan: EnsemblePlan, folder: Path) -> int:
     """Train, combine and score; the exit status. Collective."""
     options, begun = plan.options, time.perf_counter()
-    alarm, silent = Alarm(world, options.time_limit), options.progress == "none"
+    alarm, silent = StopBroadcast(world, options.time_limit), options.progress == "none"
     alphas: dict[int, float] = {}
 
-    def told(spec: Spec, end: Any) -> None:
+    def told(spec: MemberSpec, end: Any) -> None:
         if not silent:
-            said = printable(f"member {spec.number}  {spec.differs}: {news(folder, spec, end)}", kept="")
+            said = printable(f"member {spec.number}  {spec.differs}: {outcome_text(folder, spec, end)}", kept="")
             sys.stdout.write(f"{said}\n")  # at once: other groups print, too
             sys.stdout.flush()
 
     if options.snapshots:
         stopped = False
-        if not world.bcast(done(path_of(folder, 0)) if world.rank == 0 else None):
+        if not world.bcast(has_ended(member_folder(folder, 0)) if world.rank == 0 else None):
             end = train_one(world, plan.specs[0], folder, options.seed, options.snapshots)
             stopped = end.stopped in ("signal", "time limit")
     elif options.boost != "none":
-        stopped, brought = in_sequence(world, plan.specs, folder, options.seed, plan.validation, alarm.look, told)
+        stopped, brought = train_boosted(world, plan.specs, folder, options.seed, plan.validation, alarm.poll, told)
         alphas = {each.number: one.alpha for each, one in brought}
     else:
         left = world.size % options.ranks_per_member
@@ -304,11 +307,11 @@ def trained(world, plan: EnsemblePlan, folder: Path) -> int:
                 f"{counted(options.ranks_per_member, 'rank')}",
                 flush=True,
             )
-        stopped = beside(world, plan.specs, options.ranks_per_member, folder, options.seed, alarm.look, told)
+        stopped = train_in_groups(world, plan.specs, options.ranks_per_member, folder, options.seed, alarm.poll, told)
     alarm.close()
     if stopped:
         if world.rank == 0:
-            why = "its time is over" if alarm.why == LATE else "stopped by a signal"
+            why = "its time is over" if alarm.reason == LATE else "stopped by a signal"
             print(f"{why}; go on with --resume {folder}", flush=True)
         return signals.STATUS
     return conclude(world, plan, folder, alphas, time.perf_counter() - begun)
@@ -340,7 +343,7 @@ def conclude(world, plan: EnsemblePlan, folder: Path, alphas: dict[int, float], 
         found.pop("member_scores")
     found["members"] = sorted(rows, key=lambda row: row["number"])
     if world.rank == 0:
-        write_json(found, folder / FOUND)
+        write_json(found, folder / SUMMARY_FILE)
         say(options, folder, found, table)
         if not members:
             say_all_failed(row["failed"] for row in failed)
@@ -353,8 +356,8 @@ def there(
     """The members that can predict, and rows that say why others cannot."""
     found, failed = [], []
     for spec in plan.specs:
-        path = path_of(folder, spec.number)
-        why = failure(path) or (None if done(path) else "it has no summary, nor a word of why")
+        path = member_folder(folder, spec.number)
+        why = failure(path) or (None if has_ended(path) else "it has no summary, nor a word of why")
         if why is None and plan.options.boost != "none" and spec.number not in alphas:
             why = "no better than chance, or after one that is not"
         if why is not None:
@@ -362,7 +365,7 @@ def there(
                 EnsembleMember(spec.number, f"{MEMBERS}/{path.name}", spec.differs)._asdict() | {"failed": why}
             )
         elif plan.options.snapshots:
-            found += snapshots(folder, spec, plan.options.snapshots)
+            found += snapshot_members(folder, spec, plan.options.snapshots)
         else:
             found.append(
                 EnsembleMember(spec.number, f"{MEMBERS}/{path.name}", spec.differs, alphas.get(spec.number, 1.0))
@@ -377,9 +380,9 @@ def scored(world, plan: EnsemblePlan, folder: Path, members: list[EnsembleMember
     comm, found = Communicator(world, "tree"), {"member_scores": []}
     with refuse_together(world):
         whole.open(world.rank, world.size)
-        if options.combine != "mean" and not whole.about.classes:
+        if options.combine != "mean" and not whole.reference.classes:
             raise UsageError(f"--combine {options.combine} is of classes; of values the mean is taken")
-    source, classes = whole.about.source, whole.about.classes
+    source, classes = whole.reference.source, whole.reference.classes
     with limited(world):
         y = whole.labels(world, source) if options.bagging or options.combine == "stacking" else np.zeros(0)
         held_out = (
@@ -389,13 +392,13 @@ def scored(world, plan: EnsemblePlan, folder: Path, members: list[EnsembleMember
             whole.stack(comm, source, held_out)
         if options.bagging:
             specs = {each.number: each for each in plan.specs}
-            found["out_of_bag"] = whole.out_of_bag(comm, source, bags(whole, specs, held_out, len(y)))
+            found["out_of_bag"] = whole.out_of_bag(comm, source, out_of_bag_masks(whole, specs, held_out, len(y)))
         table = None
-        if whole.tested(world, source):
+        if whole.has_test_part(world, source):
             with refuse_together(world):
                 rows = whole.rows(source, "test", world.size)
             counts = ensemble_scores.predict_all(world, whole, rows)
-            report = ensemble_scores.reported(whole, next(iter(rows.values())).name, "test", counts)
+            report = ensemble_scores.evaluation_of(whole, next(iter(rows.values())).name, "test", counts)
             found["scores"], found["member_scores"] = report["scores"], [each["scores"] for each in report["members"]]
             found |= {name: report[name] for name in ("disagreement", "spread") if name in report}
             table = ensemble_scores.table(report)

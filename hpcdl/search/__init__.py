@@ -12,7 +12,7 @@ __all__ = ["SearchResult", "Trial", "search"]
 
 
 def __getattr__(name: str) -> Any:
-    """What starts MPI is imported when it is asked for: programs take over signals before."""
+    """Import `library` on first use: it starts MPI, and programs install their signal handlers before that."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from hpcdl.search import library

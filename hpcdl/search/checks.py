@@ -1,11 +1,11 @@
-"""What can be known of a search before its first trial: whether each option of the space is one, and takes its values.
+"""Checks before the first trial: does the program have each option of the space, and accept its values?
 
 names       options that the program has, and that neither the search nor its method decides
-values      every choice, and both ends of every range, with what their conditions ask for, are put through the
+values      every choice and both ends of every range, with the values that their conditions need, go through the
             program's own parser and checks
 data        are opened once, by all ranks, and stay in memory for all trials (hpcdl/data/row_cache.py)
-models      of these values are made, with their optimizers, on these data
-objective   an entry of the summaries that there will be
+models      are made of these values, with their optimizers, on these data
+objective   is an entry of the summaries that the trials will write
 """
 
 import shlex
@@ -27,13 +27,14 @@ from hpcdl.search.methods import RUNGS
 from hpcdl.search.space import Parameter, Space
 from hpcdl.search.tasks import Values
 
-HELD_OUT = 0.1  # of the training rows, where trials are judged by them and nobody has said how many
-LENGTHS = ("epochs", "steps", "rounds")  # options that say how long a trial is
-LARGER = ("accuracy",)  # how the names of scores end of which more is better
+HELD_OUT = 0.1  # default share of the training rows for the validation part
+LENGTHS = ("epochs", "steps", "rounds")  # options that set the length of a trial
+LARGER = ("accuracy",)  # suffixes of scores to be maximized
 
 
 class Probe(NamedTuple):
-    """Values that are tried before any trial, for the sake of the parameter `text`; and all options with them."""
+    """Values that are checked before any trial. text: the parameter and value they test; options: all options with
+    them."""
 
     text: str
     values: Values
@@ -41,7 +42,7 @@ class Probe(NamedTuple):
 
 
 def read_training(text: str, ranks: int, size: int, trust: Iterable[str] = ()) -> Command:
-    """The line of the program that trains, on `ranks` of `size` ranks; 0: on one, or as few as it takes.
+    """Return the command of the program that trains, on `ranks` of `size` ranks (0: one rank, or the fewest it needs).
 
     trust: the values of --trust of the search. Raises UsageError.
     """
@@ -51,15 +52,15 @@ def read_training(text: str, ranks: int, size: int, trust: Iterable[str] = ()) -
         raise UsageError('the program that trains comes first, as in hpcdl search train-allreduce --space "lr=0.01..1"')
     if 0 < size < ranks:
         raise UsageError(f"--ranks-per-trial {ranks}: there are {size}; start more with mpiexec -n, or give fewer")
-    found = read_command(1, text, {}, size, trust)
-    needed = found.training.ranks
+    command = read_command(1, text, {}, size, trust)
+    needed = command.training.ranks
     if needed is not None and ranks not in (0, needed):
-        raise UsageError(f"--ranks-per-trial {ranks}: {found.folder[2:]} works on {needed}")
-    return found._replace(ranks=ranks or needed or 1)
+        raise UsageError(f"--ranks-per-trial {ranks}: {command.folder[2:]} works on {needed}")
+    return command._replace(ranks=ranks or needed or 1)
 
 
 def with_words(command: Command, *words: str) -> Command:
-    """The command with more options, which win, in its text, too."""
+    """Return the command with more options appended, in its text too; later options win."""
     text = " ".join([command.text, *map(shlex.quote, words)])
     return command._replace(text=text, words=[*command.words, *words])
 
@@ -68,7 +69,7 @@ def with_words(command: Command, *words: str) -> Command:
 
 
 def refuse_names(space: Space, command: Command, method: str) -> None:
-    """Raise UsageError for a parameter that is no option of the program, or one that is not for a search."""
+    """Raise UsageError for a parameter that is not an option of the program, or that the search itself sets."""
     program, options_class = command.folder[2:], command.training.options_class
     kinds, unused = kinds_of(options_class), set(getattr(options_class, "unused", ()))
     known = {dashed(name) for name in kinds if name not in (*DECIDED, *unused, "progress")}
@@ -82,46 +83,50 @@ def refuse_names(space: Space, command: Command, method: str) -> None:
             raise UsageError(f"--space {name}: --method {method} decides how long a trial is; leave it out")
 
 
-def to_be_tried(space: Space) -> list[tuple[str, Values]]:
-    """Values with each choice, and both ends of each range, and for the sake of which parameter; none twice."""
-    found: list[tuple[str, Values]] = []
-    for each in space.parameters:
-        ends = each.choices if each.kind == "choice" else [each.bounded(end) for end in (each.low, each.high)]
+def boundary_values(space: Space) -> list[tuple[str, Values]]:
+    """Return (parameter=value, values) for each choice and both ends of each range, without duplicates."""
+    pairs: list[tuple[str, Values]] = []
+    for parameter in space.parameters:
+        ends = (
+            parameter.choices
+            if parameter.kind == "choice"
+            else [parameter.bounded(end) for end in (parameter.low, parameter.high)]
+        )
         for value in ends:
-            values = values_with(space, each, value)
-            if values not in [before for _, before in found]:
-                found.append((f"{each.name}={value}", values))
-    return found
+            values = values_with(space, parameter, value)
+            if values not in [before for _, before in pairs]:
+                pairs.append((f"{parameter.name}={value}", values))
+    return pairs
 
 
 def values_with(space: Space, parameter: Parameter, value: Any) -> Values:
-    """Values of the space, in its middle but where `parameter` is this one, and what its condition asks for is so."""
+    """Return the middle of the space with `parameter` set to `value`, and its conditions fulfilled."""
     unit = np.full(len(space.parameters), 0.5)
-    wanted: Any = parameter.name, value
-    while wanted is not None:
-        name, text = wanted
+    pending: Any = parameter.name, value
+    while pending is not None:
+        name, text = pending
         unit[space.names.index(name)] = space.parameter(name).unit(text)
-        wanted = space.parameter(name).condition
+        pending = space.parameter(name).condition
     return space.values(unit) | {parameter.name: value}
 
 
 def probes(space: Space, command: Command, read: Callable[..., Any]) -> list[Probe]:
-    """All that is to be tried, as options. Raises UsageError for the first that the program does not take."""
-    found = []
-    for text, values in to_be_tried(space):
+    """Return the options for all boundary values. Raises UsageError for the first that the program refuses."""
+    results = []
+    for text, values in boundary_values(space):
         words = [f"--{name}={value}" for name, value in space.texts(values).items()]
         try:
-            found.append(Probe(text, values, command.options(read, *words, "--seed=0", "--out=auto")))
+            results.append(Probe(text, values, command.options(read, *words, "--seed=0", "--out=auto")))
         except UsageError as error:
             raise UsageError(f"--space {text}: {error}") from None
-    return found
+    return results
 
 
 # -- how long a trial is -----------------------------------------------------------------------------------------------
 
 
 def with_epochs(command: Command, most: float) -> Command:
-    """The command with whole trials of so many epochs, or rounds where these count; 0: as it is."""
+    """Return the command with `most` epochs, or rounds where these count, for each trial; 0: unchanged."""
     if not most:
         return command
     if most != round(most):
@@ -130,12 +135,12 @@ def with_epochs(command: Command, most: float) -> Command:
 
 
 def length_of(command: Command) -> str:
-    """The option that says how long a training is: epochs, or rounds."""
+    """Return the option that sets the length of a training: epochs, or rounds."""
     return "rounds" if "rounds" in kinds_of(command.training.options_class) else "epochs"
 
 
 def epochs_of(command: Command, method: str, options: Options) -> float:
-    """How many epochs a whole trial has. Raises UsageError where a method counts in them, and the program in steps."""
+    """Return the epochs of a whole trial. Raises UsageError if the method counts epochs and the program steps."""
     if method.partition(":")[0] in RUNGS and length_of(command) == "epochs" and options.steps:
         raise UsageError(f"--method {method} counts in epochs: give the program --epochs, or --most, and no --steps")
     return float(getattr(options, length_of(command)))
@@ -144,14 +149,14 @@ def epochs_of(command: Command, method: str, options: Options) -> float:
 # -- data, models and the objective ------------------------------------------------------------------------------------
 
 
-def opened(world: MPI.Intracomm, tried: list[Options]) -> dict[tuple, Data]:
-    """The data of all trials, by `of_data`, whose rows in memory stay for these; collective. Raises AgreedError."""
-    found: dict[tuple, Data] = {}
-    for options in tried:
-        key = of_data(options)
-        if key not in found:
+def open_all_data(world: MPI.Intracomm, option_sets: list[Options]) -> dict[tuple, Data]:
+    """Open the data of all trials and keep their rows in memory; by `of_data`; collective. Raises AgreedError."""
+    opened_data: dict[tuple, Data] = {}
+    for options in option_sets:
+        key = data_key(options)
+        if key not in opened_data:
             with refuse_together(world):
-                found[key] = open_data(
+                opened_data[key] = open_data(
                     options.data,
                     comm=world,
                     dtype=options.dtype,
@@ -161,58 +166,60 @@ def opened(world: MPI.Intracomm, tried: list[Options]) -> dict[tuple, Data]:
                     augment=options.augment,
                     keep=options.placement == "shared" and not is_own(options.data),
                 )
-    return found
+    return opened_data
 
 
-def of_data(options: Options) -> tuple:
-    """What tells data that have to be looked at from others."""
+def data_key(options: Options) -> tuple:
+    """Return the key of a data set: options with the same key share one check."""
     return options.data, options.dtype, options.placement
 
 
-def refuse_unmakeable(command: Command, tried: list[Probe], data: dict[tuple, Data]) -> None:
-    """Raise UsageError where a model, its optimizer or what a batch is cannot be had with the values that are tried."""
-    for each in tried:
-        options, of = each.options, data[of_data(each.options)]
+def refuse_unmakeable(command: Command, candidates: list[Probe], data: dict[tuple, Data]) -> None:
+    """Raise UsageError if a model, its optimizer or its batch cannot be made with one of the probes."""
+    for probe in candidates:
+        options, dataset = probe.options, data[data_key(probe.options)]
         try:
-            model = for_data(options.model, of, options.dtype, loss=options.loss)
+            model = for_data(options.model, dataset, options.dtype, loss=options.loss)
             workers = max(1, command.ranks - options.data_servers - getattr(options, "servers", 0))
             if command.training.check is not None:
                 command.training.check(options, command.ranks - options.data_servers, model)
-            options.make_optimizer(model, options.plan(workers, of), 0)
+            options.make_optimizer(model, options.plan(workers, dataset), 0)
         except UsageError as error:
-            raise UsageError(f"--space {each.text}: {error}") from None
+            raise UsageError(f"--space {probe.text}: {error}") from None
 
 
-def objective_of(name: str, command: Command, tried: list[Probe], data: dict[tuple, Data]) -> tuple[str, Command, str]:
-    """By what trials are judged, the command with the rows for that held out, and what is to be said of it.
+def objective_of(
+    name: str, command: Command, candidates: list[Probe], data: dict[tuple, Data]
+) -> tuple[str, Command, str]:
+    """Return the score that judges trials, the command with validation rows for it, and a line that says so.
 
-    Without a name by the validation part, of a tenth of the training rows where the program is told of none; by the
-    test part only where it is named. Raises UsageError for what no summary will have.
+    Without a name: the validation part, HELD_OUT of the training rows unless the program has its own share; the test
+    part only by name. Raises UsageError for a score that no summary will have.
     """
-    classes = {bool(of.classes) for of in data.values()}
+    classes = {bool(dataset.classes) for dataset in data.values()}
     if len(classes) > 1:
         raise UsageError("--space data: some have classes and others numbers to predict; scores of both do not compare")
     kinds = ("loss", "accuracy") if classes == {True} else ("loss", "rmse")
-    parts = ["validation", *(["test"] if all(of.test is not None for of in data.values()) else [])]
+    parts = ["validation", *(["test"] if all(dataset.test is not None for dataset in data.values()) else [])]
     known = [f"{part}_{kind}" for part in parts for kind in kinds] + ["train_loss"]
     if name and name not in known:
         raise unknown("objective", name, known)
     name = name or f"validation_{kinds[1]}"
-    searched = any("validation" in each.values for each in tried)
-    said = f"trials are judged by their {name.replace('_', ' ')}"
+    searched = any("validation" in probe.values for probe in candidates)
+    notice = f"trials are judged by their {name.replace('_', ' ')}"
     if name.startswith("validation"):
-        held_out = {each.options.validation for each in tried}
+        held_out = {probe.options.validation for probe in candidates}
         if held_out == {0.0} and not searched:
             command = with_words(command, f"--validation={HELD_OUT:g}")
             held_out = {HELD_OUT}
         if 0.0 in held_out:
             raise UsageError(f"--objective {name}: --validation 0 keeps no rows for that")
-        said += f", on {', '.join(f'{each:.0%}' for each in sorted(held_out))} of the training rows, kept apart"
+        notice += f", on {', '.join(f'{share:.0%}' for share in sorted(held_out))} of the training rows, kept apart"
     elif name.startswith("test"):
-        said += ", as was asked for: the best of many is then no fair guess of what it is on other rows"
-    return name, command, line(said)
+        notice += ", as was asked for: the best of many is then no fair guess of what it is on other rows"
+    return name, command, line(notice)
 
 
 def larger_is_better(objective: str) -> bool:
-    """Whether more of it is better: of accuracies, not of losses."""
+    """True for accuracies, False for losses."""
     return objective.endswith(LARGER)

@@ -22,16 +22,16 @@ import math
 
 import numpy as np
 
-LEAST = 1e-9  # a probability counts as so much at least where its logarithm is taken
+LEAST = 1e-9  # lower bound of a probability under the logarithm
 RIDGE = 1e-3
 MOST_STEPS = 100
 
 
 def votes(p: np.ndarray) -> np.ndarray:
-    """(..., classes) of probabilities -> the same shape: 1 at the likeliest class of each row, of two the first."""
-    found = np.zeros(p.shape)
-    np.put_along_axis(found, p.argmax(axis=-1)[..., None], 1.0, axis=-1)
-    return found
+    """Return one-hot votes of the shape of `p` (..., classes): 1 at the likeliest class, the first one of a tie."""
+    one_hot = np.zeros(p.shape)
+    np.put_along_axis(one_hot, p.argmax(axis=-1)[..., None], 1.0, axis=-1)
+    return one_hot
 
 
 def logs(p: np.ndarray) -> np.ndarray:
@@ -41,33 +41,34 @@ def logs(p: np.ndarray) -> np.ndarray:
 
 def softmax(z: np.ndarray) -> np.ndarray:
     """exp(z_k) / sum of exp(z_j) over the last axis."""
-    found = np.exp(z - z.max(axis=-1, keepdims=True))
-    return found / found.sum(axis=-1, keepdims=True)
+    exponentials = np.exp(z - z.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def deviation(total: np.ndarray, squares: np.ndarray, members: int) -> np.ndarray:
-    """The deviation over members, of their sum and the sum of their squares."""
+    """Return the standard deviation over members, from the sum over members and the sum of squares."""
     mean = total / members
     return np.sqrt(np.maximum(squares / members - np.square(mean), 0.0))
 
 
 def disagreement(counts: np.ndarray) -> float:
-    """counts (rows, classes): how many members take each row for each class -> the sum over rows of the share of pairs
-    of members that differ; 0 of one member.
+    """Return the sum over rows of the share of member pairs that disagree; 0 for one member.
+
+    counts (rows, classes): number of members whose likeliest class is this one.
     """
     members = counts[0].sum() if len(counts) else 0
     if members < 2:
         return 0.0
-    alike = (counts * (counts - 1)).sum(axis=1) / (members * (members - 1))
-    return float((1 - alike).sum())
+    agreeing = (counts * (counts - 1)).sum(axis=1) / (members * (members - 1))
+    return float((1 - agreeing).sum())
 
 
 def stack(log_p: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """log_p (members, rows, classes), y (rows,) -> w (members,) and b (classes,), whose sum is 0."""
+    """Fit stacking: log_p (members, rows, classes), y (rows,) -> w (members,) and b (classes,) with sum 0."""
     members, rows, classes = log_p.shape
     start = np.full(members + classes, 0.0)
     start[:members] = 1 / members
-    a, right = start.copy(), np.eye(classes)[y]
+    a, targets = start.copy(), np.eye(classes)[y]
     ridge = RIDGE * rows
 
     def objective(a: np.ndarray) -> tuple[float, np.ndarray]:
@@ -79,30 +80,30 @@ def stack(log_p: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     loss, p = objective(a)
     for _ in range(MOST_STEPS):
-        error = p - right
+        error = p - targets
         gradient = np.concatenate([(log_p * error).sum(axis=(1, 2)), error.sum(axis=0)]) + ridge * (a - start)
         middle = (log_p * p).sum(axis=2)  # (members, rows): the mean of log p_m under p
-        apart = log_p - middle[:, :, None]
+        centred = log_p - middle[:, :, None]
         hessian = np.empty((len(a), len(a)))
-        hessian[:members, :members] = np.einsum("mik,nik,ik->mn", apart, apart, p)
-        hessian[:members, members:] = (apart * p).sum(axis=1)
+        hessian[:members, :members] = np.einsum("mik,nik,ik->mn", centred, centred, p)
+        hessian[:members, members:] = (centred * p).sum(axis=1)
         hessian[members:, :members] = hessian[:members, members:].T
         hessian[members:, members:] = np.diag(p.sum(axis=0)) - p.T @ p
         step = np.linalg.solve(hessian + ridge * np.eye(len(a)), gradient)
         slope, length = float(gradient @ step), 1.0
         if slope <= 1e-12 * max(1.0, abs(loss)):
             break
-        while (found := objective(a - length * step))[0] > loss - 1e-4 * length * slope and length > 1e-9:
+        while (trial := objective(a - length * step))[0] > loss - 1e-4 * length * slope and length > 1e-9:
             length /= 2
-        a, (loss, p) = a - length * step, found
+        a, (loss, p) = a - length * step, trial
     return a[:members], a[members:] - a[members:].mean()
 
 
 def samme(weights: np.ndarray, wrong: np.ndarray, classes: int) -> tuple[float, float, np.ndarray]:
-    """weights (rows,), whose sum is 1, and which rows a member takes for another class -> its error, the a of its vote,
-    and the weights for the next member.
+    """Return (error, alpha, new weights) of one SAMME member: its weighted error, its vote, the next member's weights.
 
-    An error of 0 counts as half a row. A member no better than chance has an a of 0 or less, and is no use.
+    weights (rows,) with sum 1; wrong (rows,): True where the member misclassifies. An error of 0 counts as half a row.
+    A member no better than chance has alpha <= 0 and cannot be used.
     """
     error = float(weights[wrong].sum())
     counted = min(max(error, 0.5 / len(weights)), 1 - 0.5 / len(weights))

@@ -1,18 +1,18 @@
-"""Groups of ranks that work on jobs, and rank 0, which hands them out: a free group asks, and waits for no other.
+"""Groups of ranks that run jobs, and rank 0, which hands them out: dynamic scheduling, no group waits for another.
 
     ranks        0 1 | 2 3 | 4 5 | 6         --ranks-per-trial 2: three groups, and one rank is left over
-    first rank   tells rank 0 how its job has ended, and so asks for the next one; it naps until that is there
-    the others   nap until the first one has it
-    rank 0       a thread beside the training of its own group, which looks for messages and naps between
+    first rank   reports the end of its job to rank 0, which is also the request for the next one; sleeps until it comes
+    the others   sleep until the first rank of their group has a job
+    rank 0       serves requests in a thread beside the training of its own group
 
-With a controller of its own (`own`), rank 0 is in no group and needs no thread; where rank 0's group is the only one,
-its first rank looks after the search itself, between jobs. Handing each job to who is free first is list scheduling:
-the groups are done at most (1 - 1/groups) longest jobs after the best order there is (Graham, "Bounds on
-multiprocessing timing anomalies", SIAM Journal on Applied Mathematics, 1969).
+With a dedicated controller (`own`), rank 0 is in no group and needs no thread. If rank 0's group is the only one, its
+first rank serves itself between jobs. Handing each job to the first free group is list scheduling: it ends at most (1 -
+1/groups) longest jobs after the best order (Graham, "Bounds on multiprocessing timing anomalies", SIAM Journal on
+Applied Mathematics, 1969).
 
-Messages are pickled, some hundred bytes a job. Whoever waits here is known to wait, for however long. An error of the
-controller (a full disk, a mistake in a method) is no reason to break off what runs: no group gets another job, and when
-all have come, all ranks raise it.
+Messages are pickled, some hundred bytes a job. The watchdog knows these waits, however long they are. An error of the
+controller (a full disk, a bug in a method) does not interrupt running jobs: no group gets another job, and at the end
+all ranks raise it.
 """
 
 import queue
@@ -33,14 +33,14 @@ from hpcdl.search.controller import Controller
 from hpcdl.search.tasks import Result, SearchJob
 
 TELL, ANSWER = 1, 2  # tags
-SHORTEST, LONGEST = 1e-4, 5e-3  # seconds of a nap of who hands out
-END = "end"  # the answer to a group for which nothing is left to do
+SHORTEST, LONGEST = 1e-4, 5e-3  # seconds that the server sleeps between polls
+END = "end"  # the reply to a group when no jobs are left
 
 Work = Callable[[SearchJob, MPI.Intracomm], Result]
 
 
 class Event(NamedTuple):
-    """What who watches is told of a group's job. kind: "begin", "again" (one that was interrupted), "end", "stop"."""
+    """An event of a job, for observers. kind: "begin", "again" (an interrupted job), "end", "stop"."""
 
     kind: str
     group: int
@@ -49,7 +49,7 @@ class Event(NamedTuple):
 
 
 class GroupReport(NamedTuple):
-    """What a rank tells rank 0: its group has ended a job, if it had one, and asks for one; or it has had a signal."""
+    """Message of a rank to rank 0: its group requests a job, after the end of `job` if it had one; or a signal."""
 
     group: int | None = None
     job: SearchJob | None = None
@@ -58,7 +58,7 @@ class GroupReport(NamedTuple):
 
 
 class GroupDivision(NamedTuple):
-    """Which ranks make which group: `groups` of `ranks` from rank `first` on, and `left` ranks over."""
+    """`groups` groups of `ranks` ranks, from rank `first` on, and `left` ranks left over."""
 
     ranks: int
     groups: int
@@ -71,34 +71,34 @@ class GroupDivision(NamedTuple):
         return [self.first + group * self.ranks for group in range(self.groups)]
 
     def group_of(self, rank: int) -> int | None:
-        """Which group a rank is in; None: in none."""
+        """Return the group of a rank; None: it is in none."""
         group = (rank - self.first) // self.ranks
         return group if 0 <= group < self.groups else None
 
     def __str__(self) -> str:
-        """In words, with what is left over."""
+        """Describe the groups and the ranks left over."""
         text = f"{counted(self.groups, 'group')} of {counted(self.ranks, 'rank')}"
         text += ", and a controller of its own on rank 0" * self.first
         naps = "naps" if self.left == 1 else "nap"
         return f"{text}; {counted(self.left, 'rank')} left over, which {naps}" if self.left else text
 
 
-def divided(size: int, ranks: int, own: bool = False) -> GroupDivision:
-    """`size` ranks in groups of `ranks`; own: rank 0 is in none. Raises UsageError where there is no group."""
+def divide_ranks(size: int, ranks: int, own: bool = False) -> GroupDivision:
+    """Divide `size` ranks into groups of `ranks`; own: rank 0 is in none. Raises UsageError if there is no group."""
     if ranks < 1:
         raise UsageError(f"--ranks-per-trial {ranks}: a trial takes one rank or more")
     groups, left = divmod(size - own, ranks)
     if groups == 0:
-        there = f"there {'is' if size - own == 1 else 'are'} {counted(size - own, 'rank')}"
+        available = f"there {'is' if size - own == 1 else 'are'} {counted(size - own, 'rank')}"
         beside = " beside the one of --controller own" * own
-        raise UsageError(f"--ranks-per-trial {ranks}: {there}{beside}; start mpiexec -n {ranks + own} or more")
+        raise UsageError(f"--ranks-per-trial {ranks}: {available}{beside}; start mpiexec -n {ranks + own} or more")
     return GroupDivision(ranks, groups, int(own), left)
 
 
-class Desk:
-    """Where groups tell and ask (rank 0). Who asks while there is no job waits in a line; pure, without messages.
+class JobQueue:
+    """Queue of waiting groups and their replies (rank 0); pure, without messages.
 
-    stop(): whether no more jobs are to be handed out. `answers` are to be given: a group and its job, or END.
+    stop(): True once no more jobs are to be handed out. `answers` returns pairs of a group and its job, or END.
     """
 
     def __init__(
@@ -110,46 +110,46 @@ class Desk:
     ):
         self.controller, self.stop, self.watch = controller, stop, watch
         self.waiting: deque[int] = deque()
-        self.left = set(range(groups))  # who has not been told the end
+        self.left = set(range(groups))  # groups without END
         self.stopping = False
         self.error: Exception | None = None
-        self.changed = True  # whether somebody has asked or told since the controller had no job
+        self.changed = True  # True if a job ended since the controller last had none
 
     @property
     def stopped(self) -> bool:
-        """Whether something is left to do, of a search that was to stop."""
+        """True if the search was stopped before all jobs were done."""
         return self.stopping and self.error is None and not self.controller.over
 
     def begin(self, ranks: int) -> None:
-        """The journal is told on how many ranks it goes on."""
+        """Record the number of ranks in the journal."""
         self._try(self.controller.begin, ranks, len(self.left))
 
-    def told(self, said: GroupReport) -> None:
-        """A group has ended its job and asks, or a rank has had a signal."""
-        self.stopping |= said.signalled
-        if said.group is None:
+    def receive(self, report: GroupReport) -> None:
+        """Process a report: a group requests a job, or a rank has received a signal."""
+        self.stopping |= report.signalled
+        if report.group is None:
             return
-        self.waiting.append(said.group)
-        if said.job is not None and said.result is not None and self.error is None:
-            self.changed, self.stopping = True, self.stopping or said.result.stopped
-            self._try(self._ended, said.group, said.job, said.result)
+        self.waiting.append(report.group)
+        if report.job is not None and report.result is not None and self.error is None:
+            self.changed, self.stopping = True, self.stopping or report.result.stopped
+            self._try(self._ended, report.group, report.job, report.result)
 
-    def answers(self) -> list[tuple[int, Any]]:
-        """What is to be answered now: to each group that waits its job, or END to all when there is none any more."""
+    def replies(self) -> list[tuple[int, Any]]:
+        """Return the replies due now: a job for each waiting group, or END for all when no jobs are left."""
         self.stopping = self.stopping or self.stop()
-        found: list[tuple[int, Any]] = []
+        replies: list[tuple[int, Any]] = []
         while self.waiting and not self.stopping and self.error is None and self.changed:
             job = self._try(self._next)
             if job is None:
                 self.changed = False
             else:
-                found.append((self.waiting.popleft(), job))
+                replies.append((self.waiting.popleft(), job))
         over = self.waiting and self.error is None and self._try(lambda: self.controller.over)
         if self.stopping or self.error is not None or over:
-            found += [(group, END) for group in self.waiting]
+            replies += [(group, END) for group in self.waiting]
             self.left -= set(self.waiting)
             self.waiting.clear()
-        return found
+        return replies
 
     def _ended(self, group: int, job: SearchJob, result: Result) -> None:
         self.controller.ended(job, result)
@@ -164,7 +164,7 @@ class Desk:
         return job
 
     def _try(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        """Whatever goes wrong here is kept for all ranks: a thread must not end with it."""
+        """Call a step and keep its error for all ranks: the serving thread must not end with it."""
         try:
             return step(*arguments)
         except Exception as error:
@@ -173,44 +173,44 @@ class Desk:
 
 
 class JobServer:
-    """The desk's messages (rank 0): `step` takes what has come and answers. One thread at a time steps."""
+    """Messages of the desk (rank 0): `step` receives reports and replies to them. One thread at a time steps."""
 
-    def __init__(self, desk: Desk, control: MPI.Intracomm, leaders: list[int]):
+    def __init__(self, desk: JobQueue, control: MPI.Intracomm, leaders: list[int]):
         self.desk, self.control, self.leaders = desk, control, leaders
-        self.inbox: queue.SimpleQueue = queue.SimpleQueue()  # of the group whose first rank is rank 0
-        self.answer: queue.SimpleQueue = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue = queue.SimpleQueue()  # reports of rank 0's own group
+        self.reply: queue.SimpleQueue = queue.SimpleQueue()
         self.sent: list[MPI.Request] = []
-        self.signals = 0  # ranks that have told of one
+        self.signals = 0  # ranks that reported one
 
     @property
     def over(self) -> bool:
-        """Whether all groups have been told the end."""
+        """True if every group has received END."""
         return not self.desk.left and all(request.Test() for request in self.sent)
 
     def step(self, nap: float = 0.0) -> bool:
-        """Take what has come, after a nap at most so long where nothing has; whether there was anything."""
-        come = 0
+        """Process all reports, waiting up to `nap` seconds for one; returns True if there was any."""
+        received = 0
         try:
-            self.desk.told(self.inbox.get(timeout=nap) if nap else self.inbox.get_nowait())
-            come += 1
+            self.desk.receive(self.inbox.get(timeout=nap) if nap else self.inbox.get_nowait())
+            received += 1
         except queue.Empty:
             pass
         while self.control.size > 1 and (message := self.control.improbe(tag=TELL)) is not None:
-            said = message.recv()
-            self.signals += said.group is None
-            self.desk.told(said)
-            come += 1
-        answers = self.desk.answers()
-        for group, job in answers:
+            report = message.recv()
+            self.signals += report.group is None
+            self.desk.receive(report)
+            received += 1
+        replies = self.desk.replies()
+        for group, job in replies:
             if self.leaders[group] == 0:
-                self.answer.put(job)
+                self.reply.put(job)
             else:
                 self.sent = [request for request in self.sent if not request.Test()]
                 self.sent.append(self.control.isend(job, self.leaders[group], ANSWER))
-        return bool(come or answers)
+        return bool(received or replies)
 
     def serve(self, left: Callable[[], bool] = lambda: False) -> None:
-        """Step until all groups have been told the end, or this process has left; it naps where nothing comes."""
+        """Step until every group has received END or `left()` is true; sleeps longer the longer nothing arrives."""
         nap = SHORTEST
         while not self.over and not left():
             nap = SHORTEST if self.step(nap) else min(2 * nap, LONGEST)
@@ -225,18 +225,17 @@ def run(
     stop: Callable[[], bool] = lambda: False,
     watch: Callable[[Event], None] = lambda event: None,
 ) -> bool:
-    """Do all jobs of the controller (rank 0's) in groups of `ranks` ranks; collective. Returns whether it was stopped.
+    """Run all jobs of rank 0's controller in groups of `ranks` ranks; collective. Returns True if it was stopped.
 
-    work(job, comm): is called on all ranks of a group, with their communicator, and returns the job's result on the
-    first one at least; what it raises is not caught. The communicator is the same from job to job, but for a new one
-    after a job that has failed. stop(): asked on all ranks between jobs, and on rank 0 all the time: whether no more
-    jobs are to be begun. own: rank 0 works on none. watch(event): is called on rank 0, by who hands out, when a job
-    has begun or ended.
+    work(job, comm): called on all ranks of a group with their communicator; returns the job's result, at least on the
+    first rank; its exceptions are not caught. The communicator stays the same until a job fails. stop(): polled on all
+    ranks between jobs, on rank 0 all the time; True once no more jobs are to begin. own: rank 0 runs no jobs.
+    watch(event): called on rank 0, perhaps in the serving thread, when a job has begun or ended.
 
-    Raises AgreedError where the ranks do not do, TrainingError on all ranks where the controller could not go on.
+    Raises AgreedError if the ranks cannot be divided, TrainingError on all ranks if the controller failed.
     """
     with refuse_together(world):
-        division = divided(world.size, ranks, own)
+        division = divide_ranks(world.size, ranks, own)
         alone = division.groups == 1 and not own
         if world.rank == 0 and not (alone or own) and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise UsageError(
@@ -249,7 +248,7 @@ def run(
     comm: Any = world.Split(MPI.UNDEFINED if group is None else group, world.rank)
     server = None
     if world.rank == 0 and controller is not None:
-        desk = Desk(controller, division.groups, stop, watch)
+        desk = JobQueue(controller, division.groups, stop, watch)
         desk.begin(world.size)
         server = JobServer(desk, control, division.leaders)
     rank = SearchRank(control, server, alone, stop)
@@ -272,73 +271,70 @@ def run(
 
 
 class SearchRank:
-    """What a rank does in a search. control: the communicator of all; server: rank 0's, which it steps if `alone`."""
+    """One rank in a search. control: communicator of all ranks; server: rank 0's, stepped here if `alone`."""
 
     def __init__(self, control: MPI.Intracomm, server: JobServer | None, alone: bool, stop: Callable[[], bool]):
         self.control, self.server, self.alone, self.stop = control, server, alone, stop
-        self.signal: Any = None  # the message that this rank has had one
+        self.signal: Any = None  # request of the message that reports one
 
     def work(self, work: Work, group: int, comm: MPI.Intracomm) -> None:
-        """Ask, do and tell, with the ranks of `comm`, until nothing is left; collective. Frees the communicator."""
-        inner, failed, said = comm.Dup(), False, GroupReport(group)
+        """Run jobs on the ranks of `comm` until none is left; collective. Frees the communicator."""
+        inner, failed, report = comm.Dup(), False, GroupReport(group)
         while True:
-            job, failed = self.next(inner, said)
+            job, failed = self.next(inner, report)
             if failed:
-                comm = renewed(comm, inner)
+                comm = replace_communicator(comm, inner)
             if job == END:
                 break
             begun = time.perf_counter()
             result = work(job, comm)
             if comm.rank == 0:
                 result = result if result.seconds else result._replace(seconds=time.perf_counter() - begun)
-                said = GroupReport(group, job, result, bool(self.stop()))
+                report = GroupReport(group, job, result, bool(self.stop()))
         inner.Free()
         comm.Free()
 
-    def next(self, inner: MPI.Intracomm, said: GroupReport) -> tuple[Any, bool]:
-        """Tell how a job has ended and get the next one, or END; collective over a group, in naps.
+    def next(self, inner: MPI.Intracomm, report: GroupReport) -> tuple[Any, bool]:
+        """Report the end of a job; return the next one or END, and True if the ended one failed; collective."""
+        job = self.ask(report) if inner.rank == 0 else None
+        barrier = inner.Ibarrier()
+        self.wait(barrier.Test)
+        reply: tuple[Any, bool] = inner.bcast((job, report.result is not None and report.result.failed is not None))
+        return reply
 
-        Returns on all its ranks, too, whether the one that has ended has failed.
-        """
-        job = self.ask(said) if inner.rank == 0 else None
-        come = inner.Ibarrier()
-        self.wait(come.Test)
-        found: tuple[Any, bool] = inner.bcast((job, said.result is not None and said.result.failed is not None))
-        return found
-
-    def ask(self, said: GroupReport) -> Any:
-        """The first rank of a group tells and asks."""
+    def ask(self, report: GroupReport) -> Any:
+        """Send a report and wait for the reply (first rank of a group)."""
         server = self.server
         if server is None:
-            self.control.send(said, 0, TELL)
+            self.control.send(report, 0, TELL)
             self.wait(lambda: self.control.iprobe(0, ANSWER))
             return self.control.recv(source=0, tag=ANSWER)
-        server.inbox.put(said)
-        self.wait(lambda: (self.alone and server.step() and False) or not server.answer.empty())
-        return server.answer.get()
+        server.inbox.put(report)
+        self.wait(lambda: (self.alone and server.step() and False) or not server.reply.empty())
+        return server.reply.get()
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Nap until the condition holds; a signal that comes meanwhile is told to rank 0."""
+        """Sleep until the condition holds; report a signal that arrives meanwhile to rank 0."""
         with activity.known():
-            nap_until(lambda: self.told_signal() or condition(), "search", patient=True)
+            nap_until(lambda: self.report_signal() or condition(), "search", patient=True)
 
-    def told_signal(self) -> bool:
-        """Tell rank 0, once, that this rank is to stop; False."""
+    def report_signal(self) -> bool:
+        """Report a signal to rank 0, once. Returns False."""
         if self.server is None and self.signal is None and self.stop():
             self.signal = self.control.isend(GroupReport(signalled=True), 0, TELL)
         return False
 
     def leave(self) -> bool:
-        """All ranks come out together, with how it has ended; collective."""
-        come = self.control.Ibarrier()
-        self.wait(come.Test)
-        told = self.control.gather(self.signal is not None)
+        """Leave the search together and return how it ended; collective."""
+        barrier = self.control.Ibarrier()
+        self.wait(barrier.Test)
+        signalled = self.control.gather(self.signal is not None)
         ended = None
         if self.server is not None:
             desk = self.server.desk
-            for _ in range(sum(told or []) - self.server.signals):  # they came too late; the next search must not hear
+            for _ in range(sum(signalled or []) - self.server.signals):  # late ones; the next search must not get them
                 self.control.recv(tag=TELL)
-            ended = desk.stopped, desk.error and in_words(desk.error)
+            ended = desk.stopped, desk.error and agreed_error(desk.error)
         stopped, error = self.control.bcast(ended)
         if self.signal is not None:
             self.signal.Wait()
@@ -349,11 +345,11 @@ class SearchRank:
         return stopped
 
 
-def renewed(comm: MPI.Intracomm, inner: MPI.Intracomm) -> MPI.Intracomm:
-    """A communicator of the same ranks for the jobs after one that has failed; collective. All have come out of that.
+def replace_communicator(comm: MPI.Intracomm, inner: MPI.Intracomm) -> MPI.Intracomm:
+    """Replace the communicator after a failed job, whose ranks have all returned; collective.
 
-    What it had sent, and nobody taken, would be there for a later one: the library gives a context's number again to a
-    new communicator, with the messages that lie there. So they are taken out.
+    Messages that were sent and never received are received here: the MPI library may reuse the context number of a
+    freed communicator, and the new one would then receive them.
     """
     new, status = inner.Dup(), MPI.Status()
     while (message := comm.Improbe(status=status)) is not None:
@@ -362,8 +358,8 @@ def renewed(comm: MPI.Intracomm, inner: MPI.Intracomm) -> MPI.Intracomm:
     return new
 
 
-def in_words(error: Exception) -> tuple[type[Exception], str]:
-    """The error of the controller as all ranks raise it."""
+def agreed_error(error: Exception) -> tuple[type[Exception], str]:
+    """Return type and text of the controller's error as all ranks raise it."""
     if isinstance(error, UsageError):
         return AgreedError, str(error)
     ours = isinstance(error, TrainingError | LoneError)

@@ -1,18 +1,18 @@
-"""How much of the differences between trials an option alone explains.
+"""How much of the differences between trials a single option explains.
 
-The values of an option are put into k groups: choices as they are, ranges in bins with as many trials each. Of n scores
-y, y_g of them in group g,
+The values of an option are put into k groups: choices as they are, ranges in bins of equally many trials. For n scores
+y, with y_g those of group g,
 
     eta^2      = sum_g n_g (mean(y_g) - mean(y))^2 / sum (y - mean(y))^2       the correlation ratio
-    epsilon^2  = 1 - (1 - eta^2) (n - 1) / (n - k)                             without what k groups explain by chance
+    epsilon^2  = 1 - (1 - eta^2) (n - 1) / (n - k)                     corrected for what k groups explain by chance
 
 (Pearson, "On the general theory of skew correlation and non-linear regression", 1905; Kelley, "An unbiased correlation
-ratio measure", PNAS 21, 1935). 0: nothing, or no more than chance; 1: all. It is what an option does by itself, in the
-mean over all others, as the main effects of functional ANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014): options that
-matter only together have little of it, and the shares of several need not add up to 1.
+ratio measure", PNAS 21, 1935). 0: no more than chance; 1: all. It is the effect of an option by itself, averaged over
+all others, like the main effects of functional ANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014): options that matter
+only together have little of it, and the shares of several options need not add up to 1.
 
-What all trials have in common is compared: their scores at the first rung. Of an option that depends on another one,
-the trials in which it was active.
+Scores at the first rung are compared, since all trials have one. For an option that depends on another one, only trials
+in which it was active count.
 """
 
 import math
@@ -21,26 +21,26 @@ from typing import Any
 
 from hpcdl.search.search_log_reader import TrialRow, finite
 
-LEAST = 10  # trials below which nothing is said
-BINS, IN_A_BIN = 6, 5  # of a range at most; trials of a bin at least
+LEAST = 10  # fewest trials for a result
+BINS, IN_A_BIN = 6, 5  # most bins of a range; fewest trials in a bin
 
 
 def importance(rows: Iterable[TrialRow], axes: Sequence[Any]) -> list[tuple[str, float | None]]:
-    """(name, epsilon^2) of each parameter, the largest first; None, and last, where there are too few trials to say.
+    """Return (name, epsilon^2) of each parameter, the largest first; None, and last, if there are too few trials.
 
-    axes: parameters with `name` and `kind` (trial_rows.Axis), or a space with such `parameters`.
+    axes: parameters with `name` and `kind` (search_log_reader.Axis), or a space with such `parameters`.
     """
     pieces = [row.pieces[0] for row in rows if row.pieces and row.pieces[0].scores and not row.pieces[0].failed]
     points = [(piece.values, math.fsum(piece.scores.values()) / len(piece.scores)) for piece in pieces]
-    found = []
+    shares = []
     for axis in getattr(axes, "parameters", axes):
         active = [(values[axis.name], score) for values, score in points if axis.name in values]
-        found.append((str(axis.name), explained(active, axis.kind == "choice")))
-    return sorted(found, key=lambda each: -math.inf if each[1] is None else each[1], reverse=True)
+        shares.append((str(axis.name), explained(active, axis.kind == "choice")))
+    return sorted(shares, key=lambda each: -math.inf if each[1] is None else each[1], reverse=True)
 
 
 def explained(points: list[tuple[Any, float]], choices: bool) -> float | None:
-    """epsilon^2 of (value, score); None for too few, or where all values, or all scores, are the same."""
+    """Return epsilon^2 of (value, score); None for too few points, or if all values or all scores are equal."""
     if len(points) < LEAST:
         return None
     groups: dict[Any, list[float]] = {}
@@ -50,7 +50,7 @@ def explained(points: list[tuple[Any, float]], choices: bool) -> float | None:
     else:
         groups = binned(points)
     scores = [score for _, score in points]
-    scale = max(map(abs, scores)) or 1.0  # squares of the largest numbers would be none
+    scale = max(map(abs, scores)) or 1.0  # avoids overflow of the squares
     scores = [score / scale for score in scores]
     mean = math.fsum(scores) / len(scores)
     total = math.fsum((score - mean) ** 2 for score in scores)
@@ -62,13 +62,13 @@ def explained(points: list[tuple[Any, float]], choices: bool) -> float | None:
 
 
 def binned(points: list[tuple[Any, float]]) -> dict[Any, list[float]]:
-    """Scores in bins of as many trials each, by value; equal values are in the same bin."""
+    """Return scores in bins of equally many trials, by value; equal values share a bin."""
     ordered = sorted(points, key=lambda each: each[0])
     count = max(2, min(BINS, len(ordered) // IN_A_BIN))
-    of: dict[Any, int] = {}
+    bin_of: dict[Any, int] = {}
     for place, (value, _) in enumerate(ordered):
-        of.setdefault(value, place * count // len(ordered))
+        bin_of.setdefault(value, place * count // len(ordered))
     groups: dict[Any, list[float]] = {}
     for value, score in ordered:
-        groups.setdefault(of[value], []).append(score)
+        groups.setdefault(bin_of[value], []).append(score)
     return groups

@@ -1,17 +1,17 @@
-"""What a search has begun and ended, line by line in a file: so that it is done exactly once, whoever is killed when.
+"""The journal of a search, a write-ahead log: each job is done exactly once, whenever the process is killed.
 
     {"event": "search", "version": 1, "settings": {...}}                                 the first line: which search
-    {"event": "leg", "ranks", "groups", "time"}                                          a job has gone on with it
-    {"event": "leg", "trial", ...}                                                       one that does this trial alone
+    {"event": "leg", "ranks", "groups", "time"}                                          a job starts or resumes it
+    {"event": "leg", "trial", ...}                                                       a job runs this trial alone
     {"event": "begin", "trial", "rung", "seed", "values", "amount", "parent", "group", "time"}
-    {"event": "again", "trial", "rung", "seed", "group", "time"}                         one that was interrupted
+    {"event": "again", "trial", "rung", "seed", "group", "time"}                         resumes an interrupted one
     {"event": "end", "trial", "rung", "seed", "score", "failed", "seconds", "more", "time"}
 
-A line is on the disk before what it tells of is relied upon: `begin` before the training starts, `end` before another
-one is chosen. A process may die within a line; the next one that opens the file cuts off what is no whole line, and
-what that told of had not been relied upon. One job writes at a time: who opens a journal has the lock of its folder.
-Jobs that do a single trial each have it together (`SharedJournal`), and a lock on the file for each line.
-Source: the write-ahead log of Gray and Reuter, "Transaction Processing", 1992, chapter 9.
+A line is on the disk before anything relies on it: `begin` before the training starts, `end` before the next job is
+chosen. A process may die within a line; the next process that opens the file truncates the incomplete line. One job
+writes at a time: it holds the lock of the search's folder. Jobs that run a single trial each share the folder
+(`SharedJournal`) and lock the file for each line. Source: the write-ahead log of Gray and Reuter, "Transaction
+Processing", 1992, chapter 9.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ EVENTS = ("search", "leg", "begin", "again", "end")
 
 
 class Journal:
-    """`events`: all that it has told so far, the first line included. Without a path it lasts as its process does."""
+    """Append-only list of events, first line included; without a path it is kept in memory only."""
 
     def __init__(self, path: Path | None = None):
         self.path, self.events = path, list[dict[str, Any]]()
@@ -47,11 +47,11 @@ class Journal:
         force: bool = False,
         free: tuple[str, ...] = (),
     ) -> "Journal":
-        """The journal of a search with these settings in a folder that is there: a new one or, to `resume`, the old.
+        """Open the journal of a search with these settings in an existing folder: a new one, or the old one.
 
-        resume: go on with the one that is there, if there is one. force: without resume, begin anew where there is one.
-        free: the settings that may have changed. folder None: nothing is written.
-        Raises UsageError where there is one and it may not be gone on with, or where it cannot be read or written.
+        resume: continue a journal that is there. force: without resume, replace it. free: settings that may differ from
+        the journal's. folder None: nothing is written. Raises UsageError if a journal is there that may not be
+        continued, or if it cannot be read or written.
         """
         if folder is None:
             journal = cls()
@@ -76,7 +76,7 @@ class Journal:
         return journal
 
     def start(self, whole: int) -> None:
-        """Open the file for writing, cut off behind so many bytes; it is on the disk, and so is its name."""
+        """Open the file for writing and truncate it to `whole` bytes; file and folder are synchronized to disk."""
         path: Any = self.path
         with blamed_on(f"{path} cannot be written"):
             self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -89,11 +89,11 @@ class Journal:
                 os.close(folder)
 
     def append(self, **event: Any) -> dict[str, Any]:
-        """Add an event; it is on the disk when this returns. Returns it as it stands there.
+        """Append an event and return it as read back from its line; it is on the disk on return.
 
-        Raises TrainingError where it cannot be written; then nothing more can.
+        Raises TrainingError if it cannot be written; the journal is closed then.
         """
-        text = json.dumps(plain(event), allow_nan=False)
+        text = json.dumps(json_value(event), allow_nan=False)
         if self.path is not None:
             if self.file is None:
                 raise TrainingError(f"{self.path} is closed")
@@ -101,7 +101,7 @@ class Journal:
                 with blamed_on(f"{self.path} cannot be written", TrainingError):
                     self._write(f"{text}\n".encode())
             except TrainingError:
-                self.close()  # the line may be torn, and another one must not follow it
+                self.close()  # the line may be torn; no line may follow it
                 raise
         self.events.append(from_json(text))
         return self.events[-1]
@@ -114,24 +114,24 @@ class Journal:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes meanwhile: whoever has opened it has it alone."""
+        """Context without other writers: this process holds the folder's lock already."""
         yield
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the file; later events raise TrainingError."""
         if self.file is not None:
             os.close(self.file)
             self.file = None
 
 
 class SharedJournal(Journal):
-    """One to which other jobs write, too. `events` are those that were there when it was opened, and its own."""
+    """A journal that several jobs append to. `events`: those at opening time and its own."""
 
     @classmethod
     def join(cls, folder: Path, settings: dict[str, Any], begin: Callable[[], None]) -> "SharedJournal":
-        """The journal of a search with these settings; begin() is called by the first one, before there is any line.
+        """Open or create the shared journal; the job that creates it calls begin() before the first line.
 
-        Raises UsageError where another search's is there, or where it cannot be read or written.
+        Raises UsageError if the journal belongs to another search, or if it cannot be read or written.
         """
         journal = cls(folder / NAME)
         path: Any = journal.path
@@ -147,7 +147,7 @@ class SharedJournal(Journal):
                     begin()
                     with blamed_on(f"{path} cannot be written"):
                         os.ftruncate(journal.file, whole)
-                        first = {"event": "search", "version": VERSION, "settings": plain(settings)}
+                        first = {"event": "search", "version": VERSION, "settings": json_value(settings)}
                         super(SharedJournal, journal)._write(f"{json.dumps(first)}\n".encode())
                     journal.events = [first]
         except BaseException:
@@ -158,13 +158,13 @@ class SharedJournal(Journal):
     def _write(self, left: bytes) -> None:
         file: Any = self.file
         with self.locked():
-            if os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n":  # somebody died within a line
+            if os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n":  # a writer died within a line
                 os.ftruncate(file, read(self.path)[1])  # type: ignore[arg-type]
             super()._write(left)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes meanwhile, or writes what is made of it."""
+        """Context that holds the lock of the file: no other job writes to it or to files derived from it."""
         file: Any = self.file
         with blamed_on(f"{self.path} cannot be locked"):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -175,9 +175,9 @@ class SharedJournal(Journal):
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The events of a file, [] where there is none, and how many bytes of it are whole lines.
+    """Return the events of a journal file, [] if there is none, and the number of bytes in complete lines.
 
-    Raises UsageError where a line is none of ours and others follow it, and OSError.
+    Raises UsageError if an invalid line is followed by valid ones, and OSError.
     """
     if not path.exists():
         return [], 0
@@ -198,33 +198,33 @@ def read(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:
-    """The event that a line tells of; None where it is not whole, or none of ours."""
+    """Return the event of a line; None if the line is incomplete or not an event."""
     if not line.endswith(b"\n"):
         return None
     try:
-        found = from_json(line)
+        event = from_json(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and found.get("event") in EVENTS else None
+    return event if isinstance(event, dict) and event.get("event") in EVENTS else None
 
 
 def refuse_other(folder: Path, first: dict[str, Any], settings: dict[str, Any], free: tuple[str, ...]) -> None:
-    """Raise UsageError where the first line is of a search with other settings."""
-    had, now = first.get("settings", {}), plain(settings)
-    for name in sorted(had.keys() | now.keys()):
-        if had.get(name) != now.get(name) and name not in free:
+    """Raise UsageError if the first line belongs to a search with other settings."""
+    recorded, current = first.get("settings", {}), json_value(settings)
+    for name in sorted(recorded.keys() | current.keys()):
+        if recorded.get(name) != current.get(name) and name not in free:
             raise UsageError(
-                f"{folder} holds the journal of another search: its {name.replace('_', ' ')} is {had.get(name)!r}, not "
-                f"{now.get(name)!r}; give what it was begun with, or another folder"
+                f"{folder} holds the journal of another search: its {name.replace('_', ' ')} is "
+                f"{recorded.get(name)!r}, not {current.get(name)!r}; give what it was begun with, or another folder"
             )
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON has it: numpy's numbers are numbers, what is no finite number is null, of others their text."""
+def json_value(value: Any) -> Any:
+    """Return the value as JSON data: numpy numbers as numbers, non-finite numbers as None, anything else as text."""
     if isinstance(value, dict):
-        return {str(name): plain(each) for name, each in value.items()}
+        return {str(name): json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [json_value(item) for item in value]
     if hasattr(value, "item") and getattr(value, "size", 0) == 1:
         value = value.item()
     if isinstance(value, float):

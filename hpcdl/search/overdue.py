@@ -1,12 +1,11 @@
-"""A trial that hangs within a step ends the job, for no run looks at its clock there: search --trial-limit.
+"""A trial that hangs within a step ends the job (search --trial-limit): no run checks its clock there.
 
-    0                  limit                    limit + grace                        ... + LATE
-    the trial begins   the run ends in order    a thread of the group's first rank   a thread that needs no lock of
-                       at its next boundary     names the trial and ends the job     Python's prints where all threads
-                                                                                     are, and ends the process
+    0                  limit                    limit + grace                       ... + LATE
+    the trial begins   the run ends in order    a thread of the group's first rank  faulthandler's thread prints where
+                       at its next boundary     names the trial and ends the job    all threads are, ends the process
 
-The last one is faulthandler's. It ends the job where a C function holds Python's lock, so that no thread of Python's
-runs. The trials of other groups are ended, too: the try that this takes from them is given back.
+faulthandler's thread needs no lock of Python's: it ends the job where a C function holds the lock and no Python thread
+runs. The trials of other groups end, too; the attempt that they lose by this is given back.
 """
 
 import contextlib
@@ -23,14 +22,14 @@ from hpcdl.comm.diagnostics.call_site import innermost, place
 from hpcdl.comm.job_abort import end_job
 from hpcdl.launch.isolated_run import BEGUN, begun, write_begun
 
-GRACE = 30.0  # seconds, at least, in which a trial may come to the end of its step, be scored and saved
-LATE = 5.0  # seconds that the thread of Python's has to end the job
-STDERR = 2  # the file descriptor: what stands for sys.stderr may have none
+GRACE = 30.0  # minimum seconds for a trial to finish its step, be scored and saved
+LATE = 5.0  # seconds that the Python thread has to end the job
+STDERR = 2  # the file descriptor: a replaced sys.stderr may have none
 
 
 @contextlib.contextmanager
-def guarded(comm: MPI.Intracomm, limit: float, end: Callable[[float], None]) -> Iterator[None]:
-    """Call end(grace) in a thread of the first rank if the body takes `limit` seconds and `grace` more; 0: any time."""
+def time_limited(comm: MPI.Intracomm, limit: float, end: Callable[[float], None]) -> Iterator[None]:
+    """Call end(grace) in a thread of the first rank if the body takes longer than limit + grace; limit 0: no limit."""
     if not limit or comm.rank > 0:
         yield
         return
@@ -47,9 +46,9 @@ def guarded(comm: MPI.Intracomm, limit: float, end: Callable[[float], None]) -> 
 
 
 def end_search(folder: Path, path: Path, trial: int, limit: float, job: str, grace: float) -> None:
-    """End the job because of a trial whose run is in `path`, with one line; --resume begins the trial once more.
+    """End the job, with one line, because the trial whose run is in `path` hangs; --resume repeats the trial.
 
-    folder: of the search. job: the name under which this job has begun trials.
+    folder: of the search. job: name under which this job has begun trials.
     """
     main = threading.main_thread().ident
     where = place(innermost(sys._current_frames()[main]))  # type: ignore[index]
@@ -59,12 +58,12 @@ def end_search(folder: Path, path: Path, trial: int, limit: float, job: str, gra
     )
     sys.stderr.write(f"error: {why}\n")
     with contextlib.suppress(OSError):
-        give_back(folder, path, job)
+        return_attempts(folder, path, job)
     end_job(1, why)
 
 
-def give_back(folder: Path, path: Path, job: str) -> None:
-    """Take back the try of each trial that this job has begun, and not ended, but that of the run in `path`."""
-    for each in folder.glob(f"trials/[0-9]*/seed-[0-9]*/{BEGUN}"):
-        if each.parent != path and job in each.read_text().split():
-            write_begun(each.parent, begun(each.parent) - 1)
+def return_attempts(folder: Path, path: Path, job: str) -> None:
+    """Uncount the attempt of each trial that this job has begun and not ended, except that of the run in `path`."""
+    for marker in folder.glob(f"trials/[0-9]*/seed-[0-9]*/{BEGUN}"):
+        if marker.parent != path and job in marker.read_text().split():
+            write_begun(marker.parent, begun(marker.parent) - 1)

@@ -1,15 +1,14 @@
-"""What the journal of a search tells of its trials: rows for tables and pictures, whoever makes them.
+"""Reads the journal of a search into rows of trials, for tables and pictures.
 
     search         the settings, in the first line
-    leg            a job begins, or goes on with it, in so many groups of ranks
-    begin, again   a group begins with a piece of a trial: this rung, this seed; again: it was interrupted
-    end            it has ended, with a score or with a line that says why there is none
+    leg            a job begins or continues the search, in a number of groups of ranks
+    begin, again   a group begins a piece of a trial: this rung, this seed; again: it was interrupted
+    end            the piece has ended, with a score or with a line that says why there is none
 
 A piece of a trial is its training from one rung to the next, once with each seed. Its score is the mean over the seeds;
-where one of them has failed the trial has. A row is of the last piece that has a score, so that trials are compared
-by what they have reached.
+if one of them fails, the trial fails. A row shows the last piece that has a score.
 
-A journal may be of a search that goes on, was killed or is of another version: what cannot be read is left out.
+The search may be running, killed or of another version: lines that cannot be read are left out.
 """
 
 import math
@@ -24,7 +23,7 @@ from hpcdl.files import from_json
 
 JOURNAL = "journal.jsonl"
 VERSION = 1
-MOST = 2**31  # of a count in a journal
+MOST = 2**31  # upper bound of a count in a journal
 RANGE = re.compile(r"(?:(log|int):)?([-+\d.eE]+?)\.\.([-+\d.eE]+)(:log)?")
 
 
@@ -43,9 +42,9 @@ class Axis(NamedTuple):
 
 @dataclass
 class TrialPiece:
-    """A trial's training until a rung. By seed: scores, why it failed, seconds, what else was said.
+    """Training of a trial up to a rung. By seed: scores, failure messages, seconds, further results.
 
-    at: seconds of the search, in all its jobs, at which its last seed had ended; None before, or where no time is said.
+    at: seconds of the search, over all its jobs, when the last seed ended; None before, or if the journal has no times.
     """
 
     rung: int = 0
@@ -59,11 +58,11 @@ class TrialPiece:
     at: float | None = None
 
     def score(self, seeds: int) -> float | None:
-        """The mean over the seeds; None before all have ended, and where one has failed."""
+        """Return the mean over the seeds; None before all have ended, or if one has failed."""
         return math.fsum(self.scores.values()) / len(self.scores) if len(self.scores) >= seeds else None
 
     def ended(self, seeds: int) -> bool:
-        """Whether all seeds have."""
+        """True if all seeds have ended."""
         return len(self.scores) + len(self.failed) >= seeds
 
 
@@ -71,9 +70,9 @@ class TrialPiece:
 class TrialRow:
     """A trial: the values, amount (epochs; 0: whole) and score of its last piece that has one.
 
-    scores: by seed. spread: standard deviation of the sample; None of one seed. loss: the score, the smaller the
-    better. failed: why it has no score that counts. seconds: of all its pieces and seeds, on its group; steps: of all
-    seeds until there. status: ended, failed or begun. folder: in the search's.
+    scores: by seed. spread: standard deviation of the sample; None for one seed. loss: the score with sign such that
+    smaller is better. failed: why it has no score. seconds: of all its pieces and seeds; steps: of all seeds up to this
+    piece. status: ended, failed or begun. folder: relative to the search's.
     """
 
     trial: int
@@ -94,12 +93,13 @@ class TrialRow:
 
     @property
     def rungs(self) -> int:
-        """How many pieces there are."""
+        """The number of pieces."""
         return len(self.pieces)
 
 
-class Ended(NamedTuple):
-    """A piece that has ended, in the order of the journal. trials: how many had ended one by then, with this one."""
+class EndedPiece(NamedTuple):
+    """A piece that has ended, in the order of the journal. trials: number of trials with an ended piece, including
+    this."""
 
     trial: int
     piece: TrialPiece
@@ -107,8 +107,8 @@ class Ended(NamedTuple):
     trials: int
 
 
-class Running(NamedTuple):
-    """What a group is at; since: as the journal's times are, in UNIX seconds."""
+class RunningJob(NamedTuple):
+    """The job that a group of ranks runs now. since: start time in UNIX seconds."""
 
     trial: int
     rung: int
@@ -118,34 +118,34 @@ class Running(NamedTuple):
 
 
 class Trials:
-    """What the events of a journal tell, given one by one in their order.
+    """State of a search, built from the events of its journal in their order.
 
-    settings: of the first line. ended: pieces in the order in which they have. running: what groups are at, by trial,
-    rung and seed. groups: of the last job. missing: what could not be read.
+    settings: of the first line. ended: ended pieces in order. running: running jobs by trial, rung and seed. groups: of
+    the last job. missing: notes on what could not be read.
     """
 
     def __init__(self, settings: dict[str, Any] | None = None):
         self.settings: dict[str, Any] = settings or {}
         self.pieces: dict[int, dict[int, TrialPiece]] = {}
-        self.ended: list[Ended] = []
-        self.running: dict[tuple[int, int, int], Running] = {}
+        self.ended: list[EndedPiece] = []
+        self.running: dict[tuple[int, int, int], RunningJob] = {}
         self.groups = 1
         self.missing: list[str] = []
         self._before, self._leg, self._last = 0.0, math.nan, math.nan
         self._seen: set[int] = set()
-        self._rows: dict[int, TrialRow] = {}  # of trials of which nothing new was told
+        self._rows: dict[int, TrialRow] = {}  # cache; events drop their trial's row
 
-    # -- what a search was asked for -----------------------------------------------------------------------------------
+    # -- settings ---------------------------------------------------------------------------------------------------
 
     @property
     def seeds(self) -> int:
-        """How often each point is trained."""
-        return max(1, whole(self.settings.get("seeds")) or 1)
+        """The number of repetitions of each point."""
+        return max(1, as_count(self.settings.get("seeds")) or 1)
 
     @property
     def asked(self) -> int | None:
-        """How many trials the search has been asked for; None where that is not known."""
-        return whole(self.settings.get("trials")) or None
+        """The number of trials that were requested; None if unknown."""
+        return as_count(self.settings.get("trials")) or None
 
     @property
     def objective(self) -> str:
@@ -154,40 +154,42 @@ class Trials:
 
     @property
     def maximize(self) -> bool:
-        """Whether more of it is better."""
+        """True if larger scores are better."""
         return self.settings.get("maximize") is True
 
     @property
     def percent(self) -> bool:
-        """Whether the score is a share, shown in percent."""
+        """True if the score is shown in percent."""
         return self.objective.endswith("accuracy")
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def take(self, event: Any) -> Ended | None:
-        """One more event; returns the piece that has ended with it, if one has. What is no event of ours is nothing."""
+    def take(self, event: Any) -> EndedPiece | None:
+        """Process one event; return the piece that has ended with it, if any. Unknown events are ignored."""
         if not isinstance(event, dict):
             return None
         kind, time = event.get("event"), finite(event.get("time"))
-        self._tick(begins := kind == "leg" and "trial" not in event, time)  # those of one trial each are side by side
+        self._tick(
+            begins := kind == "leg" and "trial" not in event, time
+        )  # jobs of a single trial each run concurrently
         if kind == "search":
-            found = event.get("settings")
-            self.settings = found if isinstance(found, dict) else {}
+            settings = event.get("settings")
+            self.settings = settings if isinstance(settings, dict) else {}
             self._rows.clear()
             if event.get("version") != VERSION:
-                said = f"is of version {str(event.get('version'))[:20]}, and version {VERSION} is read"
-                self.missing.append(f"{JOURNAL} {said}: some of it may be left out")
+                note = f"is of version {str(event.get('version'))[:20]}, and version {VERSION} is read"
+                self.missing.append(f"{JOURNAL} {note}: some of it may be left out")
         elif begins:
             self.running.clear()
-            self.groups = max(1, whole(event.get("groups")) or 1)
-        elif kind in ("begin", "again", "end", "stop"):  # stop: what who watches is told of one that is interrupted
-            key = tuple(whole(event.get(name)) for name in ("trial", "rung", "seed"))
+            self.groups = max(1, as_count(event.get("groups")) or 1)
+        elif kind in ("begin", "again", "end", "stop"):  # stop: in memory only, an interrupted job
+            key = tuple(as_count(event.get(name)) for name in ("trial", "rung", "seed"))
             if None not in key:
                 return self._of_a_piece(str(kind), key, event, time)  # type: ignore[arg-type]
         return None
 
     def _tick(self, begins: bool, time: float | None) -> None:
-        """Seconds of the search: those within jobs, not those between them."""
+        """Advance the time of the search: seconds within jobs count, those between jobs do not."""
         if time is None:
             return
         if begins or math.isnan(self._leg):
@@ -198,7 +200,7 @@ class Trials:
 
     @property
     def seconds(self) -> float | None:
-        """Of the search, in all its jobs, until the last event; None where no time is said."""
+        """Seconds of the search, over all its jobs, until the last event; None if the journal has no times."""
         return None if math.isnan(self._leg) else self._before + self._last - self._leg
 
     def _of_a_piece(self, kind: str, key: tuple[int, int, int], event: dict[str, Any], time: float | None) -> Any:
@@ -209,11 +211,11 @@ class Trials:
             self.running.pop(key, None)
             return None
         if kind != "end":
-            self.running[key] = Running(trial, rung, seed, whole(event.get("group")), time)
+            self.running[key] = RunningJob(trial, rung, seed, as_count(event.get("group")), time)
             values, amount = event.get("values"), finite(event.get("amount"))
-            piece.values = plain(values) if isinstance(values, dict) else piece.values
+            piece.values = valid_values(values) if isinstance(values, dict) else piece.values
             piece.amount = piece.amount if amount is None else max(0.0, amount)
-            piece.parent = whole(event["parent"]) if "parent" in event else piece.parent
+            piece.parent = as_count(event["parent"]) if "parent" in event else piece.parent
             return None
         if seed in piece.scores or seed in piece.failed or seed >= self.seeds:
             return None
@@ -229,29 +231,29 @@ class Trials:
             return None
         piece.at = None if time is None else self.seconds
         self._seen.add(trial)
-        self.ended.append(Ended(trial, piece, piece.score(self.seeds), len(self._seen)))
+        self.ended.append(EndedPiece(trial, piece, piece.score(self.seeds), len(self._seen)))
         return self.ended[-1]
 
-    # -- what they make ------------------------------------------------------------------------------------------------
+    # -- rows and parameters -------------------------------------------------------------------------------------------
 
     def row(self, trial: int) -> TrialRow:
-        """The row of a trial that has begun."""
+        """Return the row of a trial that has begun."""
         pieces = [piece for _, piece in sorted(self.pieces[trial].items())]
-        wrong = next((piece for piece in pieces if piece.failed), None)
+        failed_piece = next((piece for piece in pieces if piece.failed), None)
         scored = [piece for piece in pieces if piece.score(self.seeds) is not None]
-        shown = wrong or (scored or pieces)[-1]
-        score = None if wrong else shown.score(self.seeds)
-        scores = [shown.scores[seed] for seed in sorted(shown.scores)]
+        last = failed_piece or (scored or pieces)[-1]
+        score = None if failed_piece else last.score(self.seeds)
+        scores = [last.scores[seed] for seed in sorted(last.scores)]
         failed = None
-        if wrong:
-            seed, why = min(wrong.failed.items())
+        if failed_piece:
+            seed, why = min(failed_piece.failed.items())
             failed = f"seed {seed}: {why}" if self.seeds > 1 else why
-        steps = [whole(more.get("steps")) for more in shown.more.values()]
+        steps = [as_count(more.get("steps")) for more in last.more.values()]
         return TrialRow(
             trial=trial,
-            values=shown.values,
-            rung=shown.rung,
-            amount=shown.amount,
+            values=last.values,
+            rung=last.rung,
+            amount=last.amount,
             scores=scores,
             score=score,
             loss=None if score is None else -score if self.maximize else score,
@@ -259,43 +261,49 @@ class Trials:
             failed=failed,
             seconds=math.fsum(each for piece in pieces for each in piece.seconds.values()),
             steps=sum(each or 0 for each in steps) if steps and None not in steps else None,
-            status="failed" if wrong else "ended" if pieces[-1].ended(self.seeds) else "begun",
-            parent=shown.parent,
+            status="failed" if failed_piece else "ended" if pieces[-1].ended(self.seeds) else "begun",
+            parent=last.parent,
             folder=f"trials/{trial:04d}",
             pieces=pieces,
         )
 
     def rows(self) -> list[TrialRow]:
-        """Of all trials that have begun, in the order of their numbers."""
+        """Return the rows of all trials that have begun, in the order of their numbers."""
         self._rows.update((trial, self.row(trial)) for trial in self.pieces if trial not in self._rows)
         return [self._rows[trial] for trial in sorted(self.pieces)]
 
     def axes(self) -> list[Axis]:
-        """The parameters of the space: as the settings describe them, and those that only values tell of."""
-        described = self.settings.get("space")
-        found = [axis_of(each) for each in described if isinstance(each, str)] if isinstance(described, list) else []
-        known = {axis.name: axis for axis in found if axis is not None}
+        """Return the parameters of the space, from the settings and from the values that occur."""
+        space_lines = self.settings.get("space")
+        parsed = (
+            [axis_of(each) for each in space_lines if isinstance(each, str)] if isinstance(space_lines, list) else []
+        )
+        axes = {axis.name: axis for axis in parsed if axis is not None}
         values: dict[str, list[Any]] = {}
         for pieces in self.pieces.values():
             for piece in pieces.values():
                 for name, value in piece.values.items():
                     values.setdefault(name, []).append(value)
-        for name, of in values.items():
-            numbers = not any(isinstance(value, str) for value in of)
-            if name not in known:
-                kind = "choice" if not numbers else "int" if all(isinstance(each, int) for each in of) else "float"
-                known[name] = Axis(name, kind, low=min(of) if numbers else math.nan, high=max(of) if numbers else 0.0)
-            elif known[name].kind != "choice" and not numbers:
-                known[name] = known[name]._replace(kind="choice", log=False)
-            if known[name].kind == "choice":
-                more = [str(each) for each in known[name].choices]
-                known[name] = known[name]._replace(choices=(*dict.fromkeys([*more, *map(str, of)]),))
-        return [*known.values()]
+        for name, observed in values.items():
+            numbers = not any(isinstance(value, str) for value in observed)
+            if name not in axes:
+                kind = (
+                    "choice" if not numbers else "int" if all(isinstance(each, int) for each in observed) else "float"
+                )
+                axes[name] = Axis(
+                    name, kind, low=min(observed) if numbers else math.nan, high=max(observed) if numbers else 0.0
+                )
+            elif axes[name].kind != "choice" and not numbers:
+                axes[name] = axes[name]._replace(kind="choice", log=False)
+            if axes[name].kind == "choice":
+                more = [str(each) for each in axes[name].choices]
+                axes[name] = axes[name]._replace(choices=(*dict.fromkeys([*more, *map(str, observed)]),))
+        return [*axes.values()]
 
 
 def read(folder: Path) -> Trials:
-    """The journal of the search in a folder. Raises UsageError where there is none, or it cannot be read at all."""
-    found, broken = Trials(), 0
+    """Return the journal of the search in a folder. Raises UsageError if there is none, or it cannot be read at all."""
+    trials, broken = Trials(), 0
     path = folder / JOURNAL
     with blamed_on(f"{path} cannot be read"):
         if not path.is_file():
@@ -304,18 +312,18 @@ def read(folder: Path) -> Trials:
             for line in file:
                 event = event_of(line)
                 if event is not None:
-                    found.take(event)
-                elif line.endswith(b"\n") and line.strip():  # else: its writer was killed there, or is at it
+                    trials.take(event)
+                elif line.endswith(b"\n") and line.strip():  # else: the writer died here, or is still writing
                     broken += 1
-    if not found.settings:
-        found.missing.append(f"{JOURNAL} does not begin as a search's does: its settings are not known")
+    if not trials.settings:
+        trials.missing.append(f"{JOURNAL} does not begin as a search's does: its settings are not known")
     if broken:
-        found.missing.append(f"{broken} of the lines of {JOURNAL} cannot be read, and are left out")
-    return found
+        trials.missing.append(f"{broken} of the lines of {JOURNAL} cannot be read, and are left out")
+    return trials
 
 
 def is_search(folder: Path) -> bool:
-    """Whether the folder holds a journal that a search has begun."""
+    """True if the folder holds the journal of a search."""
     try:
         with open(folder / JOURNAL, "rb") as file:
             first = event_of(file.readline(1 << 20))
@@ -325,46 +333,46 @@ def is_search(folder: Path) -> bool:
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:
-    """What a whole line says; None where it is none."""
+    """Return the dictionary of a complete line; None if it is not one."""
     try:
-        found = from_json(line) if line.endswith(b"\n") else None
+        event = from_json(line) if line.endswith(b"\n") else None
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return event if isinstance(event, dict) else None
 
 
 def best(rows: Iterable[TrialRow], count: int | None = None) -> list[TrialRow]:
-    """The best rows with a score, the best one first: trials that have come further before those that were stopped
-    early, whose scores are not those of a whole training."""
+    """Return the rows with a score, best first: rows with more training precede those that stopped early, whose scores
+    are not comparable."""
     scored = [row for row in rows if row.loss is not None]
     return sorted(scored, key=lambda row: (-extent(row.amount), row.loss, row.trial))[:count]
 
 
 def extent(amount: float) -> float:
-    """An amount of training for comparisons: 0 is all of it."""
+    """Return an amount of training for comparisons: 0 means the whole training, infinity here."""
     return amount or math.inf
 
 
-def axis_of(described: str) -> Axis | None:
-    """A line that describes a parameter: lr=log:0.001..0.5, momentum:beta=0.8..0.99 if optimizer=momentum."""
-    name, equals, rest = described.partition("=")
+def axis_of(text: str) -> Axis | None:
+    """Parse a parameter's line: lr=log:0.001..0.5, momentum:beta=0.8..0.99 if optimizer=momentum."""
+    name, equals, rest = text.partition("=")
     if not name.strip() or not equals:
         return None
     name = name.strip()
-    spec, given, on = rest.rpartition(" if ")
-    other, equals, value = on.partition("=")
-    condition = (other.strip(), value.strip()) if given and equals else None
+    spec, separator, requirement = rest.rpartition(" if ")
+    other, equals, value = requirement.partition("=")
+    condition = (other.strip(), value.strip()) if separator and equals else None
     spec = (spec if condition else rest).strip()
-    found = RANGE.fullmatch(spec)
-    low, high = (decimal(found[2]), decimal(found[3])) if found else (None, None)
-    if found and low is not None and high is not None and low < high:
-        log = (found[1] == "log" or bool(found[4])) and low > 0
-        return Axis(name, "int" if found[1] == "int" else "float", (), low, high, log, condition)
+    match = RANGE.fullmatch(spec)
+    low, high = (decimal(match[2]), decimal(match[3])) if match else (None, None)
+    if match and low is not None and high is not None and low < high:
+        log = (match[1] == "log" or bool(match[4])) and low > 0
+        return Axis(name, "int" if match[1] == "int" else "float", (), low, high, log, condition)
     return Axis(name, "choice", (*(each.strip() for each in spec.split("|")),), condition=condition)
 
 
 def decimal(text: str) -> float | None:
-    """The number that a text says."""
+    """Return the finite number of a text; None if it is not one."""
     try:
         return finite(float(text))
     except ValueError:
@@ -372,7 +380,7 @@ def decimal(text: str) -> float | None:
 
 
 def finite(value: Any) -> float | None:
-    """The value as a number; None for what is none, or not finite."""
+    """Return the value as a float; None if it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -381,18 +389,18 @@ def finite(value: Any) -> float | None:
         return None
 
 
-def whole(value: Any) -> int | None:
-    """The value if it is a count; else None."""
+def as_count(value: Any) -> int | None:
+    """Return the value if it is a count; else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST else None
 
 
-def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Values as a space gives them: texts and finite numbers; others are left out."""
+def valid_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that a space can have: texts and finite numbers; others are left out."""
     return {str(name): value for name, value in values.items() if isinstance(value, str) or finite(value) is not None}
 
 
 def deviation(values: list[float]) -> float | None:
-    """The standard deviation of the sample; None of one value."""
+    """Return the standard deviation of the sample; None for one value."""
     if len(values) < 2:
         return None
     mean = math.fsum(values) / len(values)
@@ -403,12 +411,12 @@ def deviation(values: list[float]) -> float | None:
 
 
 def number_text(value: Any) -> str:
-    """A value of a parameter for people: four digits of a number."""
+    """Return a parameter's value for display, with four digits."""
     return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def score_text(trials: Trials, score: float | None, spread: float | None = None) -> str:
-    """A score for people, and its deviation over the seeds, where there is one."""
+    """Return a score for display, with its deviation over the seeds if known."""
     if score is None:
         return "-"
     form = ".2%" if trials.percent else ".4g"
@@ -416,5 +424,5 @@ def score_text(trials: Trials, score: float | None, spread: float | None = None)
 
 
 def values_text(row: TrialRow) -> str:
-    """lr=0.0621 model=mlp:64"""
+    """Return the values of a row for display: lr=0.0621 model=mlp:64."""
     return printable(" ".join(f"{name}={number_text(value)}" for name, value in row.values.items()), kept="")

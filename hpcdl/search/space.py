@@ -1,14 +1,14 @@
-"""What is searched: the space of values, as text, as points of the unit cube and as options.
+"""The search space: its parameters as text, as points of the unit cube and as options.
 
     lr=log:0.001..0.5                                     a number, its logarithm uniform
     dropout=0.1..0.9                                      a number, uniform
-    layers=int:2..8    batch-size=int:16..512:log         integers: each as likely as any; each k as likely as 1/k
-    model=mlp:64|mlp:256,128    optimizer=adam            choices, one or several, each as likely as any
+    layers=int:2..8    batch-size=int:16..512:log         integers: uniform; P(k) proportional to 1/k
+    model=mlp:64|mlp:256,128    optimizer=adam            choices, one or several, uniform
     momentum:beta=0.8..0.99 if optimizer=momentum         a setting of a choice, which becomes momentum:beta=0.91
-    width=int:8..64 if model=mlp:64                       there only where another parameter has this choice
+    width=int:8..64 if model=mlp:64                       active only if another parameter has this choice
 
-Every method sees the space as a unit cube of one coordinate u in [0, 1) for each parameter, in the order of the space,
-also of those that a condition leaves out:
+Methods see the space as a unit cube with one coordinate u in [0, 1) per parameter, in the order of the space, inactive
+parameters included:
 
     choice, n of them     number floor(n u)
     float                 low + (high - low) u                      log: exp of the same with their logarithms
@@ -29,8 +29,8 @@ from hpcdl.errors import UsageError, line, nearest
 from hpcdl.runs.help import dashed
 from hpcdl.search.tasks import Values
 
-LARGEST = 1e308  # of a float: the next power of ten is none
-WHOLE = 2**40  # of an integer: so far, every one comes back from its coordinate
+LARGEST = 1e308  # of a float; the next power of ten overflows
+WHOLE = 2**40  # largest integer: up to here each is recovered from its coordinate
 POINTS = 100_000  # of a grid
 NAME = re.compile(r"[A-Za-z_][\w.-]*|[^\s=|:]+(:[^\s=|:]+)?:[A-Za-z_][\w-]*")
 KEYS = ("low", "high", "log", "int", "choices", "if")  # of a parameter in YAML
@@ -41,8 +41,8 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 class Parameter:
     """One coordinate of a space.
 
-    kind: choice, float or int. choices: texts, of a choice. low, high: both can be had. condition: the name of a choice
-    and the text that it has to have for this parameter to be there; None: it always is.
+    kind: choice, float or int. choices: texts, of a choice. low, high: inclusive. condition: (name of a choice, text):
+    the parameter is active only where that choice has this text; None: always.
     """
 
     name: str
@@ -60,11 +60,11 @@ class Parameter:
         if self.kind == "int" and not self.log:
             return min(int(self.low) + int(u * (self.high - self.low + 1)), int(self.high))
         low, high = self._ends()
-        at = (1 - u) * low + u * high  # no difference, which may be beyond the largest float
+        at = (1 - u) * low + u * high  # a difference high - low may overflow
         return self.bounded(math.exp(at) if self.log else at)
 
     def unit(self, value: Any) -> float:
-        """The coordinate of a value, in the middle of those that give it; `value` undoes it, floats to rounding."""
+        """Return the coordinate of a value, in the middle of those that give it; inverse of `value` up to rounding."""
         if self.kind == "choice":
             return (self.choices.index(value) + 0.5) / len(self.choices)
         if self.kind == "int" and not self.log:
@@ -75,28 +75,28 @@ class Parameter:
         return min(max((at / scale - low / scale) / (high / scale - low / scale), 0.0), math.nextafter(1.0, 0.0))
 
     def grid(self, points: int) -> list[Any]:
-        """At most so many values from one end to the other, evenly apart (log: in ratio); one: the middle.
+        """Return at most `points` values from low to high, evenly spaced (log: in ratio); one point: the middle.
 
-        Those between have 12 digits. A choice has all of its own.
+        Inner values are rounded to 12 digits. A choice has all of its values.
         """
         if self.kind == "choice":
             return list(self.choices)
         low, high = (math.log(end) if self.log else end for end in (self.low, self.high))
         steps = [at / (points - 1) for at in range(points)] if points > 1 else [0.5]
         inner = (((1 - step) * low + step * high, step) for step in steps)
-        found = (
+        values = (
             {0.0: self.low, 1.0: self.high}.get(step, float(f"{math.exp(at) if self.log else at:.12g}"))
             for at, step in inner
         )
-        return list(dict.fromkeys(map(self.bounded, found)))
+        return list(dict.fromkeys(map(self.bounded, values)))
 
     def bounded(self, value: float) -> int | float:
-        """The nearest number within low and high; of an integer's parameter an integer."""
+        """Return the value clipped to low and high; rounded for an integer parameter."""
         value = min(max(value, self.low), self.high)
         return round(value) if self.kind == "int" else float(value)
 
     def described(self) -> str:
-        """The parameter as a line that reads back to it."""
+        """Return the parameter as a line that `Space.read` reads back."""
         ends = f"{int(self.low)}..{int(self.high)}" if self.kind == "int" else f"{self.low!r}..{self.high!r}"
         spec = {
             "choice": "|".join(self.choices),
@@ -113,11 +113,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Space:
-    """The parameters of a search, in the order in which they were given. Raises UsageError where they do not fit."""
+    """The parameters of a search, in the order given. Raises UsageError if they do not fit together."""
 
     parameters: tuple[Parameter, ...]
-    owners: dict[str, str] = field(init=False, compare=False, repr=False)  # of settings: the choice they belong to
-    order: tuple[Parameter, ...] = field(init=False, compare=False, repr=False)  # what is asked for before who asks
+    owners: dict[str, str] = field(init=False, compare=False, repr=False)  # by setting: the parameter it belongs to
+    order: tuple[Parameter, ...] = field(init=False, compare=False, repr=False)  # conditions before dependents
 
     def __post_init__(self) -> None:
         if not self.parameters:
@@ -135,13 +135,13 @@ class Space:
 
     @classmethod
     def read(cls, lines: Sequence[str]) -> "Space":
-        """The space of these lines, NAME=SPEC each. Raises UsageError, one line."""
+        """Return the space of these lines, NAME=SPEC each. Raises UsageError, one line."""
         return cls(tuple(_read(text) for text in lines))
 
     @classmethod
     def from_yaml(cls, given: str | Mapping[str, Any]) -> "Space":
-        """The space of a mapping, or of YAML of one: a name, and its SPEC, its choices in a list, or a mapping of
-        `low`, `high`, `log`, `int`, `choices` and `if`. Raises UsageError, one line."""
+        """Return the space of a mapping, or of its YAML text: name to SPEC, list of choices, or mapping of `low`,
+        `high`, `log`, `int`, `choices` and `if`. Raises UsageError, one line."""
         if isinstance(given, str):
             try:
                 node = yaml.compose(given, yaml.BaseLoader)
@@ -165,42 +165,42 @@ class Space:
         return next(each for each in self.parameters if each.name == name)
 
     def values(self, unit: np.ndarray) -> Values:
-        """The values at a point of the unit cube, of the parameters that are there."""
-        found = {each.name: each.value(float(u)) for each, u in zip(self.parameters, unit, strict=True)}
-        there: Values = {}
+        """Return the values of the active parameters at a point of the unit cube."""
+        by_name = {each.name: each.value(float(u)) for each, u in zip(self.parameters, unit, strict=True)}
+        active: Values = {}
         for each in self.order:
-            if self.active(each, there):
-                there[each.name] = found[each.name]
-        return self.in_order(there)
+            if self.active(each, active):
+                active[each.name] = by_name[each.name]
+        return self.in_order(active)
 
     def unit(self, values: Values) -> np.ndarray:
-        """The point of the unit cube of these values; 1/2 for a parameter that is not there."""
+        """Return the point of the unit cube for these values; 1/2 for an inactive parameter."""
         return np.array([each.unit(values[each.name]) if each.name in values else 0.5 for each in self.parameters])
 
     def active(self, parameter: Parameter, values: Values) -> bool:
-        """Whether a parameter is there where these are the values of what its condition names."""
+        """True if a parameter's condition holds for these values."""
         return parameter.condition is None or values.get(parameter.condition[0]) == parameter.condition[1]
 
     def in_order(self, values: Values) -> Values:
-        """The same values, in the order of the space."""
+        """Return the values in the order of the space."""
         return {each.name: values[each.name] for each in self.parameters if each.name in values}
 
     def grid(self, points: int) -> list[Values]:
-        """Every combination of the choices and of `points` values of each range, none twice: the last parameter varies
-        fastest. Raises UsageError where there are too many."""
+        """Return every combination of the choices and of `points` values of each range, without duplicates; the last
+        parameter varies fastest. Raises UsageError if there are too many."""
         if points < 1:
             raise UsageError(f"a grid cuts a range into 1 point at least, not {points}")
-        found: list[Values] = []
+        combinations: list[Values] = []
         for values in self._combined(0, {}, points):
-            if len(found) == POINTS:
+            if len(combinations) == POINTS:
                 raise UsageError(
                     f"the grid has more than {POINTS:,} points: give fewer choices, or fewer points a range"
                 )
-            found.append(self.in_order(values))
-        return found
+            combinations.append(self.in_order(values))
+        return combinations
 
     def texts(self, values: Values) -> dict[str, str]:
-        """The options that these values are, by name with dashes; a setting stands in its option's text."""
+        """Return the values as options, by name with dashes; a setting is part of its option's text."""
         texts = {name: _text(value) for name, value in values.items() if name not in self.owners}
         for name, value in values.items():
             if name in self.owners and self.owners[name] in texts:
@@ -228,7 +228,7 @@ class Space:
 
 
 def _read(text: str) -> Parameter:
-    """NAME=SPEC, with ` if NAME=CHOICE` behind it or not."""
+    """Parse NAME=SPEC, optionally followed by ` if NAME=CHOICE`."""
     before, equals, spec = text.partition("=")
     name = before.strip()
     if not equals:
@@ -261,7 +261,7 @@ def _parameter(name: str, spec: str, condition: tuple[str, str] | None) -> Param
 
 
 def _is_range(spec: str) -> bool:
-    """Paths, as ../a.h5, are none."""
+    """True for the text of a range; paths such as ../a.h5 are not ranges."""
     return spec.startswith(("log:", "int:")) or (".." in spec and "/" not in spec)
 
 
@@ -305,7 +305,7 @@ def _number(name: str, given: Any, whole: bool) -> float:
 
 
 def _from_mapping(name: str, spec: Any) -> Parameter:
-    """A parameter of a mapping: its text, its choices, or low, high, log, int, choices, if."""
+    """Return a parameter from YAML: its text, its choices, or low, high, log, int, choices, if."""
     _check_name(name)
     if isinstance(spec, str):
         return _read(f"{name}={spec}")
@@ -337,7 +337,7 @@ def _yes(name: str, key: str, value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """As it stands on a command line; of a float all digits, so that what is trained is what is written."""
+    """Return a value as on a command line; floats with all digits, so that training uses exactly this value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -352,7 +352,7 @@ def _check_name(name: str) -> None:
 
 
 def _placed(each: Parameter, parameters: tuple[Parameter, ...], owners: dict[str, str]) -> Parameter:
-    """The parameter with the name of its condition as the space has it, and a setting with that of its choice."""
+    """Return the parameter with resolved names of its condition and, for a setting, of its choice."""
     condition = each.condition
     if condition:
         other = next((other for other in parameters if dashed(other.name) == dashed(condition[0])), None)
@@ -383,7 +383,7 @@ def _placed(each: Parameter, parameters: tuple[Parameter, ...], owners: dict[str
 
 
 def _ordered(parameters: tuple[Parameter, ...]) -> Iterator[Parameter]:
-    """Each behind what its condition names, else as they are. Raises UsageError for a circle of conditions."""
+    """Yield each parameter after the one its condition names. Raises UsageError for a cycle of conditions."""
     done: set[str] = set()
     left = list(parameters)
     while left:

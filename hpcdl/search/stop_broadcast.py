@@ -1,10 +1,10 @@
-"""A signal to one rank, or the end of the time, is known to all trainings of a job, which then end in good order.
+"""Stop broadcast: a signal to one rank, or the end of the time, stops all trainings of a job in good order.
 
-    rank 0   signal --- a message of one byte to every other rank --->   rank 1   its run is at a boundary: it looks
-                                                                  --->   rank 2   it waits for a trial: it looks
-    every rank   its own clock is beyond the limit: as if it had a signal, and the byte says so
+    rank 0   signal --- a message of one byte to every other rank --->   rank 1   its run is at a boundary: it polls
+                                                                  --->   rank 2   it waits for a trial: it polls
+    every rank   its own clock is past the limit: as after a signal, and the byte says so
 
-A run looks whenever its ranks agree (hpcdl/runs/agreement.py), about ten times a second.
+A run polls whenever its ranks agree (hpcdl/runs/agreement.py), about ten times a second.
 """
 
 import math
@@ -21,52 +21,52 @@ TAG = 1
 LATE, OTHERS = "the time limit", "a signal to another rank"
 
 
-class Alarm:
-    """Of all ranks of `world`, whose constructor and `close` are collective calls. seconds: from now; 0: any time.
+class StopBroadcast:
+    """One per rank of `world`; constructor and `close` are collective. seconds: time limit from now; 0: none.
 
-    why: what it has let this rank know, and `close` takes back; "" where it has not. After `close`, where this rank has
-    had no signal, also what it hears only then.
+    why: the reason that was broadcast to this rank, "" if none; `close` removes it from the signals. After `close`,
+    also a reason that arrived only then, if this rank has had no signal.
     """
 
     def __init__(self, world: MPI.Intracomm, seconds: float = 0.0):
         self.comm: Any = world.Dup()
-        self.late = time.monotonic() + seconds if seconds else math.inf
+        self.deadline = time.monotonic() + seconds if seconds else math.inf
         self.requests: list[MPI.Request] = []
-        self.heard: dict[int, bool] = {}  # from whom, and whether it was the time
-        self.why, self.lock = "", threading.Lock()
-        signals.watchers.append(self.look)
+        self.received: dict[int, bool] = {}  # by rank: True if its reason was the time limit
+        self.reason, self.lock = "", threading.Lock()
+        signals.watchers.append(self.poll)
 
-    def look(self) -> bool:
-        """Whether all is to end; the first rank to know lets the others know."""
-        with self.lock:  # the thread that hands out asks beside the training
+    def poll(self) -> bool:
+        """True if the job is to stop; the first rank to know sends to the others."""
+        with self.lock:  # the search's serving thread polls, too
             if not signals.received:
                 while self.comm.Iprobe(MPI.ANY_SOURCE, TAG):
-                    self._hear(MPI.ANY_SOURCE)
-                self.why = self._heard() or (LATE if time.monotonic() >= self.late else "")
-                signals.received += [self.why] if self.why else []
-            if signals.received and not self.heard and not self.requests:
+                    self._receive(MPI.ANY_SOURCE)
+                self.reason = self._received_reason() or (LATE if time.monotonic() >= self.deadline else "")
+                signals.received += [self.reason] if self.reason else []
+            if signals.received and not self.received and not self.requests:
                 others = (rank for rank in range(self.comm.size) if rank != self.comm.rank)
-                late = np.array([self.why == LATE])
-                self.requests = [self.comm.Isend(late, rank, TAG) for rank in others]
+                time_limit = np.array([self.reason == LATE])
+                self.requests = [self.comm.Isend(time_limit, rank, TAG) for rank in others]
         return bool(signals.received)
 
-    def _heard(self) -> str:
-        """What others have told: the time only where all of them say so."""
-        return (LATE if all(self.heard.values()) else OTHERS) if self.heard else ""
+    def _received_reason(self) -> str:
+        """Return the reason received from others: the time limit only if all of them say so."""
+        return (LATE if all(self.received.values()) else OTHERS) if self.received else ""
 
-    def _hear(self, source: int) -> None:
-        status, late = MPI.Status(), np.empty(1, bool)
-        self.comm.Recv(late, source, TAG, status)
-        self.heard[status.source] = bool(late[0])
+    def _receive(self, source: int) -> None:
+        status, time_limit = MPI.Status(), np.empty(1, bool)
+        self.comm.Recv(time_limit, source, TAG, status)
+        self.received[status.source] = bool(time_limit[0])
 
     def close(self) -> None:
-        """Nobody looks any more; what was said is heard, also by those who knew."""
-        signals.watchers.remove(self.look)
-        signals.received[:] = [each for each in signals.received if each != self.why]
-        told = self.comm.allgather(bool(self.requests))
-        for rank, said in enumerate(told):
-            if said and rank != self.comm.rank and rank not in self.heard:
-                self._hear(rank)
-        self.why = self.why or ("" if signals.received else self._heard())
+        """Stop polling and receive all messages that were sent, also on ranks that knew already."""
+        signals.watchers.remove(self.poll)
+        signals.received[:] = [reason for reason in signals.received if reason != self.reason]
+        sent = self.comm.allgather(bool(self.requests))
+        for rank, has_sent in enumerate(sent):
+            if has_sent and rank != self.comm.rank and rank not in self.received:
+                self._receive(rank)
+        self.reason = self.reason or ("" if signals.received else self._received_reason())
         MPI.Request.Waitall(self.requests)
         self.comm.Free()

@@ -1,12 +1,12 @@
-"""What a search hands out, and what comes back.
+"""Types of a search: what it hands out, and the results.
 
-    method     asks for values, and is told what they have brought                methods/
-    task       a piece of a trial: so much training with these values             what a method asks for
-    job        a task with one seed                                               what a group of ranks does
-    result     how a job has ended
+    method     proposes values and learns from their scores                       methods/
+    task       a piece of a trial: train with these values up to an amount        what a method returns
+    job        a task with one seed                                               what a group of ranks runs
+    result     the outcome of a job
 
-A trial is a point of the space. Most methods ask for it in one task, of all that the options say; those that stop bad
-trials early ask for one rung of it after another, each of which goes on from where the one before it has ended.
+A trial is a point of the space. Most methods train it in one task, to the end; those that stop bad trials early request
+one rung after another, each of which continues the previous one.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -15,10 +15,10 @@ Values = dict[str, Any]  # by the name of a parameter: str, int or float
 
 
 class SearchTask(NamedTuple):
-    """A piece of trial number `trial`, of those from 0 on: its training with `values` until `amount`.
+    """A piece of trial number `trial` (from 0): its training with `values` until `amount`.
 
-    rung: how many pieces of the trial were before. amount: until where, in epochs from the trial's beginning; 0: to its
-    end. parent: the trial from whose last piece this one begins, where that is another one (population based training).
+    rung: number of earlier pieces of the trial. amount: epochs since the trial's beginning; 0: to its end. parent: the
+    other trial whose last piece this one continues (population based training).
     """
 
     trial: int
@@ -29,47 +29,46 @@ class SearchTask(NamedTuple):
 
 
 class SearchJob(NamedTuple):
-    """A task with seed number `seed`, 0 to seeds - 1, of the search; what a group of ranks does at a time."""
+    """A task with seed number `seed`, 0 to seeds - 1; run by one group of ranks."""
 
     task: SearchTask
     seed: int = 0
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """It is done exactly once."""
+        """The key under which the job is done exactly once."""
         return self.task.trial, self.task.rung, self.seed
 
 
 class Result(NamedTuple):
-    """How a job has ended.
+    """Outcome of a job.
 
-    score: as the objective says it, larger or smaller is better; None where it has failed, with a line that says why,
-    and where it was stopped by a signal or the job's time limit, to be gone on with. more: what else is known of it, by
-    name (steps, seconds, ...), for tables. seconds: of the whole job, as its group saw them.
+    score: as the objective returns it; None if the job failed, with a line that says why, or was stopped by a signal or
+    the time limit, to be continued. more: further results by name (steps, seconds, ...), for tables. seconds: of the
+    whole job on its group.
     """
 
     score: float | None = None
     failed: str | None = None
     stopped: bool = False
     seconds: float = 0.0
-    more: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+    more: dict[str, Any] = {}  # noqa: RUF012 - never modified
 
 
 class Method(Protocol):
-    """Chooses what is tried. It knows neither ranks nor files; what it does follows from its seed and what it is told.
+    """Chooses the points. Knows neither ranks nor files; deterministic given its seed and the losses it receives.
 
-    So a search that goes on makes the method anew, asks and tells again in the order of the journal, and gets the same
-    tasks.
+    A resumed search replays asks and tells of the journal into a new method, which then returns the same tasks.
     """
 
-    planned: bool  # whether all its tasks are known before any has been told of
+    planned: bool  # True if no task depends on a loss
 
     def ask(self) -> SearchTask | None:
-        """The next task; None where there is none now, or none any more."""
+        """Return the next task; None if there is none now, or none any more."""
 
     def tell(self, task: SearchTask, loss: float | None) -> None:
-        """What a task has brought, the smaller the better; None: it has failed."""
+        """Receive the loss of a task, smaller is better; None: it has failed."""
 
     @property
     def over(self) -> bool:
-        """Whether no task is to come, whatever is still told."""
+        """True if no further task can come, whatever losses arrive."""

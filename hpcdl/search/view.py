@@ -1,4 +1,4 @@
-"""How a search shows how far it is: on a terminal a table that lives, else a line for each piece that has ended.
+"""Progress display of a search: a live table on a terminal, else a line for each piece that has ended.
 
     random, validation accuracy: 12 of 24 trials ended, 1 failed, 4 running; 3 min left, until 16:31
            validation
@@ -7,8 +7,8 @@
         3      95.48%   9 s  lr=0.0954 batch-size=32 model=mlp:256,128
     running: trial 12 (8 s), trial 13 (5 s), trial 14 (5 s), trial 15 (1 s)
 
-It is told the events of the journal, on rank 0, and knows nothing of ranks. What users have written stands there as it
-is: no markup, and nothing that moves a terminal.
+It receives the events of the journal, on rank 0. Texts of users are printed as they are, without markup or control
+characters.
 """
 
 import functools
@@ -35,12 +35,12 @@ from hpcdl.search.methods import make_method
 from hpcdl.search.methods.asha import amounts
 from hpcdl.search.methods.pbt import PopulationBasedTraining
 from hpcdl.search.results import training_command
-from hpcdl.search.search_log_reader import Running, TrialRow, Trials, best, finite, score_text, values_text
+from hpcdl.search.search_log_reader import RunningJob, TrialRow, Trials, best, finite, score_text, values_text
 from hpcdl.search.space import Space
 
-SHOWN = 10  # of the best trials, while it goes on and at the end
-NARROW = 60  # columns of a terminal below which values are cut off, and times left out
-OFTEN = 0.2  # seconds between two looks of the live table at least
+SHOWN = 10  # best trials in the table
+NARROW = 60  # columns; narrower terminals cut values off and omit times
+OFTEN = 0.2  # minimum seconds between updates of the live table
 OPTIMISTIC = (
     "one seed: the best of many scores that vary by chance is better than it would be once more; train it with other "
     "seeds, or search with --seeds 3"
@@ -48,10 +48,9 @@ OPTIMISTIC = (
 
 
 class View:
-    """mode: auto (live on a terminal, else lines), bar (live), lines or none.
+    """Display of a search. mode: auto (live on a terminal, else lines), bar (live), lines or none.
 
-    past: the events that the journal has already, with the first line, which are not news. `watch` is told those that
-    come, from any thread; `end` says what has come out.
+    past: the events that are in the journal already, first line included. `watch` takes new events, from any thread.
     """
 
     def __init__(
@@ -71,23 +70,23 @@ class View:
             self.trials.take(event)
 
     def start(self) -> None:
-        """Begin to show."""
+        """Start the live table."""
         if self.mode == "bar":
             self.live = Live(self.table(), console=self.console, auto_refresh=False)
             self.live.start()
 
     def watch(self, event: Any) -> None:
-        """An event: as a line of the journal, or with the attributes kind, group, job and result."""
+        """Show an event: a line of the journal, or an object with kind, group, job and result."""
         with self._lock:
-            ended = self.trials.take(event if isinstance(event, dict) else as_line(event, self.now()))
+            ended = self.trials.take(event if isinstance(event, dict) else journal_event(event, self.now()))
             if self.live is not None and self.now() - self._drawn >= OFTEN:
                 self._drawn = self.now()
                 self.live.update(self.table(), refresh=True)
             elif self.mode == "lines" and ended is not None:
-                self.say(self.news(self.trials.row(ended.trial)))
+                self.say(self.news_line(self.trials.row(ended.trial)))
 
     def close(self) -> None:
-        """Show the last state, and no more."""
+        """Show the last state and stop."""
         with self._lock:
             if self.live is not None:
                 self.live.update(self.table(), refresh=True)
@@ -95,7 +94,7 @@ class View:
                 self.live = None
 
     def end(self) -> None:
-        """What has come out: the best trials, how to train the best longer, what each option explains."""
+        """Print the conclusions: the best trials, how to retrain the best one longer, what each option explains."""
         self.close()
         if self.mode == "none":
             return
@@ -103,17 +102,17 @@ class View:
         top = best(rows, SHOWN)
         if top and self.mode != "bar":
             self.console.print(self.best(top, fold=True))
-        for said in conclusions(self.trials, rows, self.folder):
-            self.say(said)
+        for text in conclusions(self.trials, rows, self.folder):
+            self.say(text)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line."""
         self.console.print(Text(printable(text, kept="")), soft_wrap=True)
 
     # -- its parts -----------------------------------------------------------------------------------------------------
 
     def table(self) -> Group:
-        """All of it: counts, the best, what runs."""
+        """Return the live table: counts, the best trials, the running ones."""
         rows = self.trials.rows()
         parts: list[Any] = [Text(printable(self.headline(rows), kept=""), style="bold")]
         top = best(rows, max(1, min(SHOWN, self.console.height - 6)))
@@ -123,110 +122,118 @@ class View:
         return Group(*parts)
 
     def headline(self, rows: list[TrialRow]) -> str:
-        """Method, score, counts and how long it takes still."""
+        """Return method, score, counts and the remaining time."""
         trials, counts = self.trials, Counter(row.status for row in rows)
-        of = f" of {trials.asked}" if trials.asked is not None else ""
-        said = [f"{counts['ended']}{of} trials ended"] if of else [f"{counted(counts['ended'], 'trial')} ended"]
-        said += [f"{counts['failed']} failed"] if counts["failed"] else []
-        said += [f"{len({each.trial for each in trials.running.values()})} running"] if trials.running else []
-        what = ", ".join(filter(None, [str(trials.settings.get("method") or ""), spoken(trials)]))
+        total = f" of {trials.asked}" if trials.asked is not None else ""
+        parts = [f"{counts['ended']}{total} trials ended"] if total else [f"{counted(counts['ended'], 'trial')} ended"]
+        parts += [f"{counts['failed']} failed"] if counts["failed"] else []
+        parts += [f"{len({each.trial for each in trials.running.values()})} running"] if trials.running else []
+        title = ", ".join(filter(None, [str(trials.settings.get("method") or ""), score_name(trials)]))
         left = remaining(trials, self.now())
-        when = f"; {duration(left)} left, until {clock(self.now() + left, self.now())}" if left is not None else ""
-        return f"{what}: {', '.join(said)}{when}"
+        time_left = f"; {duration(left)} left, until {clock(self.now() + left, self.now())}" if left is not None else ""
+        return f"{title}: {', '.join(parts)}{time_left}"
 
     def best(self, rows: list[TrialRow], fold: bool = False) -> Table:
-        """These rows; fold: values that are too long are broken where there is room for that, else cut off."""
+        """Return a table of these rows; fold: wrap long values if there is room, else cut them off."""
         narrow = self.console.width < NARROW
         rungs = any(row.amount for row in rows)
         table = Table(box=None, pad_edge=False)
-        names = ["trial", spoken(self.trials).replace(" ", "\n"), *["epochs"] * rungs, *["time"] * (not narrow)]
+        names = ["trial", score_name(self.trials).replace(" ", "\n"), *["epochs"] * rungs, *["time"] * (not narrow)]
         for name in names:
             table.add_column(Text(printable(name)), justify="right", no_wrap=True)
         table.add_column("values")
-        how: dict[str, Any] = {"overflow": "fold"} if fold and not narrow else {"no_wrap": True, "overflow": "ellipsis"}
+        style: dict[str, Any] = (
+            {"overflow": "fold"} if fold and not narrow else {"no_wrap": True, "overflow": "ellipsis"}
+        )
         for row in rows:
             cells = [str(row.trial), score_text(self.trials, row.score, row.spread)]
             cells += [f"{row.amount:g}" if row.amount else "all"] if rungs else []
             cells += [spent(row.seconds)] if not narrow else []
-            table.add_row(*map(Text, cells), Text(values_text(row), **how))
+            table.add_row(*map(Text, cells), Text(values_text(row), **style))
         return table
 
     def running(self) -> str:
-        """What groups are at."""
-        return "running: " + ", ".join(map(self.at_work, self.trials.running.values())) if self.trials.running else ""
+        """Return the line of running trials."""
+        return (
+            "running: " + ", ".join(map(self.running_text, self.trials.running.values())) if self.trials.running else ""
+        )
 
-    def at_work(self, each: Running) -> str:
+    def running_text(self, each: RunningJob) -> str:
         seed = f" seed {each.seed}" if self.trials.seeds > 1 else ""
         since = f" ({duration(self.now() - each.since)})" if each.since is not None else ""
         return f"trial {each.trial}{seed}{since}"
 
-    def news(self, row: TrialRow) -> str:
-        """The line of a piece that has ended."""
+    def news_line(self, row: TrialRow) -> str:
+        """Return the line for a piece that has ended."""
         trials = self.trials
-        whole = f"/{trials.asked}" if trials.asked is not None and not row.amount else ""
+        total = f"/{trials.asked}" if trials.asked is not None and not row.amount else ""
         epochs = f", {counted(row.amount, 'epoch', 'g')}" if row.amount else ""
-        what = f"{spoken(trials)} {score_text(trials, row.score, row.spread)}"
-        said = f"failed: {row.failed}" if row.failed is not None else what
-        return f"[{len(trials.ended)}{whole}] trial {row.trial}{epochs}: {said}, {values_text(row)}"
+        score = f"{score_name(trials)} {score_text(trials, row.score, row.spread)}"
+        outcome = f"failed: {row.failed}" if row.failed is not None else score
+        return f"[{len(trials.ended)}{total}] trial {row.trial}{epochs}: {outcome}, {values_text(row)}"
 
 
-def spoken(trials: Trials) -> str:
-    """The score, as people say it."""
+def score_name(trials: Trials) -> str:
+    """Return the name of the score, without underscores."""
     return trials.objective.replace("_", " ")
 
 
-def as_line(event: Any, now: float) -> dict[str, Any]:
-    """What a group does as the journal's line: `kind`, and which `job` with which `result`."""
+def journal_event(event: Any, now: float) -> dict[str, Any]:
+    """Return an event of a group as the journal's line."""
     task, result = event.job.task, event.result
-    told = {"event": event.kind, "trial": task.trial, "rung": task.rung, "seed": event.job.seed, "group": event.group}
-    told |= {"values": task.values, "amount": task.amount, "parent": task.parent, "time": now}
-    return told if result is None else told | result._asdict()
+    fields = {"event": event.kind, "trial": task.trial, "rung": task.rung, "seed": event.job.seed, "group": event.group}
+    fields |= {"values": task.values, "amount": task.amount, "parent": task.parent, "time": now}
+    return fields if result is None else fields | result._asdict()
 
 
 def conclusions(trials: Trials, rows: list[TrialRow], folder: Path | None) -> list[str]:
-    """What is said at the end, line by line."""
-    said = []
+    """Return the lines that are printed at the end."""
+    lines = []
     top = next(iter(best(rows, 1)), None)
-    whys = Counter(row.failed for row in rows if row.failed is not None)
-    for why, count in whys.most_common(3):
-        said.append(f"{counted(count, 'trial')} failed: {why}")
+    reasons = Counter(row.failed for row in rows if row.failed is not None)
+    for reason, count in reasons.most_common(3):
+        lines.append(f"{counted(count, 'trial')} failed: {reason}")
     if top is None:
-        said.append("no trial has a score")
+        lines.append("no trial has a score")
     else:
-        score = f"{spoken(trials)} {score_text(trials, top.score, top.spread)}"
-        said.append(f"the best is trial {top.trial}, {score}: {values_text(top)}")
+        score = f"{score_name(trials)} {score_text(trials, top.score, top.spread)}"
+        lines.append(f"the best is trial {top.trial}, {score}: {values_text(top)}")
         command = training_command(folder, trials, top) if folder is not None else None
-        said += [f"to train it longer: {command}"] if command else []
+        lines += [f"to train it longer: {command}"] if command else []
         shares = importance(rows, trials.axes())
-        known = [f"{name} {share:.0%}" for name, share in shares if share is not None]
-        said += [f"of the differences between trials each option alone explains: {', '.join(known)}"] if known else []
-        said += [OPTIMISTIC] if trials.seeds == 1 and len(rows) > 1 else []
+        explained = [f"{name} {share:.0%}" for name, share in shares if share is not None]
+        lines += (
+            [f"of the differences between trials each option alone explains: {', '.join(explained)}"]
+            if explained
+            else []
+        )
+        lines += [OPTIMISTIC] if trials.seeds == 1 and len(rows) > 1 else []
     beside = beside_training(trials)
-    said += [f"beside its training a trial took {1e3 * beside:.0f} ms (median)"] if beside is not None else []
+    lines += [f"beside its training a trial took {1e3 * beside:.0f} ms (median)"] if beside is not None else []
     if folder is not None:
-        said.append(f"all of it: {folder} (hpcdl report {folder} makes a page with pictures)")
-    return said
+        lines.append(f"all of it: {folder} (hpcdl report {folder} makes a page with pictures)")
+    return lines
 
 
 def beside_training(trials: Trials) -> float | None:
-    """Seconds that a group spent on a trial with one seed, but not in its training: the median; None where unknown.
+    """Return the median seconds that a group spent on a trial outside its training; None if unknown.
 
-    Of the first pieces of trials: the later ones count the training of those before, too.
+    Only first pieces count: the summaries of later ones include the training before them.
     """
-    found = []
+    differences = []
     for each in (each for each in trials.ended if each.piece.rung == 0):
         for seed, more in each.piece.more.items():
             training, whole = finite(more.get("training_seconds")), finite(each.piece.seconds.get(seed))
-            found += [whole - training] if training is not None and whole is not None else []
-    return statistics.median(found) if found else None
+            differences += [whole - training] if training is not None and whole is not None else []
+    return statistics.median(differences) if differences else None
 
 
 def remaining(trials: Trials, now: float) -> float | None:
-    """Seconds until the search has ended, if what is to come takes as long as what has; None where nobody knows.
+    """Return the seconds until the search ends, if the rest takes as long as what has ended; None if unknown.
 
-    Known are methods that ask for whole trials, and successive halving, of which a rung has 1/eta of the trials of the
-    one before; of a rung that nothing has come through the time goes with the epochs. Of other methods with rungs it
-    goes with the epochs all over.
+    Known for methods of whole trials, and for successive halving, where a rung has 1/eta of the trials of the one
+    before; a rung without results is estimated from its epochs. For other methods with rungs all is estimated from
+    epochs.
     """
     planned = pieces_planned(trials)
     if not trials.ended or not trials.running:
@@ -247,37 +254,36 @@ def remaining(trials: Trials, now: float) -> float | None:
 
 
 def remaining_epochs(trials: Trials, now: float) -> float | None:
-    """The same of a method whose epochs are known, whoever goes on: hyperband, and population based training."""
-    told = trials.settings
-    numbers = [finite(told.get(name)) or 0.0 for name in ("trials", "least", "most", "eta")]
-    planned = epochs_planned(str(told.get("method")), *numbers)
+    """Return the same for a method whose total of epochs is known: hyperband, and population based training."""
+    settings = trials.settings
+    numbers = [finite(settings.get(name)) or 0.0 for name in ("trials", "least", "most", "eta")]
+    planned = epochs_planned(str(settings.get("method")), *numbers)
     if planned is None:
         return None
-    whole, interval = planned
-    done, spent = 0.0, 0.0
+    total, interval = planned
+    finished, spent = 0.0, 0.0
     for each in trials.ended:
         before = trials.pieces[each.trial].get(each.piece.rung - 1)
         epochs = interval or each.piece.amount - (before.amount if before else 0.0)
-        done += epochs * len(each.piece.seconds)
+        finished += epochs * len(each.piece.seconds)
         spent += math.fsum(each.piece.seconds.values())
-    if done <= 0:
+    if finished <= 0:
         return None
     begun = math.fsum(max(0.0, now - each.since) for each in trials.running.values() if each.since is not None)
-    return max(0.0, (whole * trials.seeds - done) * spent / done - begun) / trials.groups
+    return max(0.0, (total * trials.seeds - finished) * spent / finished - begun) / trials.groups
 
 
 @functools.cache
 def epochs_planned(text: str, trials: float, least: float, most: float, eta: float) -> tuple[float, float] | None:
-    """The epochs of all trials together, and those of a piece where all are alike, else 0; None where nobody knows.
+    """Return (epochs of all trials, epochs of a piece if constant, else 0); None if unknown.
 
-    Of hyperband found by asking it, and telling it that all trials are the same; of a population as if nobody left any
-    out by going on from a member that is ahead.
+    Hyperband is simulated with equal losses; for a population, copies that skip pieces are neglected.
     """
     if text.partition(":")[0] not in ("hyperband", "pbt") or not max(trials, most / max(least, 1e-9)) < 1e5:
         return None
     try:
-        how: dict[str, Any] = {"least": least, "most": most, "eta": int(eta), "points": 1}
-        method: Any = make_method(text, Space.read(["x=0.0..1.0"]), int(trials), 0, **how)
+        arguments: dict[str, Any] = {"least": least, "most": most, "eta": int(eta), "points": 1}
+        method: Any = make_method(text, Space.read(["x=0.0..1.0"]), int(trials), 0, **arguments)
     except (UsageError, ValueError, OverflowError):
         return None
     if isinstance(method, PopulationBasedTraining):
@@ -292,14 +298,14 @@ def epochs_planned(text: str, trials: float, least: float, most: float, eta: flo
 
 
 def pieces_planned(trials: Trials) -> list[tuple[int, float]] | None:
-    """Of each rung how many trials come to it, and how many times as long as the one before it takes; None: unknown."""
-    count, told = trials.asked, trials.settings
-    method = str(told.get("method") or "").partition(":")[0]
+    """Return for each rung (trials, duration relative to the previous rung); None if unknown."""
+    count, settings = trials.asked, trials.settings
+    method = str(settings.get("method") or "").partition(":")[0]
     if count is None or method in ("hyperband", "pbt"):
         return None
     if method != "asha":
         return [(count, 1.0)]
-    least, most, eta = (finite(told.get(name)) or 0.0 for name in ("least", "most", "eta"))
+    least, most, eta = (finite(settings.get(name)) or 0.0 for name in ("least", "most", "eta"))
     if least <= 0 or eta < 2 or not least < most < 1e12 * least:
         return None
     rungs = amounts(least, most, int(eta))

@@ -11,7 +11,7 @@ import pytest
 from benchmarked import rows_of, table
 
 from hpcdl.scripts import bench_coordinate_descent, bench_search, bench_search_methods, bench_training
-from hpcdl.search.search_log_reader import Ended, TrialPiece
+from hpcdl.search.search_log_reader import EndedPiece, TrialPiece
 
 FOLDER = Path(__file__).parents[2] / "scripts"
 
@@ -164,7 +164,7 @@ def test_bench_search_methods(run_on, tmp_path):
 
 def test_how_much_training_a_score_took():
     def ended(trial, rung, steps, score):
-        return Ended(trial, TrialPiece(rung, more={0: {"steps": steps}}), score, 0)
+        return EndedPiece(trial, TrialPiece(rung, more={0: {"steps": steps}}), score, 0)
 
     pieces = [ended(0, 0, 10, 0.5), ended(1, 0, 20, 0.75), ended(0, 1, 40, 0.8), ended(2, 0, 5, None)]
     assert bench_search_methods.walked(pieces, 0.75) == (0.8, 65, 30)

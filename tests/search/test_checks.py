@@ -7,14 +7,14 @@ from hpcdl.data import row_cache
 from hpcdl.errors import UsageError
 from hpcdl.runs.options import parse
 from hpcdl.search.checks import (
+    boundary_values,
+    data_key,
     epochs_of,
     objective_of,
-    of_data,
-    opened,
+    open_all_data,
     probes,
     read_training,
     refuse_names,
-    to_be_tried,
     with_epochs,
     with_words,
 )
@@ -26,7 +26,7 @@ def space(*lines):
 
 
 def test_each_choice_and_both_ends_are_tried_with_what_their_conditions_ask_for():
-    found = to_be_tried(
+    found = boundary_values(
         space(
             "lr=log:0.001..0.1",
             "optimizer=sgd|momentum|adam",
@@ -90,7 +90,7 @@ def judged(world, mpi_tmp_path):
         path = mpi_tmp_path / "few.h5"
         command = with_words(read_training("train-allreduce", 1, world.size), f"--data={path}", *more)
         tried = probes(space(*lines), command, parse)
-        data = opened(world, [each.options for each in tried])
+        data = open_all_data(world, [each.options for each in tried])
         try:
             return objective_of(name, command, tried, data)
         finally:
@@ -119,8 +119,8 @@ def test_by_what_trials_are_judged(judged):
 def test_data_of_each_type_are_looked_at_once(world, mpi_tmp_path):
     command = read_training("train-allreduce --data digits", 1, world.size)
     tried = probes(space("dtype=float32|float64", "lr=0.1..1", "placement=shared|streamed"), command, parse)
-    data = opened(world, [each.options for each in tried])
-    assert set(data) == {of_data(each.options) for each in tried} and len(data) == 3
+    data = open_all_data(world, [each.options for each in tried])
+    assert set(data) == {data_key(each.options) for each in tried} and len(data) == 3
     for each in data.values():
         each.close()
     row_cache.clear()

@@ -129,7 +129,7 @@ def test_scores_that_are_none_have_failed(tmp_path):
         "it has brought no score",
         None,
     ]
-    assert controller.judged[0, 0].failed == "its score is nan"
+    assert controller.outcomes[0, 0].failed == "its score is nan"
 
 
 def test_the_best_are_found_at_the_longest(tmp_path):
@@ -137,13 +137,13 @@ def test_the_best_are_found_at_the_longest(tmp_path):
     scores = {(0, 0): 0.1, (1, 0): 0.2, (2, 0): 0.3, (3, 0): 0.4, (0, 1): 0.9, (1, 1): 0.8, (1, 2): 0.7}
     while (job := controller.next()) is not None:
         controller.ended(job, Result(scores[job.key[:2]]))
-    assert [(each.task.trial, each.task.rung, each.score) for each in controller.found()] == [
+    assert [(each.task.trial, each.task.rung, each.score) for each in controller.ranking()] == [
         (1, 2, 0.7),
         (0, 1, 0.9),
         (2, 0, 0.3),
         (3, 0, 0.4),
     ]
-    assert len(controller.found(2)) == 2
+    assert len(controller.ranking(2)) == 2
 
 
 def test_another_method_is_refused(tmp_path):

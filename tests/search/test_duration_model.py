@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcdl.search.controller import Controller
-from hpcdl.search.duration_model import LEAST, Lengths
+from hpcdl.search.duration_model import LEAST, DurationModel
 from hpcdl.search.journal import Journal
 from hpcdl.search.methods import make_method
 from hpcdl.search.space import Space
@@ -28,7 +28,7 @@ def drawn(trials, seed=0):
 
 
 def test_lengths_that_follow_from_options_are_learned():
-    lengths, (_, points) = Lengths(SPACE), drawn(200)
+    lengths, (_, points) = DurationModel(SPACE), drawn(200)
     assert lengths.expected(points).tolist() == [0] * 200
     for each in points[:100]:
         lengths.add(each, seconds_of(each))
@@ -38,7 +38,7 @@ def test_lengths_that_follow_from_options_are_learned():
 
 
 def test_a_few_trials_are_not_enough_to_know():
-    lengths, (_, points) = Lengths(SPACE), drawn(10)
+    lengths, (_, points) = DurationModel(SPACE), drawn(10)
     for each in points[: LEAST - 1]:
         lengths.add(each, seconds_of(each))
     assert not lengths.expected(points).any()

@@ -18,7 +18,7 @@ from hpcdl.runs.options import Options
 from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
 from hpcdl.search import combining, ensemble_scores
-from hpcdl.search.ensemble import Ensemble, EnsembleMember, Stacking, seen_as
+from hpcdl.search.ensemble import Ensemble, EnsembleMember, Stacking, input_key
 
 MEMBERS = [
     EnsembleMember(0, "members/0000", "seed=0"),
@@ -90,7 +90,7 @@ def test_the_mean_and_the_spread(world, folder):
 def test_members_of_other_types_statistics_or_fills_see_other_rows():
     def seen(dtype="float32", mean=0.0, fill=1.0):
         schema = Schema(recipe={"columns": [{"fill": fill}]})
-        return seen_as(SimpleNamespace(dtype=dtype, statistics={"mean": np.array([mean])}, schema=schema))
+        return input_key(SimpleNamespace(dtype=dtype, statistics={"mean": np.array([mean])}, schema=schema))
 
     assert seen() == seen()
     assert len({seen(), seen(dtype="float64"), seen(mean=2.0), seen(fill=2.0)}) == 4
@@ -121,7 +121,7 @@ def test_stacking_is_fitted_on_the_rows_that_are_held_out(world, folder):
     data = open_data(str(folder / "few.h5"))
     x, y = data.train.take(held_out)
     data.close()
-    p = np.array([each.model.predict(each.trained.parameters, x) for each in alone.own])
+    p = np.array([each.model.predict(each.trained.parameters, x) for each in alone.local_members])
     w, b = combining.stack(combining.logs(p), y)
     assert ensemble.stacking.weights == pytest.approx(w, abs=1e-5) and ensemble.stacking.bias == pytest.approx(
         b, abs=1e-5
@@ -131,7 +131,7 @@ def test_stacking_is_fitted_on_the_rows_that_are_held_out(world, folder):
 
 def test_scores_of_members_and_of_the_whole(world, folder):
     ensemble, counts = predicted(world, folder)
-    found = ensemble_scores.reported(ensemble, "few", "test", counts)
+    found = ensemble_scores.evaluation_of(ensemble, "few", "test", counts)
     p, y = naive(folder)
     mean = p.mean(axis=0)
     assert found["scores"]["accuracy"] == pytest.approx((mean.argmax(axis=1) == y).mean())
@@ -151,7 +151,7 @@ def test_out_of_bag_scores_are_of_members_that_have_not_seen_a_row(world, folder
     ensemble = Ensemble(folder, MEMBERS, "mean", 0).open(world.rank, world.size)
     unseen = np.random.default_rng(5).random((3, 20)) < 0.4
     unseen[:, 0] = False  # a row that all have seen counts nothing
-    bags = {each.member.number: unseen[each.member.number] for each in ensemble.own}
+    bags = {each.member.number: unseen[each.member.number] for each in ensemble.local_members}
     comm = Communicator(world, "tree")
     found = ensemble.out_of_bag(comm, str(folder / "few.h5"), bags)
     comm.free()
@@ -159,7 +159,7 @@ def test_out_of_bag_scores_are_of_members_that_have_not_seen_a_row(world, folder
     x, y = data.train.rows(0, 20)
     data.close()
     alone = Ensemble(folder, MEMBERS, "mean", 0).open(0, 1)
-    p = np.array([each.model.predict(each.trained.parameters, x) for each in alone.own])
+    p = np.array([each.model.predict(each.trained.parameters, x) for each in alone.local_members])
     rows = unseen.any(axis=0)
     mean = (p * unseen[:, :, None]).sum(axis=0)[rows] / unseen.sum(axis=0)[rows, None]
     assert found["rows"] == rows.sum() < 20
@@ -173,7 +173,7 @@ def test_only_probabilities_travel(world, folder):
         ensemble = Ensemble(folder, members, "mean", 0).open(world.rank, world.size)
         comm = Communicator(world, "tree")
         rows = ensemble.rows(str(folder / "few.h5"), "test", world.size)
-        combined = [found for *_, found in ensemble.together(comm, rows)]
+        combined = [found for *_, found in ensemble.combined_blocks(comm, rows)]
         sent = world.allreduce(comm.traffic.sent_so_far[0])
         blocks = world.allreduce(sum(found is not None for found in combined))
         assert blocks == len(combined) > 1 and sum(found is not None for found in combined) <= -(-blocks // world.size)

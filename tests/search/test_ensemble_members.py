@@ -10,20 +10,29 @@ from hpcdl.data.resampling import Draw
 from hpcdl.errors import UsageError
 from hpcdl.launch.isolated_run import Outcome
 from hpcdl.search import ensemble_members
-from hpcdl.search.ensemble_members import Spec, bags, beside, done, searched, snapshots_of, varied, with_values
+from hpcdl.search.ensemble_members import (
+    MemberSpec,
+    best_of_search,
+    has_ended,
+    out_of_bag_masks,
+    snapshot_hook,
+    train_in_groups,
+    variations,
+    with_options,
+)
 
 
 def test_options_in_turns():
-    assert varied(["a=1|2", "b_c=x"]) == [{"a": "1", "b-c": "x"}, {"a": "2", "b-c": "x"}]
-    assert varied([]) == [{}]
+    assert variations(["a=1|2", "b_c=x"]) == [{"a": "1", "b-c": "x"}, {"a": "2", "b-c": "x"}]
+    assert variations([]) == [{}]
     with pytest.raises(UsageError, match="say an option once"):
-        varied(["a=1", "a=2"])
-    assert with_values("train-gossip --lr 1", {"data": "a b"}) == "train-gossip --lr 1 --data='a b'"
+        variations(["a=1", "a=2"])
+    assert with_options("train-gossip --lr 1", {"data": "a b"}) == "train-gossip --lr 1 --data='a b'"
 
 
 def planned(steps, count):
     options = SimpleNamespace(plan=lambda workers, data: (4, 10, steps))
-    snapshots_of(count)(None, options, 2)
+    snapshot_hook(count)(None, options, 2)
     return options
 
 
@@ -34,18 +43,20 @@ def test_a_checkpoint_at_the_end_of_each_cycle():
 
 
 def test_what_is_done(tmp_path):
-    assert not done(tmp_path)
+    assert not has_ended(tmp_path)
     for stopped, ended in (("finished", True), ("time limit", False), ("budget", True)):
         (tmp_path / "summary.json").write_text(json.dumps({"stopped": stopped}))
-        assert done(tmp_path) == ended
+        assert has_ended(tmp_path) == ended
     (tmp_path / "failed.json").write_text('{"why": "it diverged"}')
-    assert done(tmp_path)
+    assert has_ended(tmp_path)
 
 
 def test_out_of_bag_is_what_was_neither_drawn_nor_held_out():
     draw, held_out = Draw(0, 2, rows=True), np.array([1, 5])
     own = [SimpleNamespace(member=SimpleNamespace(number=2))]
-    (found,) = bags(SimpleNamespace(own=own), {2: SimpleNamespace(draw=draw)}, held_out, 10).values()
+    (found,) = out_of_bag_masks(
+        SimpleNamespace(local_members=own), {2: SimpleNamespace(draw=draw)}, held_out, 10
+    ).values()
     kept = np.delete(np.arange(10), held_out)
     seen = set(kept[draw.examples(8)])
     assert set(np.flatnonzero(found)) == set(range(10)) - seen - {1, 5} and found.any()
@@ -53,7 +64,7 @@ def test_out_of_bag_is_what_was_neither_drawn_nor_held_out():
 
 def test_a_search_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match=r"--from "):
-        searched(str(tmp_path), 2)
+        best_of_search(str(tmp_path), 2)
 
 
 def test_the_best_of_a_search(tmp_path):
@@ -64,13 +75,13 @@ def test_the_best_of_a_search(tmp_path):
         lines.append({"event": "begin", **what, "values": {"lr": lr}, "amount": 0, "parent": None, "time": 0})
         lines.append({"event": "end", **what, "score": score, "failed": None if score else "it diverged", "seconds": 1})
     (tmp_path / "journal.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    program, found = searched(str(tmp_path), 2)
+    program, found = best_of_search(str(tmp_path), 2)
     assert program == "train-gossip --topology ring" and found == [{"lr": "0.5"}, {"lr": "0.25"}]
     with pytest.raises(UsageError, match="it has 3 trials with a score"):
-        searched(str(tmp_path), 4)
+        best_of_search(str(tmp_path), 4)
     (tmp_path / "journal.jsonl").write_text('{"event": "search", "settings": {"space": 3}}\n')
     with pytest.raises(UsageError, match="does not say what was searched"):
-        searched(str(tmp_path), 1)
+        best_of_search(str(tmp_path), 1)
 
 
 def test_members_are_dealt_to_groups(world, tmp_path, monkeypatch):
@@ -82,12 +93,12 @@ def test_members_are_dealt_to_groups(world, tmp_path, monkeypatch):
         return Outcome(stopped="signal" if spec.number == 4 else "finished")
 
     monkeypatch.setattr(ensemble_members, "train_one", train_one)
-    monkeypatch.setattr(ensemble_members, "done", lambda path: path.name == "0001")
-    specs = [Spec(number, None, number, "", Draw(0, number)) for number in range(6)]
+    monkeypatch.setattr(ensemble_members, "has_ended", lambda path: path.name == "0001")
+    specs = [MemberSpec(number, None, number, "", Draw(0, number)) for number in range(6)]
     for ranks in range(1, world.size + 1):
         trained.clear()
         groups = world.size // ranks
-        stopped = beside(world, specs, ranks, tmp_path, 0, lambda: False, lambda spec, ended: None)
+        stopped = train_in_groups(world, specs, ranks, tmp_path, 0, lambda: False, lambda spec, ended: None)
         group = world.rank // ranks
         mine = [number for number in range(6) if number % groups == group and number != 1] if group < groups else []
         mine = mine[: mine.index(4) + 1] if 4 in mine else mine

@@ -12,7 +12,7 @@ from searching import Rungs, ends, events
 from hpcdl.errors import AgreedError, TrainingError, UsageError
 from hpcdl.search import groups
 from hpcdl.search.controller import Controller
-from hpcdl.search.groups import END, Desk, GroupDivision, GroupReport, divided, run
+from hpcdl.search.groups import END, GroupDivision, GroupReport, JobQueue, divide_ranks, run
 from hpcdl.search.journal import NAME, Journal
 from hpcdl.search.tasks import Result
 
@@ -56,7 +56,7 @@ def test_all_is_done_once(each_group, own, ranks, rungs):
             return
         controller, work = started(comm, Rungs(8, rungs), seeds=2), Work(fails=(2,))
         assert run(comm, ranks, work, controller, own) is False
-        division = divided(comm.size, ranks, own)
+        division = divide_ranks(comm.size, ranks, own)
         assert work.comms <= {ranks} and (division.group_of(comm.rank) is not None or not work.seen)
         seen = comm.allgather(work.seen)
         if comm.rank == 0:
@@ -246,7 +246,7 @@ def test_a_library_without_threads_is_refused(world, monkeypatch):
     ],
 )
 def test_how_ranks_are_divided(size, ranks, own, division, text):
-    assert divided(size, ranks, own) == division and str(division) == text
+    assert divide_ranks(size, ranks, own) == division and str(division) == text
     found = collections.Counter(division.group_of(rank) for rank in range(size))
     assert found.pop(None, 0) == division.left + own and found == dict.fromkeys(range(division.groups), ranks)
     assert [division.group_of(leader) for leader in division.leaders] == [*range(division.groups)]
@@ -254,29 +254,29 @@ def test_how_ranks_are_divided(size, ranks, own, division, text):
 
 def test_too_few_ranks_are_told():
     with pytest.raises(UsageError, match="--ranks-per-trial 3: there are 2 ranks; start mpiexec -n 3 or more"):
-        divided(2, 3)
+        divide_ranks(2, 3)
     with pytest.raises(UsageError, match="there are 0 ranks beside the one of --controller own; start mpiexec -n 2"):
-        divided(1, 1, own=True)
+        divide_ranks(1, 1, own=True)
     with pytest.raises(UsageError, match="one rank or more"):
-        divided(4, 0)
+        divide_ranks(4, 0)
 
 
 def test_the_desk_is_list_scheduling():
     """Each job goes to who is free first: with these lengths the groups end when the best list schedule does."""
     lengths = [5, 3, 8, 1, 4, 9, 2, 6, 7, 3]
-    desk, clock, running = Desk(started(MPI.COMM_SELF, Rungs(10)), 3), 0, {}
+    desk, clock, running = JobQueue(started(MPI.COMM_SELF, Rungs(10)), 3), 0, {}
     free, given = [0] * 3, []
     for group in range(3):
-        desk.told(GroupReport(group))
+        desk.receive(GroupReport(group))
     while desk.left:
-        for group, job in desk.answers():
+        for group, job in desk.replies():
             if job != END:
                 given.append((job.task.trial, group, clock))
                 running[group] = clock + lengths[job.task.trial], job
         if running:
             group = min(running, key=lambda each: (running[each][0], each))
             clock, job = running.pop(group)
-            desk.told(GroupReport(group, job, Result(1.0)))
+            desk.receive(GroupReport(group, job, Result(1.0)))
     for trial, group, begin in given:  # as of a list: the next one to who is free first
         assert begin == min(free) == free[group] and trial == given.index((trial, group, begin))
         free[group] = begin + lengths[trial]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcdl.errors import TrainingError, UsageError
-from hpcdl.search.journal import NAME, Journal, SharedJournal, plain
+from hpcdl.search.journal import NAME, Journal, SharedJournal, json_value
 
 SETTINGS = {"method": "random", "seed": 3, "space": ["lr=log:0.001..0.5"], "ranks_per_trial": 2}
 
@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
 
 
 def test_what_json_does_not_know_is_made_plain():
-    assert plain({"a": np.float64(0.5), 1: (np.int32(3), True), "b": np.nan, "c": {None}}) == {
+    assert json_value({"a": np.float64(0.5), 1: (np.int32(3), True), "b": np.nan, "c": {None}}) == {
         "a": 0.5,
         "1": [3, True],
         "b": None,

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from searched import TRAINING, events, scores
 
 from hpcdl.launch.isolated_run import begun, write_begun
-from hpcdl.search.overdue import give_back, guarded
+from hpcdl.search.overdue import return_attempts, time_limited
 
 # A search whose trial 0 hangs on its last rank, as long as there is a file.
 PROGRAM = """
@@ -53,7 +53,7 @@ def test_a_trial_that_comes_to_its_end_stops_both_clocks(alone, monkeypatch):
     until = []
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, **_: until.append(seconds))
     monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", until.clear)
-    with pytest.raises(ZeroDivisionError), guarded(MPI.COMM_SELF, 100, pytest.fail):
+    with pytest.raises(ZeroDivisionError), time_limited(MPI.COMM_SELF, 100, pytest.fail):
         (timer,) = (each for each in threading.enumerate() if isinstance(each, threading.Timer))
         assert timer.interval == 150 and until == [155]  # a grace of half the limit, then 5 s for the thread
         raise ZeroDivisionError
@@ -65,5 +65,5 @@ def test_trials_that_are_ended_with_it_keep_their_tries(alone, tmp_path):
     for path, times, job in zip(paths, (2, 2, 1, 2), ("this", "this", "this", "before"), strict=True):
         path.mkdir(parents=True)
         write_begun(path, times, job)
-    give_back(tmp_path, paths[0], "this")
+    return_attempts(tmp_path, paths[0], "this")
     assert [begun(path) for path in paths] == [2, 1, 0, 2]

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from hpcdl.runs import signals
-from hpcdl.search.stop_broadcast import LATE, OTHERS, Alarm
+from hpcdl.search.stop_broadcast import LATE, OTHERS, StopBroadcast
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +24,8 @@ def until(condition):
 
 @pytest.mark.parametrize("target", [0, 1])
 def test_a_signal_to_one_rank_is_known_to_all(world, target):
-    alarm = Alarm(world)
-    assert not alarm.look() and signals.told() == 0
+    alarm = StopBroadcast(world)
+    assert not alarm.poll() and signals.told() == 0
     world.Barrier()
     target %= world.size
     if world.rank == target:
@@ -38,32 +38,32 @@ def test_a_signal_to_one_rank_is_known_to_all(world, target):
 
 def test_two_signals_at_once_and_one_that_nobody_has_heard(world):
     for told in (range(world.size), [world.size - 1]):
-        alarm = Alarm(world)
+        alarm = StopBroadcast(world)
         if world.rank in told:
             signals.received.append("SIGTERM")
-            assert alarm.look()
+            assert alarm.poll()
         alarm.close()  # whoever has not looked hears it here: nothing is left for who comes after
         signals.received.clear()
-    after = Alarm(world)
-    assert not after.look()
+    after = StopBroadcast(world)
+    assert not after.poll()
     after.close()
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_time_is_over_for_all_and_not_a_signal(world, first):
     first %= world.size
-    alarm = Alarm(world, 1e-9 if world.rank == first else 3600)  # whose clock is ahead
-    assert until(alarm.look)
-    assert alarm.why == LATE
+    alarm = StopBroadcast(world, 1e-9 if world.rank == first else 3600)  # whose clock is ahead
+    assert until(alarm.poll)
+    assert alarm.reason == LATE
     alarm.close()
-    assert alarm.why == LATE and signals.received == []
+    assert alarm.reason == LATE and signals.received == []
 
 
 @pytest.mark.parametrize("late", [True, False])
 def test_who_has_not_looked_knows_it_in_the_end(world, late):
-    alarm, last = Alarm(world, 1e-9 if late and world.rank == world.size - 1 else 3600), world.size - 1
+    alarm, last = StopBroadcast(world, 1e-9 if late and world.rank == world.size - 1 else 3600), world.size - 1
     if world.rank == last:
         signals.received += [] if late else ["SIGTERM"]
-        assert alarm.look()
+        assert alarm.poll()
     alarm.close()
-    assert alarm.why == (LATE if late else "" if world.rank == last else OTHERS)
+    assert alarm.reason == (LATE if late else "" if world.rank == last else OTHERS)

@@ -11,7 +11,7 @@ from hpcdl.runs import signals
 from hpcdl.search.checks import read_training
 from hpcdl.search.space import Space
 from hpcdl.search.tasks import Result, SearchJob, SearchTask
-from hpcdl.search.training_trial import TrialWork, kept
+from hpcdl.search.training_trial import TrialWork, piece_checkpoints
 
 LINE = "train-allreduce --model softmax --epochs 6 --batch-size 5 --dtype float64 --validation 0.2 --checkpoint-every 2"
 VALUES = {"lr": 0.05}
@@ -65,13 +65,13 @@ def test_a_piece_begins_from_the_checkpoint_of_its_parent_before_it(work, world)
     for rung, amount in enumerate((1.0, 2.0, 3.0, 4.0)):
         mine(SearchJob(SearchTask(0, VALUES, rung, amount)), world)
     world.Barrier()
-    assert [epochs for epochs, _ in kept(mine.path(0, 0))] == [2, 3, 4]
+    assert [epochs for epochs, _ in piece_checkpoints(mine.path(0, 0))] == [2, 3, 4]
     mine(SearchJob(SearchTask(1, VALUES, 0, 1.0)), world)
     heir = SearchJob(SearchTask(1, {"lr": 0.3}, 1, 4.0, 0))
     result = mine(heir, world)
     attributes = Checkpoint.read(mine.path(1, 0)).attributes
     assert [leg["steps"] for leg in attributes["legs"]] == [4, 4, 4, 4]  # three of the parent's, and its own
-    before, after = (Checkpoint.read(path).vectors["parameters"] for _, path in kept(mine.path(1, 0)))
+    before, after = (Checkpoint.read(path).vectors["parameters"] for _, path in piece_checkpoints(mine.path(1, 0)))
     assert not np.array_equal(before, after) and not np.array_equal(after, parameters(mine))
     again = mine(heir, world)
     assert again.score == result.score and len(Checkpoint.read(mine.path(1, 0)).attributes["legs"]) == 4

@@ -1,11 +1,11 @@
 """Methods of search, by name.
 
 grid              every combination                                                       grid.py
-random            independent points; random:sobol: points that keep apart                random.py, sobol.py
-asha              many short trials, the best of which go on; never waits                 asha.py
-hyperband         the same at several trade-offs of how many and how long                 hyperband.py
-pbt               a population; those who do badly become copies of those who do well     pbt.py
-optuna:SAMPLER    what a sampler of Optuna proposes; tpe: optuna:TPESampler               optuna.py
+random            independent points; random:sobol: low-discrepancy points                random.py, sobol.py
+asha              many short trials, the best of which go on; asynchronous                asha.py
+hyperband         successive halving at several trade-offs of number and length           hyperband.py
+pbt               a population; bad members become modified copies of good ones           pbt.py
+optuna:SAMPLER    proposals of a sampler of Optuna; tpe: optuna:TPESampler                optuna.py
 """
 
 from hpcdl.errors import UsageError, parse_spec, unknown
@@ -20,17 +20,17 @@ from hpcdl.search.tasks import Method
 
 METHODS = ("grid", "random", "random:sobol", "asha", "hyperband", "pbt", "tpe", "optuna:SAMPLER")
 SETTINGS = {"pbt": {"interval": 0.0, "population": 0}}  # of a method, with their defaults
-RUNGS = ("asha", "hyperband", "pbt")  # train a trial piece by piece, in epochs
+RUNGS = ("asha", "hyperband", "pbt")  # methods that train trials in pieces, counted in epochs
 
 
 def make_method(
     text: str, space: Space, trials: int, seed: int, *, least: float, most: float, eta: int, points: int
 ) -> Method:
-    """The method that a text names.
+    """Return the method of this name.
 
-    trials: how many points, at most; of pbt the population; 0: all of a grid, one round of hyperband's brackets, else
-    refused. least, most: epochs of the shortest piece of a trial and of a whole one. eta: one of so many goes on.
-    points: of a range in a grid. Raises UsageError, one line.
+    trials: largest number of points; for pbt the population; 0: all of a grid, one round of hyperband's brackets, else
+    refused. least, most: epochs of the first piece of a trial and of a whole one. eta: 1/eta of a rung goes on. points:
+    per range of a grid. Raises UsageError, one line.
     """
     name, _, rest = text.partition(":")
     known = {each.partition(":")[0] for each in METHODS}

@@ -1,8 +1,8 @@
 """Grid search: every combination of the values, each range cut evenly.
 
-Values of a parameter that its condition leaves out are not combined, so that no point is there twice. With k values for
-each of d parameters that is k^d trials: what a cluster is good at, and why random search finds more with as many
-(Bergstra and Bengio, "Random search for hyper-parameter optimization", JMLR 2012).
+Values of inactive parameters are not combined, so no point occurs twice. With k values for each of d parameters there
+are k^d trials, and random search finds more with as many (Bergstra and Bengio, "Random search for hyper-parameter
+optimization", JMLR 2012).
 """
 
 from hpcdl.search.space import Space
@@ -20,16 +20,16 @@ class GridSearch:
         self.begun = 0
 
     def ask(self) -> SearchTask | None:
-        """The next point."""
+        """Return the next point."""
         if self.over:
             return None
         self.begun += 1
         return SearchTask(self.begun - 1, self.points[self.begun - 1])
 
     def tell(self, task: SearchTask, loss: float | None) -> None:
-        """Nothing depends on it."""
+        """Ignore the loss."""
 
     @property
     def over(self) -> bool:
-        """Whether all points were asked for."""
+        """True if all points were returned."""
         return self.begun == self.trials

@@ -15,10 +15,9 @@ and of the n_i = floor(n eta^-i) trials of rung i the best n_(i+1) go on to eta 
     3       3 x 27      1 x 81
     4       1 x 81
 
-Li et al., "Hyperband: a novel bandit-based approach to hyperparameter optimization", JMLR 2018, algorithm 1. A rung
-here is whole before its best go on, as in the paper, so these counts are exact; but who is free while a rung is not
-whole begins the next bracket, and waits only where there is none. The brackets begin anew until there were enough
-trials.
+Li et al., "Hyperband: a novel bandit-based approach to hyperparameter optimization", JMLR 2018, algorithm 1. A rung is
+complete before its best trials go on, as in the paper, so these counts are exact; free groups meanwhile begin the next
+bracket, and wait only if there is none. The brackets repeat until there are enough trials.
 """
 
 from hpcdl.search.methods.asha import amounts
@@ -28,17 +27,17 @@ from hpcdl.search.tasks import SearchTask, Values
 
 
 class Bracket:
-    """Trials `first` to first + size - 1, and who of them goes on. lengths: epochs of each rung."""
+    """Successive halving of trials `first` to first + size - 1. lengths: epochs of each rung."""
 
     def __init__(self, first: int, size: int, lengths: list[float], eta: int):
         self.size, self.lengths, self.eta = size, lengths, eta
         self.rung = 0
-        self.waiting = list(range(first, first + size))  # of this rung: who has not begun
+        self.waiting = list(range(first, first + size))  # trials of this rung that have not begun
         self.training: set[int] = set()
         self.told: dict[int, float | None] = {}
 
     def begin(self) -> tuple[int, int, float] | None:
-        """The next trial, its rung and its epochs; None where there is none now."""
+        """Return the next trial, its rung and its epochs; None if there is none now."""
         if not self.waiting:
             return None
         trial = self.waiting.pop(0)
@@ -46,7 +45,7 @@ class Bracket:
         return trial, self.rung, self.lengths[self.rung]
 
     def tell(self, trial: int, loss: float | None) -> None:
-        """What a trial of this rung has brought; the last one opens the next rung to the best."""
+        """Record the loss of a trial; the last one of a rung opens the next rung to the best."""
         self.training.discard(trial)
         self.told[trial] = loss
         if self.waiting or self.training or not self.following:
@@ -57,17 +56,17 @@ class Bracket:
 
     @property
     def following(self) -> int:
-        """How many go on from this rung."""
+        """The number of trials that go on from this rung."""
         return self.size // self.eta ** (self.rung + 1) if self.rung + 1 < len(self.lengths) else 0
 
     @property
     def over(self) -> bool:
-        """Whether nobody is to begin any more."""
+        """True if no further trial can begin."""
         return not self.waiting and not (self.training and self.following)
 
 
 class Hyperband:
-    """So many `trials` in all, the last bracket cut off where they end; 0: each bracket once."""
+    """Hyperband with `trials` trials in all, the last bracket truncated; 0: each bracket once."""
 
     planned = False
 
@@ -75,30 +74,30 @@ class Hyperband:
         self.space, self.seed, self.eta, self.most = space, seed, eta, most
         self.largest = len(amounts(least, most, eta)) - 1  # s_max
         self.trials = trials or sum(self._size(s) for s in range(self.largest + 1))
-        self.begun = 0  # trials in the brackets there are
+        self.begun = 0  # trials in all brackets so far
         self.brackets: list[Bracket] = []
         self.of: dict[int, Bracket] = {}
         self.values: dict[int, Values] = {}
 
     def ask(self) -> SearchTask | None:
-        """The next trial of the first bracket that has one, else the first of a new bracket."""
-        found = next(filter(None, (bracket.begin() for bracket in self.brackets)), None)
-        if found is None and self.begun < self.trials:
-            found = self._open().begin()
-        if found is None:
+        """Return the next trial of the first bracket that has one, else the first of a new bracket."""
+        begun = next(filter(None, (bracket.begin() for bracket in self.brackets)), None)
+        if begun is None and self.begun < self.trials:
+            begun = self._open().begin()
+        if begun is None:
             return None
-        trial, rung, amount = found
+        trial, rung, amount = begun
         if trial not in self.values:
             self.values[trial] = point(self.space, self.seed, trial)
         return SearchTask(trial, self.values[trial], rung, amount)
 
     def tell(self, task: SearchTask, loss: float | None) -> None:
-        """What a trial has brought in a rung."""
+        """Record the loss of a trial in its rung."""
         self.of[task.trial].tell(task.trial, loss)
 
     @property
     def over(self) -> bool:
-        """Whether there were enough trials, and no bracket has one to come."""
+        """True if there were enough trials and no bracket has another one."""
         return self.begun == self.trials and all(bracket.over for bracket in self.brackets)
 
     def _size(self, s: int) -> int:

@@ -1,13 +1,13 @@
-"""What a sampler of Optuna proposes: ask-and-tell.
+"""Optuna's samplers, by ask-and-tell.
 
-    study.ask()     the sampler proposes, given what was told; a parameter with a condition only where that holds
-    study.tell()    what it has brought, or that it has failed
+    study.ask()     the sampler proposes values from the results so far; conditional parameters only where active
+    study.tell()    the sampler receives the loss, or the failure
 
 Akiba et al., "Optuna: a next-generation hyperparameter optimization framework", KDD 2019; `tpe`, the tree-structured
-Parzen estimator: Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011. Many trials are in
-flight at once; TPE takes those for bad ones meanwhile (the constant liar), so that it proposes others.
+Parzen estimator: Bergstra et al., "Algorithms for hyper-parameter optimization", NeurIPS 2011. Many trials run at once;
+TPE counts them as bad meanwhile (the constant liar), so that it proposes others.
 
-The study is in memory and its sampler has a seed of ours, so the same asks and tells give the same proposals.
+The study is in memory and its sampler is seeded, so the same asks and tells give the same proposals.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from hpcdl.random import Random
 from hpcdl.search.space import Parameter, Space
 from hpcdl.search.tasks import SearchTask, Values
 
-REHEARSED = 12  # trials: more than samplers draw at random before they begin, so that what they lack is missed at once
+REHEARSED = 12  # trial asks at start: more than samplers draw at random, so missing libraries show at once
 
 
 class Optuna:
-    """`trials` trials of a sampler, as in TPESampler, or with settings, as in TPESampler,multivariate=True.
+    """`trials` trials of a sampler: TPESampler, or with settings: TPESampler,multivariate=True.
 
-    Raises UsageError where Optuna is not installed, for an unknown sampler or setting, and where the sampler cannot
-    work: it needs another library, or takes no such space.
+    Raises UsageError if Optuna is not installed, for an unknown sampler or setting, and if the sampler cannot work: it
+    needs another library, or does not support the space.
     """
 
     planned = False
@@ -49,7 +49,7 @@ class Optuna:
             self.study, self.exhausted = self._made(sampler, seed), False
 
     def ask(self) -> SearchTask | None:
-        """What the sampler proposes."""
+        """Return the sampler's proposal."""
         if self.over:
             return None
         with blamed_on(self.told):
@@ -59,7 +59,7 @@ class Optuna:
         return SearchTask(trial.number, values)
 
     def tell(self, task: SearchTask, loss: float | None) -> None:
-        """What a trial has brought; one that has failed tells the sampler nothing but that."""
+        """Pass the loss of a trial, or its failure, to the sampler."""
         from optuna.trial import TrialState
 
         with blamed_on(self.told):
@@ -70,18 +70,18 @@ class Optuna:
 
     @property
     def over(self) -> bool:
-        """Whether there were enough trials, or the sampler has proposed all there are."""
+        """True if there were enough trials, or the sampler is exhausted."""
         return len(self.trials_of) == self.trials or self.exhausted
 
     def _values(self, trial: Any) -> Values:
-        found: Values = {}
+        values: Values = {}
         for each in self.space.order:
-            if self.space.active(each, found):
-                found[each.name] = _suggested(trial, each)
-        return self.space.in_order(found)
+            if self.space.active(each, values):
+                values[each.name] = _suggested(trial, each)
+        return self.space.in_order(values)
 
     def _made(self, sampler: str, seed: int) -> Any:
-        """A study that keeps what it is told in memory."""
+        """Return a study in memory."""
         with _quiet() as optuna:
             known = _samplers(optuna)
             name, comma, settings = sampler.partition(",")
@@ -92,7 +92,7 @@ class Optuna:
                 raise unknown("sampler of Optuna", sampler.partition(",")[0], known)
             kind, given = own(f"optuna.samplers:{name}{comma}{settings}", self.told)
             study = optuna.create_study(sampler=made(kind, given, {"seed": seed, "constant_liar": True}, self.told))
-        study.stop = self._stop  # a sampler calls it that has proposed all there are
+        study.stop = self._stop  # called by a sampler that is exhausted
         return study
 
     def _stop(self) -> None:
@@ -108,28 +108,28 @@ def _suggested(trial: Any, each: Parameter) -> str | int | float:
 
 
 def _samplers(optuna: Any) -> list[str]:
-    """Those that need nothing but what they can be given here: a grid is ours, and what is fixed is no parameter."""
-    found = inspect.getmembers(optuna.samplers, inspect.isclass)
+    """Return the samplers that need no arguments of their own: no grid, no fixed parameters."""
+    classes = inspect.getmembers(optuna.samplers, inspect.isclass)
     return [
         name
-        for name, each in found
+        for name, sampler in classes
         if name.endswith("Sampler")
         and not name.startswith("Base")
         and all(
             takes.default is not takes.empty or takes.kind in (takes.VAR_POSITIONAL, takes.VAR_KEYWORD)
-            for takes in inspect.signature(each).parameters.values()
+            for takes in inspect.signature(sampler).parameters.values()
         )
     ]
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[Any]:
-    """Optuna, which says less than it would. Raises UsageError where it is not installed."""
+    """Context with Optuna's warnings off. Raises UsageError if Optuna is not installed."""
     try:
         import optuna
     except ImportError:
         raise UsageError('this method needs Optuna, which is not installed: pip install "hpcdl[search]"') from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a sampler or a setting is experimental
+        warnings.simplefilter("ignore")  # on experimental samplers and settings
         yield optuna

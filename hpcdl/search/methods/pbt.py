@@ -1,4 +1,4 @@
-"""Population based training: of those that train, who does badly becomes a changed copy of one who does well.
+"""Population based training: a badly performing member becomes a modified copy of a well performing one.
 
     member 0   o---o---o---o---o      loss 0.3  0.2  0.2  0.1
     member 1   o---o---o---o---o
@@ -8,16 +8,16 @@
 
 Jaderberg et al., "Population based training of neural networks", 2017. After each piece, of `interval` epochs:
 
-    exploit    who is among the worst fifth of what each member has told last goes on from one of the best fifth, chosen
-               at random (truncation selection); one at least is worst and best once all have told
-    explore    each number of the copy is multiplied by 0.8 or 1.2, one time in four drawn anew, and stays in its range
+    exploit    a member in the worst fifth by last loss continues from a random one of the best fifth (truncation
+               selection); at least one is worst and one best once all have reported
+    explore    each number of the copy is multiplied by 0.8 or 1.2, one time in four drawn anew, and clipped
 
-So the result is a schedule of values as well as a model. Nobody waits: a member that is ready compares with what the
-others have told so far; of several that are ready the one that has trained least comes first. A copy goes on from where
-its parent is, so that every piece is one of `interval` epochs; a parent is never behind, nor at its end.
+The result is a schedule of values as well as a model. Members are asynchronous: a ready member compares with the last
+losses of the others; of several ready ones the least trained comes first. A copy continues at its parent's progress, so
+every piece has `interval` epochs; a parent is never behind, nor at its end.
 
-Choices are taken over as they are, and so is all that belongs to the model: what a copy's weights have to fit.
-A member that fails is replaced at once, as soon as any has told.
+Choices are copied unchanged, and so are all settings of the model, which the copied weights must fit. A member that
+fails is replaced as soon as any other has a loss.
 """
 
 import math
@@ -33,17 +33,17 @@ from hpcdl.search.space import Parameter, Space
 from hpcdl.search.tasks import SearchTask, Values
 
 POPULATION = 10
-PART = 5  # one of so many is among the worst, one among the best
+PART = 5  # 1/PART of the members are the worst, 1/PART the best
 FACTORS = (0.8, 1.2)
-ANEW = 0.25  # how often a number is drawn anew
-SHAPE = "model"  # the option that says which weights there are
+ANEW = 0.25  # probability that a number is drawn anew
+SHAPE = "model"  # the option that determines the weights
 
 
 @dataclass
 class PopulationMember:
-    """values, progress (in intervals from the beginning), loss: of the last piece that was told.
+    """values, progress (in intervals from the beginning), loss: of the last piece that has ended.
 
-    pieces: how many have begun. state: ready, training (until `goal` intervals), failed or over.
+    pieces: number of pieces begun. state: ready, training (until `goal` intervals), failed or over.
     """
 
     values: Values
@@ -55,7 +55,7 @@ class PopulationMember:
 
 
 class PopulationBasedTraining:
-    """A population of so many (0: 10), each trained for `most` epochs. Raises UsageError for one that cannot be."""
+    """A population (0: 10 members), each trained for `most` epochs. Raises UsageError for invalid settings."""
 
     planned = False
 
@@ -70,7 +70,7 @@ class PopulationBasedTraining:
         self.members = [PopulationMember(point(space, seed, number)) for number in range(population)]
 
     def ask(self) -> SearchTask | None:
-        """The next piece of a member that has failed and can be replaced, else of that which has trained least."""
+        """Return the next piece of a failed member that can be replaced, else of the least trained one."""
         for number, member in enumerate(self.members):
             if member.state == "failed" and (parents := self._parents(number)):
                 return self._begin(number, parents)
@@ -82,7 +82,7 @@ class PopulationBasedTraining:
         return self._begin(number, self._parents(number) if among_worst else [])
 
     def tell(self, task: SearchTask, loss: float | None) -> None:
-        """What a member's piece has brought."""
+        """Record the loss of a member's piece."""
         member = self.members[task.trial]
         member.loss = loss
         if loss is None:
@@ -93,7 +93,7 @@ class PopulationBasedTraining:
 
     @property
     def over(self) -> bool:
-        """Whether each member is at its end, trains until there, or has failed where nobody can replace it."""
+        """True if each member is at its end, trains until there, or has failed and cannot be replaced."""
         states = [member.state for member in self.members]
         if "ready" in states or ("failed" in states and "training" in states):
             return False
@@ -104,7 +104,7 @@ class PopulationBasedTraining:
         )
 
     def _begin(self, number: int, parents: list[int]) -> SearchTask:
-        """Member `number`'s next piece, after its last one or after that of one of the parents."""
+        """Return the next piece of member `number`, from its own last one or from one of the parents'."""
         member = self.members[number]
         values, progress, parent = member.values, member.progress, None
         if parents:
@@ -115,18 +115,18 @@ class PopulationBasedTraining:
         return SearchTask(number, values, member.pieces - 1, min(member.goal * self.interval, self.most), parent)
 
     def _ranked(self) -> list[int]:
-        """Those whose last piece has not failed, the best first; of equals the first."""
-        told = [(member.loss, number) for number, member in enumerate(self.members) if member.loss is not None]
-        return [number for _, number in sorted(told)]
+        """Return the members whose last piece has not failed, the best first; ties by number."""
+        losses = [(member.loss, number) for number, member in enumerate(self.members) if member.loss is not None]
+        return [number for _, number in sorted(losses)]
 
     def _part(self) -> int:
-        """How many are the best, and the worst, of those that have told."""
-        told = len(self._ranked())
+        """Return how many members are the best, and the worst, of those with a loss."""
+        count = len(self._ranked())
         waiting = any(member.loss is None and member.state in ("ready", "training") for member in self.members)
-        return max(told // PART, int(told > 1 and not waiting))
+        return max(count // PART, int(count > 1 and not waiting))
 
     def _parents(self, number: int) -> list[int]:
-        """Of the best those that a member may go on from."""
+        """Return the best members that a member may continue from."""
         member = self.members[number]
         failed = member.state == "failed"
         best = self._ranked()[: max(self._part(), int(failed))]
@@ -134,18 +134,18 @@ class PopulationBasedTraining:
         return [each for each in best if each != number and least <= self.members[each].progress < self.last]
 
     def _explored(self, values: Values, random: np.random.Generator) -> Values:
-        """The values, each number of them multiplied or drawn anew; choices and what the model's shape is stay."""
-        found = dict(values)
-        for each in self.space.parameters:
-            anew, u, factor = random.random() < ANEW, random.random(), FACTORS[int(random.integers(len(FACTORS)))]
-            if each.name not in values or each.kind == "choice" or self._is_shape(each):
+        """Return perturbed values: numbers multiplied or drawn anew; choices and model settings stay."""
+        explored = dict(values)
+        for parameter in self.space.parameters:
+            resample, u, factor = random.random() < ANEW, random.random(), FACTORS[int(random.integers(len(FACTORS)))]
+            if parameter.name not in values or parameter.kind == "choice" or self._is_shape(parameter):
                 continue
-            old = values[each.name]
-            new = each.value(u) if anew else each.bounded(old * factor)
-            if new == old and each.kind == "int":  # too small for a factor to change it
-                new = each.bounded(old + (1 if factor > 1 else -1))
-            found[each.name] = new
-        return found
+            old = values[parameter.name]
+            new = parameter.value(u) if resample else parameter.bounded(old * factor)
+            if new == old and parameter.kind == "int":  # too small for a factor to change it
+                new = parameter.bounded(old + (1 if factor > 1 else -1))
+            explored[parameter.name] = new
+        return explored
 
     def _is_shape(self, parameter: Parameter) -> bool:
         return dashed(self.space.owners.get(parameter.name, parameter.name)) == SHAPE

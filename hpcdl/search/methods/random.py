@@ -1,9 +1,9 @@
 """Random search: independent points of the unit cube, or those of a scrambled Sobol sequence (sobol.py).
 
-Bergstra and Bengio, "Random search for hyper-parameter optimization", JMLR 2012: where few of the parameters matter, n
-points try n values of each of those, and a grid of d parameters but the d-th root of n.
+Bergstra and Bengio, "Random search for hyper-parameter optimization", JMLR 2012: if only few parameters matter, n
+points try n values of each of those, a grid of d parameters only the d-th root of n.
 
-Point i depends on the seed and i alone, whatever number of trials was asked for.
+Point i depends on the seed and i alone, not on the number of trials.
 """
 
 from hpcdl.random import Random
@@ -13,7 +13,7 @@ from hpcdl.search.tasks import SearchTask, Values
 
 
 def point(space: Space, seed: int, number: int) -> Values:
-    """The values of trial `number`, uniform in the unit cube."""
+    """Return the values of trial `number`, uniform in the unit cube."""
     return space.values(Random(seed)("search", number).random(len(space.parameters)))
 
 
@@ -28,7 +28,7 @@ class RandomSearch:
         self.begun = 0
 
     def ask(self) -> SearchTask | None:
-        """The next point."""
+        """Return the next point."""
         if self.over:
             return None
         number, self.begun = self.begun, self.begun + 1
@@ -36,9 +36,9 @@ class RandomSearch:
         return SearchTask(number, values)
 
     def tell(self, task: SearchTask, loss: float | None) -> None:
-        """Nothing depends on it."""
+        """Ignore the loss."""
 
     @property
     def over(self) -> bool:
-        """Whether all points were asked for."""
+        """True if all points were returned."""
         return self.begun == self.trials

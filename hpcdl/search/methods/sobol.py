@@ -48,9 +48,9 @@ DIMENSIONS = 1 + len(DIRECTIONS)
 
 
 class Sobol:
-    """`Sobol(dimensions, seed)(i)` is point i, 0 <= i < 2^32, in [0, 1); seed None: as Sobol has it, not scrambled.
+    """`Sobol(dimensions, seed)(i)` is point i, 0 <= i < 2^32, in [0, 1); seed None: not scrambled.
 
-    Raises UsageError for more dimensions than there are.
+    Raises UsageError for more dimensions than the tables have.
     """
 
     def __init__(self, dimensions: int, seed: int | None):
@@ -62,15 +62,15 @@ class Sobol:
         self.directions = [_directions(dimension) for dimension in range(dimensions)]
 
     def __call__(self, number: int) -> np.ndarray:
-        """Point `number`: float64, one coordinate for each dimension."""
-        found = []
+        """Return point `number`: float64 (dimensions,)."""
+        coordinates = []
         for dimension, directions in enumerate(self.directions):
             x = 0
             for k, direction in enumerate(directions):
                 if number >> k & 1:
                     x ^= direction
-            found.append(x if self.seed is None else self._scrambled(x, dimension))
-        return np.array(found) / 2.0**BITS
+            coordinates.append(x if self.seed is None else self._scrambled(x, dimension))
+        return np.array(coordinates) / 2.0**BITS
 
     def _scrambled(self, x: int, dimension: int) -> int:
         flips = 0
@@ -81,7 +81,7 @@ class Sobol:
 
 
 def _directions(dimension: int) -> list[int]:
-    """v_1, v_2, ... as integers of 32 bits, that of 1/2 first."""
+    """Return v_1, v_2, ... as 32-bit integers, that of 1/2 first."""
     if dimension == 0:
         m = [1] * BITS
     else:
