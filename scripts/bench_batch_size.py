@@ -83,7 +83,8 @@ def measure(world, options: SweepOptions, size: int, scaled: bool) -> dict:
         model = for_data(options.model, data, "float32")
         with Run(comm, settings) as run:
             all_reduce.train(comm, model, data, run.make_optimizer(model, data), run)
-        runs.append({"steps": run.step, "seconds": run.seconds, **run.scores, "train_loss": run.metrics.train_loss})
+        end = run.progress
+        runs.append({"steps": end.step, "seconds": end.seconds, **end.scores, "train_loss": end.train_loss})
         data.close()
         comm.free()
     accuracy = [run["test_accuracy"] for run in runs]

@@ -183,16 +183,16 @@ def records(results: dict) -> list[dict]:
     return [
         {
             "strategy": name,
-            "ranks": run["ranks"],
+            "ranks": row["ranks"],
             "seed": seed,
             **seen,
-            "batches_of_a_phase": run.get("phase"),
-            "last_test_loss": run["test_loss"],
-            "last_test_accuracy": run["test_accuracy"],
+            "batches_of_a_phase": row.get("phase"),
+            "last_test_loss": row["test_loss"],
+            "last_test_accuracy": row["test_accuracy"],
         }
         for name, runs in results.items()
-        for seed, run in enumerate(runs)
-        for seen in run["seen"]
+        for seed, row in enumerate(runs)
+        for seen in row["seen"]
     ]
 
 

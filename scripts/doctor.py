@@ -24,10 +24,10 @@ from hpcdl.errors import TrainingError
 from hpcdl.launch.benchmark_table import write_json
 from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.program import ended
+from hpcdl.machine.display import console
 from hpcdl.machine.doctor import HURTS, CheckRow, examine
 from hpcdl.machine.world import leave, library, lone
 from hpcdl.runs.options import option
-from hpcdl.runs.progress import console
 
 COLOURS = {"ok": "green", "note": "yellow", "hurts": "bold red"}
 

@@ -23,11 +23,11 @@ from hpcdl.inference.scores import ClassMeasures, ValueMeasures
 from hpcdl.inference.trained_model import Trained
 from hpcdl.launch.launch_consistency import reading
 from hpcdl.launch.program import ended
+from hpcdl.machine.display import console
 from hpcdl.machine.threads import limited
 from hpcdl.random import Random
 from hpcdl.rl.rollout import PICTURES, Player, evaluation_summary, is_agent_run
 from hpcdl.runs.options import option
-from hpcdl.runs.progress import console
 from hpcdl.search import ensemble_scores
 from hpcdl.search.ensemble import Ensemble, is_ensemble
 

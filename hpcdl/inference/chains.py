@@ -27,11 +27,12 @@ from hpcdl.inference.posterior_samples import FILE, Samples
 from hpcdl.inference.r_hat import rank_normalized_r_hat
 from hpcdl.kernels.device import Array, device_of
 from hpcdl.memory import Memory, available
+from hpcdl.runs.folder import Folder
 from hpcdl.runs.ownership import Ownership
+from hpcdl.runs.segments import Legs
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
-    from hpcdl.runs.run import Run
 
 MOST = 1000  # samples of a chain that are kept
 FEWEST = 4  # for an R-hat: two of each half
@@ -171,35 +172,35 @@ class Chains(Ownership):
 
     # -- the file ----------------------------------------------------------------------------------------------------
 
-    def gather_costs(self, run: "Run") -> None:
+    def gather_costs(self, legs: Legs, folder: Folder) -> None:
         """Before a checkpoint, with what each rank has spent: write the samples, so that they are never behind it."""
-        super().gather_costs(run)
+        super().gather_costs(legs, folder)
         mine = np.array(self.kept, self.w.dtype).reshape(len(self.kept), self.w.size)
         vectors = gathered(self.peers, mine, self.leaders, self.number)
         failed, why = np.zeros(1), ""
-        if vectors is not None and run.folder.path is not None:
+        if vectors is not None and folder.path is not None:
             try:
-                Samples(np.array(self.steps, np.int64), vectors, np.array(self.weights)).write(run.folder.path)
+                Samples(np.array(self.steps, np.int64), vectors, np.array(self.weights)).write(folder.path)
             except Exception as error:  # whatever h5py raises: all ranks are to know
                 failed[0], why = 1, reason(error)
         self.peers.broadcast(failed)
         if failed[0]:
-            raise TrainingError(f"{run.folder.path}/{FILE} cannot be written: {why}; {run.folder.kept()}")
+            raise TrainingError(f"{folder.path}/{FILE} cannot be written: {why}; {folder.kept()}")
 
-    def restore(self, run: "Run") -> None:
-        """Take the samples up to the run's step from the folder that it goes on from; collective.
+    def restore(self, step: int, resume: str) -> None:
+        """Take the samples up to this step from the run that is gone on from; collective.
 
         Raises AgreedError where they are not all there.
         """
-        self.steps, found = self.due(run.step), None
+        self.steps, found = self.due(step), None
         if not self.steps:
             return
         with refuse_together(self.peers.mpi):
             if self.peers.rank == 0:
-                folder = folder_of(run.options.resume)
-                found = Samples.read(Path(folder), run.step, self.w.size, np.dtype(self.w.dtype))
+                folder = folder_of(resume)
+                found = Samples.read(Path(folder), step, self.w.size, np.dtype(self.w.dtype))
                 if found.steps.tolist() != self.steps or len(found.vectors) != len(self.leaders):
-                    raise UsageError(f"{folder}/{FILE} does not hold the samples of step {run.step}'s checkpoint")
+                    raise UsageError(f"{folder}/{FILE} does not hold the samples of step {step}'s checkpoint")
         weights = np.array([self.optimizer.schedule(step - 1) for step in self.steps], np.float64)
         if found is not None and found.weights is not None:  # older files have none
             weights[:] = found.weights

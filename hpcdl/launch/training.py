@@ -58,8 +58,6 @@ from hpcdl.runs.accumulated import accumulated  # noqa: E402
 from hpcdl.runs.options import Options, remark  # noqa: E402
 from hpcdl.runs.roles import ROLES, Roles, divide  # noqa: E402
 from hpcdl.runs.run import Run  # noqa: E402
-from hpcdl.runs.segments import measured  # noqa: E402
-from hpcdl.runs.summary import conclude  # noqa: E402
 
 log = logging.getLogger("hpcdl")
 FAILED, REFUSED = 1, 2  # the exit statuses of a run that cannot go on, and of bad input
@@ -220,8 +218,7 @@ def assist(everyone: Communicator, data: Data, clients: list[int], run: Run) -> 
         error = TrainingError("") if status == FAILED else AgreedError("")
         error.speaker = None
         raise error
-    _, run.stopping.reason = conclude(everyone, measured(run))
-    run.bookkeeping.free()
+    run.leave()
 
 
 def local_rank(comm: MPI.Intracomm) -> int:

@@ -21,8 +21,10 @@ from hpcdl.kernels import hogwild_locks as locks
 from hpcdl.memory import Memory
 from hpcdl.optim import Optimizer
 from hpcdl.parallel.thread_team import ThreadTeam
+from hpcdl.runs.folder import Folder
 from hpcdl.runs.ownership import Whole
 from hpcdl.runs.replicas import Replicas
+from hpcdl.runs.segments import Legs
 from hpcdl.shared_memory import share
 
 if TYPE_CHECKING:
@@ -139,11 +141,13 @@ class Tallied:
         memory.hold("parameters", self.parameters)
         for vector in self.optimizer.state.values():
             memory.hold("optimizer", vector)
+        assert self.tally.team is not None
+        self.tally.team.weigh(memory)
 
-    def gather_costs(self, run: "Run") -> None:
+    def gather_costs(self, legs: Legs, folder: Folder) -> None:
         """The tally, too."""
         self.tally.gather(self.peers)
-        super().gather_costs(run)  # type: ignore[misc]
+        super().gather_costs(legs, folder)  # type: ignore[misc]
 
     def tracked(self) -> dict[str, Tracked]:
         """The tally, too."""

@@ -23,7 +23,7 @@ from hpcdl.parameter_server.step_coordinator import Lead
 from hpcdl.parameter_server.store_messages import ENDED, NO_STEP, Push
 
 
-class Progress(NamedTuple):
+class ClockProgress(NamedTuple):
     """How far a store is, for one that takes its place: its clocks, by client, and counts, as `Clocks` has them.
 
     losses: of the steps from `counted` on, what has come of them: the sum of losses, and the examples.
@@ -57,12 +57,12 @@ class Clocks:
         self.low, self.beyond, self.again = start, set(), deque()  # type: int, set[int], deque[int]
         self.staleness: Counter[int] = Counter()
 
-    def progress(self, losses: dict[int, tuple[float, float]]) -> Progress:
+    def progress(self, losses: dict[int, tuple[float, float]]) -> ClockProgress:
         """How far this store is; losses: of the steps under way."""
         counts = self.counted, self.granted, self.pushes, self.version, self.low, frozenset(self.beyond)
-        return Progress(dict(self.of_client), *counts, dict(self.staleness), dict(losses))
+        return ClockProgress(dict(self.of_client), *counts, dict(self.staleness), dict(losses))
 
-    def go_on_from(self, progress: Progress) -> None:
+    def go_on_from(self, progress: ClockProgress) -> None:
         """Take the place of a store that was so far; what had been given out and was not pushed is given out again."""
         self.of_client |= progress.of_client
         self.counted, self.granted, self.pushes, self.version, self.low, beyond, staleness, _ = progress[1:]

@@ -44,7 +44,7 @@ from hpcdl.comm import Communicator
 from hpcdl.errors import UsageError
 from hpcdl.kernels.device import CPU
 from hpcdl.memory import Memory
-from hpcdl.parameter_server.clocks import Clocks, Progress
+from hpcdl.parameter_server.clocks import ClockProgress, Clocks
 from hpcdl.parameter_server.consistency import BSP, Consistency
 from hpcdl.parameter_server.replication import Following, backups
 from hpcdl.parameter_server.slice_server import SliceServer
@@ -120,7 +120,7 @@ class ParameterStore:
         beside: Callable[[], np.ndarray] | None = None,
         replicas: int = 1,
         careful: bool = False,
-        progress: Progress | None = None,
+        progress: ClockProgress | None = None,
     ):
         if replicas > 1:
             refuse_no_replicas(servers, replicas, on_workers, rows is not None, broadcast_every, delay)

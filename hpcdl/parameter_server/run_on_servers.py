@@ -23,20 +23,22 @@ from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.parameter_server.parameter_store import ParameterStore
 from hpcdl.parameter_server.step_coordinator import Lead, LedStore, Notes
 from hpcdl.parameter_server.store_messages import Push
-from hpcdl.runs.advice import not_finite
 from hpcdl.runs.averaging import exchange
 from hpcdl.runs.on_one_rank import OnOneRank
 from hpcdl.runs.run import Run
+from hpcdl.runs.stopwatch import Stopwatch
 
 NOTE = 1024  # a note is so many bytes long, or twice as many, ...
 
 
-def asked(comm: Communicator, store: ParameterStore, run: Run, ask: Callable, *arguments: Any) -> int | None:
+def asked(
+    comm: Communicator, store: ParameterStore, stopwatch: Stopwatch, ask: Callable, *arguments: Any
+) -> int | None:
     """What the store answers: a step, or None where none is left."""
     blocked, apart = comm.traffic.blocked_seconds, store.apart_seconds
     step: int | None = ask(*arguments)
     if comm.rank > 0:  # what rank 0 has spent on scores and checkpoints meanwhile is no part of a step
-        run.stopwatch.excuse(min(store.apart_seconds - apart, comm.traffic.blocked_seconds - blocked))
+        stopwatch.excuse(min(store.apart_seconds - apart, comm.traffic.blocked_seconds - blocked))
     return step
 
 
@@ -54,6 +56,8 @@ class OnServers(OnOneRank):
     ):
         super().__init__(model, parameters, optimizer, works)
         self.keeper = keeper
+        if keeper is not None:
+            keeper.held = self
         self.loaded: dict[int, np.ndarray] = {}
         self.average = 1 + list(optimizer.state).index(AVERAGE) if optimizer.average_from is not None else 0
 
@@ -82,27 +86,28 @@ class OnServers(OnOneRank):
         if not self.average_shown and self.average in self.loaded:
             exchange(self.parameters, self.loaded[self.average])
 
-    def hand_out(self, comm: Communicator, workers: list[int]) -> None:
+    def hand_out(self, workers: list[int]) -> None:
         """Workers have pulled the iterates; give them what rank 0 has saved. Collective."""
+        comm = self.everyone
         for rank in workers if comm.rank == 0 else ():
             comm.push(self.parameters, rank)
         if comm.rank in workers:
             comm.wait(self.parameters, 0)
 
     def refresh(self) -> None:
-        run = self.keeper.run
-        if run.over or not self.average_shown:  # at the end what is delayed is applied, and so in the mean
+        if self.keeper.over or not self.average_shown:  # at the end what is delayed is applied, and so in the mean
             self.keeper.gather(self.parameters)
         if self.average_shown:
             self.keeper.gather(self.parameters, self.average)
         if told := self.keeper.told_beside:
             self.own_beside = pack(self.model) if self.own_beside is None else self.own_beside
             unpack(self.model, mean(self.model, [*([self.own_beside] if self.works else []), *told.values()]))
-        run.legs.sent = self.sent(run.comm.traffic)  # the servers have told, too
+        legs = self.keeper.run.legs
+        legs.sent = self.sent(legs.comm.traffic)  # the servers have told, too
 
     def take_back(self) -> None:
         """What the model holds beside its parameters is this rank's own again, where it works on."""
-        if self.own_beside is not None and not self.keeper.run.over:
+        if self.own_beside is not None and not self.keeper.over:
             unpack(self.model, self.own_beside)
         self.own_beside = None
 
@@ -110,28 +115,11 @@ class OnServers(OnOneRank):
         return self.keeper.store.granted
 
 
-def noted_of(run: Run) -> dict:
-    """How far a run is, as rank 0 knows it: what whoever runs it in its place goes on from."""
-    return {
-        "step": run.step,
-        "examples": run.examples,
-        "scores": run.scores,
-        "train_loss": run.metrics.known_loss,
-        "seconds": run.seconds,
-        "best": None if math.isinf(run.stopping.best) else run.stopping.best,
-        "waited": run.stopping.evaluations_since_best,
-        "sent": run.legs.sent_so_far,
-        "saved": run.saved,
-        "reason": run.stopping.reason,
-        "signalled": run.stopping.pending == "signal",
-        "known": run.agreement.step,
-    }
-
-
 class Keeper(Lead):
     """On rank 0: runs the run, and decides which steps may be given out: none beyond the next checkpoint."""
 
     store: LedStore
+    held: OnServers
 
     def __init__(self, run: Run, notes: bool = False):
         """notes: whether it is to be known what who takes its place has to know."""
@@ -139,23 +127,21 @@ class Keeper(Lead):
         self.told_beside: dict[int, np.ndarray] = {}  # of each worker: what its model holds beside its parameters
 
     @property
-    def held(self) -> OnServers:
-        """What the run holds."""
-        return self.run.held  # type: ignore[return-value]
+    def over(self) -> bool:
+        """Whether the run is."""
+        return self.run.over
 
     def begin(self, store: LedStore, step: int) -> None:
         self.store, self.beside = store, len(pack(self.held.model))
         self._decide()
 
     def _decide(self) -> None:
-        run, every = self.run, self.run.options.checkpoint_every // (self.run.options.per_step or 1)
-        self.steps = run.steps if run.stopped is None else run.step
-        self.limit = min(self.steps, (run.step // every + 1) * every) if every else self.steps
-        self.apart_seconds = run.stopwatch.apart_seconds
+        self.steps, self.limit = self.run.horizon
+        self.apart_seconds = self.run.stopwatch.apart_seconds
 
     def admit(self, push: Push) -> None:
         if not math.isfinite(push.loss) and self.held.failure is None:
-            self._fail(not_finite(self.run, push.step + 1, push.client))
+            self._fail(self.run.not_finite(push.step + 1, push.client))
 
     def done(self, loss: float, total: float) -> None:
         if self.held.failure is not None:
@@ -178,14 +164,12 @@ class Keeper(Lead):
         """How far the run is, and of the steps since the last note the losses that are not yet agreed on."""
         if self.notes is None:
             return b"", 0
-        run = self.run
-        known = run.agreement.step
-        fresh = run.agreement.steps_done[max(0, self.noted - known) :]
-        self.noted = run.step
-        noted = json.dumps(noted_of(run) | {"first": run.step - len(fresh), "fresh": fresh}).encode()
+        about = self.run.note(self.noted)
+        self.noted = about["step"]
+        noted = json.dumps(about).encode()
         noted = noted.ljust(NOTE * -(-len(noted) // NOTE))  # counts do not depend on how long numbers are
-        self.notes.add(run.step, noted, known)
-        return noted, known
+        self.notes.add(self.noted, noted, about["known"])
+        return noted, about["known"]
 
     def signalled(self) -> None:
         self.run.signalled = True
@@ -198,4 +182,4 @@ class Keeper(Lead):
 
     def gather(self, whole: np.ndarray, which: int = 0) -> None:
         """whole <- the servers' vectors after the run's step; when it is over, the values with all that is delayed."""
-        self.store.gather(whole, which, self.run.step, finish=which == 0 and self.run.over)
+        self.store.gather(whole, which, self.run.step, finish=which == 0 and self.over)

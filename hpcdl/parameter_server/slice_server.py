@@ -20,7 +20,7 @@ from hpcdl.comm import Communicator
 from hpcdl.comm.inbox import Inbox, fill
 from hpcdl.comm.requests import Request
 from hpcdl.memory import Memory
-from hpcdl.parameter_server.clocks import Clocks, Progress
+from hpcdl.parameter_server.clocks import ClockProgress, Clocks
 from hpcdl.parameter_server.replication import Copies, SliceReplicas
 from hpcdl.parameter_server.request_checks import ServedSlice, check_keys, check_request
 from hpcdl.parameter_server.slice_state import SliceState
@@ -137,7 +137,7 @@ class SliceServer(SliceState):
         self._send_to_subscribers()
         self._answer_last_pulls()
 
-    def go_on_from(self, progress: Progress) -> None:
+    def go_on_from(self, progress: ClockProgress) -> None:
         """Take the place of a server that was so far, with all replicas that this one holds."""
         for state in (self, *self.replicas.of.values()):
             state.clocks.go_on_from(progress)

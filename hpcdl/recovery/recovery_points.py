@@ -15,7 +15,7 @@ Where a strategy lets ranks meet seldom (local SGD: each synchronization), these
 known to all.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +25,7 @@ from hpcdl.checkpoint.state import PerRank, Same
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.kernels.device import device_of
 from hpcdl.runs.averaging import averaged
+from hpcdl.runs.progress import Progress
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -32,17 +33,11 @@ if TYPE_CHECKING:
 DEEP = 2  # anchors that are kept
 
 
-@dataclass
+@dataclass(frozen=True)
 class Anchor:
-    """How far a run was after a step, and this rank's vectors by name, on the host, as a checkpoint has them."""
+    """Where a run was after a step, and this rank's vectors by name, on the host, as a checkpoint has them."""
 
-    step: int
-    examples: int
-    updates: int
-    best: float
-    waited: int
-    scores: dict
-    reason: str | None
+    progress: Progress
     vectors: dict[str, np.ndarray]
 
 
@@ -71,31 +66,27 @@ class Anchors:
     def keep(self, run: "Run") -> None:
         """Copy what this rank has; the oldest anchor's memory is used again."""
         room = self.kept.pop(0).vectors if len(self.kept) == DEEP else {}
-        with averaged(run):
+        with averaged(run.held, lambda: run.over):
             for name, vector in run.state.tracked.items():
                 array = vector.array  # type: ignore[attr-defined]  # of Same and PerRank
                 if name not in room:
                     room[name] = run.memory.hold("optimizer", np.empty(array.shape, array.dtype))
                 device_of(array).copy_out(array, room[name])
-        stopping, scores = run.stopping, run.scores
-        how_far = run.step, run.examples, run.optimizer.step, stopping.best, stopping.evaluations_since_best
-        self.kept.append(Anchor(*how_far, scores, stopping.reason, room))
+        self.kept.append(Anchor(run.progress, room))
 
     def go_back(self, run: "Run", left: MPI.Intracomm) -> int:
         """Let the run be as far as at the last anchor that all ranks of `left` have; collective over them.
 
         Returns how many steps the furthest of them had done since.
         """
-        known = left.allgather((run.step, [each.step for each in self.kept]))
+        known = left.allgather((run.step, [each.progress.step for each in self.kept]))
         common = set.intersection(*(set(steps) for _, steps in known))
         if not common:  # ranks that do not meet between two anchors, which would be a mistake of the strategy's
             raise TrainingError("the ranks that are left have no step in common to go on from")
-        self.kept = [each for each in self.kept if each.step == max(common)][-1:]
-        anchor = self.kept[0]
-        run.step, run.bounded, run.examples = anchor.step, anchor.step, anchor.examples
-        run.optimizer.step, run.metrics.scores = anchor.updates, anchor.scores
-        run.stopping.best, run.stopping.evaluations_since_best = anchor.best, anchor.waited
-        run.stopping.reason = anchor.reason
+        self.kept = [each for each in self.kept if each.progress.step == max(common)][-1:]
+        anchor = self.kept[0].progress
+        run.progress = replace(anchor, seconds=run.seconds)  # which have been spent
+        run.bounded = run.progress
         return max(step for step, _ in known) - anchor.step
 
     def give_back(self, run: "Run", joined: int = 0) -> None:

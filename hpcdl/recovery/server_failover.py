@@ -20,6 +20,7 @@ place, and recorded once.
 """
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,15 +30,13 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.formatting import counted
 from hpcdl.kernels.device import CPU
-from hpcdl.machine.versions import versions
-from hpcdl.parameter_server.clocks import Progress
+from hpcdl.parameter_server.clocks import ClockProgress
 from hpcdl.parameter_server.parameter_store import ParameterStore
 from hpcdl.parameter_server.replication import Following, PendingPush, commit, vectors
-from hpcdl.parameter_server.run_on_servers import noted_of
 from hpcdl.parameter_server.slice_state import SliceState
-from hpcdl.recovery.survivor import Survivor
+from hpcdl.recovery.survivor import Handover, Survivor
 from hpcdl.runs.agreement import Step
-from hpcdl.runs.segments import leg
+from hpcdl.runs.progress import Progress
 
 if TYPE_CHECKING:
     from hpcdl.runs.options import Options
@@ -121,7 +120,7 @@ class ServedSurvivor(Survivor):
     def __init__(self) -> None:
         super().__init__()
         self.store: ParameterStore | None = None
-        self.progress: Progress | None = None
+        self.progress: ClockProgress | None = None
         self.division: WorkDivision | None = None
         self.servers = 0
         self.signalled = False
@@ -156,15 +155,16 @@ class ServedSurvivor(Survivor):
         """As `Survivor` has it; raises TrainingError, on all that are left, where a slice is gone, or all workers."""
         run = self.run
         assert run is not None and before is not None  # nobody is started anew beside servers
+        folder, batch = run.folder, run.batch
         known = {each.rank: each for each in left.allgather(self.known(before.rank))}
         gone = self.told([rank for rank in range(before.size) if rank not in known])
         if not all(each.ready for each in known.values()):
             raise TrainingError(f"{gone} before the first step: start the run again")
         assert self.store is not None and self.division is not None
-        speakers = speakers_of(known, len(self.store.slices), f"{gone}; {run.folder.kept()}")
+        speakers = speakers_of(known, len(self.store.slices), f"{gone}; {folder.kept()}")
         workers = [rank for rank, each in known.items() if each.clock >= 0]
         if not workers:
-            raise TrainingError(f"{gone}, and no worker is left; {run.folder.kept()}")
+            raise TrainingError(f"{gone}, and no worker is left; {folder.kept()}")
         has = [known[rank].slices[which][1] for which, rank in enumerate(speakers)]
         whole = {client: min(each[client] for each in has) for client in has[0]}
         refuse_lost(known, whole)
@@ -183,24 +183,32 @@ class ServedSurvivor(Survivor):
         vectors_of_all = self._gather(comm, spoken, [numbers[each] for each in speakers])
         facts: Any = None
         if comm.rank == 0:
-            facts = self._noted()
-            state, step = self.held(0)[0], facts["step"]
+            note = self._noted()
+            state, step = self.held(0)[0], note["step"]
+            progress = Progress.read(note | {"updates": state.update.optimizer.step})
             losses = {each: loss for each, loss in state.losses.items() if each >= step}
             clocks = {numbers[each]: whole[each] for each in workers}
-            facts["progress"] = state.clocks.progress(losses)._replace(of_client=clocks, counted=step)
+            served = state.clocks.progress(losses)._replace(of_client=clocks, counted=step)
             spent = [known[rank].spent if rank in known else {} for rank in range(before.size)]
-            self.found = Checkpoint(vectors_of_all, self._attributes(facts, state, spent))
-        facts = comm.bcast(facts)
-        self.progress, self.fresh, self.recorded = (facts[name] for name in ("progress", "fresh", "known"))
-        self.saved, self.reason, self.folder, self.signalled = (
-            facts[name] for name in ("saved", "reason", "folder", "signalled")
-        )
+            self.found = Checkpoint(vectors_of_all, self._attributes(progress, note["sent"], spent))
+            handover = Handover(
+                replace(progress, stopped=note["reason"]),
+                False,
+                note["saved"],
+                None if folder.path is None else str(folder.path),
+                batch,
+                note["known"],
+                note["fresh"],
+            )
+            facts = handover, served, note["signalled"]
+        self.handover, self.progress, self.signalled = comm.bcast(facts)
+        assert self.handover is not None
         clocked, division = self.store.consistency.clocked, self.division
         self.division = (division.again(whole, workers) if clocked else division.only(workers)).numbered(numbers)
-        self.servers, self.goes_on = len(servers), True
+        self.servers = len(servers)
         self.losses.append(
             {
-                "step": facts["step"],
+                "step": self.handover.progress.step,
                 "redone": 0,
                 "ranks": [rank for rank in range(before.size) if rank not in known],
                 "left": comm.size,
@@ -257,27 +265,25 @@ class ServedSurvivor(Survivor):
         assert run is not None
         notes = state.lead.notes if state is self.store.server else state.notes  # type: ignore
         found = [json.loads(noted) for _, noted in notes.kept]
-        since = run.legs.first if self.recorded is None else self.recorded
-        steps = dict(enumerate(self.fresh, since + 1))
+        first = self.handover
+        since, fresh = (run.legs.first, []) if first is None else (first.recorded, first.fresh)
+        steps = dict(enumerate(fresh, since + 1))
         for each in found:
             steps |= {number: Step(*step) for number, step in enumerate(each["fresh"], each["first"] + 1)}
-        facts = found[-1] if found else noted_of(run) | {"known": since}
+        facts = found[-1] if found else run.note(0) | {"known": since}
         facts["fresh"] = [steps[number] for number in range(facts["known"] + 1, facts["step"] + 1)]
-        return facts | {"folder": None if run.folder.path is None else str(run.folder.path)}
+        return facts
 
-    def _attributes(self, facts: dict, state: SliceState, spent: list[dict]) -> dict:
+    def _attributes(self, progress: Progress, sent: dict, spent: list[dict]) -> dict:
         """How far the run is, as a checkpoint has it. spent: what each rank has in this leg, where known."""
         run = self.run
         assert run is not None
-        seconds = facts["seconds"] - run.stopwatch.earlier_seconds
-        this = leg(len(spent), facts["step"] - run.legs.first, seconds, spent, run.legs.hosts, versions())
         return {
-            **{name: facts[name] for name in ("step", "examples", "scores", "train_loss", "seconds", "best", "waited")},
-            "epoch": facts["step"] / run.per_epoch,
+            **progress.attributes(),
+            "epoch": progress.step / run.per_epoch,
             "batch": run.batch,
-            "updates": state.update.optimizer.step,
-            "legs": [*run.legs.earlier, this],
-            "sent": facts["sent"],
+            "legs": run.legs.so_far(progress, spent),
+            "sent": sent,
         }
 
 

@@ -18,8 +18,8 @@ This is what one rank knows; how they find each other again is recovery/ulfm_rec
 """
 
 import logging
-import math
 import time
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,8 +34,9 @@ from hpcdl.formatting import counted
 from hpcdl.recovery.recovery_points import Anchors
 from hpcdl.runs.agreement import Step
 from hpcdl.runs.averaging import averaged
+from hpcdl.runs.progress import Progress
 from hpcdl.runs.resume import position
-from hpcdl.runs.segments import SUMMED, measured
+from hpcdl.runs.segments import SUMMED
 
 if TYPE_CHECKING:
     from hpcdl.runs.options import Options
@@ -45,16 +46,39 @@ log = logging.getLogger("hpcdl")
 NEW = 2  # a role beside those that do not serve (0) and serve (1)
 
 
+@dataclass(frozen=True)
+class Handover:
+    """What those that are left go on from, as the rank knows it that has the state of the run.
+
+    progress: where the run is. owed: whether what is due after its last step (hpcdl/runs/stopping.py) is still
+    to be done. saved: the step of the last checkpoint. folder: where it writes. batch: examples of a step.
+
+    recorded: the step up to which ranks had agreed on losses. fresh: the steps that were done since, with the losses of
+    all ranks. recent: the lines of metrics.jsonl that rank 0 may have died before it wrote.
+
+    ranks: how many the last leg had. redone: steps that are done again. shrunk, lost, losses: as a survivor has them.
+    """
+
+    progress: Progress
+    owed: bool
+    saved: int | None
+    folder: str | None
+    batch: int
+    recorded: int
+    fresh: list[Step]
+    recent: list[dict] = field(default_factory=list)
+    ranks: int = 0
+    redone: int = 0
+    shrunk: list[tuple[int, list[int]]] = field(default_factory=list)
+    lost: int = 0
+    losses: list[dict] = field(default_factory=list)
+
+
 class Survivor:
     """Of one rank, for all legs of a run. everyone: the communicator of this leg, once it is made.
 
-    run: that of this leg, once it has begun. goes_on: whether this leg goes on from what a rank holds; found: that, on
-    rank 0. owed: whether what is due after its last step (hpcdl/runs/boundary_actions.py) is still to be done. saved:
-    the step of the last checkpoint. reason: why the run is to end, None while it goes on. folder: where it writes.
-    since: when the last leg has failed. batch: examples of a step. losses: of all legs before, for the summary.
-
-    recorded: the step up to which ranks had agreed on losses; None: in no leg before. fresh: the steps that were done
-    since, with the losses of all ranks. recent: the lines of metrics.jsonl that rank 0 may have died before it wrote.
+    run: that of this leg, once it has begun. handover: what this leg goes on from; None: it is the first. found: the
+    state of the run, on rank 0. since: when the last leg has failed. losses: of all legs before, for the summary.
     shared: losses of all ranks by step, of those since the last meeting at least.
 
     anchors: what this rank goes back to, where its vectors are its own. serves: whether it is a data server;
@@ -67,22 +91,20 @@ class Survivor:
     def __init__(self) -> None:
         self.everyone: Communicator | None = None
         self.run: Run | None = None
-        self.goes_on = self.owed = False
+        self.handover: Handover | None = None
         self.found: Checkpoint | None = None
-        self.saved: int | None = None
-        self.reason: str | None = None
-        self.folder: str | None = None
-        self.batch = 0
         self.since = 0.0
         self.losses: list[dict] = []
-        self.recorded: int | None = None
-        self.fresh: list[Step] = []
-        self.recent: list[dict] = []
         self.shared: dict[int, float] = {}
         self.anchors: Anchors | None = None
         self.serves, self.data_servers, self.note = False, 0, ""
         self.number = self.lost = self.joined = 0
         self.shrunk: list[tuple[int, list[int]]] = []
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this leg goes on from what a rank holds."""
+        return self.handover is not None
 
     def refuse(self, run: "Run") -> None:
         """Raise AgreedError where a rank has what no other has."""
@@ -101,17 +123,16 @@ class Survivor:
         if run.held.own:
             self.anchors = self.anchors or Anchors()
             self.anchors.follow(run)
-        self.run, self.found, self.batch = run, None, run.batch
-        run.stopping.reason = run.stopping.reason or self.reason
-        if self.owed:
-            run.bounded -= 1
-        if self.recorded is not None:
+        self.run, self.found, before = run, None, self.handover
+        if before is not None:
+            run.stop(before.progress.stopped)
+            if before.owed:
+                run.bounded = replace(run.bounded, step=run.step - 1)
             alone = run.comm.rank > 0  # the sum counts once
-            run.agreement.step = self.recorded
-            run.agreement.steps_done = [step._replace(loss=0.0) if alone else step for step in self.fresh]
-            run.metrics.recent = self.recent
-            self.shared = {step: each.loss for step, each in enumerate(self.fresh, self.recorded + 1)}
-        if self.goes_on:
+            run.agreement.step = before.recorded
+            run.agreement.steps_done = [step._replace(loss=0.0) if alone else step for step in before.fresh]
+            run.metrics.recent = before.recent
+            self.shared = {step: each.loss for step, each in enumerate(before.fresh, before.recorded + 1)}
             last = self.losses[-1]
             last["seconds"] = time.monotonic() - self.since
             left = f"{counted(run.comm.size, 'rank')} {'goes' if run.comm.size == 1 else 'go'} on"
@@ -194,22 +215,31 @@ class Survivor:
         if comm.rank == self.data_servers:
             assert run is not None and before is not None
             self.found = self.hold([spent.get(rank, {}) for rank in range(before.size)])
-            folder = None if run.folder.path is None else str(run.folder.path)
-            facts = run.saved, self.owes, run.stopping.reason, folder, self.batch, run.step, redone, self.shrunk
-            facts = *facts, before.size, self.lost, self.losses, *self.unrecorded()
-        facts = comm.bcast(facts, self.data_servers)
-        self.saved, self.owed, self.reason, self.folder, self.batch, step, redone, self.shrunk = facts[:8]
-        size, self.lost, self.losses, self.recorded, self.fresh, self.recent = facts[8:]
+            facts = Handover(
+                run.progress,
+                self.owes,
+                run.saved,
+                None if run.folder.path is None else str(run.folder.path),
+                run.batch,
+                *self.unrecorded(),
+                ranks=before.size,
+                redone=redone,
+                shrunk=self.shrunk,
+                lost=self.lost,
+                losses=self.losses,
+            )
+        self.handover = facts = comm.bcast(facts, self.data_servers)
+        self.shrunk, self.lost, self.losses = facts.shrunk, facts.lost, facts.losses
         if self.joined:  # as many as are gone
             del self.shrunk[-1]
-        gone = [rank for rank in range(size) if rank not in spent]
-        self.goes_on = True
-        self.losses.append({"step": step, "redone": redone, "ranks": gone, "left": comm.size - self.joined})
+        gone = [rank for rank in range(facts.ranks) if rank not in spent]
+        left_over = comm.size - self.joined
+        self.losses.append({"step": facts.progress.step, "redone": facts.redone, "ranks": gone, "left": left_over})
         self.losses[-1] |= {"respawned": self.joined} if self.joined else {}
         return comm, gone
 
     def unrecorded(self) -> tuple[int, list[Step], list[dict]]:
-        """`recorded`, `fresh` and `recent`, as this rank knows them."""
+        """`recorded`, `fresh` and `recent` of a handover, as this rank knows them."""
         assert self.run is not None
         known, last = min(self.run.agreement.step, self.run.step), self.run.step
         done = self.run.agreement.steps_done[: last - known]
@@ -222,7 +252,7 @@ class Survivor:
     def spent(self) -> dict:
         """What this leg has cost this rank."""
         assert self.run is not None
-        known = measured(self.run)
+        known = self.run.legs.measured()
         return {name: known[name] for name in SUMMED}
 
     def hold(self, table: list[dict]) -> Checkpoint:
@@ -235,16 +265,15 @@ class Survivor:
         vectors: dict[str, np.ndarray] = {}
         if self.anchors is None:
             alone = Communicator(MPI.COMM_SELF, ends_job=False)
-            with averaged(run):  # as a checkpoint has it
+            with averaged(run.held, lambda: run.over):  # as a checkpoint has it
                 vectors = {name: vector.copy() for name, vector in run.state.collect(alone, False)[0].items()}
             alone.free()
-        found = Checkpoint(vectors, position(run))
+        progress = run.progress
         if self.owes:
-            best, found.attributes["waited"] = run.before
-            found.attributes["best"] = None if math.isinf(best) else best
-        return found
+            progress = replace(progress, best=run.bounded.best, waited=run.bounded.waited)
+        return Checkpoint(vectors, position(run.setup, progress, run.legs))
 
     @property
     def owes(self) -> bool:
         """Whether the boundary of the last step has not been passed."""
-        return self.run is not None and self.run.bounded != self.run.step
+        return self.run is not None and self.run.bounded.step != self.run.step

@@ -175,9 +175,10 @@ def in_legs(
             raise TrainingError(f"{survivor.told(gone)}: {survivor.lost} in all, and --survive says {most}")
         survivor.since = failed
         survivor.adapt(options)
-        options.out, options.resume, options.force = survivor.folder or "none", "", False
+        assert survivor.handover is not None
+        options.out, options.resume, options.force = survivor.handover.folder or "none", "", False
         if options.batch_per_rank:  # a step has as many examples as before
-            options.batch_size, options.batch_per_rank = survivor.batch, 0
+            options.batch_size, options.batch_per_rank = survivor.handover.batch, 0
         if options.time_limit:
             options.time_limit = max(1e-3, options.time_limit - (failed - begun))
 

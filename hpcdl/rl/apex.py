@@ -20,6 +20,7 @@ the paper: the learner makes as many updates as it can, and the run ends after s
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,10 @@ from hpcdl.faults import inject
 from hpcdl.kernels.device import CPU, Array
 from hpcdl.models.model_wrapper import plain
 from hpcdl.optim import Optimizer
+from hpcdl.random import Random
 from hpcdl.rl.agent import Epsilon, Learner
 from hpcdl.rl.agent_state import ReturnScored, state_of, tracked_state
-from hpcdl.rl.dqn import FIXED, fixed_summary
+from hpcdl.rl.dqn import FIXED, fixed_summary, rate_summary
 from hpcdl.rl.parameter_broadcast import Publisher, Receiver
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.remote_actor import act, make_actor, make_recorder
@@ -52,6 +54,7 @@ from hpcdl.rl.task import EnvironmentTask
 from hpcdl.rl.transition_stream import ChunkReceiver, ChunkSender
 from hpcdl.runs.ownership import Whole
 from hpcdl.runs.run import Run
+from hpcdl.runs.stopwatch import Stopwatch
 
 FAILED, REFUSED = 1, 2
 OTHERS = -10  # OTHERS - rank: key of another learner's totals among those of single ranks
@@ -68,8 +71,7 @@ def train(
     roles: RLRoles,
 ) -> Array:
     """Train on the learners, which are `comm`; run.everyone are all ranks. Returns the parameters."""
-    options: Any = run.options
-    everyone, network = run.everyone, plain(model)
+    options, everyone, network = run.options, run.everyone, plain(model)  # type: Any, Communicator, QNetwork
     by_kind = BytesByKind(everyone.traffic)
     tally = RankCounts(by_kind)
     with by_kind("parameters"):
@@ -81,22 +83,26 @@ def train(
     )
     try:
         run.begin("apex", ownership, task, FIXED)
-        broadcast_start(everyone, 0, run.folder.path, run.step)
+        folder = run.folder.path
+        broadcast_start(everyone, 0, folder, run.step)
     except (TrainingError, AgreedError) as error:
         broadcast_start(everyone, REFUSED if isinstance(error, AgreedError) else FAILED)
         raise
-    restored = restore_replays(everyone, run, replay)
-    learner = ApexLearner(comm, model, run, optimizer, parameters, target, replay, roles, tally, restored)
+    restored, stopwatch = restore_replays(everyone, options, replay), run.stopwatch
+    about = options, stopwatch, run.random, run.steps, partial(save_replay, folder, replay)
+    learner = ApexLearner(
+        comm, everyone, model, task, run, *about, optimizer, parameters, target, replay, roles, tally, restored
+    )
     try:
         learner.learn()
     except (TrainingError, AgreedError):
         learner.close(FAILED)
         raise
     learner.close()
-    run.end()
     ownership.gather_tallies()
-    run.report(**ownership.progress(), **learner.rates())
-    run.legs.own["bytes_by_kind_per_rank"] = dict(by_kind.sent)
+    rates = rate_summary(run.progress, options.per_step, tally["restarts"])
+    run.report(**ownership.progress(), **rates, learner_waited_seconds=stopwatch.data_seconds)
+    run.report_own(bytes_by_kind=dict(by_kind.sent))
     return parameters
 
 
@@ -114,14 +120,22 @@ def ignored(rank: int, message: np.ndarray) -> None:
 class ApexLearner:
     """One learner: requests samples, computes its share of each gradient, and sends parameters and priorities.
 
-    restored: transitions from earlier legs, in all memories.
+    steps: of the whole run. save(rank): writes this learner's own replay memory. restored: transitions from earlier
+    legs, in all memories.
     """
 
     def __init__(
         self,
         comm: Communicator,
+        everyone: Communicator,
         model: Any,
+        task: EnvironmentTask,
         run: Run,
+        options: Any,
+        stopwatch: Stopwatch,
+        random: Random,
+        steps: int,
+        save: Callable[[int], None],
         optimizer: Optimizer,
         parameters: Array,
         target: Array | None,
@@ -130,9 +144,8 @@ class ApexLearner:
         tally: RankCounts,
         restored: int = 0,
     ):
-        self.comm, self.everyone, self.model, self.run = comm, run.everyone, model, run
-        options: Any = run.options
-        self.options = options
+        self.comm, self.everyone, self.model, self.run = comm, everyone, model, run
+        self.options, self.stopwatch, self.random, self.steps, self.save = options, stopwatch, random, steps, save
         self.optimizer, self.parameters, self.target, self.tally = optimizer, parameters, target, tally
         assert tally.by_kind is not None
         self.by_kind, self.network = tally.by_kind, plain(model)
@@ -150,18 +163,17 @@ class ApexLearner:
         own_actors = [actor for i, actor in enumerate(roles.actors) if i % comm.size == comm.rank]
         self.publisher = Publisher(self.everyone, own_actors, self.by_kind)
         self.roles, self.everywhere = roles, sum(map(roles.streams, roles.memories))
-        self.shards: dict[int, Any] = self._shards(replay)
+        self.shards: dict[int, Any] = self._shards(replay, task)
 
-    def _shards(self, replay: Any) -> dict[int, Any]:
+    def _shards(self, replay: Any, task: EnvironmentTask) -> dict[int, Any]:
         """Return the shards by the rank of the memory; if the learners hold memories, only the own one."""
         rank, options = self.everyone.rank, self.options
         if rank in self.roles.memories:
             intake = ChunkReceiver(
                 self.everyone, self.roles.actors_of(rank), self.roles.envs, replay, self.tally, self.by_kind
             )
-            save = partial(save_replay, self.run.folder.path, replay, rank)
-            return {rank: LocalShard(intake, options.prioritized, self.run.random, save)}
-        form = SampleFormat(self.network.shape, self.run.data.environment["dtype"])
+            return {rank: LocalShard(intake, options.prioritized, self.random, partial(self.save, rank))}
+        form = SampleFormat(self.network.shape, task.environment["dtype"])
         on_report = self.tally.take if self.comm.rank == 0 else ignored
         return {
             memory: RemoteShard(self.everyone, memory, form, self.by_kind, on_report) for memory in self.roles.memories
@@ -171,53 +183,52 @@ class ApexLearner:
         """Learn until the run is over."""
         run = self.run
         self.publisher.publish(self.parameters, self.network.device)
-        run.start()
         losses, total = 0.0, 0
-        while not run.over:
-            with run.stopwatch.step():
-                samples = self._samples()
-                if samples:
-                    losses, total = losses + self._update(samples), total + int(self.options.batch_size)
-                for _ in range(self._steps(bool(samples))):
-                    run.record(losses, total)
-                    losses, total = 0.0, 0
-                    run.signalled |= bool(self.tally["signal"])
-                    run.boundary()
-                    if self.options.save_replay and run.saved != self.kept:
-                        self._keep()
-                    if run.over:
-                        break
-                self.publisher.catch_up(self.parameters, self.network.device)
+        for first in run.rounds():
+            samples = self._samples(first)
+            if samples:
+                losses, total = losses + self._update(samples, first), total + int(self.options.batch_size)
+            for _ in range(self._steps(bool(samples), first)):
+                run.record(losses, total)
+                losses, total = 0.0, 0
+                run.boundary(signalled=bool(self.tally["signal"]))
+                self._keep()
+                if run.over:
+                    break
+            self.publisher.catch_up(self.parameters, self.network.device)
 
     def _keep(self) -> None:
-        """Write the memories with this checkpoint: a learner its own, the first learner asks remote ones."""
-        self.kept = self.run.saved
+        """Write the memories with a new checkpoint: a learner its own, the first learner asks remote ones."""
+        saved = self.run.saved
+        if not self.options.save_replay or saved == self.kept:
+            return
+        self.kept = saved
         for rank, shard in self.shards.items():
             if self.comm.rank == 0 or rank == self.everyone.rank:
                 shard.keep()
 
     # -- samples -----------------------------------------------------------------------------------------------------
 
-    def _samples(self) -> list[tuple[Any, Sample]]:
-        """Return this learner's share of a batch, one part per shard; [] while it is too early to learn."""
+    def _samples(self, step: int) -> list[tuple[Any, Sample]]:
+        """Return this learner's share of the batch after `step`, one part per shard; [] if it is too early to learn."""
         while self.requested <= self.received + AHEAD:
-            self._request(self.requested)
+            self._request(self.requested, step)
             self.requested += 1
         self.received += 1
         shards = self.shards.values()
         if not all(shard.ready for shard in shards):
-            with self.run.stopwatch.fetching():
+            with self.stopwatch.fetching():
                 self.everyone.wait_until(lambda: all(shard.ready for shard in shards), patient=True)
         samples = [(shard, shard.take()) for shard in shards]
         return [(shard, sample) for shard, sample in samples if sample is not None]
 
-    def _request(self, number: int) -> None:
-        """Request sample `number` of this leg from the shards."""
+    def _request(self, number: int, step: int) -> None:
+        """After `step` of the run, request sample `number` of this leg from the shards."""
         options, many = self.options, len(self.shards)
         steps, starts = (number + 1) * options.per_step, self.starts
         rows = self.rows if steps >= starts else 0
         beyond = min(steps, max(starts, options.per_step)) if options.free else steps
-        beta = options.beta + (1 - options.beta) * min(1.0, (self.run.step + number - self.received) / self.run.steps)
+        beta = options.beta + (1 - options.beta) * min(1.0, (step + number - self.received) / self.steps)
         for i, (rank, shard) in enumerate(self.shards.items()):
             streams = self.roles.streams(rank)
             share = -(-beyond * streams // self.everywhere)
@@ -226,7 +237,7 @@ class ApexLearner:
             allowed = math.inf if options.free else share + options.chunk * streams
             shard.ask(SampleRequest(part.stop - part.start, beta, key, share, allowed))
 
-    def _update(self, samples: list[tuple[Any, Sample]]) -> float:
+    def _update(self, samples: list[tuple[Any, Sample]], step: int) -> float:
         """Make an update from all learners' samples; return this learner's sum of losses."""
         options, optimizer = self.options, self.optimizer
         parts = [sample for _, sample in samples]
@@ -240,7 +251,7 @@ class ApexLearner:
             self.farthest[:] = self.reached
         with self.by_kind("gradients"):
             self.comm.all_reduce(self.sums)
-        rate = optimizer.schedule(self.run.step)
+        rate = optimizer.schedule(step)
         largest = float(self.largest.max())  # over the whole batch
         optimizer.update(self.parameters, self.gradient, 1 / (int(options.batch_size) * largest), rate=rate)
         if options.prioritized:
@@ -258,11 +269,11 @@ class ApexLearner:
         """Steps of the run that correspond to the environment steps this rank knows of."""
         return int(self.tally["steps"]) // int(self.options.per_step)
 
-    def _steps(self, updated: bool) -> int:
-        """Return the number of steps by which the run advances now."""
+    def _steps(self, updated: bool, step: int) -> int:
+        """Return the number of steps by which the run, which is at `step`, advances now."""
         if not (self.options.free and updated):
             return 1
-        return max(0, min(int(self.farthest[0]), self.run.steps) - self.run.step)
+        return max(0, min(int(self.farthest[0]), self.steps) - step)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -271,16 +282,6 @@ class ApexLearner:
         for shard in self.shards.values():
             shard.close(status)
         self.publisher.close()
-
-    def rates(self) -> dict:
-        """Return rates over all legs, and the seconds the first learner waited for samples in this one."""
-        run, seconds = self.run, max(1e-9, self.run.seconds)
-        return {
-            "environment_steps_per_second": run.step * self.options.per_step / seconds,
-            "updates_per_second": self.optimizer.step / seconds,
-            "environment_restarts": int(self.tally["restarts"]),
-            "learner_waited_seconds": run.stopwatch.data_seconds,
-        }
 
 
 class LearnerOwnership(ReturnScored, Whole):
@@ -343,23 +344,25 @@ def assist(comm: Communicator, network: QNetwork, run: Run, environments: Any, r
     """Run a memory or an actor; `comm` are all ranks. Raises the error of the learners, who report it."""
     status, folder, step = broadcast_start(comm)
     if not status:
+        options, random, stopwatch = run.options, run.random, run.stopwatch
         tally = RankCounts(BytesByKind(comm.traffic))
-        restore_replays(comm, run, replay)
+        restore_replays(comm, options, replay)
+        arm = partial(inject.arm, run)
         if comm.rank in roles.memories:
-            status = run_memory(comm, run, replay, roles, tally, folder)
+            status = run_memory(comm, random, stopwatch, replay, roles, tally, folder, arm)
         else:
-            status = run_actor(comm, network, run, environments, roles, tally, step)
-        run.legs.own["bytes_by_kind_per_rank"] = dict(tally.by_kind.sent) if tally.by_kind else None
+            status = run_actor(comm, network, options, random, stopwatch, environments, roles, tally, step, arm)
+        run.report_own(bytes_by_kind=dict(tally.by_kind.sent) if tally.by_kind else None)
     if status:
         error = AgreedError("") if status == REFUSED else TrainingError("")
         error.speaker = None
         raise error
 
 
-def restore_replays(everyone: Communicator, run: Run, replay: Any) -> int:
+def restore_replays(everyone: Communicator, options: Any, replay: Any) -> int:
     """Restore the saved memories; return the number of transitions in all of them; collective."""
     with refuse_together(everyone.mpi):
-        restore_replay(run, replay, everyone.rank)
+        restore_replay(options, replay, everyone.rank)
     with activity.inside("begin", everyone):
         total: int = everyone.mpi.allreduce(replay.size if replay is not None else 0)
     return total
@@ -372,39 +375,52 @@ def save_replay(folder: Path | None, replay: Any, rank: int) -> None:
 
 
 def run_memory(
-    comm: Communicator, run: Run, replay: Any, roles: RLRoles, tally: RankCounts, folder: Path | None
+    comm: Communicator,
+    random: Random,
+    stopwatch: Stopwatch,
+    replay: Any,
+    roles: RLRoles,
+    tally: RankCounts,
+    folder: Path | None,
+    arm: Callable[[], None],
 ) -> int:
-    """Run a replay memory; return the status with which the learners ended."""
+    """Run a replay memory; return the status with which the learners ended. arm(): lets faults strike from now on."""
     assert tally.by_kind is not None
     intake = ChunkReceiver(comm, roles.actors_of(comm.rank), roles.envs, replay, tally, tally.by_kind)
-    memory = ShardServer(
-        comm, intake, list(roles.learners), run.random, partial(save_replay, folder, replay, comm.rank)
-    )
-    inject.arm(run)
-    with run.stopwatch.step("serve"):
+    memory = ShardServer(comm, intake, list(roles.learners), random, partial(save_replay, folder, replay, comm.rank))
+    arm()
+    with stopwatch.step("serve"):
         memory.serve()
     return memory.status
 
 
 def run_actor(
-    comm: Communicator, network: QNetwork, run: Run, environments: Any, roles: RLRoles, tally: RankCounts, step: int
+    comm: Communicator,
+    network: QNetwork,
+    options: Any,
+    random: Random,
+    stopwatch: Stopwatch,
+    environments: Any,
+    roles: RLRoles,
+    tally: RankCounts,
+    step: int,
+    arm: Callable[[], None],
 ) -> int:
-    """Run an actor; return the status with which the learners ended."""
-    options: Any = run.options
+    """Run an actor; return the status with which the learners ended. arm(): lets faults strike from now on."""
     assert tally.by_kind is not None
     number, copies = roles.actors.index(comm.rank), len(roles.actors) * roles.envs
     learner = roles.learners[number % len(roles.learners)]
     receiver = Receiver(comm, learner, CPU.empty(network.size, network.dtype), tally.by_kind)
     recorder = make_recorder(options, environments)
     earlier_steps = step * options.per_step
-    actor = make_actor(network, environments, run.random, recorder.add, roles.first_copy(comm.rank), earlier_steps)
+    actor = make_actor(network, environments, random, recorder.add, roles.first_copy(comm.rank), earlier_steps)
     feeder = ChunkSender(comm, roles.memory_of(comm.rank), tally, tally.by_kind)
     base = Epsilon.read(options.epsilon)
     exponents = epsilon_exponents(roles.first_copy(comm.rank) + np.arange(roles.envs), copies, options.epsilon_alpha)
     receiver.first()
-    inject.arm(run)
+    arm()
     act(
-        run,
+        stopwatch,
         actor,
         recorder,
         feeder,

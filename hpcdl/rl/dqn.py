@@ -20,6 +20,7 @@ from hpcdl.rl.agent import Actor, Epsilon, Learner
 from hpcdl.rl.agent_state import AgentOwnership
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.task import EnvironmentTask
+from hpcdl.runs.progress import Progress
 from hpcdl.runs.run import Run
 
 FIXED = ("env", "env_options", "envs", "environment_steps_per_step", "gamma", "n_step", "replay")
@@ -39,16 +40,17 @@ def train(
     model: a `QNetwork`, or a straggler's wrapper. run.options: `RLOptions`.
     """
     options: Any = run.options
+    random = run.random
     network: QNetwork = plain(model)
     epsilon = Epsilon.read(options.epsilon)
     parameters = run.initial(network)
     gradient = comm.empty(network.size, network.dtype)
     target = parameters.copy() if options.target_every else None
-    actor = Actor(network, environments, run.random, replay.add)
+    actor = Actor(network, environments, random, replay.add)
     learner = Learner(network, target, options.double == "yes")
 
     def progress() -> dict:
-        return progress_summary(run, optimizer, replay)
+        return progress_summary(run.progress, options.per_step, replay)
 
     ownership = AgentOwnership(
         model, parameters, optimizer, target, actor, replay if options.save_replay else None, progress
@@ -63,28 +65,25 @@ def train(
         """True if the memory holds enough transitions to learn from, or is full."""
         return replay.size >= enough or replay.written >= options.replay
 
-    run.start()
-    while not run.over:
-        with run.stopwatch.step():
-            with run.stopwatch.fetching():
-                for _ in range(options.per_step // options.envs):
-                    actor.act(parameters, epsilon(actor.steps * options.envs))
-            losses, total = 0.0, 0
-            for _ in range(options.updates_per_step if ready() else 0):
-                beta = options.beta + (1 - options.beta) * run.step / planned
-                sample = replay.sample(options.batch_size, beta, run.random("sample", optimizer.step))
-                gradient[:] = 0
-                loss, errors = learner.gradient(parameters, sample, gradient, model, optimizer.step)
-                optimizer.update(parameters, gradient, 1 / options.batch_size, rate=optimizer.schedule(run.step))
-                if options.prioritized:
-                    replay.update(sample.index, sample.serial, errors)
-                if target is not None and optimizer.step % options.target_every == 0:
-                    target[:] = parameters
-                losses, total = losses + loss, total + options.batch_size
-            run.record(losses, total)
-            run.boundary()
-    run.end()
-    run.report(**progress(), **rate_summary(run, optimizer, environments))
+    for step in run.rounds():
+        with run.stopwatch.fetching():
+            for _ in range(options.per_step // options.envs):
+                actor.act(parameters, epsilon(actor.steps * options.envs))
+        losses, total = 0.0, 0
+        for _ in range(options.updates_per_step if ready() else 0):
+            beta = options.beta + (1 - options.beta) * step / planned
+            sample = replay.sample(options.batch_size, beta, random("sample", optimizer.step))
+            gradient[:] = 0
+            loss, errors = learner.gradient(parameters, sample, gradient, model, optimizer.step)
+            optimizer.update(parameters, gradient, 1 / options.batch_size, rate=optimizer.schedule(step))
+            if options.prioritized:
+                replay.update(sample.index, sample.serial, errors)
+            if target is not None and optimizer.step % options.target_every == 0:
+                target[:] = parameters
+            losses, total = losses + loss, total + options.batch_size
+        run.record(losses, total)
+        run.boundary()
+    run.report(**progress(), **rate_summary(run.progress, options.per_step, environments.restarts))
     return parameters
 
 
@@ -101,23 +100,22 @@ def fixed_summary(task: EnvironmentTask, options: Any) -> dict:
     }
 
 
-def progress_summary(run: Run, optimizer: Optimizer, replay: Any) -> dict:
+def progress_summary(progress: Progress, per_step: int, replay: Any) -> dict:
     """Return environment steps, updates, transitions in memory, and updates per transition."""
-    steps = run.step * run.options.per_step  # type: ignore[attr-defined]
+    steps = progress.step * per_step
     return {
         "environment_steps": steps,
-        "updates": optimizer.step,
+        "updates": progress.updates,
         "replay_size": int(replay.size),
-        "replay_ratio": run.examples / max(1, steps),
+        "replay_ratio": progress.examples / max(1, steps),
     }
 
 
-def rate_summary(run: Run, optimizer: Optimizer, environments: Any) -> dict:
+def rate_summary(progress: Progress, per_step: int, restarts: float) -> dict:
     """Return rates over all legs, and the environment restarts of this one."""
-    seconds = max(1e-9, run.seconds)
-    steps = run.step * run.options.per_step  # type: ignore[attr-defined]
+    seconds = max(1e-9, progress.seconds)
     return {
-        "environment_steps_per_second": steps / seconds,
-        "updates_per_second": optimizer.step / seconds,
-        "environment_restarts": int(environments.restarts),
+        "environment_steps_per_second": progress.step * per_step / seconds,
+        "updates_per_second": progress.updates / seconds,
+        "environment_restarts": int(restarts),
     }

@@ -21,6 +21,8 @@ with a sync before each step, is DQN, to the bit.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,9 +38,10 @@ from hpcdl.parameter_server.parameter_store import ParameterStore, cut_slices
 from hpcdl.parameter_server.run_on_servers import Keeper, OnServers, asked
 from hpcdl.parameter_server.step_coordinator import LedStore
 from hpcdl.parameter_server.store_messages import Push
+from hpcdl.random import Random
 from hpcdl.rl.agent import Actor, Epsilon, Learner
 from hpcdl.rl.agent_state import ReturnScored, state_of, tracked_state
-from hpcdl.rl.dqn import FIXED, fixed_summary
+from hpcdl.rl.dqn import FIXED, fixed_summary, rate_summary
 from hpcdl.rl.outliers import OutlierDetector
 from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.remote_actor import act, failing_alone, make_actor, make_recorder
@@ -48,6 +51,7 @@ from hpcdl.rl.tally import BytesByKind, RankCounts
 from hpcdl.rl.task import EnvironmentTask
 from hpcdl.rl.transition_stream import ChunkReceiver, ChunkSender
 from hpcdl.runs.run import Run
+from hpcdl.runs.stopwatch import Stopwatch
 from hpcdl.strategies.parameter_server import Updates
 
 
@@ -62,7 +66,7 @@ def train(
     roles: RLRoles,
 ) -> None:
     """Learn on all ranks of `comm`, each by its role. run.options: those of the program."""
-    options: Any = run.options
+    options, random, stopwatch = run.options, run.random, run.stopwatch  # type: Any, Any, Stopwatch
     network: QNetwork = plain(model)
     servers, serves = len(roles.servers), comm.rank in roles.servers
     group = run.until_end(comm.split(0 if serves else None, name="servers", allreduce="tree"))
@@ -70,10 +74,11 @@ def train(
     optimizer = optimizer.of_size(cut.stop - cut.start)
     by_kind = BytesByKind(comm.traffic)
     tally = RankCounts(by_kind)
-    initial = CPU.array(network.initialize(run.random)) if comm.rank == 0 else None
+    initial = CPU.array(network.initialize(random)) if comm.rank == 0 else None
     pulled: Any = None if serves else network.device.empty(network.size, network.dtype)
     keeper = GorilaCoordinator(run, tally, roles.servers) if comm.rank == 0 else None
-    ownership = GorilaOwnership(model, pulled if initial is None else initial, optimizer, not serves, keeper, tally)
+    parameters = pulled if initial is None else initial
+    ownership = GorilaOwnership(model, parameters, optimizer, not serves, keeper, tally, options.per_step)
     run.report(
         allreduce=None, consistency=options.consistency, staleness=0, servers=servers, **fixed_summary(task, options)
     )
@@ -89,54 +94,64 @@ def train(
         update=updates,
         initial=initial,
         lead=keeper,
-        start=run.step,
+        start=(first := run.step),
         memory=run.memory,
         beside=tally.packed,
     )
-    if options.resume:
+    if ownership.goes_on:
         for which in range(1, 1 + len(optimizer.state)):
             store.scatter(ownership.loaded.get(which), which)
     with refuse_together(comm.mpi):
-        restore_replay(run, replay, comm.rank)
-    run.start()
-    if serves:
-        with run.stopwatch.step("serve"):
-            store.serve()
-        by_kind.rest("parameters")
-    elif comm.rank in roles.learners:
-        bundle = Bundle(comm, store, model, run, environments, replay, roles, pulled, tally, by_kind)
-        bundle.learn()
-    else:
-        run_actor(comm, store, network, run, environments, roles, pulled, tally, by_kind)
-    if keeper is not None:
-        counts = store.server.clocks.staleness
-        run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
-        run.report(**ownership.progress(), **keeper.rates())
-    run.legs.own["bytes_by_kind_per_rank"] = dict(by_kind.sent)
-    run.legs.own["discarded_per_rank"] = updates.discarded if serves else int(tally.local[3])
-    run.end()
+        restore_replay(options, replay, comm.rank)
+    with run.going_on():
+        if serves:
+            with stopwatch.step("serve"):
+                store.serve()
+            by_kind.rest("parameters")
+        elif comm.rank in roles.learners:
+            save = partial(save_if_due, options, run.folder.path, replay, comm.rank)
+            about = options, random, stopwatch, first, run.steps, save
+            Bundle(comm, store, model, *about, environments, replay, roles, pulled, tally).learn()
+        else:
+            run_actor(comm, store, network, options, random, stopwatch, first, environments, roles, pulled, tally)
+        if keeper is not None:
+            counts = store.server.clocks.staleness
+            run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
+            rates = rate_summary(run.progress, options.per_step, tally["restarts"])
+            run.report(**ownership.progress(), **rates)
+        discarded = updates.discarded if serves else int(tally.local[3])
+        run.report_own(bytes_by_kind=dict(by_kind.sent), discarded=discarded)
     store.free()
-    ownership.raise_failure(run.bookkeeping)
+    ownership.raise_failure()
 
 
 class Bundle:
-    """A learner with its replay memory, which also acts if there are no separate actors. parameters: as pulled."""
+    """A learner with its replay memory, which also acts if there are no separate actors. parameters: as pulled.
+
+    first, steps: the run's step with which this leg begins, and the last one. save: `save_if_due`, of this memory.
+    """
 
     def __init__(
         self,
         comm: Communicator,
         store: ParameterStore,
         model: Any,
-        run: Run,
+        options: Any,
+        random: Random,
+        stopwatch: Stopwatch,
+        first: int,
+        steps: int,
+        save: Callable[..., int],
         environments: Any,
         replay: Any,
         roles: RLRoles,
         parameters: Array,
         tally: RankCounts,
-        by_kind: BytesByKind,
     ):
-        self.comm, self.store, self.model, self.run, self.replay = comm, store, model, run, replay
-        options: Any = run.options
+        self.comm, self.store, self.model, self.replay, self.save = comm, store, model, replay, save
+        self.random, self.stopwatch, self.first, self.steps = random, stopwatch, first, steps
+        assert tally.by_kind is not None
+        by_kind = tally.by_kind
         self.options, network = options, plain(model)  # type: Any, QNetwork
         self.parameters, self.gradient = parameters, network.device.zeros(network.size, network.dtype)
         self.target = network.device.zeros(network.size, network.dtype) if options.target_every else None
@@ -144,7 +159,7 @@ class Bundle:
         self.tally, self.by_kind, self.environments = tally, by_kind, environments
         self.number, self.all = roles.learners.index(comm.rank), len(roles.learners)
         self.epsilon, self.outliers = Epsilon.read(options.epsilon), OutlierDetector(options.outliers)
-        self.pushes, self.updates = 0, run.step  # at least those of earlier legs, so random keys do not repeat
+        self.pushes, self.updates = 0, first  # at least those of earlier legs, so random keys do not repeat
         self.version = -math.inf  # version of the target network, in units of target_every
         self.actor: Actor | None = None
         self.intake: ChunkReceiver | None = None
@@ -154,9 +169,9 @@ class Bundle:
             self.slack = options.chunk * roles.streams(comm.rank)
             store.client.attend = self.intake.attend
         else:
-            earlier_steps = run.step * options.per_step
+            earlier_steps = first * options.per_step
             self.actor = make_actor(
-                network, environments, run.random, replay.add, roles.first_copy(comm.rank), earlier_steps
+                network, environments, random, replay.add, roles.first_copy(comm.rank), earlier_steps
             )
             self.acting, self.synced = parameters.copy(), -math.inf  # parameters that it acts by, and their step
 
@@ -164,21 +179,21 @@ class Bundle:
         """Learn until no step is left."""
         if self.actor is not None:
             self.actor.begin()
-        saved = self.run.step
+        saved = self.first
         while True:
-            with self.run.stopwatch.step():
+            with self.stopwatch.step():
                 with self.by_kind("parameters"):
-                    step = asked(self.comm, self.store, self.run, self.store.pull, self.parameters)
+                    step = asked(self.comm, self.store, self.stopwatch, self.store.pull, self.parameters)
                 if step is None:
                     break
-                saved = save_if_due(self.run, self.replay, self.comm.rank, step, saved)
+                saved = self.save(step, saved)
                 self._follow()
                 if self.intake is None:
                     self._act(step)
                 else:
                     self._receive()
                 self._push(step)
-        save_if_due(self.run, self.replay, self.comm.rank)
+        self.save()
         if self.intake is not None:
             self.intake.close()
         with self.by_kind("parameters"):
@@ -199,7 +214,7 @@ class Bundle:
         steps = actor.steps * options.envs
         if times and steps - self.synced >= options.sync_every:
             self.acting[:], self.synced = self.parameters, steps
-        with self.run.stopwatch.fetching(), failing_alone():
+        with self.stopwatch.fetching(), failing_alone():
             for i in range(times):
                 actor.act(self.acting, self.epsilon(step * options.per_step + i * options.envs * options.sharing))
         self.tally.note(actor, self.environments)
@@ -223,8 +238,8 @@ class Bundle:
         options, loss, rows = self.options, 0.0, 0
         self.pushes += 1
         if self.ready:
-            beta = options.beta + (1 - options.beta) * step / self.run.steps
-            generator = self.run.random("sample", self.updates * self.all + self.number)
+            beta = options.beta + (1 - options.beta) * step / self.steps
+            generator = self.random("sample", self.updates * self.all + self.number)
             sample = self.replay.sample(options.batch_size, beta, generator)
             self.gradient[:] = 0
             loss, errors = self.learner.gradient(
@@ -249,18 +264,23 @@ def run_actor(
     comm: Communicator,
     store: ParameterStore,
     network: QNetwork,
-    run: Run,
+    options: Any,
+    random: Random,
+    stopwatch: Stopwatch,
+    first: int,
     environments: Any,
     roles: RLRoles,
     parameters: Array,
     tally: RankCounts,
-    by_kind: BytesByKind,
 ) -> None:
-    """Run an actor on a rank of its own: it reads the parameters, acts, and sends its steps."""
-    options: Any = run.options
-    recorder = make_recorder(options, environments)
-    earlier_steps, actors = run.step * options.per_step, len(roles.actors)
-    actor = make_actor(network, environments, run.random, recorder.add, roles.first_copy(comm.rank), earlier_steps)
+    """Run an actor on a rank of its own: it reads the parameters, acts, and sends its steps.
+
+    first: the run's step with which this leg begins.
+    """
+    assert tally.by_kind is not None
+    recorder, by_kind = make_recorder(options, environments), tally.by_kind
+    earlier_steps, actors = first * options.per_step, len(roles.actors)
+    actor = make_actor(network, environments, random, recorder.add, roles.first_copy(comm.rank), earlier_steps)
     feeder = ChunkSender(comm, roles.memory_of(comm.rank), tally, by_kind)
     epsilon, synced = Epsilon.read(options.epsilon), -math.inf
 
@@ -273,7 +293,7 @@ def run_actor(
         return parameters
 
     act(
-        run,
+        stopwatch,
         actor,
         recorder,
         feeder,
@@ -317,31 +337,30 @@ class GorilaCoordinator(Keeper):
 
     def told(self, rank: int, numbers: np.ndarray) -> None:
         self.tally.take(rank, numbers)
-        self.run.signalled |= bool(self.tally["signal"])
+        if self.tally["signal"]:
+            self.signalled()
 
     def sent(self, rank: int, bytes: float, messages: float) -> None:
         super().sent(rank, bytes, messages)
         if rank in self.servers:
             self.tally.note_sent(rank, "parameters", bytes)
 
-    def rates(self) -> dict:
-        """Return rates over all legs."""
-        seconds = max(1e-9, self.run.seconds)
-        return {
-            "environment_steps_per_second": self.run.step * self.run.options.per_step / seconds,  # type: ignore[operator]
-            "updates_per_second": self.held.optimizer.step / seconds,
-            "environment_restarts": int(self.tally["restarts"]),
-        }
-
 
 class GorilaOwnership(ReturnScored, OnServers):
     """Ownership of parameters on servers, scored by the returns of episodes."""
 
     def __init__(
-        self, model: Any, parameters: Array | None, optimizer: Optimizer, works: bool, keeper: Any, tally: RankCounts
+        self,
+        model: Any,
+        parameters: Array | None,
+        optimizer: Optimizer,
+        works: bool,
+        keeper: Any,
+        tally: RankCounts,
+        per_step: int,
     ):
         super().__init__(model, parameters, optimizer, works, keeper)
-        self.tally, self.of_actors = tally, dict[str, np.ndarray]()
+        self.tally, self.of_actors, self.per_step = tally, dict[str, np.ndarray](), per_step
 
     def tracked(self) -> dict[str, Tracked]:
         return super().tracked() | (tracked_state("actor", self.tally, self.of_actors) if self.leads else {})
@@ -356,13 +375,13 @@ class GorilaOwnership(ReturnScored, OnServers):
 
     def progress(self) -> dict:
         """Return environment steps, updates, replay ratio, discarded gradients and bytes by kind."""
-        run = self.keeper.run
-        steps = run.step * run.options.per_step
+        progress = self.keeper.run.progress
+        steps = progress.step * self.per_step
         assert self.tally.by_kind is not None
         self.tally.by_kind.rest("parameters")  # rank 0 sends nothing else
         return {
             "environment_steps": steps,
             "updates": self.optimizer.step,
-            "replay_ratio": run.examples / max(1, steps),
+            "replay_ratio": progress.examples / max(1, steps),
             "discarded_outliers": int(self.tally["discarded"]),
         } | self.tally.bytes_by_kind()

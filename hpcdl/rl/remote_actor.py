@@ -26,7 +26,7 @@ from hpcdl.rl.q_network import QNetwork
 from hpcdl.rl.replay import Sample
 from hpcdl.rl.tally import RankCounts
 from hpcdl.rl.transition_stream import ChunkSender
-from hpcdl.runs.run import Run
+from hpcdl.runs.stopwatch import Stopwatch
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def td_errors(network: QNetwork, parameters: Array, transitions: Sample) -> np.n
 
 
 def act(
-    run: Run,
+    stopwatch: Stopwatch,
     actor: Actor,
     recorder: ChunkRecorder,
     feeder: ChunkSender,
@@ -87,9 +87,9 @@ def act(
     environments = actor.environments
     actor.begin()
     while not feeder.over:
-        with run.stopwatch.step("act"):
+        with stopwatch.step("act"):
             parameters = newest(actor.steps * environments.count)
-            with run.stopwatch.fetching(), failing_alone():
+            with stopwatch.fetching(), failing_alone():
                 while not recorder.full:
                     actor.act(parameters, epsilon())
             errors = td_errors(actor.network, parameters, recorder.transitions()) if priorities else None

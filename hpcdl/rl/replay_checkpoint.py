@@ -18,7 +18,6 @@ from hpcdl.data.format import dataset
 from hpcdl.errors import LoneError, UsageError, blamed_on
 from hpcdl.files import atomic_path
 from hpcdl.rl.replay import Replay
-from hpcdl.runs.run import Run
 
 log = logging.getLogger("hpcdl")
 FOLDER = "replay"
@@ -29,16 +28,17 @@ def replay_path(folder: Path, rank: int) -> Path:
     return folder / FOLDER / f"{rank:04d}.h5"
 
 
-def save_if_due(run: Run, replay: Replay, rank: int, step: int | None = None, saved: int = 0) -> int:
+def save_if_due(
+    options: Any, folder: Path | None, replay: Replay, rank: int, step: int | None = None, saved: int = 0
+) -> int:
     """With --save-replay: write the memory if a checkpoint is due between `saved` and `step`, or if step is None.
 
-    Returns the step of the last checkpoint that was due.
+    folder: of the run. Returns the step of the last checkpoint that was due.
     """
-    options: Any = run.options
     every = options.checkpoint_every // options.per_step
     due = saved if step is None or not every else step // every * every
-    if options.save_replay and run.folder.path is not None and (step is None or due > saved):
-        write_replay(replay, replay_path(run.folder.path, rank))
+    if options.save_replay and folder is not None and (step is None or due > saved):
+        write_replay(replay, replay_path(folder, rank))
     return max(saved, due)
 
 
@@ -53,9 +53,8 @@ def write_replay(replay: Replay, path: Path) -> None:
                 file[name] = array
 
 
-def restore_replay(run: Run, replay: Replay | None, rank: int) -> None:
+def restore_replay(options: Any, replay: Replay | None, rank: int) -> None:
     """Load the memory that the resumed run has saved, if there is one."""
-    options: Any = run.options
     if replay is None or not (options.save_replay and options.resume):
         return
     path = replay_path(folder_of(options.resume), rank)

@@ -30,8 +30,6 @@ from hpcdl.rl.replay import Replay
 from hpcdl.rl.roles import RLRoles
 from hpcdl.rl.task import EnvironmentTask
 from hpcdl.runs.run import Run
-from hpcdl.runs.segments import measured
-from hpcdl.runs.summary import conclude
 
 SMALL = 1_000_000  # parameters
 
@@ -124,8 +122,7 @@ class Learning(Training):
         if self.assist is not None and not learns:
             with few_threads(network.size):
                 self.assist(everyone, network, run, environments, replay, roles)
-            _, run.stopping.reason = conclude(everyone, measured(run))
-            run.bookkeeping.free()
+            run.leave()
         else:
             with run, few_threads(network.size):
                 self.train(comm, model, task, optimizer, run, environments, replay, *more)

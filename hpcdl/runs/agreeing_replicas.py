@@ -13,7 +13,7 @@ neighbouring bits, and others but for one in 4 * 10^9; zlib takes 0.2 ns a byte.
 
 import zlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from hpcdl.chunks import chunk
 from hpcdl.comm.diagnostics.call_signature import ranks_told
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.runs.ownership import Ownership, Whole
-
-if TYPE_CHECKING:
-    from hpcdl.runs.run import Run
 
 
 class AgreeingReplicas:
@@ -40,14 +37,12 @@ class AgreeingReplicas:
                 f"--check replicas: under {strategy.replace('_', ' ')} a rank holds {what}, which need not agree"
             )
 
-    def look(self, run: "Run") -> None:
-        """At the end of a step, by all ranks. Raises TrainingError on all of them where they differ."""
-        if self.every and run.step % self.every == 0:
-            with run.stopwatch.apart(), run.comm.timeline.span("compare the replicas"):
-                self.compare(run.step)
+    def due(self, step: int) -> bool:
+        """Whether the ranks compare after this step."""
+        return bool(self.every) and step % self.every == 0
 
     def compare(self, step: int) -> None:
-        """What the ranks hold after this step; collective."""
+        """What the ranks hold after this step; collective. Raises TrainingError on all of them where they differ."""
         vectors = {"parameters": self.held.parameters} | {
             f"optimizer state ({name})": vector for name, vector in self.held.optimizer.state.items()
         }

@@ -41,6 +41,11 @@ class Step(NamedTuple):
     total: int
     seconds: float
 
+    @property
+    def mean(self) -> float | None:
+        """The loss of an example; None of a round of which all clients stay away."""
+        return self.loss / self.total if self.total else None
+
 
 class Agreed(NamedTuple):
     """The steps since the last meeting, with the losses of all ranks; whether one had a signal, whether it is late.

@@ -28,11 +28,12 @@ from hpcdl.kernels.device import device_of
 from hpcdl.memory import Memory
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.runs import signals
-from hpcdl.runs.advice import not_finite
 from hpcdl.runs.averaging import exchange
+from hpcdl.runs.folder import Folder
 from hpcdl.runs.on_one_rank import OnOneRank
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.run import Run
+from hpcdl.runs.segments import Legs
 
 TAG = 4
 NUMBERS = 5  # of a message
@@ -90,7 +91,7 @@ class AsyncCoordinator(OnOneRank):
     def last_scores(self, data: Any) -> dict:
         return self.replicas.last_scores(data)
 
-    def gather_costs(self, run: Run) -> None:
+    def gather_costs(self, legs: Legs, folder: Folder) -> None:
         """All ranks have told at the meeting."""
 
     def agree(self, everyone: Communicator) -> bool | None:
@@ -100,7 +101,7 @@ class AsyncCoordinator(OnOneRank):
     def open(self) -> None:
         """The run has begun: every rank starts from the average that it goes on from, and is heard; collective."""
         run, replicas = self.run, self.replicas
-        if run.options.resume:
+        if self.goes_on:
             if self.leads and self.optimizer.averaged:  # they change back
                 exchange(self.parameters, self.average_state[AVERAGE])
             run.bookkeeping.broadcast(self.parameters)
@@ -128,7 +129,7 @@ class AsyncCoordinator(OnOneRank):
             for name, vector in self.average_state.items():
                 vector[:] = self.optimizer.state[name]
                 self.run.bookkeeping.all_reduce(vector, op="mean")
-            self.run.legs.gather(self.run, self.run.bookkeeping)
+            self.run.legs.gather(self.run.bookkeeping)
 
     def go_on(self, step: int) -> None:
         """The meeting is over, after so many steps of the run."""
@@ -173,7 +174,7 @@ class Leader(AsyncCoordinator):
         """A step of a rank is done; what it has too many for a step of the run is of the next one."""
         run = self.run
         if not math.isfinite(loss):
-            self._fail(not_finite(run, run.step + 1, rank))
+            self._fail(run.not_finite(run.step + 1, rank))
             return
         while examples and not self.over:
             total = min(run.batch, run.data.examples - run.step % run.per_epoch * run.batch)

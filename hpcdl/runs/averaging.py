@@ -13,14 +13,14 @@ two change places in memory, and so they do in a checkpoint, whose `parameters` 
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from hpcdl.errors import UsageError, finite
 from hpcdl.kernels.device import Array, device_of
 
 if TYPE_CHECKING:
-    from hpcdl.runs.run import Run
+    from hpcdl.runs.ownership import Ownership
 
 
 def first_update(text: str, per_epoch: int = 1, steps: int = 1) -> int | None:
@@ -43,13 +43,12 @@ def exchange(a: Array, b: Array) -> None:
 
 
 @contextlib.contextmanager
-def averaged(run: "Run") -> Iterator[None]:
+def averaged(held: "Ownership", over: Callable[[], bool]) -> Iterator[None]:
     """Meanwhile what is held is the mean, where there is one; so it stays when the run is over."""
-    held = run.held
-    if run.optimizer.averaged and not held.average_shown:
+    if held.optimizer.averaged and not held.average_shown:
         held.show_average()
         held.average_shown = True
     yield
-    if held.average_shown and not run.over:
+    if held.average_shown and not over():
         held.hide_average()
         held.average_shown = False

@@ -5,29 +5,29 @@ is that of the epoch under way, which the reader of the data has at hand.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcdl.comm import Communicator
 from hpcdl.data import Batch
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import scale
 
-if TYPE_CHECKING:
-    from hpcdl.runs.run import Run
-
 ROWS = 1024  # of a rank's share, at least, where there are so many
 
 
-def whole_pass(comm: Communicator, data: Any, run: "Run") -> Iterator[Batch]:
-    """This rank's share of all training examples, each of them once on one of the ranks of `comm`."""
-    size = max(run.batch, min(ROWS * comm.size, data.examples))
-    yield from data.batches(run.step // run.per_epoch, size, (comm.rank, comm.size))
+def whole_pass(comm: Communicator, data: Any, batch: int, epoch: int) -> Iterator[Batch]:
+    """This rank's share of all training examples, each of them once on one of the ranks of `comm`.
+
+    batch: examples of a step.
+    """
+    size = max(batch, min(ROWS * comm.size, data.examples))
+    yield from data.batches(epoch, size, (comm.rank, comm.size))
 
 
-def full_gradient(comm: Communicator, model: Any, data: Any, run: "Run", w: Array, mean: Array) -> None:
+def full_gradient(comm: Communicator, model: Any, data: Any, batch: int, epoch: int, w: Array, mean: Array) -> None:
     """mean <- 1/n sum over all n training examples of grad f_i(w), the same on all ranks of `comm`; collective."""
     mean[:] = 0
-    for batch in whole_pass(comm, data, run):
-        model.loss_and_gradient(w, batch, mean)
+    for part in whole_pass(comm, data, batch, epoch):
+        model.loss_and_gradient(w, part, mean)
     comm.all_reduce(mean)
     scale(mean, 1 / data.examples)

@@ -17,20 +17,24 @@ from hpcdl.comm.trace import Traffic
 from hpcdl.errors import TrainingError
 from hpcdl.kernels.device import Array
 from hpcdl.memory import Memory
+from hpcdl.runs.folder import Folder
 from hpcdl.runs.ownership import Ownership
+from hpcdl.runs.segments import Legs
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
-    from hpcdl.runs.run import Run
 
 
 class OnOneRank(Ownership):
     """parameters: on rank 0 the whole vector, which `refresh` fills in; elsewhere what this rank works on, or None.
 
-    works: whether this rank computes gradients.
+    works: whether this rank computes gradients. everyone: all ranks of the run, once it has begun.
     """
 
+    everyone: Communicator
+
     still = False  # others go on meanwhile
+    goes_on = False  # whether the run has begun where another has ended
     leads = False  # whether this is rank 0, once the run has begun
     failure: TrainingError | None = None  # on rank 0: why the run cannot go on
 
@@ -40,7 +44,7 @@ class OnOneRank(Ownership):
         self.told: dict[int, tuple[float, float]] = {}  # on rank 0: what the others have sent, as far as they have told
 
     def join(self, bookkeeping: Communicator, memory: Memory) -> None:
-        self.leads = bookkeeping.rank == 0
+        self.leads, self.everyone = bookkeeping.rank == 0, bookkeeping
         share(self.model, bookkeeping)
         self.peers = bookkeeping.split(0 if self.leads else None, name="leader")  # type: ignore[assignment]  # others: None
         self.weigh(memory)
@@ -63,18 +67,19 @@ class OnOneRank(Ownership):
         parts = super().sent(traffic), *self.told.values()
         return sum(part[0] for part in parts), sum(part[1] for part in parts)
 
-    def raise_failure(self, everyone: Communicator) -> None:
+    def raise_failure(self) -> None:
         """The loop has ended on all ranks: raise a TrainingError on all where rank 0 has a failure; collective."""
-        with activity.inside("end", everyone):
-            failure = everyone.mpi.bcast(None if self.failure is None else str(self.failure))
+        with activity.inside("end", self.everyone):
+            failure = self.everyone.mpi.bcast(None if self.failure is None else str(self.failure))
         if failure is not None:
             raise TrainingError(failure)
 
-    def gather_costs(self, run: "Run") -> None:
-        super().gather_costs(run)
-        run.legs.sent = self.sent(run.comm.traffic)
+    def gather_costs(self, legs: Legs, folder: Folder) -> None:
+        super().gather_costs(legs, folder)
+        legs.sent = self.sent(legs.comm.traffic)
 
     def resumed(self, everyone: Communicator) -> None:
+        self.goes_on = True
         share(self.model, everyone)
 
     def tracked(self) -> dict[str, Tracked]:

@@ -31,10 +31,11 @@ from hpcdl.models.model_wrapper import plain
 from hpcdl.optim.optimizer import AVERAGE
 from hpcdl.runs.averaging import exchange
 from hpcdl.runs.evaluation import evaluate, scores
+from hpcdl.runs.folder import Folder
+from hpcdl.runs.segments import Legs
 
 if TYPE_CHECKING:
     from hpcdl.optim import Optimizer
-    from hpcdl.runs.run import Run
 
 
 class Ownership:
@@ -110,9 +111,9 @@ class Ownership:
         self.peers.all_reduce(sums)
         return sums
 
-    def gather_costs(self, run: "Run") -> None:
-        """Let the run know what each rank has spent, before a checkpoint; collective over the peers."""
-        run.legs.gather(run, self.peers)
+    def gather_costs(self, legs: Legs, folder: Folder) -> None:
+        """Let the run know what each rank has spent, before a checkpoint in this folder; collective over the peers."""
+        legs.gather(self.peers)
 
     def sent(self, traffic: Traffic) -> tuple[float, float]:
         """Bytes and messages that this rank has sent, as traffic says, and those that it speaks for at boundaries."""

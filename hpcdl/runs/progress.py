@@ -1,90 +1,50 @@
-"""How a run shows how far it is: a line per evaluation, on a terminal above a bar; only rank 0 shows anything.
+"""Where a run is, in one record: what a checkpoint, a recovery point and a server's note hold of it."""
 
-Under a launcher the standard output of rank 0 is no terminal (MPICH) or a terminal of its own (Open MPI), whatever
-the user looks at; so the question is put to the launcher: the nearest ancestor process that is one, and where its
-output goes.
-"""
-
-import os
-import sys
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-from hpcdl.errors import printable
-
-LAUNCHERS = ("mpiexec", "mpirun", "prterun", "orterun", "srun")
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
-def terminal() -> str | None:
-    """The terminal that the user looks at, as a device path; None when the output goes to a file or a pipe."""
-    process = os.getpid()
-    try:
-        while process > 1:
-            with open(f"/proc/{process}/stat") as file:
-                text = file.read()
-            name, parent = text[text.index("(") + 1 : text.rindex(")")], int(text[text.rindex(")") + 1 :].split()[1])
-            if name.startswith(LAUNCHERS):
-                target = os.readlink(f"/proc/{process}/fd/1")
-                return target if target.startswith(("/dev/pts/", "/dev/tty")) else None
-            process = parent
-    except OSError:
-        return None  # no /proc, or a launcher that is not ours to look at
-    return os.ttyname(1) if sys.stdout.isatty() else None
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is after `step` steps. A run replaces it whole, so whoever keeps one has it as it was.
 
+    examples: trained on, by all ranks. updates: of the optimizer. scores: of the last evaluation, by name. train_loss:
+    the mean loss of the last step that had examples, None before there is one. best: the smallest loss of all
+    evaluations. waited: evaluations since that one. stopped: why the run ended (stopping.py), None while it goes on.
+    seconds: of steps and data, those before a resumption included.
+    """
 
-def console() -> Console:
-    """Where rank 0 prints: as wide as the user's terminal, or 100 columns without colour."""
-    device = terminal()
-    if device is None:
-        return Console(width=100, force_terminal=False, color_system=None, markup=False)
-    try:
-        handle = os.open(device, os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return Console(width=80, force_terminal=True, markup=False)
-    try:
-        return Console(width=os.get_terminal_size(handle).columns or 80, force_terminal=True, markup=False)
-    except OSError:
-        return Console(width=80, force_terminal=True, markup=False)
-    finally:
-        os.close(handle)
+    step: int = 0
+    examples: int = 0
+    updates: int = 0
+    scores: dict = field(default_factory=dict)
+    train_loss: float | None = None
+    best: float = math.inf
+    waited: int = 0
+    stopped: str | None = None
+    seconds: float = 0.0
 
+    def scored(self, scores: dict, loss: float) -> "Progress":
+        """After an evaluation; loss: what is to become smaller."""
+        better = loss < self.best
+        return replace(self, scores=scores, best=loss if better else self.best, waited=0 if better else self.waited + 1)
 
-class Display:
-    """Shows steps, loss, score and examples/s; `mode` is auto, bar, lines or none."""
+    def attributes(self) -> dict[str, Any]:
+        """As a checkpoint holds it. It has no reason to stop: who goes on from it has steps of its own left."""
+        return {
+            "step": self.step,
+            "updates": self.updates,
+            "examples": self.examples,
+            "best": None if math.isinf(self.best) else self.best,
+            "waited": self.waited,
+            "scores": self.scores,
+            "train_loss": self.train_loss,
+            "seconds": self.seconds,
+        }
 
-    def __init__(self, mode: str, rank: int):
-        if rank != 0:
-            mode = "none"
-        self.console = console() if mode != "none" else Console(quiet=True, markup=False)
-        self.mode = ("bar" if self.console.is_terminal else "lines") if mode == "auto" else mode
-        self.bar: Progress | None = None
-
-    def start(self, step: int, steps: int) -> None:
-        if self.mode == "bar":
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[text]}"),
-                TimeRemainingColumn(),
-            )
-            self.bar = Progress(*columns, console=self.console, auto_refresh=False, expand=True)
-            self.bar.start()
-            self.task = self.bar.add_task("", total=steps, completed=step, text="")
-
-    def update(self, step: int, steps: int, epoch: float, loss: float, score: str, rate: float) -> None:
-        """After an agreement or an evaluation: shown by the bar only."""
-        if self.bar is not None:
-            text = f"loss {loss:.4f}  {score}  {rate:,.0f} ex/s"
-            self.bar.update(self.task, completed=step, description=f"epoch {epoch:.1f}", text=text)
-            self.bar.refresh()
-
-    def line(self, text: str) -> None:
-        """A line, or several, that stays: above the bar, or by itself; an empty text is none."""
-        if text:
-            self.console.print(printable(text), highlight=False, soft_wrap=True)
-
-    def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+    @classmethod
+    def read(cls, attributes: dict[str, Any]) -> "Progress":
+        """Of a checkpoint's attributes."""
+        found = {name: attributes[name] for name in cls().attributes()}
+        return cls(**found | {"best": math.inf if found["best"] is None else found["best"]})

@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,15 @@ from hpcdl.comm.progress import activity
 from hpcdl.data.schema import Schema, name_list
 from hpcdl.errors import AgreedError, UsageError, blamed_on
 from hpcdl.formatting import counted
+from hpcdl.machine.display import Display
 from hpcdl.models import name_of
 from hpcdl.models.model_wrapper import plain
 from hpcdl.runs.attributes import check_attributes
 from hpcdl.runs.folder import Folder, automatic, check_run_folder
-from hpcdl.runs.manifest import NAME, started
+from hpcdl.runs.manifest import NAME, RunSetup, started
+from hpcdl.runs.options import Options
+from hpcdl.runs.progress import Progress
+from hpcdl.runs.segments import Legs
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -29,43 +34,37 @@ ALIKE = ("optimizer", "average", "seed", "batch")
 CHANGES = ("optimizer", "batch")  # of them what an heir may have of its own; the optimizer's vectors must fit
 
 
-def position(run: "Run") -> dict:
-    """The attributes of a checkpoint of this run, as it stands now; whole on rank 0, which writes it."""
+def position(setup: RunSetup, progress: Progress, legs: Legs) -> dict:
+    """The attributes of a checkpoint of a run that is there; whole on rank 0, which writes it."""
+    data, options = setup.data, setup.options
     return {
-        "strategy": run.strategy,
-        "model": name_of(plain(run.model)),
-        "loss": run.options.loss,
-        **computing(run.model),
-        "source": run.data.source,
-        "meaning": run.data.schema.describe(),
+        "strategy": setup.strategy,
+        "model": name_of(plain(setup.model)),
+        "loss": options.loss,
+        **computing(setup.model),
+        "source": data.source,
+        "meaning": data.schema.describe(),
         "launched_in": os.getcwd(),
-        "layout": run.model.layout.describe(),
+        "layout": setup.model.layout.describe(),
         "data": {
-            "name": run.data.name,
-            "features": list(run.data.features),
-            "classes": run.data.classes,
-            **({"outputs": list(run.data.outputs)} if run.data.outputs else {}),
-            **({"sparse": True} if run.data.sparse else {}),
-            "rows": run.data.examples,
-            "digest": run.data.digest if run.comm.rank == 0 else None,
+            "name": data.name,
+            "features": list(data.features),
+            "classes": data.classes,
+            **({"outputs": list(data.outputs)} if data.outputs else {}),
+            **({"sparse": True} if data.sparse else {}),
+            "rows": data.examples,
+            "digest": data.digest if legs.comm.rank == 0 else None,
         },
-        **({"environment": run.data.environment} if hasattr(run.data, "environment") else {}),
-        "order": order(run),
-        "optimizer": run.options.optimizer,
-        "average": run.options.average or "none",
-        "seed": run.options.seed,
-        "batch": run.batch,
-        "step": run.step,
-        "epoch": run.step / run.per_epoch,
-        "updates": run.optimizer.step,
-        "examples": run.examples,
-        "best": None if math.isinf(run.stopping.best) else run.stopping.best,
-        "waited": run.stopping.evaluations_since_best,
-        "scores": run.scores,
-        "train_loss": run.metrics.known_loss,
-        "seconds": run.seconds,
-        "fixed": run.fixed,
-        **run.legs.attributes(run),
+        **({"environment": data.environment} if hasattr(data, "environment") else {}),
+        "order": setup.order,
+        "optimizer": options.optimizer,
+        "average": options.average or "none",
+        "seed": options.seed,
+        "batch": setup.batch,
+        "epoch": progress.step / setup.per_epoch,
+        **progress.attributes(),
+        "fixed": setup.fixed,
+        **legs.attributes(progress),
     }
 
 
@@ -75,24 +74,16 @@ def computing(model: Any) -> dict:
     return {} if kind is None else {"computing": kind}
 
 
-def order(run: "Run") -> str | None:
-    """In which order the run visits the rows of an epoch; None where clients visit theirs, whatever an epoch is."""
-    if "clients" in run.fixed:
-        return None
-    ranks = run.held.share[1] if hasattr(run.held, "share") else run.workers  # type: ignore[attr-defined]
-    return run.data.order.replace("{ranks}", str(ranks))
-
-
-def refuse_another(run: "Run", found: Checkpoint) -> None:
-    """Raise UsageError for a checkpoint of another model, data, optimizer, seed, batch size or state.
+def refuse_another(mine: dict, found: Checkpoint, options: Options, per_epoch: int) -> None:
+    """Raise UsageError for a checkpoint of another model, data, optimizer, seed or batch size than `mine`, a position.
 
     Also for one in the middle of an epoch whose rows are now visited in another order: some would be seen twice, and
     others never. What a checkpoint of an older version does not say is taken for the same.
     """
-    check_attributes(found.attributes, f"--resume {run.options.resume}")
-    mine, theirs = position(run), {"average": "none"} | copy.deepcopy(found.attributes)
-    refusal = f"--resume {run.options.resume}: that run's"
-    refuse_another_environment(mine, theirs, run.options.resume)
+    check_attributes(found.attributes, f"--resume {options.resume}")
+    refusal = refusal_of(options.resume)
+    mine, theirs = copy.deepcopy(mine), {"average": "none"} | copy.deepcopy(found.attributes)
+    refuse_another_environment(mine, theirs, options.resume)
     if mine["layout"] != theirs["layout"]:
         sizes = [
             f"{sum(math.prod(tensor['shape']) for tensor in each['layout'])} parameters of "
@@ -111,20 +102,19 @@ def refuse_another(run: "Run", found: Checkpoint) -> None:
         name = mine["data"]["name"]
         raise UsageError(f"{refusal} data are other ones: {name} has the same name and shape, but other contents")
     refuse_other_names(mine, theirs, refusal)
-    for name in [each for each in ALIKE if not (run.options.heir and each in CHANGES)]:
+    for name in [each for each in ALIKE if not (options.heir and each in CHANGES)]:
         if mine[name] != theirs[name]:
             raise UsageError(f"{refusal} {name} is {theirs[name]}, not {mine[name]}")
     for name, value in mine["fixed"].items():
         before = theirs["fixed"].get(name, value)
         if before != value:
             raise UsageError(f"{refusal} {name.replace('_', ' ')} is {before}, not {value}")
-    was, now, at = theirs.get("order"), mine["order"], theirs["step"] % run.per_epoch
+    was, now, at = theirs.get("order"), mine["order"], theirs["step"] % per_epoch
     if at and None not in (was, now) and was != now:
         raise UsageError(
-            f"{refusal} checkpoint is {counted(at, 'step')} into an epoch of {run.per_epoch}, with {was}; now it would "
+            f"{refusal} checkpoint is {counted(at, 'step')} into an epoch of {per_epoch}, with {was}; now it would "
             f"be {now}: take --placement, --partition and ranks as they were, or a checkpoint of an epoch's end"
         )
-    run.state.check_vectors(found, run.comm.size, refusal)
 
 
 def refuse_another_environment(mine: dict, theirs: dict, where: str) -> None:
@@ -149,20 +139,16 @@ def refuse_other_names(mine: dict, theirs: dict, refusal: str) -> None:
     before.refuse_other_columns(now, mine["data"]["name"])
 
 
-def go_on_from(run: "Run", attributes: dict) -> None:
-    """Let the run be as far as these attributes say; in epochs, where the steps of an heir are others."""
-    if run.options.heir and attributes["batch"] != run.batch:
-        before, attributes["step"] = attributes["step"], round(attributes["epoch"] * run.per_epoch)
+def refusal_of(resume: str) -> str:
+    """How a refusal of what --resume names begins."""
+    return f"--resume {resume}: that run's"
+
+
+def in_steps_of(setup: RunSetup, attributes: dict) -> None:
+    """Let a checkpoint's attributes be as far in epochs as they are, where the steps of an heir are others."""
+    if setup.options.heir and attributes["batch"] != setup.batch:
+        before, attributes["step"] = attributes["step"], round(attributes["epoch"] * setup.per_epoch)
         attributes["updates"] = round(attributes["updates"] * attributes["step"] / max(1, before))
-    run.step, run.examples, run.optimizer.step = attributes["step"], attributes["examples"], attributes["updates"]
-    run.metrics.scores = attributes["scores"]
-    run.metrics.train_loss = math.nan if attributes["train_loss"] is None else attributes["train_loss"]
-    run.stopwatch.earlier_seconds = attributes["seconds"]
-    run.legs.go_on_from(attributes)
-    run.stopping.best = math.inf if attributes["best"] is None else attributes["best"]
-    run.stopping.evaluations_since_best = attributes["waited"]
-    run.stopping.reach(run.scores.get("test_accuracy"), run.scores.get("duality_gap"))
-    run.stopping.used(run.step, run.seconds, run.legs.bytes, run.examples)
 
 
 def open_folder(run: "Run") -> Folder:
@@ -188,15 +174,17 @@ def open_folder(run: "Run") -> Folder:
             if same and leads:
                 folder.claim(outlived=left)  # before the checkpoint is read: who has the folder writes the next one
         if resume and not left:
-            resume, found = whole_one(run)
+            resume, found = whole_one(resume, run.bookkeeping, run.display)
             if resume != run.options.resume:
                 run.options = copy.copy(run.options)
                 run.options.resume = resume
+                run.setup = replace(run.setup, options=run.options)
         with refuse_together(run.bookkeeping.mpi):
             if left and leads:
                 found = survivor.found
             elif found is not None:
-                refuse_another(run, found)
+                refuse_another(position(run.setup, run.progress, run.legs), found, run.options, run.per_epoch)
+                run.state.check_vectors(found, run.comm.size, refusal_of(resume))
                 if same:
                     later = later_than(found.attributes["step"], Path(resume))
                     if any(each.name == "best.h5" for each in later):
@@ -207,15 +195,16 @@ def open_folder(run: "Run") -> Folder:
             if left:
                 survivor.load(run, found)
             else:
-                run.state.load(run.held.peers, found, f"--resume {resume}: that run's")
+                run.state.load(run.held.peers, found, refusal_of(resume))
             run.held.resumed(run.bookkeeping)
-            go_on_from(run, attributes)
-            run.saved = (survivor.saved if left else run.step) if same else None
+            in_steps_of(run.setup, attributes)
+            run.go_on_from(attributes)
+            run.saver.saved = (survivor.handover.saved if left else run.step) if same else None
         with refuse_together(run.bookkeeping.mpi):
             if leads and same and (left or is_last(resume)) and run.over and folder.ended(run.step):
                 folder.leave()
             elif leads:
-                folder.create(run.options, same, used(run))
+                folder.create(run.options, same, run.setup.used)
                 if same and not left and not is_last(resume):
                     with blamed_on(f"--out {path} cannot be written"):
                         set_aside(Path(resume), later)
@@ -223,27 +212,27 @@ def open_folder(run: "Run") -> Folder:
             folder.path, folder.left = run.bookkeeping.mpi.bcast((folder.path, folder.left))
         with refuse_together(run.bookkeeping.mpi):
             if left:
-                folder.open(survivor.recorded, survivor.recent, run.step if survivor.owed else None)
+                before = survivor.handover
+                folder.open(before.recorded, before.recent, run.step if before.owed else None)
             else:
                 folder.open(run.step)
             folder.record_flight(run.comm.size, run.options.flight, run.everyone.family())
             if leads and folder.path is not None:
-                folder.write(NAME, started(run))
-        run.saver.begin(folder.path)
+                folder.write(NAME, started(run.setup, run.step, run.steps, run.legs.hosts))
+        run.saver.begin(folder, run.held, run.legs, run.bookkeeping)
     except BaseException:
         folder.close()
         raise
     return folder
 
 
-def whole_one(run: "Run") -> tuple[str, Checkpoint | None]:
+def whole_one(resume: str, comm: Communicator, display: Display) -> tuple[str, Checkpoint | None]:
     """The checkpoint that --resume names, and on rank 0 what it holds; collective.
 
     Of a folder, where the last one is damaged, it is the latest before that is whole, and a line says so. Raises
     AgreedError where there is none.
     """
-    resume, comm = run.options.resume, run.bookkeeping
-    older: list[str] | None = None
+    asked, older = resume, None  # type: str, list[str] | None
     first = ""
     while True:
         found, problem = None, ""
@@ -262,10 +251,10 @@ def whole_one(run: "Run") -> tuple[str, Checkpoint | None]:
                 beside = [str(each) for each in before(Path(resume))] if os.path.isdir(resume) else []
                 older = comm.mpi.bcast(beside)
         if not older:
-            more = "; none beside it is whole" if resume != run.options.resume else ""
+            more = "; none beside it is whole" if resume != asked else ""
             raise AgreedError(f"{first}{more}")
         resume = older.pop(0)
-        run.display.line(f"warning: {problem}; going on from {resume}")
+        display.line(f"warning: {problem}; going on from {resume}")
 
 
 def problem_with(comm: Communicator, found: Checkpoint | None, problem: str) -> str:
@@ -282,9 +271,3 @@ def problem_with(comm: Communicator, found: Checkpoint | None, problem: str) -> 
         problem = f"{look.vectors.path} is damaged: {broken}" if broken else ""
     with activity.inside("read the pieces", comm):
         return next(filter(None, comm.mpi.allgather(problem)), "")
-
-
-def used(run: "Run") -> dict:
-    """Of the options, what the run has really used: a program may hand it a model and data of its own."""
-    of = {} if hasattr(run.data, "environment") else {"data": run.data.source or run.data.name}
-    return of | {"model": name_of(plain(run.model))}

@@ -14,9 +14,11 @@ are short, only every few steps. Where rank 0 runs the run by itself (on_one_ran
 their steps: `with run.stopwatch.step(): ...`.
 """
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,30 +26,33 @@ import numpy as np
 from hpcdl.checkpoint import buffers
 from hpcdl.checkpoint.state import PerRank, Same, State, Tracked
 from hpcdl.comm import Communicator
+from hpcdl.comm.progress import activity
 from hpcdl.data import Batch
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.faults import inject
 from hpcdl.kernels.device import CPU, Array
+from hpcdl.machine.display import Display
 from hpcdl.machine.threads import Threads
 from hpcdl.memory import Memory
 from hpcdl.optim import Optimizer
 from hpcdl.random import Random
 from hpcdl.runs import signals, stopwatch
 from hpcdl.runs.accumulated import refuse_another_accumulation
-from hpcdl.runs.advice import not_finite
+from hpcdl.runs.advice import advice
 from hpcdl.runs.agreeing_replicas import AgreeingReplicas
 from hpcdl.runs.agreement import Agreement, NotFinite, Step
-from hpcdl.runs.boundary_actions import Due, evaluate_and_save
+from hpcdl.runs.averaging import averaged
 from hpcdl.runs.folder import Folder
-from hpcdl.runs.metrics import Metrics
+from hpcdl.runs.manifest import RunSetup
+from hpcdl.runs.metrics import Metrics, shown, with_largest
 from hpcdl.runs.options import Options
 from hpcdl.runs.ownership import Ownership, warm_up
-from hpcdl.runs.progress import Display
-from hpcdl.runs.resume import open_folder
-from hpcdl.runs.saving import Saver
+from hpcdl.runs.progress import Progress
+from hpcdl.runs.resume import open_folder, position
+from hpcdl.runs.saving import BEST, LAST, Saver
 from hpcdl.runs.segments import Legs
-from hpcdl.runs.stopping import Stopping
-from hpcdl.runs.summary import finish
+from hpcdl.runs.stopping import Due, Stopping
+from hpcdl.runs.summary import conclude, finish
 
 log = logging.getLogger("hpcdl")
 
@@ -73,14 +78,12 @@ class Run:
         self.random, self.display = Random(self.options.seed), Display(self.options.progress, comm.rank)
         self.stopwatch, self.memory = stopwatch.Stopwatch(comm.traffic, comm.timeline), Memory()
         self.stopping, self.state = Stopping(self.options.patience, self.options.allowance), State()
-        self.legs, self.metrics = Legs(self.everyone), Metrics(self.display, self.options)
+        self.legs = Legs(self.everyone, comm, self.bookkeeping, self.stopwatch, self.memory)
+        self.metrics, self.folder = Metrics(self.display, self.options), Folder(None, comm.rank)
         self.strategy, self.model, self.optimizer, self.data = "", None, None, None  # type: str, Any, Any, Any
-        self.folder, self.step, self.examples = Folder(None, comm.rank), 0, 0
         self.signalled = False  # whether a rank that does not meet the others has had a signal
-        self.saved: int | None = None  # the step of the checkpoint that this run has written last
-        self.bounded = 0  # the last step whose boundary has been passed
-        self.before = math.inf, 0  # of `stopping`, the best and the evaluations since, after that boundary
-        self.saver = Saver(self)
+        self._progress = self.bounded = Progress()  # bounded: as of the last step whose boundary has been passed
+        self.saver = Saver(self.options, self.state, self.display)
         self.reported, self.groups, self.observers = {}, [], []  # type: dict, list[Any], list[Callable]
         self.summary, self.agree = None, None  # type: dict | None, bool | None
 
@@ -113,19 +116,38 @@ class Run:
         if isinstance(vector, Same | PerRank):
             self.memory.hold("optimizer", vector.array)
 
+    def say(self, text: str) -> None:
+        """A line of the run's display, or several; shown by rank 0."""
+        self.display.line(text)
+
     def report(self, **entries: Any) -> None:
         """Add entries to the summary."""
         self.reported |= entries
+
+    def report_own(self, **entries: Any) -> None:
+        """Add entries to the summary, NAME_per_rank, of which this is what this rank has to say."""
+        self.legs.own |= {f"{name}_per_rank": value for name, value in entries.items()}
 
     def observe(self, observer: Callable) -> None:
         """Call observer(run, loss, total) after each step, with this rank's sum of losses and all ranks' examples."""
         self.observers.append(observer)
 
-    def begin(self, strategy: str, held: Ownership, data: Any, fixed: tuple[str, ...] = ()) -> None:
+    def begin(
+        self,
+        strategy: str,
+        held: Ownership,
+        data: Any,
+        fixed: tuple[str, ...] = (),
+        learning_rate: Callable[[int], float] | None = None,
+        goal: float = 0.0,
+        tolerance: float = 0.0,
+    ) -> None:
         """Track what is held, make the run's folder, load the state where the run goes on from one, compile a step.
 
         fixed: which reported entries a run that goes on must have as they were, for what is saved depends on them.
+        learning_rate: as it is recorded, where it is not the optimizer's. goal, tolerance: of `Stopping`.
         """
+        self.stopping.goal, self.stopping.tolerance = goal, tolerance
         self.strategy, self.held, self.data = strategy, held, data
         self.model, self.optimizer, self.device = held.model, held.optimizer, held.device
         self.fixed = {name: self.reported[name] for name in fixed}
@@ -135,7 +157,10 @@ class Run:
         self.stopping.plan(steps, self.per_epoch, self.options.pause)
         buffers.follow(held.model, self.random)
         held.join(self.bookkeeping, self.memory)
-        self.legs.begin(self.bookkeeping)
+        readers = held.share[1] if hasattr(held, "share") else self.workers
+        sizes = self.everyone.size, self.workers, self.batch, self.per_epoch, readers
+        self.setup = RunSetup(strategy, self.options, held.model, data, *sizes, self.fixed)
+        self.legs.begin(held.device)
         if held.peers is not None:
             for name, vector in data.statistics.items():
                 self.state.track(f"data/{name}", Same(vector))
@@ -144,7 +169,7 @@ class Run:
         inject.arm(self)
         if self.optimizer.averaged:  # loaded as it was shown
             held.hide_average()
-        self.metrics.open(self.folder, self.per_epoch, self.optimizer.schedule)
+        self.metrics.open(self.folder, self.per_epoch, learning_rate or self.optimizer.schedule)
         self.agreement = Agreement(held.peers, self.step)
         self.replicas = AgreeingReplicas(held, self.options.checks.replicas, strategy, self.step)
         with self.memory.paused():
@@ -173,10 +198,67 @@ class Run:
                 asked = stopwatch.clock()
         self.end()
 
+    def rounds(self) -> Iterator[int]:
+        """The steps of a strategy that reads its examples by itself, until the run ends; the loop body is timed."""
+        self.start()
+        while not self.over:
+            with self.stopwatch.step():
+                yield self.step
+        self.end()
+
+    @contextlib.contextmanager
+    def going_on(self) -> Iterator[None]:
+        """The loop of a rank that serves, or that is given its steps by one: it begins, and comes to its end."""
+        self.start()
+        yield
+        self.end()
+
     @property
     def over(self) -> bool:
         """Whether no more steps are to be done."""
-        return self.stopping.over(self.step)
+        return self.stopping.over(self._progress)
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run is now."""
+        updates = 0 if self.optimizer is None else self.optimizer.step
+        return replace(self._progress, updates=updates, seconds=self.stopwatch.seconds)
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        """Let the run, its optimizer and its clock be there."""
+        self._progress, self.optimizer.step = progress, progress.updates
+        self.stopwatch.earlier_seconds += progress.seconds - self.stopwatch.seconds
+
+    def go_on_from(self, attributes: dict) -> None:
+        """Be as far as a checkpoint's attributes say, and over where that is far enough."""
+        self.progress = Progress.read(attributes)
+        self.legs.go_on_from(attributes)
+        self.stop(self.stopping.reached(self.scores))
+        self.stop(self.stopping.used(self._progress, self.seconds, self.legs.bytes, self.examples))
+
+    def stop(self, reason: str | None, known: bool = False) -> None:
+        """Let the run end for this reason (stopping.py), where there is one; the first one counts, or what is known.
+
+        known: all ranks have ended, and it is what the one has said that leads.
+        """
+        if known or self._progress.stopped is None:
+            self._progress = replace(self._progress, stopped=reason)
+
+    @property
+    def step(self) -> int:
+        """The steps that are done."""
+        return self._progress.step
+
+    @property
+    def examples(self) -> int:
+        """Trained on, by all ranks."""
+        return self._progress.examples
+
+    @property
+    def saved(self) -> int | None:
+        """The step of the checkpoint that this run has written last."""
+        return self.saver.saved
 
     @property
     def outlived(self) -> bool:
@@ -186,7 +268,7 @@ class Run:
     @property
     def stopped(self) -> str | None:
         """Why the run ended; None while it goes on."""
-        return self.stopping.reason
+        return self._progress.stopped
 
     @property
     def steps(self) -> int:
@@ -204,6 +286,35 @@ class Run:
         return self.examples / max(1e-9, self.seconds)
 
     @property
+    def save_every(self) -> int:
+        """Steps between checkpoints; 0: only the last is saved."""
+        return self.options.checkpoint_every // (self.options.per_step or 1)
+
+    @property
+    def horizon(self) -> tuple[int, int]:
+        """The last step, of a run that is over this one, and the step before which none is saved."""
+        last, every = self.step if self.over else self.steps, self.save_every
+        return last, min(last, (self.step // every + 1) * every) if every else last
+
+    def note(self, since: int) -> dict:
+        """Where the run is, for whoever runs it in the place of this rank, with updates of its own.
+
+        known: the step up to which losses are agreed on. fresh: the steps behind, those after `since`; first: that
+        before them.
+        """
+        known, place = self.agreement.step, self.progress
+        fresh = self.agreement.steps_done[max(0, since - known) :]
+        return {name: value for name, value in place.attributes().items() if name != "updates"} | {
+            "sent": self.legs.sent_so_far,
+            "saved": self.saved,
+            "reason": place.stopped,
+            "signalled": self.stopping.pending == "signal",
+            "known": known,
+            "first": self.step - len(fresh),
+            "fresh": fresh,
+        }
+
+    @property
     def parameters(self) -> Any:
         """What is scored and saved, as this rank holds it."""
         return self.held.parameters
@@ -211,7 +322,7 @@ class Run:
     @property
     def scores(self) -> dict:
         """Of the last evaluation, by name."""
-        return self.metrics.scores
+        return self._progress.scores
 
     def agree_seldom(self, steps: int) -> None:
         """Agree at most every so many steps, where to meet at each of them would cost too much; before the loop."""
@@ -221,13 +332,13 @@ class Run:
         """The loop begins: clocks and display start."""
         self.agreement.start()
         self.display.start(self.step, self.steps)
-        if self.options.survivor is not None and self.options.survivor.owed:
-            self._meet(Due.of(self))
+        if self.outlived and self.options.survivor.handover.owed:
+            self._meet(self._due())
             self._bound()
 
     def end(self) -> None:
         """The loop has ended."""
-        self.stopping.end(self.examples)
+        self.stop(self.stopping.ended(self.examples))
         self.display.stop()
 
     def share(self, loss: float) -> None:
@@ -238,14 +349,20 @@ class Run:
     def record(self, loss: float, total: int) -> None:
         """Note this rank's sum of losses of a step of `total` examples, all ranks together; local."""
         self.agreement.steps_done.append(Step(float(loss), total, self.stopwatch.now()))
-        self.step, self.examples = self.step + 1, self.examples + total
+        self._progress = replace(self._progress, step=self.step + 1, examples=self.examples + total)
         for observer in self.observers:
             observer(self, loss, total)
 
-    def boundary(self) -> None:
-        """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop."""
-        self.replicas.look(self)
-        due, survivor = Due.of(self), self.options.survivor
+    def boundary(self, signalled: bool = False) -> None:
+        """The end of a step: when it is time to, agree with all ranks, evaluate, save, stop.
+
+        signalled: whether a rank has had a signal that is none of those that meet here.
+        """
+        self.signalled |= signalled
+        if self.replicas.due(self.step):
+            with self.stopwatch.apart(), self.comm.timeline.span("compare the replicas"):
+                self.replicas.compare(self.step)
+        due, survivor = self._due(), self.options.survivor
         if any(due) or self.agreement.due(self.step) or (survivor is not None and survivor.meets(self)):
             with self.stopwatch.apart():
                 self._meet(due)
@@ -253,17 +370,32 @@ class Run:
         if survivor is not None:
             survivor.passed(self)
 
+    def interrupted(self) -> None:
+        """A signal came in the middle of a step, which is given up: end at the last whole one; of a run on one rank."""
+        with self.stopwatch.apart():
+            if self.agreement.steps_done:
+                self._agree()
+            self.stop("signal" if self.step < self.steps else None)
+            self._evaluate_and_save(Due(False, False, False))
+
+    def _due(self) -> Due:
+        return Due.after(self.step, self.per_epoch, self.save_every, self.steps)
+
     def _meet(self, due: Due) -> None:
         """Agree on the steps that are done, evaluate, save."""
         if self.agreement.steps_done:
             with self.comm.timeline.span("agree"):
                 self._agree()
-            self.stopping.extend(self.step, self.held.horizon(self.step))
-        evaluate_and_save(self, due)
+            self._extend()
+        self._evaluate_and_save(due)
 
     def _bound(self) -> None:
         """The boundary of the last step has been passed."""
-        self.bounded, self.before = self.step, (self.stopping.best, self.stopping.evaluations_since_best)
+        self.bounded = self._progress
+
+    def _extend(self) -> None:
+        """Told to stop, go on to the end of the steps that are under way."""
+        self._progress = self.stopping.extend(self._progress, self.held.horizon(self.step))
 
     def _agree(self) -> None:
         """Share losses, signals and the time limit; write and show them."""
@@ -272,14 +404,58 @@ class Run:
             sent = self.held.sent(self.comm.traffic)
             agreed = self.agreement.meet(told, self.options.time_limit, sent, self.threads.vote())
         except NotFinite as found:
-            raise not_finite(self, found.step, found.rank) from None
+            raise self.not_finite(found.step, found.rank) from None
         self.legs.sent = agreed.sent
         self.threads.agreed(agreed.threads)
-        self.metrics.record(first, agreed.steps, self.steps, self.rate)
-        self.stopping.told(self.step, agreed.signalled, agreed.late)
-        self.stopping.used(self.step, agreed.seconds, self.legs.bytes, self.examples)
+        known = [each.mean for each in agreed.steps if each.total]
+        self._progress = replace(self._progress, train_loss=[self._progress.train_loss, *known][-1])
+        self.metrics.record(first, agreed.steps, self._progress, self.steps, self.rate)
+        self.stop(self.stopping.told(self._progress, agreed.signalled, agreed.late))
+        self.stop(self.stopping.used(self._progress, agreed.seconds, self.legs.bytes, self.examples))
+
+    def _evaluate_and_save(self, due: Due) -> None:
+        """Do what is due; collective over the ranks that agree. A checkpoint written in the background is known now."""
+        self.saver.settle(wait=False)
+        epochs = 1 if self.options.per_step else self.options.evaluate_every  # who acts has an epoch between two
+        scored = due.epoch_ends and self.step // self.per_epoch % epochs == 0
+        if not (scored or due.ends or due.saving or self.stopped is not None):
+            return
+        with self.memory.paused(), activity.known(), averaged(self.held, lambda: self.over):
+            names = []
+            if scored or due.ends or self.stopped in ("time limit", "budget"):
+                self.held.refresh()
+                with self.comm.timeline.span("evaluate"), self.comm.traffic.uncounted():
+                    self._evaluate()
+                names += [] if self._progress.waited else [BEST]
+                self._extend()
+            names += [LAST] if due.saving or due.ends or self.stopped is not None else []
+            self.saver.save(names, self.over, lambda: position(self.setup, self.progress, self.legs))
+
+    def _evaluate(self) -> None:
+        """Score the model on the test part and the validation part, all ranks together."""
+        found = with_largest(self.held.scores(self.data), self.scores)
+        for name, value in found.items():
+            if not math.isfinite(value):  # on all ranks alike: the sums are the same
+                what = f"the {name.replace('_', ' ')} after step {self.step} is not finite"
+                raise TrainingError(f"{what}; {self.folder.kept()}; {advice(self.options, self.data)}")
+        loss = self.held.judged(found, shown(self._progress.train_loss))
+        self._progress = self._progress.scored(found, loss)
+        self.stop(self.stopping.judged(self._progress))
+        if self.over:
+            self._progress = replace(self._progress, scores=found | self.held.last_scores(self.data))
+        self.metrics.evaluated(found, self.progress, self.steps, self.rate, self.legs.sent_so_far)
+
+    def not_finite(self, step: int, rank: int) -> TrainingError:
+        """The error for a loss that is not a finite number; rank: in `comm`, which follows the ranks that serve it."""
+        what = f"the loss of step {step} is not finite on rank {rank + self.everyone.size - self.comm.size}"
+        return TrainingError(f"{what}; {self.folder.kept()}; {advice(self.options, self.data)}")
 
     # -- after the loop ----------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """A rank that has only served the others ends as they do; collective over all ranks."""
+        self.stop(conclude(self.everyone, self.legs.measured())[1], known=True)
+        self.bookkeeping.free()
 
     def __enter__(self) -> "Run":
         self.threads = Threads(self.bookkeeping.mpi).__enter__()

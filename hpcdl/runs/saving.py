@@ -21,22 +21,25 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdl.checkpoint.checkpoint_file import OLDER, Checkpoint, rotate
 from hpcdl.checkpoint.shards import Joined, Portion, WrittenShard, name_of_piece, sweep, write_piece
+from hpcdl.checkpoint.state import State
 from hpcdl.comm import Communicator, refuse_together
 from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError, UsageError, blamed_on, reason
 from hpcdl.files import part
-from hpcdl.runs.resume import position
-
-if TYPE_CHECKING:
-    from hpcdl.runs.run import Run
+from hpcdl.machine.display import Display
+from hpcdl.runs.folder import Folder
+from hpcdl.runs.options import Options
+from hpcdl.runs.ownership import Ownership
+from hpcdl.runs.segments import Legs
 
 log = logging.getLogger("hpcdl")
 LAST, BEST = "checkpoint.h5", "best.h5"
@@ -45,23 +48,24 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CheckpointJob:
-    """One checkpoint on its way. names: of the files that it becomes; apart: whether each rank writes a piece.
+    """One checkpoint on its way. names: of the files that it becomes; piece: of this rank's, where each writes one.
 
-    final: whether the run cannot go on without it. previous: the step of the last one before it.
+    final: whether the run cannot go on without it. keep: how many stay; previous: the step of the last one before it.
     """
+
+    piece, final, keep, previous = "", True, 1, None  # type: str, bool, int, int | None
 
     written: WrittenShard | None = None  # this rank's piece
     problem = ""  # what is in its way, as this rank knows it
     full = False  # whether that is a full disk
     thread: threading.Thread | None = None
 
-    def __init__(self, run: "Run", names: list[str], collected: tuple[dict, dict[str, Portion]], piece: str):
-        self.folder: Any = run.folder.path
-        self.rank, self.step, self.names, self.piece = run.held.peers.rank, run.step, names, piece
+    def __init__(
+        self, folder: Any, rank: int, names: list[str], collected: tuple[dict, dict[str, Portion]], attributes: dict
+    ):
+        self.folder, self.rank, self.names, self.attributes = folder, rank, names, attributes
         self.vectors, self.portions = collected
-        self.attributes = position(run)
-        self.final = run.over or run.options.checkpoint_must
-        self.keep, self.previous = run.options.keep, run.saved
+        self.step: int = attributes["step"]
 
     def copy(self) -> None:
         """Let it hold what is collected by itself: the run goes on meanwhile."""
@@ -139,60 +143,70 @@ class WrittenPart(NamedTuple):
 
 
 class Saver:
-    """Writes a run's checkpoints. failed: how many could not be written. apart: whether each rank writes pieces."""
+    """Writes a run's checkpoints. failed: how many could not be written. apart: whether each rank writes pieces.
 
-    def __init__(self, run: "Run"):
-        self.run, self.failed, self.apart, self.token = run, 0, False, 0
+    saved: the step of the last one that is written.
+    """
+
+    held: Ownership  # from `begin` on
+    legs: Legs
+
+    def __init__(self, options: Options, state: State, display: Display):
+        self.options, self.state, self.display = options, state, display
+        self.folder, self.failed, self.apart, self.token = Folder(None, 0), 0, False, 0
+        self.saved: int | None = None
         self.job: CheckpointJob | None = None
 
-    def begin(self, folder: Path | None) -> None:
+    def begin(self, folder: Folder, held: Ownership, legs: Legs, comm: Communicator) -> None:
         """The run's folder is there: find out how it is written to; collective over all ranks."""
-        comm = self.run.bookkeeping
+        self.folder, self.held, self.legs = folder, held, legs
         with activity.inside("say whether the model is cut", comm):
-            cut = comm.mpi.bcast(self.run.state.cut)  # those who are not rank 0's peers hold nothing
-        if folder is None or not cut or comm.size == 1:
+            cut = comm.mpi.bcast(self.state.cut)  # those who are not rank 0's peers hold nothing
+        if folder.path is None or not cut or comm.size == 1:
             return
-        blind, self.token = unseen(comm, folder)
+        blind, self.token = unseen(comm, folder.path)
         self.apart = not blind
         if blind:
-            where = f"{folder} is not seen on {', '.join(blind)}"
+            where = f"{folder.path} is not seen on {', '.join(blind)}"
             more = "give an --out that all hosts share, and no memory has to hold all of it"
             self._warn(f"{where}: rank 0 gathers the whole state for each checkpoint; {more}")
 
-    def save(self, names: list[str]) -> None:
+    def save(self, names: list[str], last: bool, attributes: Callable[[], dict]) -> None:
         """Write a checkpoint of the run as it stands, where it has a folder; collective over the ranks that agree.
 
-        names: LAST, BEST, which has been scored just now, or both, which are then one file with two names. Raises
-        TrainingError where that fails, and the run cannot go on without it.
+        names: LAST, BEST, which has been scored just now, or both, which are then one file with two names. last:
+        whether the run is over. attributes: what says where it is, as of when all is gathered. Raises TrainingError
+        where that fails, and the run cannot go on without it.
         """
-        run = self.run
-        if len(names) > 1 and not run.held.still:
+        if len(names) > 1 and not self.held.still:
             for name in names:
-                self.save([name])
+                self.save([name], last, attributes)
             return
         if names == [LAST]:
-            run.held.refresh()
-        if run.folder.path is None or not names:
+            self.held.refresh()
+        if self.folder.path is None or not names:
             return
         self.settle()
-        with run.comm.timeline.span("checkpoint"):
-            self._save(names)
+        with self.legs.comm.timeline.span("checkpoint"):
+            self._save(names, last, attributes)
 
-    def _save(self, names: list[str]) -> None:
-        run = self.run
-        run.held.gather_costs(run)
-        vectors, portions, good = run.state.collect(run.held.peers, self.apart)
+    def _save(self, names: list[str], last: bool, attributes: Callable[[], dict]) -> None:
+        peers = self.held.peers
+        self.held.gather_costs(self.legs, self.folder)
+        vectors, portions, good = self.state.collect(peers, self.apart)
+        about = attributes()
         if not good:
-            raise TrainingError(f"the parameters after step {run.step} are not finite; {run.folder.kept()}")
+            raise TrainingError(f"the parameters after step {about['step']} are not finite; {self.folder.kept()}")
         self.token = (self.token + 1) % TOKENS
-        piece = name_of_piece(run.step, f"{self.token:08x}", run.held.peers.rank) if self.apart else ""
-        self.job = CheckpointJob(run, names, (vectors, portions), piece)
-        if run.options.checkpoint_async and not run.over:
-            self.job.copy()
-            self.job.thread = threading.Thread(target=self.job.write, name="checkpoint", daemon=True)
-            self.job.thread.start()
+        self.job = job = CheckpointJob(self.folder.path, peers.rank, names, (vectors, portions), about)
+        job.piece = name_of_piece(job.step, f"{self.token:08x}", peers.rank) if self.apart else ""
+        job.final, job.keep, job.previous = last or self.options.checkpoint_must, self.options.keep, self.saved
+        if self.options.checkpoint_async and not last:
+            job.copy()
+            job.thread = threading.Thread(target=job.write, name="checkpoint", daemon=True)
+            job.thread.start()
             return
-        self.job.write()
+        job.write()
         self.settle()
 
     def settle(self, wait: bool = True) -> None:
@@ -200,9 +214,10 @@ class Saver:
 
         wait: until it is written; else, if it is not, it stays on its way. Raises TrainingError as `save` does.
         """
-        job, comm = self.job, self.run.held.peers
+        job = self.job
         if job is None:
             return
+        comm = self.held.peers
         if not wait:
             writing = np.array([0.0 if job.done else 1.0])
             comm.all_reduce(writing)
@@ -219,19 +234,19 @@ class Saver:
         if problem:
             self._not_written(job, problem)
         elif LAST in job.names:
-            self.run.saved = job.step
+            self.saved = job.step
 
     def _not_written(self, job: CheckpointJob, problem: str) -> None:
         where = " and ".join(str(job.folder / name) for name in job.names)
         text = f"the checkpoint of step {job.step}, {where}, cannot be written: {problem}"
         if job.final:
-            raise TrainingError(f"{text}; {self.run.folder.kept()}")
+            raise TrainingError(f"{text}; {self.folder.kept()}")
         self.failed += 1
-        self._warn(f"{text}; the run goes on, and {self.run.folder.kept()}")
+        self._warn(f"{text}; the run goes on, and {self.folder.kept()}")
 
     def _warn(self, text: str) -> None:
         log.warning("%s", text)
-        self.run.display.line(f"warning: {text}")
+        self.display.line(f"warning: {text}")
 
     def abandon(self) -> None:
         """The run ends in an error: its folder is closed, when nothing is written there any more."""
@@ -239,10 +254,9 @@ class Saver:
         if job is not None and job.thread is not None:
             job.thread.join()
             if job.rank == 0 and not job.piece and not job.problem and LAST in job.names:
-                self.run.saved = (
-                    job.step
-                )  # it is there, and ranks that outlive others (hpcdl/recovery/survivor.py) go on after it
-        self.run.folder.close()
+                # It is there, and ranks that outlive others (hpcdl/recovery/survivor.py) go on after it.
+                self.saved = job.step
+        self.folder.close()
 
 
 def agreed(comm: Communicator, job: CheckpointJob) -> tuple[str, str]:
@@ -278,15 +292,14 @@ def unseen(comm: Communicator, folder: Path) -> tuple[list[str], int]:
     return sorted({host for host in blind if host}), token
 
 
-def keep_legs(run: "Run", legs: list[dict]) -> None:
+def keep_legs(folder: Folder, legs: list[dict]) -> None:
     """Let the last checkpoint keep what this leg has cost all ranks, now that it is known; on rank 0.
 
-    Where the ranks have met at that checkpoint it keeps that already. It is written anew, under its name when it is
-    whole; where that fails, what others have spent stays unknown to a run that goes on, which the log says.
+    It is written anew, under its name when it is whole; where that fails, what others have spent stays unknown to a run
+    that goes on, which the log says.
     """
-    if run.folder.path is None or run.saved is None or run.saved != run.step or run.legs.complete:
-        return
-    path = run.folder.path / LAST
+    assert folder.path is not None
+    path = folder.path / LAST
     try:
         found = Checkpoint.read(path, pieces=False)
         found.attributes["legs"] = legs

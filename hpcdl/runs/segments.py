@@ -18,70 +18,82 @@ not meet (on_one_rank.py, data servers) are not known there; they are when the r
 import dataclasses
 import math
 import resource
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcdl.comm import Communicator
 from hpcdl.comm.progress import activity
-from hpcdl.kernels.device import CPU
+from hpcdl.kernels.device import CPU, Device
 from hpcdl.machine.versions import versions
-from hpcdl.memory import KINDS
-
-if TYPE_CHECKING:
-    from hpcdl.runs.run import Run
+from hpcdl.memory import KINDS, Memory
+from hpcdl.runs.progress import Progress
+from hpcdl.runs.stopwatch import Stopwatch
 
 COUNTS = ("bytes_sent_per_rank", "messages_per_rank", "bookkeeping_bytes_per_rank")
 SECONDS = tuple(f"{name}_seconds_per_rank" for name in ("compute", "communication", "idle", "data", "bookkeeping"))
 NEWER = ("bookkeeping_seconds_per_rank",)  # which legs of older versions do not have
-SUMMED = (*COUNTS, *SECONDS)  # of what `measured` tells
-
-
-def measured(run: "Run") -> dict:
-    """What a run cost this rank, in the names of summary.json: bytes, seconds of steps by their parts, and between."""
-    traffic, stopwatch, device = run.comm.traffic, run.stopwatch, run.device
-    gpu = {"device_per_rank": str(device), "device_memory_bytes_per_rank": device.memory()} if device is not CPU else {}
-    return {
-        "bytes_sent_per_rank": traffic.bytes,
-        "messages_per_rank": traffic.messages,
-        "bookkeeping_bytes_per_rank": run.bookkeeping.traffic.bytes,
-        "compute_seconds_per_rank": stopwatch.step_seconds - stopwatch.communication_seconds,
-        "communication_seconds_per_rank": stopwatch.communication_seconds,
-        "idle_seconds_per_rank": stopwatch.idle_seconds,
-        "data_seconds_per_rank": stopwatch.data_seconds,
-        "bookkeeping_seconds_per_rank": stopwatch.apart_seconds,
-        "peak_memory_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        **gpu,
-        **run.legs.own,
-        "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
-        "sent_to_per_rank": run.everyone.sent_to,
-        "message_sizes_per_rank": traffic.message_sizes,
-        "host": MPI.Get_processor_name(),
-        "memory": {kind: run.memory.peak[kind] for kind in KINDS},
-    }
+SUMMED = (*COUNTS, *SECONDS)  # of what `Legs.measured` tells
 
 
 class Legs:
     """The legs before this one, and what is known of this one's costs.
 
-    everyone: all ranks that the run's summary speaks of. earlier: as a checkpoint has kept them. first: the step that
-    this leg began after. sent: bytes and messages of this leg as of the last agreement or checkpoint, of all ranks that
-    met there. own: more of this leg's costs of this rank, as NAME_per_rank, for the summary.
+    everyone: all ranks that the run's summary speaks of. comm: those of this rank's kind, which train or serve.
+    bookkeeping: their communicator of the run's own messages. stopwatch, memory: of this rank. device: where it
+    computes. earlier: as a checkpoint has kept them. first: the step that this leg began after. sent: bytes and
+    messages of this leg as of the last agreement or checkpoint, of all ranks that met there. own: more of this leg's
+    costs of this rank, as NAME_per_rank, for the summary.
     """
 
-    def __init__(self, everyone: Communicator):
-        self.everyone, self.first = everyone, 0
+    device: Any = CPU
+
+    def __init__(
+        self,
+        everyone: Communicator,
+        comm: Communicator,
+        bookkeeping: Communicator,
+        stopwatch: Stopwatch,
+        memory: Memory,
+    ):
+        self.everyone, self.comm, self.bookkeeping, self.stopwatch = everyone, comm, bookkeeping, stopwatch
+        self.memory, self.first = memory, 0
         self.own: dict[str, Any] = {}
         self.earlier: list[dict] = []
         self.hosts: list[str] = []
         self.table: list[dict] = [{}] * everyone.size  # as of the last checkpoint: what each rank spent, where known
         self.sent = self.sent_earlier = (0.0, 0.0)
 
-    def begin(self, bookkeeping: Communicator) -> None:
-        """A leg begins on these ranks; collective."""
-        with activity.inside("gather the hosts", bookkeeping):
-            self.hosts = sorted(set(bookkeeping.mpi.allgather(MPI.Get_processor_name())))
+    def begin(self, device: Device) -> None:
+        """A leg begins; collective."""
+        self.device = device
+        with activity.inside("gather the hosts", self.bookkeeping):
+            self.hosts = sorted(set(self.bookkeeping.mpi.allgather(MPI.Get_processor_name())))
+
+    def measured(self) -> dict:
+        """What this leg cost this rank, in the names of summary.json: bytes, seconds of steps by their parts, and
+        between."""
+        traffic, stopwatch, device = self.comm.traffic, self.stopwatch, self.device
+        gpu = {} if device is CPU else {"device_per_rank": str(device), "device_memory_bytes_per_rank": device.memory()}
+        return {
+            "bytes_sent_per_rank": traffic.bytes,
+            "messages_per_rank": traffic.messages,
+            "bookkeeping_bytes_per_rank": self.bookkeeping.traffic.bytes,
+            "compute_seconds_per_rank": stopwatch.step_seconds - stopwatch.communication_seconds,
+            "communication_seconds_per_rank": stopwatch.communication_seconds,
+            "idle_seconds_per_rank": stopwatch.idle_seconds,
+            "data_seconds_per_rank": stopwatch.data_seconds,
+            "bookkeeping_seconds_per_rank": stopwatch.apart_seconds,
+            "peak_memory_bytes_per_rank": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            **gpu,
+            **self.own,
+            "traffic_per_rank": {name: dataclasses.asdict(counters) for name, counters in traffic.items()},
+            "sent_to_per_rank": self.everyone.sent_to,
+            "message_sizes_per_rank": traffic.message_sizes,
+            "host": MPI.Get_processor_name(),
+            "memory": {kind: self.memory.peak[kind] for kind in KINDS},
+        }
 
     def go_on_from(self, attributes: dict) -> None:
         """Another leg, after those that a checkpoint has kept; of an older version's it says what can be known."""
@@ -92,23 +104,24 @@ class Legs:
         before, messages = (math.nan if each is None else each for each in sent)
         self.sent_earlier = before, messages
 
-    def gather(self, run: "Run", comm: Communicator) -> None:
+    def gather(self, comm: Communicator) -> None:
         """Let the ranks of `comm` know what each of them has spent in this leg; collective over them."""
-        own, table = measured(run), np.zeros((self.everyone.size, 1 + len(SUMMED)))
+        own, table = self.measured(), np.zeros((self.everyone.size, 1 + len(SUMMED)))
         row = [math.nan if own[name] is None else own[name] for name in SUMMED]
         table[self.everyone.rank] = [1, *row]
         comm.all_reduce(table.ravel())
         self.table = [dict(zip(SUMMED, row[1:].tolist(), strict=True)) if row[0] else {} for row in table]
         self.sent = float(table[:, 1].sum()), float(table[:, 2].sum())
 
-    def attributes(self, run: "Run") -> dict:
+    def attributes(self, progress: Progress) -> dict:
         """What a checkpoint of the run as it stands keeps."""
-        return {"legs": self.so_far(run, self.table, self.hosts), "sent": self.sent_so_far}
+        return {"legs": self.so_far(progress, self.table), "sent": self.sent_so_far}
 
-    def so_far(self, run: "Run", table: list[dict], hosts: list[str]) -> list[dict]:
-        """All legs, of which the ranks of this one have spent what the table says and were on these hosts."""
-        seconds = run.seconds - run.stopwatch.earlier_seconds
-        return [*self.earlier, leg(self.everyone.size, run.step - self.first, seconds, table, hosts, versions())]
+    def so_far(self, progress: Progress, table: list[dict], hosts: list[str] | None = None) -> list[dict]:
+        """All legs, of which the ranks of this one have spent what the table says. hosts: where those were that the
+        table is of, if more than have begun the leg."""
+        steps, seconds = progress.step - self.first, progress.seconds - self.stopwatch.earlier_seconds
+        return [*self.earlier, leg(self.everyone.size, steps, seconds, table, hosts or self.hosts, versions())]
 
     @property
     def complete(self) -> bool:

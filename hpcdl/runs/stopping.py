@@ -16,9 +16,11 @@ It then goes on to the end of these, the horizon, as if that had been its last s
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from hpcdl.errors import UsageError, finite, nearest
+from hpcdl.runs.progress import Progress
 
 
 class Budget(NamedTuple):
@@ -59,18 +61,35 @@ class Budget(NamedTuple):
 NONE = Budget()
 
 
+class Due(NamedTuple):
+    """What is due after a step.
+
+    epoch_ends    of every so many (--evaluate-every): an evaluation; where that is the best so far, best.h5 is saved
+    saving        every --checkpoint-every steps: checkpoint.h5 is saved
+    ends          at the last step of the run: both
+    """
+
+    epoch_ends: bool
+    saving: bool
+    ends: bool
+
+    @classmethod
+    def after(cls, step: int, per_epoch: int, every: int, steps: int) -> "Due":
+        """After a step of so many; every: steps between checkpoints, or 0."""
+        return cls(step % per_epoch == 0, bool(every) and step % every == 0, step >= steps)
+
+
 class Stopping:
     """steps: the last step. patience: evaluations without a better loss that end the run; 0: none do. goal: the test
     accuracy that ends it; 0: none does. tolerance: the duality gap that does; 0: none. budget: what may be used.
-    `reason` is why the run ended, None while it goes on.
+
+    It says why a run is to end, or None, of a run whose progress is that of a step; `Run.stop` writes it down.
     """
 
     def __init__(self, patience: int = 0, budget: Budget = NONE):
         self.steps, self.patience, self.goal, self.tolerance, self.budget = 0, patience, 0.0, 0.0, budget
         self.pauses = False  # whether the last step is not that of the whole run
-        self.reason: str | None = None
         self.pending: str | None = None  # the reason for which the run ends at its horizon
-        self.best, self.evaluations_since_best, self.improved = math.inf, 0, False
 
     def plan(self, steps: int, per_epoch: int, pause: float) -> None:
         """The whole run has so many steps, of which this leg does those of the first `pause` epochs; 0: all of them.
@@ -80,43 +99,44 @@ class Stopping:
         last = max(1, round(pause * per_epoch)) if pause else steps
         self.steps, self.pauses = min(steps, last), last < steps
 
-    def over(self, step: int) -> bool:
-        """Whether no step is to follow the first `step` steps."""
-        return self.reason is not None or step >= self.steps
+    def over(self, progress: Progress) -> bool:
+        """Whether no step is to follow."""
+        return progress.stopped is not None or progress.step >= self.steps
 
-    def told(self, step: int, signalled: bool, late: bool) -> None:
+    def told(self, progress: Progress, signalled: bool, late: bool) -> str | None:
         """After an agreement: whether some rank had a signal, whether it is later than the time limit."""
-        if step < self.steps and self.pending is None:
-            self.reason = "signal" if signalled else "time limit" if late else None
+        if progress.step >= self.steps or self.pending is not None:
+            return None
+        return "signal" if signalled else "time limit" if late else None
 
-    def used(self, step: int, *amounts: float) -> None:
+    def used(self, progress: Progress, *amounts: float) -> str | None:
         """After an agreement: what the training has used by then, as `Budget.spent` takes it."""
-        if step < self.steps and self.pending is None and self.reason is None and self.budget.spent(*amounts):
-            self.reason = "budget"
+        ends = progress.step < self.steps and self.pending is None and self.budget.spent(*amounts)
+        return "budget" if ends else None
 
-    def extend(self, step: int, horizon: int) -> None:
-        """Told to stop after `step`, go on to the horizon where that is later, but never beyond the last step."""
+    def extend(self, progress: Progress, horizon: int) -> Progress:
+        """Told to stop, go on to the horizon where that is later, but never beyond the last step."""
         horizon = min(horizon, self.steps)
-        if self.reason is not None and step < horizon:
-            self.pending, self.reason, self.steps = self.reason, None, horizon
+        if progress.stopped is None or progress.step >= horizon:
+            return progress
+        self.pending, self.steps = progress.stopped, horizon
+        return replace(progress, stopped=None)
 
-    def judge(self, loss: float, accuracy: float | None, gap: float | None = None) -> None:
-        """An evaluation: the loss that is to become smaller, the accuracy on the test part and the gap where known."""
-        self.improved = loss < self.best
-        self.best = loss if self.improved else self.best
-        self.evaluations_since_best = 0 if self.improved else self.evaluations_since_best + 1
-        if self.patience and self.evaluations_since_best >= self.patience and self.reason is None:
-            self.reason = "patience"
-        self.reach(accuracy, gap)
+    def judged(self, progress: Progress) -> str | None:
+        """After an evaluation, of which it knows the scores, and how many have brought nothing better."""
+        if self.patience and progress.waited >= self.patience:
+            return "patience"
+        return self.reached(progress.scores)
 
-    def reach(self, accuracy: float | None, gap: float | None = None) -> None:
-        """End where the goal is reached, or the gap as small as it is to be."""
-        if self.goal and (accuracy or 0) >= self.goal and self.reason is None:
-            self.reason = "accuracy"
-        if self.tolerance and gap is not None and gap <= self.tolerance and self.reason is None:
-            self.reason = "tolerance"
+    def reached(self, scores: dict) -> str | None:
+        """Whether the goal is reached, or the gap as small as it is to be."""
+        if self.goal and (scores.get("test_accuracy") or 0) >= self.goal:
+            return "accuracy"
+        gap = scores.get("duality_gap")
+        return "tolerance" if self.tolerance and gap is not None and gap <= self.tolerance else None
 
-    def end(self, examples: int = 0) -> None:
+    def ended(self, examples: int = 0) -> str:
         """The loop has ended after so many examples: the steps may have been planned to be as many as may be used."""
-        ended = "paused" if self.pauses else "budget" if examples >= self.budget.examples else "finished"
-        self.reason = self.reason or self.pending or ended
+        return self.pending or (
+            "paused" if self.pauses else "budget" if examples >= self.budget.examples else "finished"
+        )

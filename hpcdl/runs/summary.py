@@ -10,13 +10,10 @@ from hpcdl.comm.allreduce import auto
 from hpcdl.comm.progress import activity
 from hpcdl.errors import TrainingError
 from hpcdl.memory import KINDS
-from hpcdl.models import name_of
-from hpcdl.models.model_wrapper import plain
 from hpcdl.runs.closing_table import as_table
 from hpcdl.runs.folder import environment, summary_of
-from hpcdl.runs.resume import used
 from hpcdl.runs.saving import keep_legs
-from hpcdl.runs.segments import measured, summed
+from hpcdl.runs.segments import summed
 
 if TYPE_CHECKING:
     from hpcdl.runs.run import Run
@@ -68,11 +65,13 @@ def finish(run: "Run") -> None:
 def conclude_run(run: "Run") -> None:
     """What `finish` does."""
     trace = run.folder.path and run.folder.path / "trace.json"
-    ranks, run.stopping.reason = conclude(run.everyone, measured(run), run.comm.rank == 0, trace, run.stopped)
+    ranks, reason = conclude(run.everyone, run.legs.measured(), run.comm.rank == 0, trace, run.stopped)
+    run.stop(reason, known=True)
     if ranks is not None:
-        legs = run.legs.so_far(run, ranks, sorted({rank["host"] for rank in ranks}))
-        with activity.known():
-            keep_legs(run, legs)
+        legs = run.legs.so_far(run.progress, ranks, sorted({rank["host"] for rank in ranks}))
+        if run.folder.path is not None and run.saved == run.step and not run.legs.complete:
+            with activity.known():
+                keep_legs(run.folder, legs)
     if run.stopped != "signal":
         run.agree = run.held.agree(run.bookkeeping)
     differed = False  # when the run ended that is left as it is
@@ -87,7 +86,7 @@ def conclude_run(run: "Run") -> None:
         where = f"go on with --resume {run.folder.path}" if run.folder.path else "nothing was saved (no --out)"
         run.display.line(f"stopped by a signal after step {run.step} of {run.steps}; {where}")
     elif ranks is not None:
-        run.summary = summarize(run, ranks, legs, run.agree)
+        run.summary = summarize(run, ranks, legs)
         with activity.known():
             run.folder.write("summary.json", run.summary)
         if not run.display.console.quiet:
@@ -105,7 +104,7 @@ def conclude_run(run: "Run") -> None:
         )
 
 
-def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | None) -> dict:
+def summarize(run: "Run", ranks: list[dict], legs: list[dict]) -> dict:
     """The summary as a dictionary; `ranks` holds what each rank has `measured` in this leg; `legs` all of them.
 
     communication_seconds is the time inside the communicator's calls during steps; idle_seconds is the part of it that
@@ -116,36 +115,27 @@ def summarize(run: "Run", ranks: list[dict], legs: list[dict], agree: bool | Non
     exchange says how their vectors travel, and device_memory_bytes_per_rank what CuPy took of their memory.
     memory_bytes_per_rank: peaks of what steps held, by kind (hpcdl/memory.py). allreduce is null where steps call none.
     """
-    options, data = run.options, run.data
     algorithm = run.reported.get("allreduce", run.comm.allreduce if reduces(ranks) else None)
     scores = {name: run.scores.get(name) for name in ("test_loss", "test_accuracy")}
     summary = {
         "schema_version": SCHEMA_VERSION,
-        "strategy": run.strategy,
-        "ranks": run.everyone.size,
-        "workers": run.workers,
-        "data": data.name,
-        "model": name_of(plain(run.model)),
-        "parameters": int(run.model.layout.size),
-        "dtype": str(run.model.layout.dtype),
+        **run.setup.described(),
         "device": "cuda" if any("device_per_rank" in rank for rank in ranks) else "cpu",
         "epochs": run.step / run.per_epoch,
         "steps": run.step,
-        "batch_size": run.batch,
-        "seed": options.seed,
         "allreduce": algorithm,
         "stopped": run.stopped,
-        "train_loss": run.metrics.known_loss,
+        "train_loss": run.progress.train_loss,
         **scores,
         **run.scores,
         "seconds": run.seconds,
         "examples_per_second": run.rate,
         "blas_threads": run.threads.used,
-        "replicas_agree": agree,
+        "replicas_agree": run.agree,
         "checkpoints_failed": run.saver.failed,
         **run.reported,
         "allreduce_by_length": by_length(run.comm) if algorithm == run.comm.allreduce else None,
-        "options": dataclasses.asdict(options) | used(run),
+        "options": dataclasses.asdict(run.options) | run.setup.used,
     }
     names = dict.fromkeys(name for rank in ranks for name in rank)  # servers use no GPU, and say nothing of it
     for name in ("memory", "host"):

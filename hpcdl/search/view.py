@@ -29,7 +29,7 @@ from rich.text import Text
 
 from hpcdl.errors import UsageError, printable
 from hpcdl.formatting import clock, counted, duration, spent
-from hpcdl.runs.progress import console as users_console
+from hpcdl.machine.display import console as users_console
 from hpcdl.search.importance import importance
 from hpcdl.search.methods import make_method
 from hpcdl.search.methods.asha import amounts

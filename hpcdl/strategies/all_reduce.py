@@ -27,7 +27,7 @@ from hpcdl.checkpoint.state import PerRank
 from hpcdl.comm import Communicator
 from hpcdl.comm.compressed import Compressed
 from hpcdl.comm.overlap import MIB, AfterBackward, Overlap, buckets
-from hpcdl.data import Data
+from hpcdl.data import Batch, Data
 from hpcdl.kernels.device import Array
 from hpcdl.optim import Optimizer
 from hpcdl.runs.noise_scale import NoiseScale, Observed
@@ -65,7 +65,12 @@ def train(
     exchange: Any = AfterBackward(comm, gradient, state)
     if overlap:
         exchange = Overlap(comm, gradient, buckets(model.layout, bucket_mib * MIB), state)
-        try_out(exchange, model, parameters, data, run, share)
+        if comm.size > 1 and not run.over:
+            size, per_epoch, _ = run.plan(data)
+            epoch, start = divmod(run.step, per_epoch)
+            batches: Any = data.batches(epoch, size, share, start)
+            with contextlib.closing(batches):
+                run.say(try_out(exchange, model, parameters, next(batches)))
     for batch in run.batches(data, share):
         gradient[:] = 0
         loss = model.loss_and_gradient(parameters, batch, gradient, exchange.ready)
@@ -79,23 +84,16 @@ def train(
         run.record(loss, batch.total)
         run.boundary()
     if overlap:
-        run.report(**exchange.costs(run.bookkeeping))
+        run.report(**exchange.costs(held.peers))
     return parameters
 
 
-def try_out(overlap: Overlap, model: Any, parameters: Array, data: Any, run: Run, share: tuple[int, int]) -> None:
-    """Measure on the first batch to come, if there is one, whether overlap pays; say so where it does not."""
-    if run.comm.size == 1 or run.over:
-        return
-    epoch, start = divmod(run.step, run.per_epoch)
-    with contextlib.closing(data.batches(epoch, run.batch, share, start)) as batches:
-        first = next(batches)
+def try_out(overlap: Overlap, model: Any, parameters: Array, first: Batch) -> str:
+    """Measure on the first batch to come whether overlap pays; a line where it does not."""
 
-        def backward(gradient: Array, on_ready: Callable[[slice], None] | None) -> None:
-            gradient[:] = 0
-            model.loss_and_gradient(parameters, first, gradient, on_ready)
+    def backward(gradient: Array, on_ready: Callable[[slice], None] | None) -> None:
+        gradient[:] = 0
+        model.loss_and_gradient(parameters, first, gradient, on_ready)
 
-        with kept(model):
-            loses = overlap.try_out(backward)
-    if loses:
-        run.display.line(loses)
+    with kept(model):
+        return overlap.try_out(backward) or ""

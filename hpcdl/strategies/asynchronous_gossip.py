@@ -53,43 +53,44 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     check_undirected_and_unweighted(topology)
     device, size, dtype = getattr(model, "device", CPU), model.layout.size, model.layout.dtype
     x, w, gradient = (device.empty(size, dtype) for _ in range(3))
-    x[:] = model.initialize(run.random)
-    run.memory.hold("parameters", w)
-    pairs = Pairs(comm, x, topology, run.memory)
+    random, memory, stopwatch = run.random, run.memory, run.stopwatch
+    x[:] = model.initialize(random)
+    memory.hold("parameters", w)
+    pairs = Pairs(comm, x, topology, memory)
     tally = (Leader if comm.rank == 0 else Follower)(run, Replicas(model, x, optimizer), pairs)
     run.report(method="adpsgd", topology=topology.spec, allreduce=None)
     run.begin("gossip", tally, data)
     tally.open()
     pairs.listen()
-    batches, taken, steps = data.cursor(run.batch, (comm.rank, comm.size)), run.step, 0
+    size, per_epoch, _ = run.plan(data)
+    batches, taken, steps = data.cursor(size, (comm.rank, comm.size)), run.step, 0
     staleness: Counter[int] = Counter()
-    run.start()
-    while not tally.over:
-        with run.stopwatch.step():
-            with run.stopwatch.fetching():
-                batch = batches.take(*divmod(taken, run.per_epoch))
-            loss, taken = 0.0, taken + 1
-            if len(batch.y):
-                pairs.pick(run.random("pair", comm.rank, taken), taken)
-                w[:], before = x, pairs.averagings
-                gradient[:] = 0
-                loss = model.loss_and_gradient(w, batch, gradient, pairs.progress)
-                pairs.progress()
-                optimizer.update(x, gradient, scale=comm.size / batch.total)
-                pairs.moved = True
-                staleness[pairs.averagings - before] += 1
-                steps += 1
-            else:
-                pairs.progress()
-                time.sleep(LULL)
-            tally.add(loss, len(batch.y))
-        tally.obey()
-    batches.close()
-    tally.close()
-    report(run, steps, pairs.averagings, staleness)
-    run.end()
-    tally.raise_failure(run.bookkeeping)
-    return run.parameters
+    with run.going_on():
+        while not tally.over:
+            with stopwatch.step():
+                with stopwatch.fetching():
+                    batch = batches.take(*divmod(taken, per_epoch))
+                loss, taken = 0.0, taken + 1
+                if len(batch.y):
+                    pairs.pick(random("pair", comm.rank, taken), taken)
+                    w[:], before = x, pairs.averagings
+                    gradient[:] = 0
+                    loss = model.loss_and_gradient(w, batch, gradient, pairs.progress)
+                    pairs.progress()
+                    optimizer.update(x, gradient, scale=comm.size / batch.total)
+                    pairs.moved = True
+                    staleness[pairs.averagings - before] += 1
+                    steps += 1
+                else:
+                    pairs.progress()
+                    time.sleep(LULL)
+                tally.add(loss, len(batch.y))
+            tally.obey()
+        batches.close()
+        tally.close()
+        run.report(**told(tally.everyone, steps, pairs.averagings, staleness))
+    tally.raise_failure()
+    return tally.parameters
 
 
 def check_undirected_and_unweighted(topology: Topology) -> None:
@@ -102,12 +103,15 @@ def check_undirected_and_unweighted(topology: Topology) -> None:
         raise UsageError(f"adpsgd averages two at a time, half and half: leave the weights out of {topology.spec}")
 
 
-def report(run: Run, steps: int, averagings: int, staleness: Counter[int]) -> None:
-    """What each rank has done, in the summary; collective."""
-    with activity.inside("gather the summary", run.bookkeeping):
+def told(everyone: Communicator, steps: int, averagings: int, staleness: Counter[int]) -> dict:
+    """What each rank has done, for the summary; collective."""
+    with activity.inside("gather the summary", everyone):
         all_steps, all_averagings, histograms = zip(
-            *run.bookkeeping.mpi.allgather((steps, averagings, staleness)), strict=True
+            *everyone.mpi.allgather((steps, averagings, staleness)), strict=True
         )
     stale: Counter[int] = sum(histograms, Counter())
-    run.report(steps_per_rank=list(all_steps), averagings_per_rank=list(all_averagings))
-    run.report(staleness_histogram=[stale[each] for each in range(max(stale, default=-1) + 1)])
+    return {
+        "steps_per_rank": list(all_steps),
+        "averagings_per_rank": list(all_averagings),
+        "staleness_histogram": [stale[each] for each in range(max(stale, default=-1) + 1)],
+    }

@@ -58,28 +58,26 @@ def train(
     run.begin("svrg", Whole(model, w, optimizer), data, ("method", "inner_epochs"))
     workers = [Worker(r, form, (w, v, mu), data.sparse) for r in range(threads)]
     when, counts = np.zeros(form.features, np.int64), np.zeros((threads, 8), np.int64)
-    run.start()
     with ThreadPoolExecutor(threads) as pool:
-        while not run.over:
-            with run.stopwatch.step():
-                if run.step % inner_epochs == 0:
-                    v[:] = w
-                    full_gradient(comm, model, data, run, v, mu)
-                rate, decay = optimizer.schedule(optimizer.step), optimizer.weight_decay
-                with refuse_together(comm.mpi):
-                    refuse_too_long(rate, decay)
-                rows, source, _ = data.in_place(run.step)
-                counts[:] = 0
-                done = [pool.submit(worker.run, rows, source, when, counts, rate, decay) for worker in workers]
-                loss = math.fsum(each.result() for each in done)
-                if data.sparse:
-                    kernels.settle(w, mu, when, len(source), rate, decay, form.outputs)
-                optimizer.step += 1
-                run.record(loss, len(source))
-                run.boundary()
-    run.end()
-    rounds = -(-run.step // inner_epochs)
-    run.report(snapshots=rounds, gradients_per_example=2 * run.examples / data.examples + rounds)
+        for step in run.rounds():
+            if step % inner_epochs == 0:
+                v[:] = w
+                full_gradient(comm, model, data, run.batch, step, v, mu)
+            rate, decay = optimizer.schedule(optimizer.step), optimizer.weight_decay
+            with refuse_together(comm.mpi):
+                refuse_too_long(rate, decay)
+            rows, source, _ = data.in_place(step)
+            counts[:] = 0
+            done = [pool.submit(worker.run, rows, source, when, counts, rate, decay) for worker in workers]
+            loss = math.fsum(each.result() for each in done)
+            if data.sparse:
+                kernels.settle(w, mu, when, len(source), rate, decay, form.outputs)
+            optimizer.step += 1
+            run.record(loss, len(source))
+            run.boundary()
+    end = run.progress
+    rounds = -(-end.step // inner_epochs)
+    run.report(snapshots=rounds, gradients_per_example=2 * end.examples / data.examples + rounds)
     return w
 
 

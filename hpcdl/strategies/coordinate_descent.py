@@ -93,24 +93,20 @@ def train(
     total = comm.mpi.allreduce(visits)
     w = comm.empty(model.layout.size, model.layout.dtype)
     w[:] = 0
-    run.stopping.tolerance = tolerance
     run.report(weight_decay=weight_decay, l1=l1, local_steps=local_steps, aggregate=aggregate)
     run.report(threads=threads, locking=locking if threads > 1 else None)
-    run.begin("coordinate_descent", Dual(model, w, optimizer, mine, comm), data, fixed=("weight_decay", "l1"))
-    run.metrics.learning_rate = lambda step: np.nan
-    run.start()
-    while not run.over:
-        with run.stopwatch.step():
-            before = mine.dual.copy() if averaged > 1 else mine.dual
-            loss = mine.visit(run.step * visits, visits, sigma)
-            comm.all_reduce(mine.v.reshape(-1), op="mean")
-            if averaged > 1:
-                mine.dual[:] = before + (mine.dual - before) / averaged
-            mine.weights_into(w)
-            optimizer.step += 1
-            run.record(loss, total)
-            run.boundary()
-    run.end()
+    held, fixed = Dual(model, w, optimizer, mine, comm), ("weight_decay", "l1")
+    run.begin("coordinate_descent", held, data, fixed, learning_rate=lambda step: np.nan, tolerance=tolerance)
+    for step in run.rounds():
+        before = mine.dual.copy() if averaged > 1 else mine.dual
+        loss = mine.visit(step * visits, visits, sigma)
+        comm.all_reduce(mine.v.reshape(-1), op="mean")
+        if averaged > 1:
+            mine.dual[:] = before + (mine.dual - before) / averaged
+        mine.weights_into(w)
+        optimizer.step += 1
+        run.record(loss, total)
+        run.boundary()
     mine.close()
     run.report(rounds=run.step)
     return w

@@ -113,39 +113,36 @@ def train(
     for part in filter(None, parts):
         for name, tracked in part.tracked().items():
             run.track(name, tracked)
-    run.stopping.goal = rounds_to
     run.report(clients=len(rows), clients_per_round=averaging.clients, partition=run.options.partition)
-    run.begin("federated", Whole(model, w, rule), data, fixed=("clients", "partition"))
-    run.metrics.learning_rate = optimizer.schedule  # the clients'
-    run.start()
+    held, fixed = Whole(model, w, rule), ("clients", "partition")
+    clients_rate = optimizer.schedule
+    run.begin("federated", held, data, fixed, clients_rate, goal=rounds_to)
     with threadpool_limits(1):  # the ranks are the parallelism; and sums in one order, whatever the number of ranks
-        while not run.over:
-            with run.stopwatch.step():
-                turn, loss = run.step, 0.0
-                work = {client: client_update.work(client) for client in averaging.ask(turn)}
-                dealt = deal(work, comm.size)
-                aggregator.begin(dealt)
-                if late_sum:
-                    late_sum.begin(dealt)
-                for client in dealt[comm.rank]:
-                    change, client_loss = client_update(client, turn, w)
-                    loss += client_loss
-                    answer = fate(random, turn, client, drop_out, late)
-                    if answer != "dropped":
-                        message = codec.encode(client, change, averaging.weigh(client, change))
-                        (late_sum if answer == "late" else aggregator).add(client, message)
-                codec.refuse_far_changes(run.bookkeeping, turn)
-                run.share(loss)
-                total = aggregator.finish()
-                if late_sum:
-                    late_sum.add_pending_to(total)
-                weight = averaging.finish(gradient, codec.decode(total, gradient), turn)
-                if weight:
-                    rule.update(w, gradient, scale=1 / weight)
-                run.record(loss, sum(work.values()))
-                run.boundary()
-    run.end()
-    run.report(rounds=run.step, **aggregator.report(), **averaging.report())
+        for turn in run.rounds():
+            loss, work = 0.0, {client: client_update.work(client) for client in averaging.ask(turn)}
+            dealt = deal(work, comm.size)
+            aggregator.begin(dealt)
+            if late_sum:
+                late_sum.begin(dealt)
+            for client in dealt[comm.rank]:
+                change, client_loss = client_update(client, turn, w)
+                loss += client_loss
+                answer = fate(random, turn, client, drop_out, late)
+                if answer != "dropped":
+                    message = codec.encode(client, change, averaging.weigh(client, change))
+                    (late_sum if answer == "late" else aggregator).add(client, message)
+            codec.refuse_far_changes(held.peers, turn)
+            run.share(loss)
+            total = aggregator.finish()
+            if late_sum:
+                late_sum.add_pending_to(total)
+            weight = averaging.finish(gradient, codec.decode(total, gradient), turn)
+            if weight:
+                rule.update(w, gradient, scale=1 / weight)
+            run.record(loss, sum(work.values()))
+            run.boundary()
+    done = run.progress
+    run.report(rounds=done.step, **aggregator.report(), **averaging.report())
     if rounds_to:
-        run.report(rounds_to_accuracy=run.step if run.stopped == "accuracy" else None)
+        run.report(rounds_to_accuracy=done.step if done.stopped == "accuracy" else None)
     return w

@@ -32,7 +32,7 @@ DeFacto: Lu and De Sa, "Optimal complexity in decentralized training", ICML 2021
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -55,6 +55,7 @@ from hpcdl.data import Batch, Data
 from hpcdl.errors import UsageError, unknown
 from hpcdl.kernels.device import Array
 from hpcdl.kernels.reduce import add_scaled
+from hpcdl.memory import Memory
 from hpcdl.optim import Optimizer
 from hpcdl.runs.replicas import Replicas
 from hpcdl.runs.run import Run
@@ -82,16 +83,18 @@ def train(
         phase = batches_of(method, topology, rule, phase)
     if optimizer.average_from is not None and method in ("detag", "defacto", "gradient-tracking"):
         optimizer.average_from //= phase  # which counts updates, one for each phase
-    step = METHODS[method](comm, model, run, w, gradient, optimizer, topology, rule, phase)
+    step = METHODS[method](comm, model, run.memory, w, gradient, optimizer, topology, rule, phase)
+    for name, vector in step.tracked.items():
+        run.track(name, PerRank(vector))
     run.report(allreduce=None, method=method, topology=topology.spec, mixing=rule, phase=phase)
     run.report(spectral_gap=spectral_gap(mixing_over_period(topology, rule)))
     fixed = "method", "topology", "mixing", "phase"
     run.begin("gossip", Replicas(model, w, optimizer), data, fixed)
     if run.outlived and isinstance(step, GradientTracking):
         step.begin_anew()
-    for batch in run.batches(data, share=(comm.rank, comm.size)):
+    for t, batch in enumerate(run.batches(data, share=(comm.rank, comm.size)), run.step):
         gradient[:] = 0
-        loss = step(batch)
+        loss = step(batch, t)
         run.record(loss, batch.total)
         run.boundary()
     run.report(updates=optimizer.step)
@@ -119,13 +122,15 @@ def batches_of(method: str, topology: Topology, rule: str, phase: int = 0) -> in
 
 
 class AdaptThenCombine:
-    """Step, then average with the neighbours."""
+    """Step, then average with the neighbours. tracked: the vectors of a rank that a checkpoint holds, too."""
+
+    tracked: ClassVar[dict[str, Array]] = {}
 
     def __init__(
         self,
         comm: Communicator,
         model: Any,
-        run: Run,
+        memory: Memory,
         w: Array,
         gradient: Array,
         optimizer: Optimizer,
@@ -133,22 +138,22 @@ class AdaptThenCombine:
         rule: str,
         phase: int,
     ):
-        self.comm, self.model, self.run, self.w, self.gradient = comm, model, run, w, gradient
+        self.comm, self.model, self.memory, self.w, self.gradient = comm, model, memory, w, gradient
         self.optimizer = optimizer
-        self.gossip, self.matrix = Gossip(comm, w, run.memory), matrices(topology, rule)
+        self.gossip, self.matrix = Gossip(comm, w, memory), matrices(topology, rule)
 
-    def __call__(self, batch: Batch) -> float:
+    def __call__(self, batch: Batch, t: int) -> float:
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient)
         self.optimizer.update(self.w, self.gradient, scale=self.comm.size / batch.total)
-        self.gossip.round(self.matrix(self.run.step))
+        self.gossip.round(self.matrix(t))
         return loss
 
 
 class DPSGD(AdaptThenCombine):
     """Average with the neighbours, meanwhile compute the gradient where one was before, and step by it."""
 
-    def __call__(self, batch: Batch) -> float:
-        self.gossip.start(self.matrix(self.run.step))
+    def __call__(self, batch: Batch, t: int) -> float:
+        self.gossip.start(self.matrix(t))
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient, self.gossip.progress)
         self.gossip.finish()
         self.optimizer.update(self.w, self.gradient, scale=self.comm.size / batch.total)
@@ -162,7 +167,7 @@ class GradientTracking:
         self,
         comm: Communicator,
         model: Any,
-        run: Run,
+        memory: Memory,
         w: Array,
         gradient: Array,
         optimizer: Optimizer,
@@ -170,17 +175,17 @@ class GradientTracking:
         rule: str,
         phase: int,
     ):
-        self.comm, self.model, self.run, self.w, self.gradient = comm, model, run, w, gradient
+        self.comm, self.model, self.memory, self.w, self.gradient = comm, model, memory, w, gradient
         self.optimizer = optimizer
         self.matrix, self.phase = matrices(topology, rule), phase
         self.both = comm.empty(2 * w.size, w.dtype)  # x and y, which travel together
         self.x, self.y = self.both[: w.size], self.both[w.size :]
         self.x[:], self.y[:] = w, 0
+        self.before: dict[str, Array] = {}  # of accelerated gossip
         self.gossip = self.rounds(topology, rule)
         self.mean, self.last = comm.empty(like=w), comm.empty(like=w)  # gradients: of this phase, of the one before
         self.mean[:], self.last[:] = 0, 0
-        for name, vector in {"gossip": self.both, "mean_gradient": self.mean, "last_gradient": self.last}.items():
-            run.track(name, PerRank(vector))
+        self.tracked = self.before | {"gossip": self.both, "mean_gradient": self.mean, "last_gradient": self.last}
 
     def begin_anew(self) -> None:
         """Ranks are gone, with their parts of the sum of all y: y is the rank's own last gradient, as in the beginning.
@@ -190,11 +195,11 @@ class GradientTracking:
         self.y[:] = self.last
 
     def rounds(self, topology: Topology, rule: str) -> Gossip:
-        return Gossip(self.comm, self.both, self.run.memory)
+        return Gossip(self.comm, self.both, self.memory)
 
-    def __call__(self, batch: Batch) -> float:
-        run, last = self.run, (self.run.step + 1) % self.phase == 0
-        self.gossip.start(self.matrix(run.step))
+    def __call__(self, batch: Batch, t: int) -> float:
+        last = (t + 1) % self.phase == 0
+        self.gossip.start(self.matrix(t))
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient, self.gossip.progress)
         add_scaled(self.mean, self.gradient, self.comm.size / (batch.total * self.phase))
         self.gossip.finish()
@@ -202,7 +207,7 @@ class GradientTracking:
             self.y += self.mean
             self.y -= self.last
             self.last[:], self.mean[:] = self.mean, 0
-            self.optimizer.update(self.x, self.y, rate=self.optimizer.schedule(run.step))
+            self.optimizer.update(self.x, self.y, rate=self.optimizer.schedule(t))
             self.w[:] = self.x
         return loss
 
@@ -213,14 +218,14 @@ class DeTAG(GradientTracking):
     gossip: AcceleratedGossip
 
     def rounds(self, topology: Topology, rule: str) -> AcceleratedGossip:
-        gossip = AcceleratedGossip(self.comm, self.both, acceleration(mixing(topology, 0, rule)), self.run.memory)
-        self.run.track("gossip_before", PerRank(gossip.before))
+        gossip = AcceleratedGossip(self.comm, self.both, acceleration(mixing(topology, 0, rule)), self.memory)
+        self.before["gossip_before"] = gossip.before
         return gossip
 
-    def __call__(self, batch: Batch) -> float:
-        if self.run.step % self.phase == 0:
+    def __call__(self, batch: Batch, t: int) -> float:
+        if t % self.phase == 0:
             self.gossip.begin()
-        return super().__call__(batch)
+        return super().__call__(batch, t)
 
 
 class DeFacto:
@@ -230,7 +235,7 @@ class DeFacto:
         self,
         comm: Communicator,
         model: Any,
-        run: Run,
+        memory: Memory,
         w: Array,
         gradient: Array,
         optimizer: Optimizer,
@@ -238,25 +243,25 @@ class DeFacto:
         rule: str,
         phase: int,
     ):
-        self.comm, self.model, self.run, self.w, self.gradient = comm, model, run, w, gradient
+        self.comm, self.model, self.memory, self.w, self.gradient = comm, model, memory, w, gradient
         self.optimizer = optimizer
-        self.gossip, self.factors, self.phase = Gossip(comm, w, run.memory), exact_factors(topology), phase
+        self.gossip, self.factors, self.phase = Gossip(comm, w, memory), exact_factors(topology), phase
         self.mean = comm.empty(like=w)
         self.mean[:] = 0
-        run.track("mean_gradient", PerRank(self.mean))
+        self.tracked = {"mean_gradient": self.mean}
 
-    def __call__(self, batch: Batch) -> float:
+    def __call__(self, batch: Batch, t: int) -> float:
         loss = self.model.loss_and_gradient(self.w, batch, self.gradient)
         add_scaled(self.mean, self.gradient, self.comm.size / (batch.total * self.phase))
-        if (self.run.step + 1) % self.phase == 0:
-            self.optimizer.update(self.w, self.mean, rate=self.optimizer.schedule(self.run.step))
+        if (t + 1) % self.phase == 0:
+            self.optimizer.update(self.w, self.mean, rate=self.optimizer.schedule(t))
             self.mean[:] = 0
             for factor in self.factors:
                 self.gossip.round(factor)
         return loss
 
 
-METHODS: dict[str, Callable[..., Callable[[Batch], float]]] = {
+METHODS: dict[str, Callable[..., Any]] = {
     "adapt-then-combine": AdaptThenCombine,
     "dpsgd": DPSGD,
     "gradient-tracking": GradientTracking,

@@ -60,7 +60,7 @@ def train(
         held.update(batch.total)
         run.record(loss if held.reports_loss else 0.0, batch.total)
         run.boundary()
-    run.report(**layers.costs(run.bookkeeping))
+    run.report(**layers.costs(held.peers))
     if draw and comm.rank < comm.size // copies and t == 0:
-        run.display.line(pictures(schedule, stages, microbatches, chunks, layers.gather_spans()))
+        run.say(pictures(schedule, stages, microbatches, chunks, layers.gather_spans()))
     return held.parameters

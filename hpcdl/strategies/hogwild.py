@@ -66,8 +66,9 @@ from hpcdl.parallel.thread_team import ThreadTeam, check_rule, touched, words_fo
 from hpcdl.parameter_server.consistency import Consistency
 from hpcdl.parameter_server.parameter_store import ParameterStore
 from hpcdl.parameter_server.run_on_servers import Keeper, OnServers, asked
-from hpcdl.runs.interrupted import end_here
+from hpcdl.random import Random
 from hpcdl.runs.run import Run
+from hpcdl.runs.stopwatch import Stopwatch
 
 log = logging.getLogger("hpcdl")
 JOINS = "all-reduce", "gossip", "servers"
@@ -98,43 +99,41 @@ def train(
     with refuse_together(comm.mpi):
         form = form_of(model, optimizer)
     sharing, share = Sharing(comm, run, shared), (comm.rank, comm.size)
-    w, words, state = arrays_of(sharing, comm, model, optimizer, run, threads)
+    w, words, state = arrays_of(sharing, comm, model, optimizer, run.random, threads)
     one, alone, tally = sharing.vectors == 1, comm.size == 1, ThreadCounts(optimizer)
     held: Any = OneVector(model, w, optimizer, tally) if one else Vectors(model, w, optimizer, tally, sharing)
-    turns, crowded = most_turns(run, data, share, threads, batch), outnumbered(run, threads)
+    bookkeeping, (size, per_epoch, _) = run.bookkeeping, run.plan(data)
+    turns = most_turns(bookkeeping, data.most_rows(size, share), threads, batch)
+    crowded = outnumbered(bookkeeping, threads, comm.rank == 0)
     with refuse_together(comm.mpi):
         joined = None if one else Join(run, sharing, w, join, topology, rule)
         settings: dict[str, Any] = {"threads": threads, "locking": locking, "batch": batch, "words": words}
         settings["exchange_every"] = exchange_every
         settings |= {"first": sharing.place * threads, "count": sharing.sharers * threads, "turns": turns}
-        decays = decays_of(run, data, share, optimizer)
+        decays = decays_of(bookkeeping, data, share, optimizer)
         team = tally.team = ThreadTeam(form, data, w, optimizer, decays, crowded=crowded, **settings)
-    team.weigh(run.memory)
     run.report(allreduce=comm.allreduce if joined and join == "all-reduce" else None, locking=locking, shared=shared)
     run.report(threads=threads, vectors=sharing.vectors, update_batch=batch, repeatable=team.count == 1)
     run.report(join=join if joined else None, join_every=join_every if joined else None, exchange_every=exchange_every)
     run.begin("hogwild", held, data)
     kept = [(vector, vector.copy()) for vector in (w, *state)] if alone else []  # as of the last whole round
-    run.start()
-    while not run.over:
-        with run.stopwatch.step():
-            with run.stopwatch.fetching():
-                _, source, _, total = data.part_in_place(*divmod(run.step, run.per_epoch), run.batch, share)
+    for step in run.rounds():
+        with run.stopwatch.fetching():
+            _, source, _, total = data.part_in_place(*divmod(step, per_epoch), size, share)
+        for vector, copy in kept:
+            copy[:] = vector
+        loss = team.round(source, optimizer.schedule(step), interruptible=alone)
+        if loss is None:  # a signal came
             for vector, copy in kept:
-                copy[:] = vector
-            loss = team.round(source, optimizer.schedule(run.step), interruptible=alone)
-            if loss is None:  # a signal came
-                for vector, copy in kept:
-                    vector[:] = copy
-                end_here(run)
-                break
-            if joined and (run.step + 1) % join_every == 0:
-                joined.meet((run.step + 1) // join_every - 1)
-            run.record(loss, total)
-            run.boundary()
-    run.end()
+                vector[:] = copy
+            run.interrupted()
+            continue
+        if joined and (step + 1) % join_every == 0:
+            joined.meet((step + 1) // join_every - 1)
+        run.record(loss, total)
+        run.boundary()
     team.close()
-    tally.gather(run.bookkeeping)
+    tally.gather(bookkeeping)
     run.report(**tally.entries(run.seconds))
     return w
 
@@ -166,10 +165,11 @@ def train_on_servers(
     w = np.empty(model.layout.size, model.layout.dtype) if works else None
     keeper = Keeper(run) if comm.rank == 0 else None
     held = OnServers(model, w if whole is None else whole, optimizer, works, keeper)
-    crowded = outnumbered(run, threads)
+    bookkeeping, stopwatch, memory = run.bookkeeping, run.stopwatch, run.memory
+    crowded = outnumbered(bookkeeping, threads, comm.rank == 0)
     with refuse_together(comm.mpi):
         if w is not None:
-            decays = decays_of(run, data, (0, 1), optimizer)
+            decays = decays_of(bookkeeping, data, (0, 1), optimizer)
             settings: dict[str, Any] = {"threads": threads, "locking": locking, "batch": batch}
             settings["exchange_every"] = exchange_every
             words = words_for(threads)
@@ -188,22 +188,23 @@ def train_on_servers(
         initial=whole,
         lead=keeper,
         start=run.step,
-        memory=run.memory,
+        memory=memory,
     )
-    run.start()
-    if w is None or tally.team is None:
-        with run.stopwatch.step("serve"):
-            store.serve()
-    else:
-        work(comm, store, data, w, tally.team, optimizer, run)
-        tally.team.close()
-    run.end()
+    with run.going_on():
+        if w is None or tally.team is None:
+            with stopwatch.step("serve"):
+                store.serve()
+        else:
+            memory.hold("parameters", w)  # as it was pulled
+            tally.team.weigh(memory)
+            work(comm, store, data, run.plan(data), w, tally.team, optimizer, stopwatch)
+            tally.team.close()
     store.free()
-    updates = optimizer.step
-    tally.gather(run.bookkeeping)
-    run.report(**tally.entries(run.seconds))  # samples are of this leg; updates of all
-    run.report(updates=updates, updates_per_second=updates / max(1e-9, run.seconds))
-    held.raise_failure(run.bookkeeping)
+    updates, seconds = optimizer.step, run.seconds
+    tally.gather(bookkeeping)
+    run.report(**tally.entries(seconds))  # samples are of this leg; updates of all
+    run.report(updates=updates, updates_per_second=updates / max(1e-9, seconds))
+    held.raise_failure()
     return store.server.values if held.parameters is None else held.parameters
 
 
@@ -211,21 +212,24 @@ def work(
     comm: Communicator,
     store: ParameterStore,
     data: Data,
+    plan: tuple[int, int, int],
     w: np.ndarray,
     team: ThreadTeam,
     optimizer: Optimizer,
-    run: Run,
+    stopwatch: Stopwatch,
 ) -> None:
-    """What a worker does: pull, let its threads work, push what they have changed, until no round is left."""
-    before = run.memory.hold("parameters", np.empty_like(w))
-    team.weigh(run.memory)
+    """What a worker does: pull, let its threads work, push what they have changed, until no round is left.
+
+    plan: as `Run.plan` gives it.
+    """
+    before, (batch, per_epoch, _) = np.empty_like(w), plan
     while True:
-        with run.stopwatch.step():
-            step = asked(comm, store, run, store.pull, w)
+        with stopwatch.step():
+            step = asked(comm, store, stopwatch, store.pull, w)
             if step is None:
                 break
-            with run.stopwatch.fetching():
-                _, source, _, total = data.part_in_place(*divmod(step, run.per_epoch), run.batch)
+            with stopwatch.fetching():
+                _, source, _, total = data.part_in_place(*divmod(step, per_epoch), batch)
             before[:] = w
             loss = team.round(source, optimizer.schedule(step))
             w -= before
@@ -242,7 +246,7 @@ def form_of(model: Any, optimizer: Optimizer) -> LinearForm:
 
 
 def arrays_of(
-    sharing: Sharing, comm: Communicator, model: Any, optimizer: Optimizer, run: Run, threads: int
+    sharing: Sharing, comm: Communicator, model: Any, optimizer: Optimizer, random: Random, threads: int
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """The vector with its initial values, the words of its threads, the optimizer's vectors; collective."""
     vector = model.layout.size, model.layout.dtype
@@ -250,28 +254,28 @@ def arrays_of(
     w, words, *state = sharing.arrays(comm, [vector, count, *(vector for _ in optimizer.state)])
     optimizer.state = dict(zip(optimizer.state, state, strict=True))
     if sharing.place == 0:
-        w[:] = model.initialize(run.random)
+        w[:] = model.initialize(random)
     sharing.meet()
     return w, words, state
 
 
-def most_turns(run: Run, data: Data, share: tuple[int, int], threads: int, batch: int) -> int:
-    """No thread of any rank has more updates in a round; collective."""
-    most = run.bookkeeping.mpi.allreduce(data.most_rows(run.plan(data)[0], share), op=MPI.MAX)
+def most_turns(bookkeeping: Communicator, rows: int, threads: int, batch: int) -> int:
+    """No thread of any rank has more updates in a round; rows: the most that this rank has. Collective."""
+    most = bookkeeping.mpi.allreduce(rows, op=MPI.MAX)
     return math.ceil(math.ceil(most / threads) / batch)
 
 
-def outnumbered(run: Run, threads: int) -> bool:
-    """Whether the threads of a node's ranks outnumber its cores, of which rank 0 warns; collective."""
-    node = ranks_of_node(run.bookkeeping.mpi)
+def outnumbered(bookkeeping: Communicator, threads: int, leads: bool) -> bool:
+    """Whether the threads of a node's ranks outnumber its cores, of which the rank that leads warns; collective."""
+    node = ranks_of_node(bookkeeping.mpi)
     here, there = node.size * threads, cores(node)
     node.Free()
-    if run.comm.rank == 0 and threads > 1 and here > there:
+    if leads and threads > 1 and here > there:
         log.warning("%s on %s take turns: more threads bring no speed", counted(here, "thread"), counted(there, "core"))
     return here > there
 
 
-def decays_of(run: Run, data: Data, share: tuple[int, int], optimizer: Optimizer) -> np.ndarray | None:
+def decays_of(bookkeeping: Communicator, data: Data, share: tuple[int, int], optimizer: Optimizer) -> np.ndarray | None:
     """By how much an example pulls each coordinate that it touches, lambda n / d_u; None of dense rows. Collective.
 
     The bias, which all examples touch, is pulled by lambda.
@@ -281,7 +285,7 @@ def decays_of(run: Run, data: Data, share: tuple[int, int], optimizer: Optimizer
     rows, source, _ = data.in_place(0, share)
     counts = touched(rows, source)
     if share[1] > 1:
-        run.bookkeeping.all_reduce(counts)
+        bookkeeping.all_reduce(counts)
     factors = data.examples / np.maximum(1, np.append(counts, data.examples))
     return (optimizer.weight_decay * factors).astype(optimizer.dtype)
 

@@ -92,17 +92,17 @@ def train(
         elif local_momentum == "reset":
             optimizer.reset()
 
-    for batch in run.batches(data, share=(comm.rank, comm.size)):
+    for t, batch in enumerate(run.batches(data, share=(comm.rank, comm.size)), run.step):
         gradient[:] = 0
         loss = model.loss_and_gradient(w, batch, gradient)
-        if run.step < first:
+        if t < first:
             comm.all_reduce(gradient)
             optimizer.update(w, gradient, scale=1 / batch.total)
         else:
-            if outer_optimizer and run.step == first:
+            if outer_optimizer and t == first:
                 outer_optimizer.start[:] = w
             optimizer.update(w, gradient, scale=comm.size / batch.total)
-            if (run.step + 1 - first) % sync_every == 0:
+            if (t + 1 - first) % sync_every == 0:
                 synchronize()
         run.record(loss, batch.total)
         run.boundary()

@@ -36,5 +36,5 @@ def train(
         held.update(batch.total)
         run.record(loss, batch.total)
         run.boundary()
-    run.report(**stage.costs(run.bookkeeping))
+    run.report(**stage.costs(held.peers))
     return held.parameters

@@ -56,8 +56,9 @@ from hpcdl.parameter_server.run_on_servers import Keeper, OnServers, asked
 from hpcdl.parameter_server.sparse_keys import KEY, VectorRows
 from hpcdl.parameter_server.store_client import shows_own_pushes
 from hpcdl.parameter_server.store_messages import Push
-from hpcdl.recovery.server_failover import WorkShare, share_at
+from hpcdl.recovery.server_failover import WorkDivision, WorkShare, share_at
 from hpcdl.runs.run import Run
+from hpcdl.runs.stopwatch import Stopwatch
 
 log = logging.getLogger("hpcdl")
 LATE_OWN = (
@@ -97,7 +98,7 @@ def train(
             check_sparse_push(optimizer, data.sparse or not works)  # a server sees them as it scores them
         if replicas > 1:
             check_replicas(model, optimizer, consistency)
-    survivor = run.options.survivor
+    survivor, stopwatch = run.options.survivor, run.stopwatch
     group = run.until_end(comm.split(0 if serves else None, name="servers", allreduce="tree"))
     cut = cut_slices(size, holders, rows.width if rows else 1)[comm.rank] if serves else slice(0, 0)
     optimizer = optimizer.of_size(cut.stop - cut.start)
@@ -133,41 +134,50 @@ def train(
         careful=careful,
         progress=None if survivor is None else survivor.progress,
     )
-    if run.options.resume or (survivor is not None and survivor.goes_on):
+    if held.goes_on:
         for which in range(1, 1 + len(optimizer.state)):
             store.scatter(held.loaded.get(which), which)
     if careful:
         store.replicate()
     if survivor is not None:
         survivor.begin(store)
-        run.bookkeeping.barrier()  # whoever is gone from here on is outlived
-    run.start()
-    if works:
-        work(comm, store, model, data, pulled, run)
-    else:
-        with run.stopwatch.step("serve"):
-            store.serve()
-    if keeper is not None:
-        counts = store.server.clocks.staleness
-        run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
-    if careful:
-        report_pushes(store, run)
-    run.end()
+        held.everyone.barrier()  # whoever is gone from here on is outlived
+    with run.going_on():
+        if works:
+            plan = *run.plan(data)[:2], run.steps
+            batches = Batches(comm, store, data, plan, stopwatch, survivor and survivor.division)
+            work(comm, store, model, batches, pulled, optimizer.clip_norm > 0, stopwatch)
+        else:
+            with stopwatch.step("serve"):
+                store.serve()
+        if keeper is not None:
+            counts = store.server.clocks.staleness
+            run.report(staleness_histogram=[counts[each] for each in range(max(counts, default=-1) + 1)])
+        if careful:
+            report_pushes(store, held.everyone, run)
     if held.average:
-        held.hand_out(run.bookkeeping, [rank for rank in store.clients if rank > 0])
+        held.hand_out([rank for rank in store.clients if rank > 0])
     store.free()
-    held.raise_failure(run.bookkeeping)
+    held.raise_failure()
     return store.server.values if held.parameters is None else held.parameters
 
 
-def work(comm: Communicator, store: ParameterStore, model: Any, data: Data, parameters: Array, run: Run) -> None:
+def work(
+    comm: Communicator,
+    store: ParameterStore,
+    model: Any,
+    batches: "Batches",
+    parameters: Array,
+    clip: bool,
+    stopwatch: Stopwatch,
+) -> None:
     """What a worker does: pull, compute, push, until no step is left; at the end `parameters` are the final ones."""
-    clip, keyed = run.options.clip_norm > 0, store.rows is not None
+    keyed = store.rows is not None
     gradient = device_of(parameters).zeros(parameters.size, parameters.dtype)
-    with contextlib.closing(Batches(comm, store, data, run)) as batches:
+    with contextlib.closing(batches):
         while True:
-            with run.stopwatch.step():
-                batch = (pull_touched if keyed else pull_all)(comm, store, parameters, batches, run)
+            with stopwatch.step():
+                batch = (pull_touched if keyed else pull_all)(comm, store, parameters, batches, stopwatch)
                 if batch is None:
                     break
                 if not keyed:  # else the push has left zeros
@@ -180,24 +190,33 @@ def work(comm: Communicator, store: ParameterStore, model: Any, data: Data, para
                 norm = math.sqrt(sum_of_squares(gradient)) if clip else 0.0
                 push = store.push_at if keyed else store.push
                 push(gradient, count=count, total=batch.total, loss=loss, norm=norm)
-    with run.stopwatch.step("serve") if comm.rank == 0 else contextlib.nullcontext():  # rank 0's clock is the run's
+    with stopwatch.step("serve") if comm.rank == 0 else contextlib.nullcontext():  # rank 0's clock is the run's
         store.close(parameters)
 
 
 class Batches:
     """This worker's part of the batch of any step; under async the whole batch.
 
-    Where workers are gone that is another one from some step on, and what they have left is added to its next push
+    plan: examples of a batch, steps of an epoch, steps in all. division: of the batches where workers may be gone:
+    another part is theirs from some step on, and what others have left is added to the next push
     (hpcdl/recovery/server_failover.py).
     """
 
-    def __init__(self, comm: Communicator, store: ParameterStore, data: Data, run: Run):
-        self.data, self.run, self.ahead = data, run, store.consistency.clocked
-        if run.options.survivor is None:
+    def __init__(
+        self,
+        comm: Communicator,
+        store: ParameterStore,
+        data: Data,
+        plan: tuple[int, int, int],
+        stopwatch: Stopwatch,
+        division: WorkDivision | None,
+    ):
+        self.data, self.stopwatch, self.ahead = data, stopwatch, store.consistency.clocked
+        self.batch, self.per_epoch, self.steps = plan
+        if division is None:
             parts = (store.clients.index(comm.rank), len(store.clients)) if self.ahead else (0, 1)
             self.shares, self.left = [WorkShare(0, *parts)], []  # type: list[WorkShare], list[WorkShare]
         else:
-            division = run.options.survivor.division
             self.shares, self.left = division.shares[comm.rank], division.orphans.get(comm.rank, [])
         self.share: WorkShare | None = None
         self.cursor: Any = None  # Cursor, from the first batch on
@@ -207,16 +226,16 @@ class Batches:
         share = share_at(self.shares, step)
         if share != self.share:
             self.close()
-            self.share, self.cursor = share, self.data.cursor(self.run.batch, share[1:], self.ahead)
-        with self.run.stopwatch.fetching():
-            return self.cursor.take(*divmod(step, self.run.per_epoch))  # type: ignore[no-any-return]
+            self.share, self.cursor = share, self.data.cursor(self.batch, share[1:], self.ahead)
+        with self.stopwatch.fetching():
+            return self.cursor.take(*divmod(step, self.per_epoch))  # type: ignore[no-any-return]
 
     def orphans(self) -> Iterator[Batch]:
         """What has been left of steps by workers that are gone, once."""
         while self.left:
             step, *own = self.left[0]
-            with contextlib.closing(self.data.cursor(self.run.batch, (own[0], own[1]), False)) as cursor:
-                yield cursor.take(*divmod(step, self.run.per_epoch))
+            with contextlib.closing(self.data.cursor(self.batch, (own[0], own[1]), False)) as cursor:
+                yield cursor.take(*divmod(step, self.per_epoch))
             self.left = self.left[1:]
 
     def close(self) -> None:
@@ -225,22 +244,24 @@ class Batches:
             self.cursor.close()
 
 
-def pull_all(comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, run: Run) -> Batch | None:
+def pull_all(
+    comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, stopwatch: Stopwatch
+) -> Batch | None:
     """The batch to compute on these parameters, which are pulled; None: no step is left."""
-    step = asked(comm, store, run, store.pull, parameters)
+    step = asked(comm, store, stopwatch, store.pull, parameters)
     return None if step is None else batches.take(step)
 
 
 def pull_touched(
-    comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, run: Run
+    comm: Communicator, store: ParameterStore, parameters: Array, batches: Batches, stopwatch: Stopwatch
 ) -> Batch | None:
     """Likewise, but the batch comes first, and what it touches of the parameters is pulled."""
-    step = store.clock if store.consistency.clocked else asked(comm, store, run, store.draw)
-    if step is None or step >= run.steps:
+    step = store.clock if store.consistency.clocked else asked(comm, store, stopwatch, store.draw)
+    if step is None or step >= batches.steps:
         return None
     batch = batches.take(step)
     keys = np.unique(batch.x.indices[batch.x.part]).astype(KEY)
-    return None if asked(comm, store, run, store.pull_at, parameters, keys) is None else batch
+    return None if asked(comm, store, stopwatch, store.pull_at, parameters, keys) is None else batch
 
 
 def touched_rows(model: Any) -> VectorRows:
@@ -276,10 +297,10 @@ def check_replicas(model: Any, optimizer: Optimizer, consistency: Consistency) -
         raise UsageError("--replicas: what a model holds beside its parameters has no replicas; leave out one of them")
 
 
-def report_pushes(store: ParameterStore, run: Run) -> None:
+def report_pushes(store: ParameterStore, everyone: Communicator, run: Run) -> None:
     """Let rank 0 tell how many pushes each slice has applied, in all legs in this job; collective."""
     mine = sum(store.server.clocks.staleness.values()) if store.serves else None
-    told = run.bookkeeping.mpi.gather(mine)
+    told = everyone.mpi.gather(mine)
     if told is not None:
         run.report(pushes_applied=[each for each in told if each is not None])
 

@@ -78,45 +78,46 @@ def train(
             held.update(batch.total)
             run.record(loss, batch.total)
             run.boundary()
-    run.report(**stage.costs(run.bookkeeping))
+    run.report(**stage.costs(held.peers))
     if draw:
-        run.display.line(pictures(schedule, comm.size, microbatches, chunks, stage.gather_spans()))
+        run.say(pictures(schedule, comm.size, microbatches, chunks, stage.gather_spans()))
     return held.parameters
 
 
 def pipedream(comm: Communicator, data: Data, run: Run, held: CutModel, stage: Stage) -> None:
     """The loop of PipeDream: a step of the run is the backward, and the update, of one micro-batch."""
     stash = Stash(stage, held.shards, versions=comm.size - 1 - comm.rank)
-    first, oldest = run.step, 0
+    first, oldest, stopwatch = run.step, 0, run.stopwatch
+    size, per_epoch, _ = run.plan(data)
     in_flight: dict[int, tuple[int, int, float]] = {}  # examples, updates before forward, loss; by micro-batch
-    cursor = data.cursor(run.batch, held.share, ahead=False)
+    cursor = data.cursor(size, held.share, ahead=False)
     run.agree_seldom(MEET * comm.size)
-    run.start()
     stage.begin(SHOWN)  # all of it is one step
-    for kind, k, _ in actions_of("pipedream", comm.size, comm.rank, max(1, run.steps - first)):
-        if run.over:
-            break
-        if first + k >= run.steps:  # told to stop, it was not begun
-            continue
-        with run.stopwatch.step():
-            if kind == "F":
-                with run.stopwatch.fetching():
-                    batch = kept(cursor.take(*divmod(first + k, run.per_epoch)))
-                in_flight[k] = batch.total, run.step, stage.forward(k, 0, batch)
-                stash.forward(k)
-            else:
-                held.zero_gradient()
-                stage.backward(k, 0)
-                stash.backward(k)
-                total, updates, loss = in_flight.pop(k)
-                oldest = max(oldest, run.step - updates)
-                held.update(total)
-                run.record(loss, total)
-                run.boundary()
-    stage.end(run.stopwatch.apart_seconds)
-    run.end()
-    with activity.inside("gather the ages", run.bookkeeping):
-        run.report(weights_updates_old=run.bookkeeping.mpi.allgather(oldest))
+    with run.going_on():
+        for kind, k, _ in actions_of("pipedream", comm.size, comm.rank, max(1, run.steps - first)):
+            if run.over:
+                break
+            if first + k >= run.steps:  # told to stop, it was not begun
+                continue
+            done = run.step
+            with stopwatch.step():
+                if kind == "F":
+                    with stopwatch.fetching():
+                        batch = kept(cursor.take(*divmod(first + k, per_epoch)))
+                    in_flight[k] = batch.total, done, stage.forward(k, 0, batch)
+                    stash.forward(k)
+                else:
+                    held.zero_gradient()
+                    stage.backward(k, 0)
+                    stash.backward(k)
+                    total, updates, loss = in_flight.pop(k)
+                    oldest = max(oldest, done - updates)
+                    held.update(total)
+                    run.record(loss, total)
+                    run.boundary()
+        stage.end(stopwatch.apart_seconds)
+    with activity.inside("gather the ages", held.peers):
+        run.report(weights_updates_old=held.peers.mpi.allgather(oldest))
 
 
 def kept(batch: Batch) -> Batch:

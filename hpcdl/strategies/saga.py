@@ -52,9 +52,10 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
     run.track("mean_gradient", Same(mu))
     run.report(method="saga")
     run.begin("svrg", Whole(model, w, optimizer), data, ("method",))
-    for batch in run.batches(data, share=(comm.rank, comm.size)):
-        if run.step == 0:
-            for part in whole_pass(comm, data, run):
+    size, per_epoch, _ = run.plan(data)
+    for t, batch in enumerate(run.batches(data, share=(comm.rank, comm.size)), run.step):
+        if t == 0:
+            for part in whole_pass(comm, data, size, batch.epoch):
                 table.differences(w, part, mu)
             comm.all_reduce(mu)
             scale(mu, 1 / data.examples)
@@ -66,7 +67,7 @@ def train(comm: Communicator, model: Any, data: Data, optimizer: Optimizer, run:
         add_scaled(step, d, 1 / batch.total)
         optimizer.update(w, step)
         add_scaled(mu, d, 1 / data.examples)
-        if (run.step + 1) % run.per_epoch == 0:
+        if (t + 1) % per_epoch == 0:
             table.exchange()
         run.record(loss, batch.total)
         run.boundary()

@@ -55,10 +55,12 @@ def train(
     per_epoch, steps = run.plan(data)[1:]
     burn_in, thin = burn_in or 5 * per_epoch, thin or per_epoch
     number = next(c for c, part in enumerate(chunks(comm.size, chains)) if part.start <= comm.rank < part.stop)
+    options = run.options
+    seed = options.seed
     group = comm if chains == 1 else run.until_end(comm.split(number, name="chain"))
-    w, key = group.empty(model.layout.size, model.layout.dtype), noise_key(run.options.seed, number)
+    w, key = group.empty(model.layout.size, model.layout.dtype), noise_key(seed, number)
     if group.rank == 0:
-        w[:] = model.initialize(initial_random(run.options.seed, number))
+        w[:] = model.initialize(initial_random(seed, number))
     group.broadcast(w)
     gradient = group.empty(like=w)
     gradient[:] = 0
@@ -70,16 +72,18 @@ def train(
     run.report(prior_precision=prior_precision, noise_variance=noise_variance)
     fixed = "chains", "burn_in", "thin", "prior_precision", "noise_variance"
     run.begin("sgld", held, data, fixed)
-    held.restore(run)
-    for batch in run.batches(OwnOrder(data, number, chains), share=(group.rank, group.size)):
+    first = run.step
+    held.restore(first, options.resume)
+    batches = run.batches(OwnOrder(data, number, chains), share=(group.rank, group.size))
+    for step, batch in enumerate(batches, first):
         gradient[:] = 0
         loss = model.loss_and_gradient(w, batch, gradient)
         group.all_reduce(gradient)
         rate = optimizer.schedule(optimizer.step)
         scale = data.examples / (batch.total * noise_variance)
-        langevin(w, gradient, rate / 2, scale, prior_precision, math.sqrt(rate), 0, run.step, *key)
+        langevin(w, gradient, rate / 2, scale, prior_precision, math.sqrt(rate), 0, step, *key)
         optimizer.step += 1
-        held.take(run.step + 1, rate)
+        held.take(step + 1, rate)
         run.record(loss, batch.total * chains)
         run.boundary()
     run.report(samples=len(held.steps) * chains)

@@ -53,7 +53,8 @@ def train(
     d[:] = v[:] = mu[:] = 0
     scale(d, -1.0)  # compiled before any clock runs
     add_scaled(d, mu, 1.0)
-    m = max(1, round(inner_epochs * run.plan(data)[1]))
+    size, per_epoch, _ = run.plan(data)
+    m = max(1, round(inner_epochs * per_epoch))
     run.track("snapshot", Same(v))
     run.track("full_gradient", Same(mu))
     drawn = comm.empty(like=w) if snapshot == "random" else None
@@ -62,11 +63,11 @@ def train(
         run.track("drawn", Same(drawn))
     run.report(method="svrg", inner_steps=m, snapshot=snapshot)
     run.begin("svrg", Whole(model, w, optimizer), data, ("method", "inner_steps", "snapshot"))
-    for batch in run.batches(data, share=(comm.rank, comm.size)):
-        s, t = divmod(run.step, m)
+    for step, batch in enumerate(run.batches(data, share=(comm.rank, comm.size)), run.step):
+        s, t = divmod(step, m)
         if t == 0:
             v[:] = w
-            full_gradient(comm, model, data, run, v, mu)
+            full_gradient(comm, model, data, size, batch.epoch, v, mu)
         if drawn is not None and t == run.random("snapshot", s).integers(m):
             drawn[:] = w
         d[:] = 0
@@ -81,6 +82,7 @@ def train(
             w[:] = drawn
         run.record(loss, batch.total)
         run.boundary()
-    rounds = -(-run.step // m)
-    run.report(snapshots=rounds, gradients_per_example=2 * run.examples / data.examples + rounds)
+    end = run.progress
+    rounds = -(-end.step // m)
+    run.report(snapshots=rounds, gradients_per_example=2 * end.examples / data.examples + rounds)
     return w

@@ -1,6 +1,7 @@
 """Ranks with vectors of their own outlive others: from the last step after which all had met, as a smaller world."""
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hpcdl.data import from_arrays
 from hpcdl.errors import AgreedError, TrainingError
 from hpcdl.models import for_data
 from hpcdl.optim import make_optimizer
-from hpcdl.recovery.recovery_points import Anchors
+from hpcdl.recovery.recovery_points import Anchor, Anchors
 from hpcdl.recovery.survivor import Survivor
 from hpcdl.runs.options import Options
 from hpcdl.runs.replicas import Replicas
@@ -115,7 +116,7 @@ def test_local_sgd_goes_on_from_its_last_average(how, at, anchor, lost, world):
     wanted = reference(world.size, lost, anchor, local_sgd, how)
     assert np.abs(replica - wanted.w[rank]).max() <= 1e-12
     assert np.abs(run.parameters - wanted.mean).max() <= 1e-12
-    assert run.step == STEPS and run.options.survivor.recorded == anchor  # all losses up to it are known
+    assert run.step == STEPS and run.options.survivor.handover.recorded == anchor  # all losses up to it are known
     if rank == 0:
         (loss,) = run.summary["losses"]
         assert (loss["step"], loss["redone"], loss["left"]) == (anchor, at - anchor, world.size - 1)
@@ -162,23 +163,25 @@ def test_what_was_decided_since_is_undone(world):
     class Watched(Survivor):
         def passed(self, run):
             super().passed(run)
-            known[run.step] = run.stopping.best, run.stopping.evaluations_since_best
+            known[run.step] = run.progress.best, run.progress.waited
 
     survivor = Watched()
     run, _ = leg(MPI.COMM_SELF, survivor, local_sgd, {"sync_every": 1}, lr=0.5)
-    assert known[11] != known[12] and run.stopping.reason == "finished"
+    assert known[11] != known[12] and run.progress.stopped == "finished"
     survivor.anchors.kept.pop()
     assert survivor.anchors.go_back(run, MPI.COMM_SELF) == 1
-    assert (run.stopping.best, run.stopping.evaluations_since_best) == known[11]
-    assert run.stopping.reason is None and not run.over
+    assert (run.progress.best, run.progress.waited) == known[11]
+    assert run.progress.stopped is None and not run.over
 
 
 def test_nothing_in_common_is_said(world):
     """It cannot be, as long as ranks meet between two anchors."""
     anchors, survivor = Anchors(), Survivor()
     run, _ = leg(MPI.COMM_SELF, survivor, local_sgd, {"sync_every": 1})
-    for each in survivor.anchors.kept:
-        each.step += 10 * world.rank
+    survivor.anchors.kept = [
+        Anchor(replace(each.progress, step=each.progress.step + 10 * world.rank), each.vectors)
+        for each in survivor.anchors.kept
+    ]
     with pytest.raises(TrainingError, match="no step in common"):
         survivor.anchors.go_back(run, world)
     assert anchors.kept == []

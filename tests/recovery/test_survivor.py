@@ -75,13 +75,13 @@ def test_the_furthest_rank_hands_over(optimizer, more, world):
         train(MPI.COMM_SELF, survivor, 6 if last else 4, boundary=not last, **more)
     before = world.Dup()
     comm, gone = survivor.hand_over(world.Dup(), before)
-    assert gone == [] and (comm.rank == 0) == last and survivor.owed and survivor.goes_on
+    assert gone == [] and (comm.rank == 0) == last and survivor.handover.owed and survivor.goes_on
     assert (survivor.found is not None) == last
     found = train(comm, survivor, **more)
     assert found.step == wanted.step == 9
     assert np.abs(found.parameters - wanted.parameters).max() <= 1e-12
     assert found.scores == pytest.approx(wanted.scores, rel=1e-10)
-    assert found.stopping.best == pytest.approx(wanted.stopping.best, rel=1e-10)
+    assert found.progress.best == pytest.approx(wanted.progress.best, rel=1e-10)
     if comm.rank == 0:
         assert [(leg["steps"], leg["ranks"]) for leg in found.summary["legs"]] == [(6, 1), (3, world.size)]
         assert found.summary["losses"][0]["step"] == 6
@@ -111,7 +111,7 @@ def test_each_step_has_one_line_with_the_loss_of_all_ranks(where, again, world, 
     def lose(run):
         """Rank 0 fails before it writes, others behind."""
         save = run.saver.save
-        run.saver.save = lambda names: None if run.step == 6 else save(names)  # rank 0 would have to answer
+        run.saver.save = lambda *names: None if run.step == 6 else save(*names)  # rank 0 would have to answer
         for name, found in {"record": "before its lines", "evaluated": "before its scores"}.items():
             original = getattr(run.metrics, name)
 

@@ -139,8 +139,7 @@ def acted(network, parameters, first, envs, copies, chunks=6, priorities=True):
     actor = Actor(network, environments, Random(3), recorder.add, first)
     powers = epsilon_exponents(first + np.arange(envs), copies, 3.0)
     watch = SimpleNamespace(step=lambda name: contextlib.nullcontext(), fetching=contextlib.nullcontext)
-    run = SimpleNamespace(stopwatch=watch)
-    act(run, actor, recorder, taken, RankCounts(), lambda steps: parameters, lambda: 0.7**powers, priorities)
+    act(watch, actor, recorder, taken, RankCounts(), lambda steps: parameters, lambda: 0.7**powers, priorities)
     return taken.chunks
 
 
@@ -198,14 +197,13 @@ def learner(comm, everyone, network, batch, prioritized=True):
     """One of the learners of `comm`, whose target network differs from the network."""
     options = {"batch_size": batch, "double": "yes", "prioritized": prioritized, "per_step": 1, "learning_starts": 0}
     options |= {"target_every": 1000, "broadcast_every": 1000}
-    run = SimpleNamespace(everyone=everyone, options=SimpleNamespace(**options), saved=None, step=0, steps=10)
-    run.data = SimpleNamespace(environment={"dtype": "float32"})
+    task = SimpleNamespace(environment={"dtype": "float32"})
     parameters, target = network.initialize(Random(5)), network.initialize(Random(6))
     roles = RLRoles(NOBODY, range(comm.size), range(everyone.size, everyone.size + 1), NOBODY)
     optimizer = make_optimizer("momentum", network.size, "float64", lambda step: 0.1)
-    return ApexLearner(
-        comm, network, run, optimizer, parameters, target, None, roles, RankCounts(BytesByKind(everyone.traffic))
-    )
+    about = SimpleNamespace(saved=None), SimpleNamespace(**options), None, None, 10, None
+    tally = RankCounts(BytesByKind(everyone.traffic))
+    return ApexLearner(comm, everyone, network, task, *about, optimizer, parameters, target, None, roles, tally)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -229,9 +227,9 @@ def test_learners_together_are_one(each_group):
         for _ in range(3):
             told, all_told = Told(), Told()
             part = type(whole)(*(each[some] for each in whole))
-            losses = bare.allreduce(mine._update([(told, part)]))
-            loss = alone._update([(all_told, whole)])
-            np.testing.assert_allclose([losses, divided._update([(Told(), by_the_largest)])], loss, rtol=1e-6)
+            losses = bare.allreduce(mine._update([(told, part)], 0))
+            loss = alone._update([(all_told, whole)], 0)
+            np.testing.assert_allclose([losses, divided._update([(Told(), by_the_largest)], 0)], loss, rtol=1e-6)
             np.testing.assert_allclose(told.errors, all_told.errors[some], rtol=1e-12)
         np.testing.assert_allclose(mine.parameters, alone.parameters, rtol=1e-12, atol=1e-14)
         np.testing.assert_allclose(divided.parameters, alone.parameters, rtol=1e-6, atol=1e-8)
@@ -259,7 +257,7 @@ def test_a_sample_of_several_shards_is_learned_from_as_one(parts, alone):
     ):
         comm = Communicator(MPI.COMM_SELF)
         found = learner(comm, comm, network, 64)
-        found._update(samples)
+        found._update(samples, 0)
         parameters.append(found.parameters.copy())
         comm.free()
     np.testing.assert_array_equal(*parameters)

@@ -87,7 +87,7 @@ def test_it_sends_what_it_sees(parts, priorities):
         return 0.5
 
     waiting = object()
-    act(parts.run, parts.actor, parts.recorder, feeder, parts.tally, newest, epsilon, priorities, waiting)
+    act(parts.run.stopwatch, parts.actor, parts.recorder, feeder, parts.tally, newest, epsilon, priorities, waiting)
     assert asked == [0, 10, 20, 30] and drawn == list(range(20)) and feeder.closed == 1
     assert set(feeder.meanwhile) == {waiting}
     assert (parts.run.stopwatch.steps, parts.run.stopwatch.fetches) == (4, 4)
@@ -151,7 +151,15 @@ def test_errors_are_those_of_the_formula(parts):
 
 def test_nothing_is_sent_where_all_is_over_from_the_start(parts):
     feeder = Kept(0)
-    act(parts.run, parts.actor, parts.recorder, feeder, parts.tally, lambda steps: parts.parameters[0], lambda: 1.0)
+    act(
+        parts.run.stopwatch,
+        parts.actor,
+        parts.recorder,
+        feeder,
+        parts.tally,
+        lambda steps: parts.parameters[0],
+        lambda: 1.0,
+    )
     assert feeder.closed == 1 and not parts.actor.steps
 
 

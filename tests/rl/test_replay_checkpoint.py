@@ -24,10 +24,10 @@ def filled(capacity=60, seed=0, **how):
     return replay
 
 
-def run_in(folder, **options):
+def options_in(folder, **options):
     """What of a run is asked."""
     given = {"save_replay": True, "resume": str(folder), "checkpoint_every": 20, "per_step": 2} | options
-    return SimpleNamespace(options=SimpleNamespace(**given), folder=SimpleNamespace(path=folder))
+    return SimpleNamespace(**given)
 
 
 def test_all_that_is_in_it_comes_back_and_new_episodes_begin(tmp_path):
@@ -38,7 +38,7 @@ def test_all_that_is_in_it_comes_back_and_new_episodes_begin(tmp_path):
     write_replay(replay, replay_path(tmp_path, 3))
     assert not left.exists()
     assert [path.name for path in (tmp_path / "replay").iterdir()] == ["0003.h5"]
-    restore_replay(run_in(tmp_path), again, 3)
+    restore_replay(options_in(tmp_path), again, 3)
     replay.cut()
     for name, array in replay.state().items():
         np.testing.assert_array_equal(again.state()[name], array, name)
@@ -49,24 +49,22 @@ def test_all_that_is_in_it_comes_back_and_new_episodes_begin(tmp_path):
 
 def test_when_it_is_written(tmp_path):
     """At the first step at or after each checkpoint, of every 10 steps here; and at the end."""
-    run, replay, saved, written = run_in(tmp_path), filled(), 3, []
+    options, replay, saved, written = options_in(tmp_path), filled(), 3, []
     for step in (4, 9, 10, 11, 12, 35, 36, 39, 41):
         before = saved
-        saved = save_if_due(run, replay, 0, step, saved)
+        saved = save_if_due(options, tmp_path, replay, 0, step, saved)
         path = replay_path(tmp_path, 0)
         written += [step] if path.exists() else []
         path.unlink(missing_ok=True)
         assert saved >= before
     assert written == [10, 35, 41]
-    save_if_due(run, replay, 0)
+    save_if_due(options, tmp_path, replay, 0)
     assert replay_path(tmp_path, 0).exists()
     replay_path(tmp_path, 0).unlink()
-    nowhere = SimpleNamespace(options=run.options, folder=SimpleNamespace(path=None))
-    for other in (run_in(tmp_path, save_replay=False), nowhere):
-        save_if_due(other, replay, 0)
-        save_if_due(other, replay, 0, 1000, 3)
-    run = run_in(tmp_path, checkpoint_every=0)
-    assert save_if_due(run, replay, 0, 1000, 3) == 3
+    for other, folder in ((options_in(tmp_path, save_replay=False), tmp_path), (options, None)):
+        save_if_due(other, folder, replay, 0)
+        save_if_due(other, folder, replay, 0, 1000, 3)
+    assert save_if_due(options_in(tmp_path, checkpoint_every=0), tmp_path, replay, 0, 1000, 3) == 3
     assert not replay_path(tmp_path, 0).exists(), "without --checkpoint-every at the end alone"
 
 
@@ -76,7 +74,7 @@ def test_of_another_memory_it_is_filled_anew(tmp_path, caplog, how):
         write_replay(filled(**how), replay_path(tmp_path, 0))
     empty = Replay(60, (3,), "f4", streams=2)
     with caplog.at_level(logging.WARNING, "hpcdl"):
-        restore_replay(run_in(tmp_path), empty, 0)
+        restore_replay(options_in(tmp_path), empty, 0)
     assert empty.size == empty.written == 0
     assert len(caplog.records) == 1 and "filled anew" in caplog.text and str(replay_path(tmp_path, 0)) in caplog.text
 
@@ -84,9 +82,9 @@ def test_of_another_memory_it_is_filled_anew(tmp_path, caplog, how):
 def test_nothing_is_read_where_it_was_not_asked_for(tmp_path):
     write_replay(filled(), replay_path(tmp_path, 0))
     empty = Replay(60, (3,), "f4", streams=2)
-    restore_replay(run_in(tmp_path, save_replay=False), empty, 0)
-    restore_replay(run_in(tmp_path, resume=None), empty, 0)
-    restore_replay(run_in(tmp_path), None, 0)
+    restore_replay(options_in(tmp_path, save_replay=False), empty, 0)
+    restore_replay(options_in(tmp_path, resume=None), empty, 0)
+    restore_replay(options_in(tmp_path), None, 0)
     assert empty.written == 0
 
 
@@ -94,7 +92,7 @@ def test_a_damaged_file_is_refused(tmp_path):
     replay_path(tmp_path, 0).parent.mkdir()
     replay_path(tmp_path, 0).write_bytes(b"no HDF5")
     with pytest.raises(UsageError, match=r"0000\.h5 cannot be read"):
-        restore_replay(run_in(tmp_path), Replay(60, (3,), "f4", streams=2), 0)
+        restore_replay(options_in(tmp_path), Replay(60, (3,), "f4", streams=2), 0)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

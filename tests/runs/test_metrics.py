@@ -5,11 +5,12 @@ import math
 
 import pytest
 
+from hpcdl.machine.display import Display
 from hpcdl.runs.agreement import Step
 from hpcdl.runs.folder import Folder
 from hpcdl.runs.metrics import Metrics
 from hpcdl.runs.options import Options
-from hpcdl.runs.progress import Display
+from hpcdl.runs.progress import Progress
 from hpcdl.strategies import all_reduce
 
 pytestmark = pytest.mark.four
@@ -50,6 +51,6 @@ def test_a_rate_that_is_no_finite_number_is_null(alone, tmp_path):
     (tmp_path / "logs").mkdir()
     folder.open(0)
     metrics.open(folder, 4, lambda step: math.inf if step else 0.5)
-    metrics.record(1, [Step(3.0, 6, 0.1), Step(3.0, 6, 0.2)], 9, 1.0)
+    metrics.record(1, [Step(3.0, 6, 0.1), Step(3.0, 6, 0.2)], Progress(2), 9, 1.0)
     folder.close()
     assert [line["learning_rate"] for line in steps(tmp_path)] == [0.5, None]

@@ -12,7 +12,7 @@ from hpcdl.comm import Communicator
 from hpcdl.models import make_model
 from hpcdl.runs import Options, Run, signals
 from hpcdl.runs.on_one_rank import OnOneRank
-from hpcdl.runs.segments import SUMMED, measured
+from hpcdl.runs.segments import SUMMED
 
 pytestmark = pytest.mark.four
 
@@ -152,7 +152,7 @@ def test_what_a_boundary_sends_and_waits_for_is_no_part_of_the_steps(lead, world
         traffic.seconds, traffic.blocked_seconds = traffic.seconds + 1000, traffic.blocked_seconds + 1000
 
     run = lead(refreshing=refreshing)
-    for rank in world.allgather(measured(run)):
+    for rank in world.allgather(run.legs.measured()):
         assert rank["compute_seconds_per_rank"] >= 0
         assert 0 <= rank["idle_seconds_per_rank"] <= rank["communication_seconds_per_rank"] < 1000
     if world.rank == 0:

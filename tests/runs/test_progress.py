@@ -1,66 +1,36 @@
-"""A bar where a terminal looks on, lines elsewhere, nothing from other ranks."""
+"""Where a run is: one record, which is replaced whole, and comes back from a checkpoint as it was."""
 
-import io
+import math
+from dataclasses import FrozenInstanceError
 
 import pytest
-from rich.console import Console
+from mpi4py import MPI
 
-from hpcdl.runs import progress
-from hpcdl.runs.agreement import Step
-from hpcdl.runs.folder import Folder
-from hpcdl.runs.metrics import Metrics
-from hpcdl.runs.options import Options
-from hpcdl.runs.progress import Display
+from hpcdl.comm import Communicator
+from hpcdl.runs import Options, Run
+from hpcdl.runs.progress import Progress
 
 
-def shown(monkeypatch, terminal, mode="auto", rank=0):
-    out = io.StringIO()
-    monkeypatch.setattr(progress, "console", lambda: Console(file=out, width=100, force_terminal=terminal))
-    display = Display(mode, rank)
-    display.start(0, 10)
-    display.update(5, 10, 0.5, 1.25, "test accuracy 50.00%", 1234.0)
-    if display.mode == "lines":
-        display.line("epoch 1")
-    display.stop()
-    return out.getvalue(), display.mode
+@pytest.mark.parametrize("best", [math.inf, 0.25])
+def test_it_comes_back_from_a_checkpoint(best):
+    there = Progress(7, 91, 6, {"test_loss": 0.5}, 0.75, best, 2, None, 1.5)
+    assert Progress.read(there.attributes() | {"strategy": "all_reduce"}) == there
+    assert Progress.read(Progress().attributes()) == Progress()
 
 
-def test_a_bar_on_a_terminal(monkeypatch):
-    text, mode = shown(monkeypatch, True)
-    assert mode == "bar" and "loss 1.2500" in text and "1,234 ex/s" in text
+def test_nobody_changes_it():
+    with pytest.raises(FrozenInstanceError):
+        Progress().step = 3
 
 
-def test_plain_lines_without_one(monkeypatch):
-    text, mode = shown(monkeypatch, False)
-    assert mode == "lines" and text == "epoch 1\n"
-
-
-def test_other_ranks_and_none_are_silent(monkeypatch):
-    assert shown(monkeypatch, True, rank=1) == ("", "none")
-    assert shown(monkeypatch, True, mode="none") == ("", "none")
-
-
-def test_the_launchers_output_decides(launch, tmp_path):
-    program = tmp_path / "p.py"
-    program.write_text("from hpcdl.runs.progress import terminal\nprint(terminal())\n")
-    assert launch(1, program, check=0).stdout.split() == ["None"]  # its output is a pipe
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_each_evaluation_leaves_a_line_and_the_bar_ends_with_the_last_one(monkeypatch, terminal):
-    out = io.StringIO()
-    monkeypatch.setattr(progress, "console", lambda: Console(file=out, width=100, force_terminal=terminal))
-    metrics = Metrics(Display("auto", 0), Options())
-    metrics.open(Folder(None, 0), 2, lambda step: 0.1)
-    metrics.display.start(0, 4)
-    for step, accuracy in ((2, 0.5), (4, 0.75)):
-        metrics.record(step - 1, [Step(4.0, 8.0, 0.1), Step(2.0, 8.0, 0.1)], 4, 1234.0)
-        metrics.scores = {"test_accuracy": accuracy}
-        metrics.evaluated(step, 4, metrics.scores, 0.1, 1234.0, {})
-    metrics.display.stop()
-    lines = out.getvalue().splitlines()
-    for text in ("epoch 1  step 2/4  loss 0.2500  test accuracy 50.00%", "step 4/4  loss 0.2500  test accuracy 75.00%"):
-        assert sum(text in line for line in lines) == 1
-    bars = [line for line in lines if "ex/s" in line]
-    assert bool(bars) == terminal
-    assert not terminal or ("epoch 2.0" in bars[-1] and "test accuracy 75.00%" in bars[-1])
+def test_the_first_reason_for_which_a_run_stops_counts():
+    run = Run(Communicator(MPI.COMM_SELF), Options(progress="none"))
+    before = run.progress
+    run.stop(None)
+    assert run.stopped is None
+    run.stop("signal")
+    run.stop("patience")
+    assert (run.stopped, before.stopped, run.over) == ("signal", None, True)
+    run.stop("finished", known=True)  # as the rank that leads has said
+    assert run.stopped == "finished"
+    run.bookkeeping.free()

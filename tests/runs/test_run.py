@@ -351,9 +351,9 @@ def test_what_a_run_has_behind_it_goes_on_when_it_resumes(run, world, mpi_tmp_pa
     world.Barrier()
     second = run(out=out, resume=out, epochs=4)
     assert second.seconds > second.stopwatch.earlier_seconds > 0
-    assert second.examples == 4 * 28 and second.stopping.best <= first.stopping.best
+    assert second.examples == 4 * 28 and second.progress.best <= first.progress.best
     worse = run(out=out, resume=out, epochs=6, patience=1, validation=0.2, lr=50.0)  # diverges: the best stays
-    assert worse.stopping.best == second.stopping.best and worse.stopped == "patience"
+    assert worse.progress.best == second.progress.best and worse.stopped == "patience"
 
 
 @pytest.mark.mpi(min_size=2)

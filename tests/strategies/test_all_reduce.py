@@ -168,10 +168,10 @@ def test_digits_are_learned_as_well_in_16_bits(follow, world):
         return run
 
     exact = final({})
-    assert exact.metrics.train_loss < 0.25
+    assert exact.progress.train_loss < 0.25
     for kind in ("float16", "bfloat16"):
         rounded = final({"compress": kind})
-        assert abs(rounded.metrics.train_loss - exact.metrics.train_loss) < 0.005
+        assert abs(rounded.progress.train_loss - exact.progress.train_loss) < 0.005
         assert abs(rounded.scores["test_loss"] - exact.scores["test_loss"]) < 0.01
 
 
@@ -180,7 +180,7 @@ def test_float16_ends_at_65504_and_says_so_where_bfloat16_goes_on(follow, world)
     data = from_arrays(np.full((8, 2), 1e4), np.full(8, 100.0), dtype="float32")
     settings = {"model": "linear", "dtype": "float32", "lr": 1e-12, "optimizer": "sgd", "batch_size": 8, "epochs": 3}
     assert np.isfinite(
-        follow(world, all_reduce.train, data, own={"compress": "bfloat16"}, **settings).metrics.train_loss
+        follow(world, all_reduce.train, data, own={"compress": "bfloat16"}, **settings).progress.train_loss
     )
     with pytest.raises(TrainingError, match="not finite"):
         follow(world, all_reduce.train, data, own={"compress": "float16"}, **settings)

@@ -132,7 +132,7 @@ def test_rounds_without_clients_are_rounds_of_noise(first, federate, world, tmp_
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         lost = [line["train_loss"] is None for line in lines if "test_loss" not in line]
         assert lost == [count == 0 for count in asked]
-        assert math.isfinite(run.metrics.train_loss)
+        assert math.isfinite(run.progress.train_loss)
         scored = [line["train_loss"] for line in lines if "test_loss" in line]
         assert scored[0] is None if asked[0] == 0 else scored[0] > 0
 

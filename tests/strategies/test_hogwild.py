@@ -395,7 +395,7 @@ def test_ranks_of_a_node_share_a_vector_without_messages(locking, each_group, tr
         assert found.agree is True and found.optimizer.step == 3 * 48
         vectors = comm.allgather(found.parameters)
         assert all(np.array_equal(each, vectors[0]) for each in vectors)
-        assert found.metrics.train_loss < np.log(3)  # it has learned, in whatever order the threads met
+        assert found.progress.train_loss < np.log(3)  # it has learned, in whatever order the threads met
 
     each_group(body)
 

@@ -10,12 +10,12 @@ from hpcdl.checkpoint.checkpoint_file import Checkpoint
 from hpcdl.comm.progress import activity
 from hpcdl.data import from_arrays
 from hpcdl.errors import UsageError
+from hpcdl.machine.display import Display
 from hpcdl.models import make_model
 from hpcdl.models.balance import cut_layers
 from hpcdl.optim import make_optimizer
 from hpcdl.random import Random
 from hpcdl.runs import Options, Run, signals
-from hpcdl.runs.progress import Display
 from hpcdl.strategies import pipeline
 from hpcdl.strategies.pipeline import check_schedule
 
